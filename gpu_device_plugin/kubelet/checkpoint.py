@@ -33,6 +33,7 @@ _LARGEST = 64 << 20
 _ENFORCEMENT, _LIMITED_BY_DRIVER = (
     b"\n%c%s\x12" % (len(name), name.encode()) for name in (variables.LIMITS, variables.DRIVER_LIMIT)
 )
+_LIMIT = b"\n%c%s\x12" % (len(variables.MEMORY_LIMIT), variables.MEMORY_LIMIT.encode())
 _WORDS = {bytes([len(enforcement)]) + enforcement.encode(): enforcement for enforcement in Enforcement}
 
 Stamp: TypeAlias = tuple[int, int, int]
@@ -109,32 +110,46 @@ def read(path: Path, names: Names) -> Checkpoint:
 
 
 def _hold(entry: Any, names: Names) -> DeviceHold:
-    """Return an entry of the file. Of the answer that the container got, only the means of limiting is kept."""
+    """Return an entry of the file. Of the answer that the container got, its limit and the means of that are kept."""
     by_numa_node: Any = entry["DeviceIDs"] or {}
     device_ids: frozenset[Any] = frozenset().union(*(ids or () for ids in by_numa_node.values()))
     if not set(map(type, device_ids)) <= {str}:
         raise TypeError("device IDs must be strings")
-    resource = str(entry["ResourceName"])
+    resource, answer = str(entry["ResourceName"]), _answer(entry.get("AllocResp"))
     return DeviceHold(
         str(entry["PodUID"]),
         str(entry["ContainerName"]),
         names.kind_of(resource),
         device_ids,
         through=resource,
-        enforcement=_enforcement(entry.get("AllocResp")),
+        enforcement=_enforcement(answer),
+        limit_mib=_limit_mib(answer),
     )
 
 
-def _enforcement(answer: Any) -> Enforcement | None:
-    """Find the means of limiting in a plugin's answer; parsing it whole would take twice as long.
-
-    An older agent does not name it, and asks the driver for a limit by other variables.
-    """
+def _answer(text: Any) -> bytes:
+    """Return a plugin's answer; empty if it cannot be read."""
     try:
-        content = binascii.a2b_base64(answer)
-    except (ValueError, TypeError):  # the answer is the kubelet's affair: we need no more of it than this word
+        return binascii.a2b_base64(text)
+    except (ValueError, TypeError):  # the answer is the kubelet's affair: we need no more of it than two words
+        return b""
+
+
+def _value(answer: bytes, variable: bytes) -> bytes | None:
+    """Find the value of a variable in a plugin's answer, after its length; parsing it all would take twice as long."""
+    if (found := answer.find(variable)) < 0:
         return None
-    if (found := content.find(_ENFORCEMENT)) >= 0:
-        value = found + len(_ENFORCEMENT)
-        return _WORDS.get(content[value : value + 1 + sum(content[value : value + 1])])
-    return Enforcement.DRIVER if _LIMITED_BY_DRIVER in content else None
+    value = found + len(variable)
+    return answer[value : value + 1 + sum(answer[value : value + 1])]
+
+
+def _enforcement(answer: bytes) -> Enforcement | None:
+    """Return the means of limiting. An older agent does not name it, and asks the driver by other variables."""
+    if (value := _value(answer, _ENFORCEMENT)) is not None:
+        return _WORDS.get(value)
+    return Enforcement.DRIVER if _LIMITED_BY_DRIVER in answer else None
+
+
+def _limit_mib(answer: bytes) -> int | None:
+    digits = (_value(answer, _LIMIT) or b"")[1:]
+    return int(digits) if digits.isdigit() else None

@@ -107,6 +107,15 @@ def test_the_means_of_limiting_is_read_from_the_answer(
     assert "secret" not in repr(found)
 
 
+@pytest.mark.parametrize(("told", "limit_mib"), [("12288", 12288), ("", None), ("much", None)])
+def test_the_limit_that_a_container_was_told_is_read(tmp_path: Path, told: str, limit_mib: int | None) -> None:
+    response = ContainerAllocateResponse(envs={"GPUSHARE_MEMORY_LIMIT_MIB": told, LIMITS: "mps"})
+    held = kubelet_files.Grant("p", "c", MEM, {-1: ("a",)}, response)
+    kubelet_files.write_checkpoint(tmp_path / "c", [held], {MEM: ["a"]})
+    (found,) = read(tmp_path / "c", OURS).holds
+    assert (found.limit_mib, found.enforcement) == (limit_mib, Enforcement.MPS)
+
+
 @given(content=st.binary(max_size=60), before=st.binary(max_size=9))
 @example(b"", KEY)
 @example(b"\xff", KEY)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -40,3 +40,6 @@ class DeviceHold:
     """The name of the resource in the kubelet's records, or the UID of the claim."""
     enforcement: Enforcement | None = None
     """The means of limiting that the container was given; None: it was given none, or by an agent that did not say."""
+    limit_mib: int | None = field(default=None, compare=False)
+    """The MiB of each GPU that the container was told that it may use at most; None: not known. Not compared: not every
+    record of a hold has it."""

@@ -55,6 +55,8 @@ class Holding:
     """The pod in the API; None: not known (yet), or the agent runs without the API."""
     limits: Mapping[str, int] = field(default_factory=dict)
     """MiB of each GPU that it may use at most, where that is not what it is guaranteed."""
+    started_mib: int | None = None
+    """The limit that it was started with on its GPUs, see `DeviceHold.limit_mib`."""
 
     def limit_mib(self, uuid: str) -> int:
         """Return the MiB that it may use of a GPU at most: more than it is guaranteed if it may borrow."""
@@ -112,7 +114,19 @@ def holdings(
         if granted:
             pod = known.get(hold.pod_uid)
             limits = {} if pod is None else _limits(hold, pod, granted, shares, may_borrow=may_borrow)
-            found.append(Holding(hold.pod_uid, hold.container, granted, together, whole, hold.enforcement, pod, limits))
+            found.append(
+                Holding(
+                    hold.pod_uid,
+                    hold.container,
+                    granted,
+                    together,
+                    whole,
+                    hold.enforcement,
+                    pod,
+                    limits,
+                    hold.limit_mib,
+                )
+            )
     return tuple(found)
 
 

@@ -147,6 +147,7 @@ class NodeAgent:
             CgroupTree(cgroups),
             self.state,
             api,
+            limits_now=lambda: self.borrowing.limits_now.value,
             interval_s=settings.usage_interval_s,
         )
         self.evictor = None
@@ -185,6 +186,7 @@ class NodeAgent:
             self.verification.states,
             self.over_use.excesses,
             (lambda _: None) if cluster is None else cluster.show_use,
+            returns=self.borrowing.returns,
         )
         self.registration = RegistrationLoop(
             settings.device_plugin_dir,

@@ -101,6 +101,12 @@ class Grant:
         enforcement = self.envs.get(variables.LIMITS)
         return Enforcement(enforcement) if enforcement else None
 
+    @property
+    def limit_mib(self) -> int | None:
+        """The limit that the variables tell; None: the container has none."""
+        limit = self.envs.get(variables.MEMORY_LIMIT)
+        return int(limit) if limit else None
+
 
 def grant(
     placement: Placement,

@@ -73,16 +73,19 @@ def unverified(why: str) -> LimitState:
     return LimitState(Enforcement.DRIVER, why=why)
 
 
-def verified(holding: Holding, uuid: str, code: int, hard_mib: int | None) -> LimitState:
+def verified(holding: Holding, uuid: str, code: int, hard_mib: int | None, now_mib: int | None = None) -> LimitState:
     """Return the state of a limit on one GPU that was read back with NVML's return `code`.
 
     Without a limit the cgroup's is not found (6), or not supported (3) where the driver does the accounting; an older
-    driver has no such function (13). `hard_mib` is the hard limit; None: there is none, or it was not read.
+    driver has no such function (13). `hard_mib` is the hard limit; None: there is none, or it was not read. `now_mib`
+    is what the container may use now, None: what it was granted.
     """
     if code != _SUCCESS or hard_mib is None:
         if code in _NO_LIMIT:
             return LimitState(Enforcement.DRIVER, LimitStatus.MISSING, why=_MISSING)
         return unverified(_UNREADABLE.get(code, f"the driver fails to read the limit back (NVML: error {code})"))
+    if now_mib is not None:
+        return _of_changing(holding, uuid, hard_mib, now_mib)
     granted_mib = holding.granted[uuid]
     if hard_mib == granted_mib:
         return LimitState(Enforcement.DRIVER, LimitStatus.HELD, hard_mib)
@@ -94,4 +97,29 @@ def verified(holding: Holding, uuid: str, code: int, hard_mib: int | None) -> Li
         )
     else:
         why = f"{differs}: look whether the pod itself sets the variable {DRIVER_LIMIT}, which precedes the agent's"
+    return LimitState(Enforcement.DRIVER, LimitStatus.DIFFERS, hard_mib, why)
+
+
+def _of_changing(holding: Holding, uuid: str, hard_mib: int, now_mib: int) -> LimitState:
+    """Return the state of a limit that may change while the container runs.
+
+    NVIDIA's runtime sets the limit that the container starts with. Where the limit helper runs, that sets what the
+    container may use now, some time after this has changed.
+    """
+    most_mib = holding.limit_mib(uuid)
+    started_mib = most_mib if holding.started_mib is None else holding.started_mib
+    if hard_mib in {started_mib, now_mib}:
+        return LimitState(Enforcement.DRIVER, LimitStatus.HELD, hard_mib)
+    if min(now_mib, holding.granted[uuid]) <= hard_mib <= most_mib:
+        return LimitState(
+            Enforcement.DRIVER,
+            found_mib=hard_mib,
+            why=f"the driver limits the container to {hard_mib} MiB on this GPU, and it may use {now_mib} MiB since a "
+            "moment ago; the limit helper of the node changes it, if it runs",
+        )
+    why = (
+        f"the driver limits the container to {hard_mib} MiB on this GPU; it was started with {started_mib} MiB, and "
+        f"may use {now_mib} MiB now: look whether the pod itself sets the variable {DRIVER_LIMIT}, which precedes the "
+        "agent's"
+    )
     return LimitState(Enforcement.DRIVER, LimitStatus.DIFFERS, hard_mib, why)

@@ -52,6 +52,8 @@ class Tenants:
     """There are some of which neither the kubelet's checkpoint nor our memory says it."""
     largest: int = 0
     """The most shares that one of them has."""
+    most_mib: int = 0
+    """The most that one of them was told that it may use."""
 
 
 NOBODY = Tenants()
@@ -67,17 +69,19 @@ def tenants(ledger: Ledger, given: Iterable[DeviceHold]) -> Mapping[str, Tenants
     held = {name for name, hold in ledger.holds.items() if hold.freed_at is None}
     plan: dict[str, bool] = {}
     largest: dict[str, int] = {}
+    most: dict[str, int] = {}
     for hold in given:
         names = hold.device_ids & held
         plan.update(dict.fromkeys(names, hold.enforcement is Enforcement.MPS))
         # The largest ever, since an init container that runs on beside its successor may have more.
         for uuid, count in Counter(parse_id(name)[0] for name in names).items():
             largest[uuid] = max(count, largest.get(uuid, 0))
+            most[uuid] = max(hold.limit_mib or 0, most.get(uuid, 0))
     kinds: dict[str, set[bool | None]] = {}
     for name in held:
         kinds.setdefault(parse_id(name)[0], set()).add(plan.get(name))
     return {
-        uuid: Tenants(True in found, False in found, None in found, largest.get(uuid, 0))
+        uuid: Tenants(True in found, False in found, None in found, largest.get(uuid, 0), most.get(uuid, 0))
         for uuid, found in kinds.items()
     }
 
@@ -94,7 +98,7 @@ def wanted(
     gpus: dict[str, int] = {}
     for uuid in sorted({*present, *asked}):
         there = present.get(uuid, NOBODY)
-        limit = max(there.largest, asked.get(uuid, 0)) * share_mib
+        limit = max(there.largest * share_mib, asked.get(uuid, 0) * share_mib, there.most_mib)
         # Clients that run are not left without their daemon, whatever else is wrong.
         if there.clients or (uuid in asked and not there.others and not ledger.use(uuid).whole):
             gpus[uuid] = max(limit, before.get(uuid, 0)) if there.unknown else limit

@@ -6,6 +6,7 @@ say that nothing is used.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin.core.contract.nodereport import ContainerUse, GpuUse, NodeUse
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.node.holdings import Holding
     from gpu_device_plugin.core.node.use.over_use import Excess
     from gpu_device_plugin.core.node.use.process_use import AttributedUse, Place, UseReading
+    from gpu_device_plugin.core.node.use.returns import Asked
 
 MOST_OTHERS = 256
 """The most containers that are reported although they were not given the GPU; those with the most use are kept. Whoever
@@ -74,6 +76,7 @@ def node_use(
     epoch: float,
     fresh: bool = True,
     there: Collection[str] | None = None,
+    asked: Mapping[Place, Asked] = MappingProxyType({}),
 ) -> NodeUse:
     """Return who holds and who uses the GPUs, no container twice on one GPU.
 
@@ -81,7 +84,7 @@ def node_use(
     shared: they have no position. Its figures are reported only if they are `fresh`. Pods are `named`, see `names`.
 
     Monotonic time was 0 at `epoch`, in seconds since the epoch; `there` are the UIDs, as the kubelet knows them, of the
-    pods in the API that have not ended, None: there is no API.
+    pods in the API that have not ended, None: there is no API. `asked` are those that were asked to return memory.
     """
     uses = {(use.pod_uid, use.container, use.uuid): use for use in reading.containers} if fresh else {}
     granted = _granted(holdings)
@@ -96,6 +99,9 @@ def node_use(
             continue
         grant_mib, holding = granted.get(place, (uses[place].granted_mib if place in uses else 0, None))
         state = limits.get(place) if holding is not None else None
+        asking = asked.get(place)
+        if asking is not None and not asking.mib:
+            asking = None
         namespace, pod = named.get(uid, ("", uid))
         part = ContainerUse(
             namespace,
@@ -111,6 +117,10 @@ def node_use(
             None if state is None else state.found_mib,
             "" if state is None else state.why,
             "" if excess is None else rfc3339(epoch + excess.since),
+            None if holding is None else holding.limits.get(uuid),
+            "" if asking is None else rfc3339(epoch + asking.since),
+            "" if asking is None or asking.until is None else rfc3339(epoch + asking.until),
+            "" if asking is None else asking.needed_by,
         )
         parts.setdefault(part.place, part)
     gpus = {
@@ -159,7 +169,7 @@ def due_in_s(
     if _states(written) != _states(now):
         return max(0.0, soon_s - age_s)
     before, after = _figures(written), _figures(now)
-    reasons = [{part.place: part.why for part in use.parts} for use in (written, now)]
+    reasons = [{part.place: (part.why, part.needed_by) for part in use.parts} for use in (written, now)]
     if any(_differ(before[name], after[name]) for name in after) or reasons[0] != reasons[1]:
         return max(0.0, seldom_s - age_s)
     return max(0.0, AGAIN_S - age_s)
@@ -167,7 +177,10 @@ def due_in_s(
 
 def _states(use: NodeUse) -> object:
     parts = {
-        part.place: (part.granted_mib, part.enforcement, part.held, part.found_mib, bool(part.over_since))
+        part.place: (
+            *(part.granted_mib, part.limit_mib, part.enforcement, part.held, part.found_mib),
+            *(bool(part.over_since), bool(part.asked_at)),
+        )
         for part in use.parts
     }
     return use.blind, use.gpus.keys(), parts

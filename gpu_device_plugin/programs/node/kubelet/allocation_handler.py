@@ -160,10 +160,8 @@ class AllocationHandler:
             owner=owner,
         )
         if mps is not None:
-            hold = DeviceHold(
-                owner.pod_uid, owner.container, resource.kind, ids, HoldSource.ANSWER, enforcement=made.enforcement
-            )
-            mps.granted(hold)
+            hold = DeviceHold(owner.pod_uid, owner.container, resource.kind, ids, HoldSource.ANSWER)
+            mps.granted(replace(hold, enforcement=made.enforcement, limit_mib=made.limit_mib))
         return self._with_memory_file(made, owner, device_ids)
 
     async def before_start(self, resource: Resource, device_ids: Sequence[str]) -> None:

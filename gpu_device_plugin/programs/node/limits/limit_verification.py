@@ -72,6 +72,8 @@ class Verification:
     _state: NodeState
     _api: NodeApi
     _: KW_ONLY
+    limits_now: Callable[[], Mapping[Place, int]] = dict
+    """Returns what each container may use now, of those whose limits may change while they run."""
     interval_s: float = 0.0
     """Seconds between two readings of all limits, and of `measured`; 0: as few as needed."""
 
@@ -171,8 +173,10 @@ class Verification:
                 states = dict.fromkeys(holding.granted, verifying.unverified(verifying.NO_ANSWER))
                 states |= {} if old is None else old.states
                 read = {uuid: limits[uuid, path] for uuid in holding.granted if (uuid, path) in limits}
+                now = {uuid: self.limits_now().get((*key, uuid)) for uuid in read}
                 states |= {
-                    uuid: verifying.verified(holding, uuid, one.code, one.hard_mib) for uuid, one in read.items()
+                    uuid: verifying.verified(holding, uuid, one.code, one.hard_mib, now[uuid])
+                    for uuid, one in read.items()
                 }
                 final = len(read) == len(states)
                 used = {uuid: one.used_mib for uuid, one in read.items() if one.used_mib is not None}

@@ -14,6 +14,7 @@ from gpu_device_plugin.aio.waiting import together, within
 from gpu_device_plugin.core.contract.nodereport import SERVED, write_node_use
 from gpu_device_plugin.core.node.holdings import holdings
 from gpu_device_plugin.core.node.use.process_use import NOT_READ, UseReading, attribute, blindness
+from gpu_device_plugin.core.node.use.returns import Returns
 from gpu_device_plugin.core.node.use.use_report import SELDOM_S, SOON_S, due_in_s, fresh, names, node_use
 from gpu_device_plugin.kubelet.procfs import ProcessOwners, boot_time, in_nodes_namespace
 
@@ -170,6 +171,8 @@ class UseReports:
     _publish: Callable[[str], None]
     """Puts a text on the node."""
     _: KW_ONLY
+    returns: Observable[Returns] = field(default_factory=lambda: Observable(Returns()))
+    """The containers that were asked to return memory."""
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -196,7 +199,7 @@ class UseReports:
     async def run(self) -> NoReturn:
         """Publish until cancelled, see `due_in_s`; nothing before the first reading."""
         await self._watch.reading.after(0)
-        sources: tuple[Observable[Any], ...] = (self._watch.reading, self._limits, self._over)
+        sources: tuple[Observable[Any], ...] = (self._watch.reading, self._limits, self._over, self.returns)
         await together(self._writings(), *(source.follow(self._wake) for source in sources))
 
     async def _writings(self) -> NoReturn:
@@ -221,6 +224,7 @@ class UseReports:
             epoch=time.time() - time.monotonic(),
             fresh=fresh,
             there=None if watch.pods is None else {pod.kubelet_uid for pod in watch.pods() if not pod.ended},
+            asked=self.returns.value.asked,
         )
 
     def _write_if_due(self) -> float:

@@ -170,6 +170,32 @@ def test_the_driver_is_asked_for_a_hard_limit_and_no_soft_one_by_default(
     assert limit_grant([A], plan) == limit_grant([B, A], plan) == Grant(pair)
 
 
+BORROWER = GrantOwner(frameworks=("pytorch",), limit_shares=12)
+
+
+def test_who_may_borrow_is_told_its_limit_and_its_guarantee() -> None:
+    made = grant(THREE, SHARES, Delivery(), owner=BORROWER)
+    envs = made.envs
+    assert (envs["GPUSHARE_MEMORY_LIMIT_MIB"], envs["GPUSHARE_MEMORY_GUARANTEED_MIB"]) == ("12288", "3072")
+    assert envs["PYTORCH_CUDA_ALLOC_CONF"] == "per_process_memory_fraction:0.8000"
+    assert envs["ALIYUN_COM_GPU_MEM_CONTAINER"] == "3"
+    assert made.limit_mib == 12288
+    assert grant(BOTH, SHARES, Delivery()).limit_mib is None
+
+
+@pytest.mark.parametrize(("limit_shares", "soft_mib"), [(12, "4096"), (2, "2048")])
+def test_means_hold_a_container_to_its_limit(limit_shares: int, soft_mib: str) -> None:
+    """The toolkit takes no soft limit above the hard one."""
+    four = parts([(1, 4)], SHARES, limit_shares)
+    plan = EnforcementPlan({"GPU-bbbb": GpuEnforcement(Enforcement.DRIVER, "")}, soft_is_share=True)
+    pair = {"NVIDIA_GPU_MEMORY_REQUEST": soft_mib, "NVIDIA_GPU_MEMORY_LIMIT": str(limit_shares * 1024), BY: "driver"}
+    assert limit_grant(four, plan) == Grant(pair)
+    plan = EnforcementPlan({"GPU-bbbb": GpuEnforcement(Enforcement.MPS, "")}, {"GPU-bbbb": READY}, mps_compute=True)
+    made = limit_grant(four, plan).envs
+    assert made["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"0={limit_shares * 1024}M"
+    assert made["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "27"  # multiprocessors are not lent
+
+
 @pytest.mark.parametrize("weaker", [Enforcement.ADVISORY, Enforcement.CUSTOM])
 def test_of_several_gpus_the_weakest_means_counts(weaker: Enforcement) -> None:
     """The toolkit's hook would fail on the GPU without the driver's limits."""

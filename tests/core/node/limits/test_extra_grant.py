@@ -32,6 +32,7 @@ def envs(name: str, value: str, parts: tuple[Part, ...] = TWO) -> dict[str, str]
     [
         ("PLAIN", '{"json": {}}', {"PLAIN": '{"json": {}}'}, {"PLAIN": '{"json": {}}'}),
         ("MIB", "{limit_mib}m", {"MIB": "4096m"}, {"MIB": "4096m"}),
+        ("MIB", "{guaranteed_mib}m", {"MIB": "4096m"}, {"MIB": "4096m"}),
         ("MIB_{ordinal}", "{limit_mib}m", {"MIB_0": "4096m"}, {"MIB_0": "4096m", "MIB_1": "2048m"}),
         ("MIB", "{ordinal}={limit_mib}M", {"MIB": "0=4096M"}, {"MIB": "0=4096M,1=2048M"}),
         ("MIB", "{uuid}={limit_mib}", {"MIB": "GPU-a=4096"}, {"MIB": "GPU-a=4096,GPU-b=2048"}),
@@ -57,6 +58,11 @@ def test_a_mount_is_filled_and_repeated_by_its_place_in_the_container() -> None:
 
 def test_what_is_filled_in_is_not_filled_again() -> None:
     assert ExtraGrant((("X", "{container}"),)).filled(ONE, GrantOwner("u", "{uuid}"))[0] == {"X": "{uuid}"}
+
+
+def test_who_may_borrow_has_a_limit_beside_its_guarantee() -> None:
+    borrower = (replace(ONE[0], most_mib=12288),)
+    assert envs("MIB", "{guaranteed_mib}-{limit_mib}", borrower) == {"MIB": "4096-12288"}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -48,6 +49,27 @@ def test_what_was_read_back_says_whether_the_limit_holds(
     assert (found.enforcement, found.held) == (Enforcement.DRIVER, held)
     assert re.search(why, found.why)
     assert found.found_mib == (hard_mib if held in {LimitStatus.HELD, LimitStatus.DIFFERS} else None)
+
+
+@pytest.mark.parametrize(
+    ("started_mib", "now_mib", "hard_mib", "held", "why"),
+    [
+        (12288, 6144, 12288, LimitStatus.HELD, ""),  # as it was started
+        (12288, 6144, 6144, LimitStatus.HELD, ""),  # as the helper has set it
+        (None, 6144, 8192, LimitStatus.HELD, ""),  # an earlier agent did not tell it
+        (12288, 6144, 5000, LimitStatus.UNVERIFIED, "5000 MiB .* may use 6144 MiB since a moment ago"),
+        (12288, 6144, 4095, LimitStatus.DIFFERS, "4095 MiB .* started with 12288 MiB, and may use 6144 .* DRIVER"),
+        (12288, 6144, 99999, LimitStatus.DIFFERS, "NVIDIA_GPU_MEMORY_LIMIT"),
+        (4096, 2048, 4096, LimitStatus.HELD, ""),
+    ],
+)
+def test_a_limit_that_may_change_is_as_it_started_or_as_it_is_now(
+    started_mib: int | None, now_mib: int, hard_mib: int, held: LimitStatus, why: str
+) -> None:
+    holding = replace(LIMITED, limits={"GPU-a": 8192}, started_mib=started_mib)
+    found = verified(holding, "GPU-a", 0, hard_mib, now_mib)
+    assert (found.enforcement, found.held, found.found_mib) == (Enforcement.DRIVER, held, hard_mib)
+    assert re.search(why.replace("DRIVER", "NVIDIA_GPU_MEMORY_LIMIT"), found.why)
 
 
 @pytest.mark.parametrize(

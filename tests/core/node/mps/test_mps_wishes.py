@@ -59,6 +59,12 @@ def wants(
 # --- Who is on a GPU, and what is wanted ------------------------------------------------------------------------------
 
 
+def test_a_daemon_lets_a_client_that_may_borrow_have_its_limit() -> None:
+    borrower = replace(given(0, 0, 1), limit_mib=6144)
+    assert wants(holding(borrower), borrower, given(0, 2)) == {uuid(0): 6144}
+    assert wants(holding(borrower), replace(borrower, limit_mib=1024)) == {uuid(0): 2048}
+
+
 def test_a_gpu_with_clients_has_a_daemon_for_the_largest_of_them() -> None:
     small, large, elsewhere = given(0, 0, 1), given(0, 2, 3, 4), given(1, 0)
     ledger = holding(small, large, elsewhere)

@@ -16,6 +16,7 @@ from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.holdings import Holding
 from gpu_device_plugin.core.node.use.over_use import Excess
 from gpu_device_plugin.core.node.use.process_use import AttributedUse, UseReading
+from gpu_device_plugin.core.node.use.returns import Asked
 from gpu_device_plugin.core.node.use.use_report import (
     AGAIN_S,
     FRESH_S,
@@ -53,6 +54,17 @@ def shown(
     reading = UseReading(containers=tuple(uses))
     named = names({}, holdings, reading)
     return node_use(holdings, reading, limits or {}, {}, SHARES, **{"named": named, "epoch": EPOCH, **more}).parts
+
+
+@pytest.mark.parametrize(("mib", "until"), [(1024, 70.0), (1024, None), (0, 70.0)])
+def test_a_borrower_is_reported_with_what_it_is_asked(mib: int, until: float | None) -> None:
+    borrower = replace(HELD, limits={uuid(1): 12288})
+    asked = {PLACE: Asked(PLACE, 40.0, 40.0, mib, 2048, until, "shop/new", WEB)}
+    (part,) = shown((borrower,), (USE,), asked=asked)
+    assert (part.limit_mib, part.borrowed_mib) == (12288, 2048)
+    told = ("2026-11-20T10:13:40Z", "2026-11-20T10:14:10Z" if until else "", "shop/new") if mib else ("", "", "")
+    assert (part.asked_at, part.return_by, part.needed_by) == told
+    assert [part.borrowed_mib for part in shown((HELD,), (USE,))] == [None]
 
 
 def test_everything_that_is_known_is_reported() -> None:
@@ -208,6 +220,7 @@ def test_what_says_the_same_is_written_for_its_time_alone(now: NodeUse) -> None:
         with_part(used_mib=9_499),
         with_part(used_mib=None),
         with_part(why="another reason"),
+        with_part(needed_by="shop/another"),
         replace(WRITTEN, gpus={0: GpuUse(12_601, 2_000)}),
         replace(WRITTEN, gpus={0: GpuUse(12_000, 2_257)}),
         replace(WRITTEN, gpus={0: GpuUse(None, 2_000)}),
@@ -226,6 +239,8 @@ def test_figures_wait_for_their_minute(now: NodeUse) -> None:
         with_part(enforcement=Enforcement.ADVISORY),
         with_part(over_since="2026-11-22T09:33:00Z"),
         with_part(granted_mib=2048),
+        with_part(limit_mib=20_480),
+        with_part(asked_at="2026-11-22T09:33:00Z"),
         with_part(container="side"),
         replace(WRITTEN, parts=()),
         replace(WRITTEN, parts=(MAIN, replace(MAIN, pod="web-1"))),

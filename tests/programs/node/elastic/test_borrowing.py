@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_LIMIT
 from gpu_device_plugin.core.contract.memoryfile import DIRECTORY, NAME, MemoryFile, read_memory_file
-from tests.programs.node.cluster_harness import RIGHTS, Cluster, cluster, promise
-from tests.programs.node.harness import T4, envs_of, pod
+from gpu_device_plugin.core.model.pods import ContainerKind
+from tests.programs.node.cluster_harness import RIGHTS, Cluster, allocation, cluster, promise
+from tests.programs.node.harness import T4, container, envs_of, pod
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -45,12 +46,13 @@ class Scene:
         """Let programs use so much of the GPU."""
         self.used |= mib
         processes = [{"pid": self.pids[name], "used": f"{amount}MiB"} for name, amount in self.used.items() if amount]
-        self.it.node.hardware({**T4, "processes": processes, "used": f"{sum(self.used.values())}MiB"})
+        used = {"processes": processes, "used": f"{sum(self.used.values())}MiB"}
+        self.it.node.hardware({**T4, **used}, *([T4] * (len(self.it.node.uuids) - 1)))
 
-    async def runs(self, name: str, mem: int, wishes: Mapping[str, str] | None = None) -> Pod:
+    async def runs(self, name: str, mem: int, wishes: Mapping[str, str] | None = None, gpu: int = 0) -> Pod:
         """Have a pod admitted; it is Running if it has started."""
         self.it.create(pod(name, mem=mem), annotations=wishes)
-        await self.it.bind(name, promise(0, mem))
+        await self.it.bind(name, promise(gpu, mem))
         made = await self.it.admit(self.it.known(pod(name, mem=mem)))
         self.pids[name] = 100 + len(self.pids)
         self.it.node.process(self.pids[name], made, f"{self.pids[name]:064x}")
@@ -79,9 +81,9 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(**settings: str) -> AsyncIterator[Scene]:
+async def scene(*gpus: dict[str, Any], **settings: str) -> AsyncIterator[Scene]:
     quick: dict[str, Any] = {"usage_interval": "1s", "http": "127.0.0.1:0"}
-    async with cluster([T4], allowed=EVICTING, **quick) as it:
+    async with cluster([T4, *gpus], allowed=EVICTING, **quick) as it:
         it.node.show_processes()
         await it.start_agent(**{"memory_dir": f"{it.node.folder}/memory", **settings})
         yield Scene(it, {}, {})
@@ -265,3 +267,32 @@ async def test_where_the_driver_does_not_answer_nobody_waits() -> None:
         its.agent.borrowing.answer_s = 0.3
         its.it.node.hardware({**T4, "hang": True})
         assert (await its.runs("new", 8)).phase == "Running"
+
+
+async def test_others_are_answered_while_a_container_waits() -> None:
+    async with scene(T4) as its:
+        await its.borrower()
+        waiting = asyncio.create_task(its.runs("new", 8))
+        await its.it.node.until(lambda: bool(its.told("GPUMemoryWaits")))
+        began = time.monotonic()
+        assert (await its.runs("beside", 8, gpu=1)).phase == "Running"
+        assert time.monotonic() - began < 3
+        assert not waiting.done()
+        its.use(nb=4 * GIB)
+        assert (await waiting).phase == "Running"
+
+
+async def test_an_init_container_and_parts_of_two_gpus_do_not_borrow() -> None:
+    async with scene(T4) as its:
+        spec = pod("a", container("init", kind=ContainerKind.INIT, mem=4), container("main", mem=2))
+        its.it.create(spec, annotations={MEMORY_LIMIT: "12"})
+        await its.it.bind("a", promise(0, 4))
+        made = await its.it.admit(its.it.known(spec))
+        assert [envs_of(made, name)["GPUSHARE_MEMORY_LIMIT_MIB"] for name in ("init", "main")] == ["4096", "12288"]
+        assert list(made.container("init").received.mounts) == []
+        split = await its.it.schedule(pod("b", mem=4), allocation({0: 2, 1: 2}))
+        its.it.api.patch("pods", "b", {"metadata": {"annotations": {MEMORY_LIMIT: "12"}}})
+        await its.it.node.until(
+            lambda: any(MEMORY_LIMIT in p.annotations for p in its.it.cluster.pods.values() if p.name == "b")
+        )
+        assert envs_of(await its.it.admit(split))["GPUSHARE_MEMORY_LIMIT_MIB"] == "2048"
