@@ -119,11 +119,12 @@ class Borrowing:
         Returns:
             Why the container must not start, as a sentence without a full stop; empty if it may.
         """
-        share_mib = self._state.node.shares.share_mib
-        mib = {uuid: count * share_mib for uuid, count in Counter(parse_id(each)[0] for each in device_ids).items()}
-        if not self._watch.interval_s or all(place[2] not in mib for place in self.limits_now.value):
+        if not self.limits_now.value or not self._watch.interval_s:
             return ""
-        began = time.monotonic()
+        share_mib, began = self._state.node.shares.share_mib, time.monotonic()
+        mib = {uuid: count * share_mib for uuid, count in Counter(parse_id(each)[0] for each in device_ids).items()}
+        if all(place[2] not in mib for place in self.limits_now.value):
+            return ""
         start = _Start(frozenset(device_ids), mib, f"starting since {began}")
         self._starting.append(start)
         try:

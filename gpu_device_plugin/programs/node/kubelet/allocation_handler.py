@@ -236,7 +236,8 @@ class AllocationHandler:
             or admit(node, kind, device_ids, promise, after_init=after_init)
         )
         if self.borrowing is not None and match is not None and not isinstance(verdict, Refused):
-            owner = replace(owner, limit_shares=self.borrowing.limit_shares(match, verdict))
+            limit_shares = self.borrowing.limit_shares(match, verdict)
+            owner = owner if limit_shares is None else replace(owner, limit_shares=limit_shares)
         return match, owner, verdict
 
     def _unlimited(self, kind: Kind, device_ids: Sequence[str], owner: GrantOwner) -> Refused | None:
