@@ -12,7 +12,7 @@ from gpu_device_plugin.core.model.placing import FIT, POLICIES, Placement, Refus
 from gpu_device_plugin.core.model.resources import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.pod_demand import Ask
@@ -307,6 +307,31 @@ def _lacking(wanted: int, hardware: str, verb: str, verbs: str, what: str) -> st
 
 def _memory(shares: int, node: Candidate) -> str:
     return f"a gpu-mem of {shares}" if node.gpus.share_mib is None else format_mib(shares * node.gpus.share_mib)
+
+
+# --- Of GPUs that are alike -------------------------------------------------------------------------------------------
+
+
+def with_room_to_borrow(found: Fit, ask: Ask, node: Candidate, used_mib: Mapping[int, int]) -> Fit:
+    """Return the same place, on that of the equal GPUs on which the least memory is in use.
+
+    For a pod that may use more than it is guaranteed. `used_mib` is the memory in use by position; a GPU of which it is
+    not known is neither left nor taken. A pod of several parts stays where it is: these may have to fit together.
+    """
+    if len(found.placements) != 1 or found.placements[0].demand.kind is not Kind.MEMORY:
+        return found
+    demand, (at, *others) = found.placements[0].demand, found.placements[0].positions
+    listed = {gpu.position: gpu for gpu in node.gpus.gpus}
+    kinds = {
+        room.position: (_likeness(room), gpu.model, gpu.memory_mib, gpu.reserved_mib)
+        for room in allowed(ask, node)
+        if room.position in used_mib and (gpu := listed[room.position]).instance is None
+    }
+    if others or at not in kinds:
+        return found
+    equal = [position for position, kind in kinds.items() if kind == kinds[at]]
+    best = min(equal, key=lambda position: (used_mib[position], position != at, position))
+    return Fit((Placement(demand, ((best, demand.amount),)),))
 
 
 # --- All parts at once ------------------------------------------------------------------------------------------------

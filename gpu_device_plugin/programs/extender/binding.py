@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.cluster.client.errors import ApiError, NotFoundError
 from gpu_device_plugin.cluster.writers.binder import BindError
-from gpu_device_plugin.core.cluster.fitting import Unfit, by_claims, fit
+from gpu_device_plugin.core.cluster.fitting import Unfit, by_claims, fit, with_room_to_borrow
 from gpu_device_plugin.core.cluster.pod_demand import Impossible, ask
 from gpu_device_plugin.core.cluster.usage import promise
-from gpu_device_plugin.core.contract.keys import ALLOCATION, IDX, INIT_ALLOCATION, MEMORY_HELD
+from gpu_device_plugin.core.contract.elastic import readable_wish
+from gpu_device_plugin.core.contract.keys import ALLOCATION, IDX, INIT_ALLOCATION, MEMORY_HELD, MEMORY_LIMIT
+from gpu_device_plugin.core.model.resources import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -72,6 +74,8 @@ class Binding:
     gpu_policy: Callable[[], str]
     ranks: Callable[[Candidate, Amounts], Ranks | None]
     """Returns what the policy `fit` prefers on a node, for a pod that requests these amounts."""
+    used_mib: Callable[[str], Mapping[int, int]] = lambda _node: {}
+    """Returns the memory in use on the GPUs of a node by position, where it is known."""
     timeout_s: Callable[[], float]
     clock: Callable[[], float]
     """Returns monotonic seconds."""
@@ -141,7 +145,7 @@ class Binding:
         if there is None:
             return f"node {node} is not known to the GPU scheduler"
         if by_claims(asked, there):
-            return await self._without_promise(asked, ref, there, pod.amounts)
+            return await self._without_promise(asked, pod, ref, there)
         found = self._promise(asked, pod, there)
         if isinstance(found, str):
             return found
@@ -162,9 +166,9 @@ class Binding:
             return f"pod {ref} is being deleted"
         return None
 
-    async def _without_promise(self, asked: Ask, ref: PodRef, there: Candidate, amounts: Amounts) -> str:
+    async def _without_promise(self, asked: Ask, pod: Pod, ref: PodRef, there: Candidate) -> str:
         """Bind a pod whose GPUs kube-scheduler itself has allocated: we give out nothing, and count nothing."""
-        if isinstance(found := self._fit(asked, there, amounts), Unfit):
+        if isinstance(found := self._fit(asked, there, pod), Unfit):
             return f"node {there.name}: {found.sentence}"
         claim = await self._binder.made_claim(ref.namespace, ref.name)
         if not claim:
@@ -176,10 +180,10 @@ class Binding:
 
     def _promise(self, asked: Ask, pod: Pod, there: Candidate) -> tuple[Mapping[str, str], float] | str:
         """Return the promise for a pod, and in how many seconds its GPUs are available; or why the pod does not fit."""
-        found, wait_s = self._fit(asked, there, pod.amounts), 0.0
+        found, wait_s = self._fit(asked, there, pod), 0.0
         if (settling := self._fleet.settling(there.name)) is not None:
             rest, opens = settling
-            at_once = self._fit(asked, rest, pod.amounts)
+            at_once = self._fit(asked, rest, pod)
             found, wait_s = (found, opens - self.clock()) if isinstance(at_once, Unfit) else (at_once, 0.0)
         if isinstance(found, Unfit):
             return f"node {there.name}: {found.sentence}"
@@ -189,8 +193,14 @@ class Binding:
         void = {key: text for key, text in _VOID.items() if key in pod.annotations} if promised else {}
         return {**void, **promised}, wait_s
 
-    def _fit(self, asked: Ask, node: Candidate, amounts: Amounts) -> Fit | Unfit:
-        return fit(asked, node, self.gpu_policy(), self.ranks(node, amounts))
+    def _fit(self, asked: Ask, node: Candidate, pod: Pod) -> Fit | Unfit:
+        found = fit(asked, node, self.gpu_policy(), self.ranks(node, pod.amounts))
+        if isinstance(found, Unfit) or MEMORY_LIMIT not in pod.annotations:
+            return found
+        wish = readable_wish(pod.annotations, MEMORY_LIMIT)
+        members = [member for part in asked.parts if part.demand.kind is Kind.MEMORY for member in part.members]
+        borrows = any((wish.of(container.name) or 0) > amount for container, amount in members)
+        return with_room_to_borrow(found, asked, node, self.used_mib(node.name)) if borrows else found
 
     async def _claimed(self, pod: Pod, ref: PodRef, node: str, promised: Mapping[str, str], wait_s: float = 0.0) -> str:
         # No await between the choice and this line: the next request finds the GPU claimed.

@@ -24,7 +24,13 @@ from gpu_device_plugin.cluster.objects.decoding import NODES, PODS, NodeReader, 
 from gpu_device_plugin.cluster.objects.other_pods import OtherPodReader
 from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
 from gpu_device_plugin.cluster.writers.binder import Binder, BinderTiming
-from gpu_device_plugin.core.contract.keys import READ_BY_AGENT, READ_ON_NODES, READ_ON_PODS, MalformedAnnotationError
+from gpu_device_plugin.core.contract.keys import (
+    NODE_USE,
+    READ_BY_AGENT,
+    READ_ON_NODES,
+    READ_ON_PODS,
+    MalformedAnnotationError,
+)
 from gpu_device_plugin.core.contract.promises import promises
 from gpu_device_plugin.core.report.gauges import ExtenderMetrics
 from gpu_device_plugin.fleet import Fleet, FleetEntry
@@ -163,7 +169,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         self._other_reader = OtherPodReader()
         # A pod whose JSON names none of our resources asks for none.
         self._ours = tuple(f'"{name}"'.encode() for name in names)
-        node_reader = NodeReader(names, READ_ON_NODES.__contains__)
+        node_reader = NodeReader(names, (READ_ON_NODES | {NODE_USE}).__contains__)
         self._changed = asyncio.Event()
         self.fleet = Fleet(
             resources,
@@ -175,7 +181,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         )
         nodes = NodeStore(self.fleet, resources)
         self._nodes: Reflector[NodeRecord] = Reflector(
-            self._client, NODES, node_reader.read, nodes, timing=timings.follow
+            self._client, NODES, lambda raw: nodes.without_use(node_reader.read(raw)), nodes, timing=timings.follow
         )
         self._nominator = Nominator(self._client, lambda: self.fleet.pending, delay_s=timings.nominate_s)
         self.verbs = Verbs(
@@ -249,6 +255,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             current=self._fresh,
             gpu_policy=lambda: self.settings.gpu_policy,
             ranks=self._learner.ranks,
+            used_mib=lambda node: nodes.used_mib.get(node, {}),
             timeout_s=lambda: self.settings.bind_timeout_s,
             clock=time.monotonic,
             wall_ns=time.time_ns,

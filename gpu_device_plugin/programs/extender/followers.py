@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.objects.decoding import NodeRecord
+from gpu_device_plugin.cluster.objects.node_use import used_mib
 from gpu_device_plugin.cluster.store import Store
 from gpu_device_plugin.core.cluster.other_pods import OtherPod
+from gpu_device_plugin.core.contract.keys import NODE_USE
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.model.resources import Kind
@@ -90,11 +92,23 @@ class NodeStore(Store[NodeRecord]):
         self._links: dict[str, Links] = {}
         self.closed: set[str] = set()
         """The nodes that are cordoned or not ready."""
+        self.used_mib: dict[str, Mapping[int, int]] = {}
+        """By node, the memory in use on each GPU by position, where its agent tells it."""
+
+    def without_use(self, node: NodeRecord) -> NodeRecord:
+        """Note the memory in use on a node's GPUs; return the node without the long annotation that tells it."""
+        if NODE_USE not in node.annotations:
+            self.used_mib.pop(node.name, None)
+            return node
+        self.used_mib[node.name] = used_mib(node.annotations[NODE_USE])
+        return replace(node, annotations={key: text for key, text in node.annotations.items() if key != NODE_USE})
 
     def replace(self, objects: Sequence[NodeRecord]) -> None:
         """Replace all nodes."""
         self.closed.clear()
         self.closed.update(node.name for node in objects if not _open(node))
+        there = {node.name for node in objects}
+        self.used_mib = {name: used for name, used in self.used_mib.items() if name in there}
         self._fleet.replace_nodes({node.name: (self._gpus(node), node.cpu_and_memory) for node in objects})
 
     def put(self, object: NodeRecord) -> None:  # noqa: A002
@@ -105,6 +119,7 @@ class NodeStore(Store[NodeRecord]):
     def remove(self, object: NodeRecord) -> None:  # noqa: A002
         """Remove a node."""
         self.closed.discard(object.name)
+        self.used_mib.pop(object.name, None)
         self._fleet.remove_node(object.name)
 
     def _gpus(self, node: NodeRecord) -> NodeGpus:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from gpu_device_plugin.cluster.objects.decoding import NodeReader, NodeRecord
 from gpu_device_plugin.core.cluster.other_pods import OtherPod
-from gpu_device_plugin.core.contract.keys import NODE_GPUS, PLACEMENT_LABEL
+from gpu_device_plugin.core.contract.keys import NODE_GPUS, NODE_USE, PLACEMENT_LABEL
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Amounts
 from gpu_device_plugin.fleet import Fleet
@@ -172,3 +172,26 @@ def test_pods_that_teach_nothing_do_not_push_others_out_of_the_count() -> None:
     others = [other(f"o{number}", "cpu", created="2026-11-21T12:00:00Z") for number in range(10_000)]
     pods_of(made, arrivals).replace([*others, *old])
     assert arrivals.names == ["p", "q"]
+
+
+def test_of_a_nodes_use_only_the_memory_of_each_gpu_is_kept_and_with_the_node_it_goes() -> None:
+    store = NodeStore(fleet(), RESOURCES)
+    reader = NodeReader((MEM, COUNT), {NODE_GPUS, NODE_USE}.__contains__)
+
+    def told(use: str | None) -> NodeRecord:
+        made = builders.node("a", mem=8, count=1, annotations={} if use is None else {NODE_USE: use})
+        made["metadata"]["uid"] = "uid-a"
+        return store.without_use(reader.read(json.dumps(made).encode()))
+
+    record = told('{"version":1,"gpus":[{"index":0,"used":700}],"containers":[{"pod":"p"}]}')
+    assert (dict(record.annotations), store.used_mib) == ({}, {"a": {0: 700}})
+    store.put(record)
+    told("junk")
+    assert store.used_mib == {"a": {}}
+    store.replace([node("b", 8, 1)])
+    assert store.used_mib == {}
+    store.put(told('{"gpus":[{"index":0,"used":1}]}'))
+    store.remove(record)
+    assert store.used_mib == {}
+    told(None)
+    assert store.used_mib == {}

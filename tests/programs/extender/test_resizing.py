@@ -262,3 +262,19 @@ async def test_without_the_right_to_patch_pods_nothing_else_suffers_and_the_log_
         await w.seen()
         assert w.only.free("a") == [8]
         await placed(w, "q", 8)
+
+
+@pytest.mark.parametrize(("limit", "gpu"), [("8", 1), ('{"main": 8}', 1), ("4", 0), ("junk", 0), (None, 0)])
+async def test_a_pod_that_may_borrow_gets_of_equal_gpus_the_one_with_more_free_memory(
+    limit: str | None, gpu: int
+) -> None:
+    """It is guaranteed 4. On GPU 0 more memory is in use than on GPU 1, by what the agent tells."""
+    async with world() as w:
+        w.node("a", 8, 8)
+        use = {"version": 1, "gpus": [{"index": 0, "used": 900}, {"index": 1, "used": 5}]}
+        w.api.patch("nodes", "a", {"metadata": {"annotations": {"gpu-device-plugin/use": json.dumps(use)}}})
+        await w.start()
+        w.pod("p", mem=4, annotations={} if limit is None else {"gpu-device-plugin/memory-limit": limit})
+        await w.seen()
+        assert await w.bind("p", "a") == ""
+        assert w.places("p") == {gpu: 4}

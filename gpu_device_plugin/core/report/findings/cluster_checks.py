@@ -47,6 +47,8 @@ ADMISSION_POLICIES = frozenset(
         "gpushare-node-name",
         "gpushare-placement",
         "gpushare-mirror-pods",
+        "gpushare-guarantee",
+        "gpushare-own-promise",
         "gpushare-own-node",
         "gpushare-own-events",
     }
