@@ -308,6 +308,23 @@ def parted() -> Scene:
     return Scene(cluster(found))
 
 
+def lending() -> Scene:
+    """Return a node where a notebook borrows 3 of the 4 GiB beyond its guarantee, and is asked to return them."""
+    borrower = part(
+        "research/nb-2",
+        4,
+        7168,
+        limitMiB=8192,
+        borrowedMiB=3072,
+        askedAt=before(seconds=12),
+        returnBy=before(seconds=-48),
+        neededBy="training/train-0",
+    )
+    idle = part("research/nb-1", 4, 1024, limitMiB=8192)
+    cards = gpu(0, "t4-1", T4, borrower, idle, part("training/train-0", 5))
+    return Scene(cluster(node("t4-1", cards, limits="advisory")))
+
+
 def web_0() -> Json:
     """Return all that is known of the pod of the small cluster that uses more than its share."""
     return {

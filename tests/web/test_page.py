@@ -15,7 +15,7 @@ import pytest
 from tests.patience import eventually
 from tests.web import scenes
 from tests.web.page_server import TOKEN, PageServer
-from tests.web.scenes import HOSTILE, T4, Scene, cluster, gpu, many, node, part, parted, small, summed
+from tests.web.scenes import HOSTILE, T4, Scene, cluster, gpu, lending, many, node, part, parted, small, summed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -114,6 +114,27 @@ async def test_a_part_is_as_wide_as_its_shares_and_filled_as_it_is_used(browser:
         )
         assert width == pytest.approx(16 / 40, abs=0.02)
         assert fill == pytest.approx(14920 / 16384, abs=0.01)
+
+
+async def test_borrowed_memory_is_hatched_up_to_the_limit_and_who_needs_it_is_told(browser: Browser) -> None:
+    """The meter ends at the limit of 8 GiB: 4 GiB are guaranteed, 3 are borrowed."""
+    async with opened(browser, lending()) as (tab, _):
+        part, seen = '[data-pod="research/nb-2"]', "each.getBoundingClientRect()"
+        meter, fill, borrowed, most = await tab.run(
+            f"[...document.querySelectorAll('{part} .meter, {part} .meter > :not(.excess)')].map((each) => [{seen}.left, {seen}.right])"
+        )
+        width = meter[1] - meter[0]
+        assert [(fill[1] - meter[0]) / width, (borrowed[0] - meter[0]) / width] == pytest.approx([0.5, 0.5], abs=0.02)
+        assert [(borrowed[1] - meter[0]) / width, (most[1] - meter[0]) / width] == pytest.approx([7 / 8, 1], abs=0.02)
+        assert await tab.run(f"document.querySelector('{part} .excess').hidden")
+        assert "part-asked" in await tab.run(f"document.querySelector('{part}').className")
+        assert "may use 8 GiB, borrows 3 GiB" in await tab.run(
+            f"document.querySelector('{part}').getAttribute('aria-label')"
+        )
+        cards = await tab.text("#cards")
+        assert "research/nb-2: borrows 3 GiB, asked 12 s ago to return it, evicted in 4" in cards
+        assert "s otherwise, training/train-0 needs it" in cards
+        assert "nb-1:" not in cards
 
 
 async def test_a_namespace_has_the_same_look_on_every_page(browser: Browser) -> None:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.client.errors import Call
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
+from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_LIMIT, MEMORY_PROMISED
+from gpu_device_plugin.core.model.limits import CHOOSABLE
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.report.finding import note
 from gpu_device_plugin.core.report.why.explanations import Kept, answers, what_makes_room, why_waits
 from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
+from gpu_device_plugin.core.report.why.pod_use import of_pod
+from gpu_device_plugin.core.report.why.resizing import resizes
 from gpu_device_plugin.programs.web.page_state import ASKING, NO_NODES
 from gpu_device_plugin.settings.common import ResourceSettings
+from tests.reports import ASKED, part, report
 from tests.views import node_view, pod_on
 from tests.web.page_server import PageServer
 from tests.web.scenes import small
@@ -23,10 +29,11 @@ if TYPE_CHECKING:
     from tests.web.browser import Browser
 
 NAMES = re.compile(
-    r"\b(GiB|GPU|MIG|Pod|API|ClusterRole|gpushare-\w+|default|list|pods|nodes|XID|x{3,}|Unschedulable)\b"
+    r"\b(GiB|GPU|MIG|Pod|API|ClusterRole|gpushare-\w+|default|list|pods|nodes|XID|x{3,}|Unschedulable|MPS|kubelet|run/gpushare/memory.json)\b"
 )
 """What stays as it is in every language."""
 RESOURCES = ResourceSettings().offered
+WEB = Pod("u", "default", "web", "a", containers=(Container("xxx", ContainerKind.APP, 0, {RESOURCES[0].name: 4}),))
 STATUS = SchedulingStatus("gpushare-scheduler")
 
 
@@ -73,9 +80,21 @@ def sentences() -> list[str]:
         what_makes_room(found(2, 16, kept=cordoned), everybody),
         what_makes_room(found(40, 16), everybody),
     ]
+    elastic, below = {MEMORY_GUARANTEE: "6", MEMORY_LIMIT: "12"}, {MEMORY_GUARANTEE: "2"}
+    wishes = [elastic, below, *({**elastic, key: '{"wish":"6","why":"xxx"}'} for key in (MEMORY_PROMISED, MEMORY_HELD))]
+    kept = [replace(part("web", enforcement=each), container="xxx") for each in CHOOSABLE]
+    lent = report(replace(ASKED, pod="xxx", container="xxx", needed_by="default/web"))
+    sizes = [
+        str(each)
+        for wish in wishes
+        for means in kept
+        for each in resizes(replace(WEB, annotations=wish), RESOURCES, node_view("a", (16,), report=report(means)))
+    ]
+    for running in (False, True):
+        sizes += map(str, of_pod(replace(WEB, running=running), node_view("a", (16,), report=lent), []))
     rights = [Call("list", "pods").missing_right, Call("list", "nodes", namespace="default").missing_right]
     notes = [f"{right[0].upper()}{right[1:]}, so no pods are shown." for right in rights]
-    return [*waits, *rooms, *notes, ASKING, NO_NODES]
+    return [*waits, *rooms, *sizes, *notes, ASKING, NO_NODES]
 
 
 async def test_the_servers_sentences_are_said_in_chinese(browser: Browser) -> None:

@@ -188,11 +188,14 @@ function makePart(on) {
     sm: make("span", { class: "processors" }),
     meter: make("span", { class: "meter" }),
     fill: make("span", { class: "fill" }),
-    // What is used beyond the part; its beginning is the limit.
+    // What is used beyond the guarantee, up to the limit.
+    borrowed: make("span", { class: "borrowed" }),
+    // What is used beyond the limit.
     excess: make("span", { class: "excess" }),
+    most: make("span", { class: "most" }),
     pod: null,
   };
-  parts.meter.append(parts.fill, parts.excess);
+  parts.meter.append(parts.fill, parts.borrowed, parts.excess, parts.most);
   const name = make("span", { class: "part-name" }, parts.begin, make("span", { class: "part-end" }, parts.end));
   const element = make("button", { type: "button", tabindex: "-1" }, name, parts.idle, parts.use, parts.sm, parts.meter);
   element.addEventListener("click", () => parts.pod && on.pod(...parts.pod));
@@ -206,7 +209,7 @@ function updatePart(element, node, gpu, part, matching) {
   const known = partUseKnown(node, part) && mine > 0;
   to.pod = podToOpen(part);
   setClass(
-    element, "part", lookOf(part.namespace), part.overSince && "part-over", part.whole && "part-whole", unheld(part) && "part-unheld",
+    element, "part", lookOf(part.namespace), part.overSince && "part-over", part.askedAt && "part-asked", part.whole && "part-whole", unheld(part) && "part-unheld",
     part.deleting && "part-ending", !matching && "part-dim",
   );
   setAttribute(element, "aria-label", partSaying(node, gpu, part));
@@ -223,9 +226,20 @@ function updatePart(element, node, gpu, part, matching) {
   setStyle(to.sm, "width", `${Math.min(100, part.smPercent ?? 0)}%`);
   to.meter.hidden = !known;
   if (!known) return;
-  const all = Math.max(mine, part.usedMiB);
-  const within = (100 * Math.min(mine, part.usedMiB)) / all;
-  setStyle(to.fill, "width", `${within.toFixed(1)}%`);
-  to.excess.hidden = part.usedMiB <= mine;
-  setStyle(to.excess, "left", `${within.toFixed(1)}%`);
+  const { ends, guarantee, limit, used } = meterOf(mine, part);
+  setStyle(to.fill, "width", ends(Math.min(guarantee, used)));
+  to.borrowed.hidden = Math.min(limit, used) <= guarantee;
+  setStyle(to.borrowed, "left", ends(guarantee));
+  setStyle(to.borrowed, "width", ends(Math.min(limit, used) - guarantee));
+  to.excess.hidden = used <= limit;
+  setStyle(to.excess, "left", ends(limit));
+  to.most.hidden = limit <= guarantee;
+  setStyle(to.most, "left", ends(limit));
+}
+
+/** Where a meter has its marks, in MiB, and `ends` (mib): how far from its beginning an amount ends. `given`: the guarantee. */
+export function meterOf(given, { limitMiB, usedMiB = 0 }) {
+  const limit = limitMiB ?? given;
+  const all = Math.max(given, limit, usedMiB);
+  return { guarantee: Math.min(given, limit), limit, used: usedMiB, ends: (mib) => `${(all ? (100 * mib) / all : 0).toFixed(1)}%` };
 }

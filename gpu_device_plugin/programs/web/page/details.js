@@ -1,11 +1,11 @@
 /** Makes what the drawer shows of a pod and of a node. */
 
 import { ageOf, memory, percent } from "./amounts.js";
-import { makeCard, updateCard } from "./cards.js";
+import { makeCard, meterOf, updateCard } from "./cards.js";
 import { gpusOf, partName, partsOf, podToOpen } from "./cluster.js";
 import { lookOf } from "./colours.js";
 import { make } from "./dom.js";
-import { givenSaying, migId, modelsSaying, partSaying, placeOf, enforcementSaying } from "./sayings.js";
+import { elasticSaying, givenSaying, migId, modelsSaying, partSaying, placeOf, enforcementSaying } from "./sayings.js";
 import { serverSaying } from "./sentences.js";
 import { t } from "./words.js";
 
@@ -61,20 +61,23 @@ function use(each) {
     each.enforcement && enforcementSaying(each.enforcement),
     each.held && t(`held_${each.held}`),
     each.foundMiB && t("found_limit", { amount: memory(each.foundMiB) }),
+    ...elasticSaying(each),
     each.overSince && t("part_over", { age: ageOf(each.overSince) }),
     each.trespassing && t("part_trespass"),
     each.why,
   ].filter(Boolean).join(" · ");
-  // Beyond the limit the bar goes on in red.
-  const all = Math.max(given, each.usedMiB ?? 0);
-  const part = (mib) => `${all ? (100 * mib) / all : 0}%`;
+  // Beyond the guarantee the bar goes on hatched, beyond the limit in red.
+  const meter = meterOf(given, each);
   const fill = make("span", { class: "gauge-fill" });
+  const borrowed = make("span", { class: "borrowed" });
   const excess = make("span", { class: "excess" });
-  fill.style.width = part(Math.min(given, each.usedMiB ?? 0));
-  excess.style.left = part(given);
-  excess.hidden = !(each.usedMiB > given);
+  fill.style.width = meter.ends(Math.min(meter.guarantee, meter.used));
+  borrowed.style.left = meter.ends(meter.guarantee);
+  borrowed.style.width = meter.ends(Math.max(0, Math.min(meter.limit, meter.used) - meter.guarantee));
+  excess.style.left = meter.ends(meter.limit);
+  excess.hidden = meter.used <= meter.limit;
   return make("div", { class: `use${over ? " use-over" : ""}` },
-    make("span", { class: "gauge", "aria-hidden": "true" }, fill, excess),
+    make("span", { class: "gauge", "aria-hidden": "true" }, fill, borrowed, excess),
     make("p", {}, make("b", { text: t("gpu_name", { i: each.index ?? "?" }) }), " ", make("span", { text: words })));
 }
 

@@ -54,11 +54,24 @@ export function partSaying(node, gpu, part) {
     partUseKnown(node, part) && t("part_used", { amount: memory(part.usedMiB) }),
     part.smPercent !== undefined && t("part_sm", { percent: percent(part.smPercent / 100) }),
     isIdle(node, part) && t("part_idle"),
+    ...elasticSaying(part),
     part.overSince && overFor(part),
     part.enforcement && enforcementSaying(part.enforcement),
     part.held && !part.whole && t(`held_${part.held}`),
     part.deleting && t("part_deleting"),
   );
+}
+
+/** What a part may use beyond its guarantee, borrows and is to return, in words; nothing for one without a limit of its own. */
+export function elasticSaying(part) {
+  if (part.limitMiB === undefined) return [];
+  return [
+    t("part_limit", { amount: memory(part.limitMiB) }),
+    part.borrowedMiB > 0 && t("part_borrows", { amount: memory(part.borrowedMiB) }),
+    part.askedAt && t("part_asked", { age: ageOf(part.askedAt) }),
+    part.returnBy && t("part_until", { age: age(-secondsSince(part.returnBy)) }),
+    part.neededBy && t("part_needed", { pod: part.neededBy }),
+  ].filter(Boolean);
 }
 
 function overFor(part) {
@@ -136,6 +149,7 @@ export function notesOf(node, gpu) {
       const text = part.usedMiB ? t("note_trespass", { pod, amount: memory(part.usedMiB) }) : t("note_trespass_unknown", { pod });
       notes.push({ tone: "bad", text, part });
     }
+    if (part.askedAt) notes.push({ tone: "warn", text: `${pod}: ${elasticSaying(part).slice(1).join(t("list_comma"))}`, part });
     if (part.held === "differs" || part.held === "missing") {
       notes.push({ tone: "warn", text: `${pod}: ${t(`held_${part.held}`)}`, part });
     }

@@ -17,6 +17,30 @@ const SENTENCES = [
   ["{scheduler} says ({reason}): no message", "{scheduler} 说（{reason}）：没有消息"],
   ["{scheduler} says ({reason}): {message}", "{scheduler} 说（{reason}）：{message}"],
   ["{scheduler} says: {message}", "{scheduler} 说：{message}"],
+  // Memory that changes while a pod runs.
+  ["It waits for {amount} that {borrower} borrows of GPU {n}, asked to return it {Age}.", "它在等待 {borrower} 从 GPU {n} 借用的 {amount}，{Age}已要求归还。"],
+  ["It needs {amount} that {borrower} borrows of GPU {n}, asked to return it {Age}.", "它需要 {borrower} 从 GPU {n} 借用的 {amount}，{Age}已要求归还。"],
+  ["Container {container} is guaranteed {amount}; it is to have {target}: {Why}.", "容器 {container} 保证有 {amount}；目标为 {target}：{Why}。"],
+  ["Container {container} is guaranteed {amount}, its request.", "容器 {container} 保证有其申请的 {amount}。"],
+  ["Container {container} is guaranteed {amount}.", "容器 {container} 保证有 {amount}。"],
+  ["Container {container} stays guaranteed its request, {amount}: the kubelet takes nothing back while it runs.", "容器 {container} 仍保证有其申请的 {amount}：容器运行期间 kubelet 不会收回。"],
+  ["Its limit is {amount}, of which it borrows what others do not need; {Why}.", "其上限为 {amount}，其中借用他人不需要的部分；{Why}。"],
+  ["Its limit is {amount}, of which it borrows what others do not need.", "其上限为 {amount}，其中借用他人不需要的部分。"],
+  ["Its limit is {amount}; {Why}.", "其上限为 {amount}；{Why}。"],
+  ["Its limit is {amount}.", "其上限为 {amount}。"],
+  ["the scheduler extender has not answered yet", "调度器扩展尚未答复"],
+  ["the agent of its node has not answered yet", "其节点的代理尚未答复"],
+  ["the scheduler extender says: {why}", "调度器扩展说：{why}"],
+  ["the agent of its node says: {why}", "其节点的代理说：{why}"],
+  ["nothing enforces it: the program has to follow {file}", "没有任何机制强制执行：程序须遵守 {file}"],
+  ["the driver keeps the limit of the container's start, unless the node runs the limit helper", "驱动保持容器启动时的限制，除非节点运行限制助手"],
+  ["MPS enforces it from the next start of the container on", "自容器下次启动起由 MPS 执行"],
+  ["the library of the administrator enforces it from the next start of the container on", "自容器下次启动起由管理员的库执行"],
+  ["{n} s ago", "{n} 秒前"],
+  ["{n} min ago", "{n} 分钟前"],
+  ["{n} h ago", "{n} 小时前"],
+  ["{n} days ago", "{n} 天前"],
+  ["at an unknown time", "不知何时"],
   // What would make room for it.
   ["The GPUs of {node} have room, but {REASONS}.", "{node} 的 GPU 有余量，但是{REASONS}。"],
   ["There would be room on {node} if this pod ended: {Pods}, but for the pod: {REASONS}.", "若此 Pod 结束，{node} 将有余量：{Pods}；但对该 Pod 而言：{REASONS}。"],
@@ -118,7 +142,7 @@ function pattern(english) {
   const literal = english.replace(/[.*+?^$()|[\]\\]/g, "\\$&");
   // The first letter is a capital where it begins a line of the page.
   const first = /^[a-z]/i.test(literal) ? `[${literal[0].toLowerCase()}${literal[0].toUpperCase()}]${literal.slice(1)}` : literal;
-  const kinds = { n: "\\d+", all: "\\d+", most: "\\d+", node: "\\S+", pod: "\\S+", namespace: "\\S+", verb: "\\S+", resource: "\\S+", scheduler: "\\S+", reason: "[^()]+", amount: "[^()]+?", hardware: "GPU or MIG instance|MIG instance|GPU" };
+  const kinds = { n: "\\d+", all: "\\d+", most: "\\d+", node: "\\S+", pod: "\\S+", namespace: "\\S+", verb: "\\S+", resource: "\\S+", scheduler: "\\S+", reason: "[^()]+", amount: "[^()]+?", target: "[^:]+", hardware: "GPU or MIG instance|MIG instance|GPU" };
   return new RegExp(`^${first.replace(/\{(\w+)\}/g, (_, name) => `(?<${name}>${kinds[name] ?? ".+"})`)}$`, "s");
 }
 
