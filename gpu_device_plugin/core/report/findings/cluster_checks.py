@@ -51,6 +51,8 @@ ADMISSION_POLICIES = frozenset(
         "gpushare-own-promise",
         "gpushare-own-node",
         "gpushare-own-events",
+        "gpushare-guarantee",
+        "gpushare-own-promise",
     }
 )
 """The policies of deploy/policies.yaml."""

@@ -451,7 +451,7 @@ def test_versions_and_other_installations(check: str, changes: dict[str, Any], e
 @pytest.mark.parametrize(
     ("installed", "sentence"),
     [
-        (frozenset[str](), "11 admission policies are not installed: pods may"),
+        (frozenset[str](), "13 admission policies are not installed: pods may"),
         (ADMISSION_POLICIES - {"gpushare-size"}, "1 admission policy is not installed (gpushare-size): pods may"),
     ],
 )
