@@ -63,9 +63,10 @@ def resize(
         raise ClusterUnreadableError(f"{name} cannot be resized: {why}")
     notes: list[str] = []
     if patch := _changes(arguments, pod, container, resources):
-        _write(kubectl, pod, patch)
+        growth = (arguments.amount or 0) - with_shares(pod, resources)[container]
+        _write(kubectl, pod, patch, growth)
         if pod.annotations.keys().isdisjoint({MEMORY_GUARANTEE, MEMORY_LIMIT}):
-            notes.append(f"The container gets the file {IN_CONTAINER} with its next start.")
+            notes.append(f"The container has no {IN_CONTAINER} before its next start.")
         pod = _answered(kubectl, pod, resources, container, patience_s)
     size = _size(pod, resources, container)
     found = [*map(str, of_size(size, node, enforcement_of(pod, resources, container, node))), *notes]
@@ -145,26 +146,28 @@ def _changes(
     return changes
 
 
-def _write(kubectl: Kubectl, pod: Pod, annotations: Mapping[str, str | None]) -> None:
+def _write(kubectl: Kubectl, pod: Pod, annotations: Mapping[str, str | None], growth: int) -> None:
     try:
         kubectl.patch("pod", pod.name, {"metadata": {"annotations": annotations}}, namespace=pod.namespace)
     except ClusterUnreadableError as error:
         denied = unread(error)
         advice = f"; {_EDIT.format(namespace=pod.namespace)}" if denied.code == MISSING_RIGHT else ""
+        if RESIZE_BOUND in str(error):  # an admission policy
+            advice = f"; {_label(pod.namespace, growth)}"
         raise ClusterUnreadableError(f"{denied}{advice}") from error
 
 
 def _answered(kubectl: Kubectl, pod: Pod, resources: Sequence[Resource], container: str, patience_s: float) -> Pod:
     """Return the pod once extender and agent have said what they do about the wishes, or the time is over."""
     until = time.monotonic() + patience_s
-    while True:
-        pod, _ = pod_and_status(msgspec.Raw(kubectl.raw(_path(pod.namespace, pod.name))), resources)
-        if _size(pod, resources, container).settled or time.monotonic() >= until:
-            return pod
-        try:
+    try:
+        while True:
+            pod, _ = pod_and_status(msgspec.Raw(kubectl.raw(_path(pod.namespace, pod.name))), resources)
+            if _size(pod, resources, container).settled or time.monotonic() >= until:
+                return pod
             time.sleep(_EVERY_S)
-        except KeyboardInterrupt:
-            return pod
+    except KeyboardInterrupt:
+        return pod
 
 
 def _size(pod: Pod, resources: Sequence[Resource], container: str) -> Size:
@@ -180,7 +183,11 @@ def _allow(kubectl: Kubectl, namespace: str, size: Size) -> list[str]:
         missing = False
     if not missing and RESIZE_BOUND not in size.why:
         return []
-    growth = size.target - size.request
-    bound = f"the label {RESIZE_BOUND} of the namespace bounds, in sum, what its pods have beyond their requests"
-    command = f"kubectl label namespace {namespace} --overwrite {RESIZE_BOUND}={growth}"
-    return [f"In units, {bound}; an administrator sets it: {command}"]
+    bound = (
+        f"In units, the label {RESIZE_BOUND} of the namespace bounds what its pods have beyond their requests in sum"
+    )
+    return [f"{bound}; {_label(namespace, size.target - size.request)}"]
+
+
+def _label(namespace: str, growth: int) -> str:
+    return f"an administrator sets it: kubectl label namespace {namespace} --overwrite {RESIZE_BOUND}={growth}"

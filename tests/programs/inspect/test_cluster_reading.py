@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from gpu_device_plugin.core.contract.keys import MEMORY_LIMIT
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.core.report.findings.cluster_checks import ADMISSION_POLICIES
@@ -372,6 +373,7 @@ def test_who_promised_a_pod_its_gpu(tmp_path: Path) -> None:
         pod("odd", "node-a", 4, annotations={"ALIYUN_COM_GPU_MEM_IDX": "x"}),
         pod("waits", "", 4, spec={"schedulerName": "nobody"}),
         pod("plain", "node-a"),
+        pod("elastic", "node-a", 4, annotations={MEMORY_LIMIT: "12"}),
     ]
     seen = {one.name: one for one in read(tmp_path, pages).pods}
     assert {name: one.promised for name, one in seen.items()} == {
@@ -380,7 +382,9 @@ def test_who_promised_a_pod_its_gpu(tmp_path: Path) -> None:
         "default/lost": False,
         "default/odd": True,
         "default/waits": False,
+        "default/elastic": False,
     }
+    assert [name for name, one in seen.items() if one.elastic is not None] == ["default/elastic"]
     waiting = seen["default/waits"]
     assert (waiting.seen, waiting.node, waiting.scheduler) == (False, "", "nobody")
     assert 90 < waiting.age_s < 1000

@@ -48,7 +48,8 @@ if words[0] == "patch":
     name, patch = words[2], json.loads(words[words.index("-p") + 1])
     if name == script["refuse"]:
         user = 'User "dev" cannot patch resource "pods" in API group "" in the namespace "default"'
-        print(f"Error from server (Forbidden): {{words[1]}}s is forbidden: {{user}}", file=sys.stderr)
+        why = script["refused"] or f"{{words[1]}}s is forbidden: {{user}}"
+        print(f"Error from server (Forbidden): {{why}}", file=sys.stderr)
         sys.exit(1)
     assert ("--subresource=status" in sys.argv) == ("status" in patch)
     patched, where = words[1].capitalize(), [word.split("=")[1] for word in sys.argv if word.startswith("--namespace=")]
@@ -138,6 +139,7 @@ class World:
             "page": 500,
             "groups": [],
             "refuse": "",
+            "refused": "",
             "answers": {},
         }
         self.kubectl.write_text(KUBECTL.format(python=sys.executable, home=str(self.home)), encoding="utf-8")

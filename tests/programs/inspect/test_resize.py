@@ -69,7 +69,7 @@ def test_a_guarantee_grows_once_both_have_answered(world: World, capsys: pytest.
     code, lines = told(world, capsys, "web", "6", "--limit", "12")
     assert (code, lines[0]) == (0, "default/web: Container 'main' is guaranteed 6 GiB.")
     assert lines[1] == "Its limit is 12 GiB, of which it borrows what others do not need."
-    assert lines[2] == "The container gets the file /run/gpushare/memory.json with its next start."
+    assert lines[2] == "The container has no /run/gpushare/memory.json before its next start."
     assert annotations_of(world) | {MEMORY_GUARANTEE: "6", MEMORY_LIMIT: "12"} == annotations_of(world)
 
 
@@ -180,6 +180,12 @@ def test_a_pod_that_is_not_there_and_a_right_that_is_missing(world: World, capfd
     world.has(refuse="web")
     assert world.inspect("resize", "web", "6") == 1
     said = capfd.readouterr().err
+    world.has(refused=f"admission webhook denied the request: the namespace has no label {RESIZE_BOUND}")
+    assert world.inspect("resize", "web", "6") == 1
+    assert (
+        f"; an administrator sets it: kubectl label namespace default --overwrite {RESIZE_BOUND}=2"
+        in capfd.readouterr().err
+    )
     assert "the right to patch pods in the namespace default is missing; an administrator gives it" in said
     assert "kubectl -n default create rolebinding" in said
 
