@@ -52,7 +52,7 @@ def test_the_parameters_are_those_that_the_driver_reads() -> None:
     read = share_config(claim, "gpu")
     assert (read.limits, read.frameworks) == ("mps", ("pytorch",))
     rows = re.findall(r"^\| `(\w+)` \|", sections(PAGE)["Parameters"], re.MULTILINE)
-    assert rows == ["limits", "computePercent", "frameworks", dra.TAKE_WHOLE]
+    assert rows == ["limits", "computePercent", "frameworks", "memoryLimit", dra.TAKE_WHOLE]
 
 
 def test_the_attributes_are_those_of_the_contract() -> None:

@@ -27,7 +27,7 @@ def refuse_limits(claim: Claim, preparation: Preparation, shares: Shares, delive
     placement, plan = preparation.placement, delivery.plan
     if placement.demand.kind is not Kind.MEMORY or preparation.admin:
         return None
-    given = parts(placement.shares, shares)
+    given = parts(placement.shares, shares, preparation.limit_shares)
     names = ", ".join(shares.gpus[position].name for position in placement.positions)
     if why := refusal(given, plan, _owner(claim, preparation)):
         return Refused(Why.NO_LIMIT, f"{names}: {why}")
@@ -65,7 +65,7 @@ def claim_grant(
 def _owner(claim: Claim, preparation: Preparation) -> GrantOwner:
     """Return the owner of a grant: the pod of a claim of one pod. Its containers have it together, so none is named."""
     pod_uid = claim.consumers[0].uid if len(claim.consumers) == 1 else ""
-    return GrantOwner(pod_uid, "", preparation.config.frameworks)
+    return GrantOwner(pod_uid, "", preparation.config.frameworks, preparation.limit_shares)
 
 
 # --- The CDI file -----------------------------------------------------------------------------------------------------

@@ -63,6 +63,8 @@ class PreparedClaim:
     """The CDI names by which its containers get what it holds."""
     cdi: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """The content of its CDI file, which is lost at a reboot. It has variables of containers, so it is not shown."""
+    limit_mib: int = 0
+    """The most MiB of its GPU that each of its containers may use; 0: what it holds."""
 
     kind: Kind = field(init=False, compare=False)
     """Whether it holds shares, whole GPUs or whole MIG instances."""
@@ -96,7 +98,16 @@ def claim_holds(prepared: Iterable[PreparedClaim], pods: Iterable[Pod]) -> tuple
         (consumer.uid, "", claim) for claim in claims.values() if claim.uid not in used for consumer in claim.consumers
     ]
     return tuple(
-        DeviceHold(pod_uid, container, claim.kind, claim.device_ids, HoldSource.CLAIM, claim.uid, claim.enforcement)
+        DeviceHold(
+            pod_uid,
+            container,
+            claim.kind,
+            claim.device_ids,
+            HoldSource.CLAIM,
+            claim.uid,
+            claim.enforcement,
+            claim.limit_mib or None,
+        )
         for pod_uid, container, claim in users
     )
 
@@ -134,6 +145,7 @@ def write_prepared(claim: PreparedClaim) -> str:
             "consumers": [[consumer.uid, consumer.name] for consumer in claim.consumers],
             "devices": [dict(zip(_DEVICE, astuple(device), strict=True)) for device in claim.devices],
             "cdiNames": claim.cdi_names,
+            "limitMiB": claim.limit_mib,
             "cdi": claim.cdi,
         }
     )
@@ -162,6 +174,7 @@ def read_prepared(text: str, uid: str) -> PreparedClaim:
             ),
             cdi_names=tuple(map(_text, _list(found["cdiNames"]))),
             cdi=_expected(dict, found["cdi"]),
+            limit_mib=_number(found.get("limitMiB", 0)),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise PreparedFileError(f"it is damaged ({type(error).__name__})") from error
@@ -216,6 +229,7 @@ def status_body(claim: PreparedClaim, held: Mapping[str, str]) -> dict[str, Any]
             "data": {
                 "uuid": device.uuid,
                 "memoryMiB": device.mib,
+                **({"memoryLimitMiB": claim.limit_mib} if claim.limit_mib else {}),
                 **({"computePercent": device.compute} if device.compute else {}),
                 **({} if claim.enforcement is None else {"limitBy": claim.enforcement.value}),
                 **({"limit": held[device.uuid]} if device.uuid in held else {}),

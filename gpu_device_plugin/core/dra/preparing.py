@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.dra import (
@@ -16,7 +16,7 @@ from gpu_device_plugin.core.contract.dra import (
 )
 from gpu_device_plugin.core.dra.prepared import PreparedDevice
 from gpu_device_plugin.core.model.limits import CHOOSABLE, Enforcement
-from gpu_device_plugin.core.model.memory import format_mib
+from gpu_device_plugin.core.model.memory import InvalidSizeError, format_mib, parse_mib
 from gpu_device_plugin.core.model.placing import Demand, Placement
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import SHARES
@@ -29,13 +29,15 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.dra.prepared import PreparedClaim
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resource_claims import Claim, Device
-    from gpu_device_plugin.core.model.shares import SharedGpu
+    from gpu_device_plugin.core.model.shares import SharedGpu, Shares
     from gpu_device_plugin.core.node.node import Node
 
     _Given = tuple[Device, SharedGpu, bool]
     """A device of a claim, its GPU, and whether it is all of a GPU or MIG instance."""
 
-_FIELDS = ("limits", "computePercent", "frameworks", TAKE_WHOLE)
+_FIELDS = ("limits", "computePercent", "frameworks", "memoryLimit", TAKE_WHOLE)
+_MOST_MIB = 1 << 30
+"""A larger amount of memory is a mistake."""
 _SHOWN = 64
 """Most characters of a stranger's word that a message repeats."""
 
@@ -54,6 +56,8 @@ class ShareConfig:
     """Percent of the multiprocessors; None: what the claim took of them, or no limit."""
     frameworks: tuple[str, ...] = ()
     """Names in `core.node.limits.container_grants`."""
+    memory_limit_mib: int | None = None
+    """The most memory of its GPU that a container of the claim may use; None: what was allocated."""
 
 
 NO_CONFIG = ShareConfig()
@@ -73,6 +77,16 @@ class Preparation:
     """Percent of the multiprocessors; 0: no limit."""
     admin: bool = False
     """It has access beside those who hold the GPUs, and holds nothing."""
+    limit_shares: int | None = None
+    """The most shares of its GPU that its containers may use; None: those that it holds."""
+
+    @property
+    def at_most(self) -> Placement:
+        """Its placement with all that its containers may use."""
+        if self.limit_shares is None:
+            return self.placement
+        ((position, _),) = self.placement.shares
+        return replace(self.placement, shares=((position, self.limit_shares),))
 
 
 def prepare(
@@ -89,7 +103,7 @@ def prepare(
     gpus = _gpus(node, claim, node_name, running=running)
     if isinstance(gpus, Refused):
         return gpus
-    config = _config(claim, {device.request for device, _, _ in gpus})
+    config = _config(claim, gpus)
     if isinstance(config, Refused):
         return config
     first, _, whole = gpus[0]
@@ -177,9 +191,39 @@ def _several_instances(claim: Claim, gpus: Collection[_Given]) -> Refused | None
     )
 
 
-def _config(claim: Claim, requests: Iterable[str]) -> ShareConfig | Refused:
+def _cannot_borrow(claim: Claim, gpus: Collection[_Given]) -> Refused | None:
+    """Refuse a limit of memory beside anything but a part of one GPU."""
+    parts = not any(device.admin or whole or shared.gpu.instance is not None for device, shared, whole in gpus)
+    if parts and len({shared.position for _, shared, _ in gpus}) == 1:
+        return None
+    return Refused(
+        Why.BAD_PARAMETERS,
+        f"claim {claim} has the parameter memoryLimit, and only a part of one GPU may be exceeded: no whole GPU, "
+        "no MIG instance or part of one, and no parts of several GPUs; leave memoryLimit out",
+    )
+
+
+def _limit_shares(
+    claim: Claim, config: ShareConfig, amounts: Mapping[int, int], shares: Shares
+) -> int | Refused | None:
+    """Return `Preparation.limit_shares`; refuse a limit below the amount that was allocated."""
+    if config.memory_limit_mib is None:
+        return None
+    ((position, count),) = amounts.items()
+    wanted = -(-config.memory_limit_mib // shares.share_mib)
+    if wanted < count:
+        return Refused(
+            Why.BAD_PARAMETERS,
+            f"claim {claim} has memoryLimit {format_mib(config.memory_limit_mib)}, and was allocated "
+            f"{format_mib(count * shares.share_mib)}; write a limit of at least that amount, or none",
+        )
+    most = min(wanted, len(shares.gpus[position].shares))
+    return None if most == count else most
+
+
+def _config(claim: Claim, gpus: Collection[_Given]) -> ShareConfig | Refused:
     try:
-        configs = {share_config(claim, request) for request in requests}
+        configs = {share_config(claim, request) for request in {device.request for device, _, _ in gpus}}
     except ParametersError as error:
         return Refused(Why.BAD_PARAMETERS, f"{error}; correct the parameters of claim {claim} for {DRIVER}")
     if len(configs) > 1:
@@ -188,7 +232,8 @@ def _config(claim: Claim, requests: Iterable[str]) -> ShareConfig | Refused:
             f"the requests of claim {claim} have different parameters for {DRIVER}, and its containers get one limit; "
             "use one claim for each",
         )
-    return configs.pop()
+    config = configs.pop()
+    return (None if config.memory_limit_mib is None else _cannot_borrow(claim, gpus)) or config
 
 
 def _beside(gpus: Collection[_Given], config: ShareConfig) -> Preparation:
@@ -244,7 +289,11 @@ def _shares(
             )
         found.update([*own, *free][:count])
     percent = max(device.compute for device in devices)
-    return Preparation(tuple(devices), frozenset(found), _placement(Kind.MEMORY, amounts), config, percent)
+    limit = _limit_shares(claim, config, amounts, node.shares)
+    if isinstance(limit, Refused):
+        return limit
+    placement = _placement(Kind.MEMORY, amounts)
+    return Preparation(tuple(devices), frozenset(found), placement, config, percent, limit_shares=limit)
 
 
 def _closed(node: Node, shared: SharedGpu) -> Refused | None:
@@ -294,7 +343,9 @@ def share_config(claim: Claim, request: str) -> ShareConfig:
     for each in claim.parameters:
         if not each.requests or request in each.requests:
             merged |= _fields(each.values, "its DeviceClass" if each.of_class else "the claim")
-    return ShareConfig(merged.get("limits"), merged.get("computePercent"), merged.get("frameworks", ()))
+    return ShareConfig(
+        merged.get("limits"), merged.get("computePercent"), merged.get("frameworks", ()), merged.get("memoryLimit")
+    )
 
 
 def _fields(values: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -321,13 +372,26 @@ def _fields(values: Mapping[str, Any], where: str) -> dict[str, Any]:
             raise ParametersError(f"{where} has computePercent {_said(percent)}; write a whole number from 1 to 100")
         found["computePercent"] = percent
     if "frameworks" in values:
-        names = values["frameworks"]
-        if not isinstance(names, list) or not all(isinstance(name, str) and name in VARIABLES for name in names):
-            raise ParametersError(
-                f"{where} has frameworks {_said(names)}; write a list of some of {', '.join(VARIABLES)}"
-            )
-        found["frameworks"] = tuple(name for name in VARIABLES if name in names)
+        found["frameworks"] = _frameworks(values["frameworks"], where)
+    if "memoryLimit" in values:
+        found["memoryLimit"] = _memory(values["memoryLimit"], where)
     return found
+
+
+def _frameworks(names: object, where: str) -> tuple[str, ...]:
+    if not isinstance(names, list) or not all(isinstance(name, str) and name in VARIABLES for name in names):
+        raise ParametersError(f"{where} has frameworks {_said(names)}; write a list of some of {', '.join(VARIABLES)}")
+    return tuple(name for name in VARIABLES if name in names)
+
+
+def _memory(value: object, where: str) -> int:
+    try:
+        mib = parse_mib(value) if isinstance(value, str) else 0
+    except InvalidSizeError:
+        mib = 0
+    if not 1 <= mib <= _MOST_MIB:
+        raise ParametersError(f"{where} has memoryLimit {_said(value)}; write an amount of memory, such as 12Gi")
+    return mib
 
 
 def _said(value: object) -> str:

@@ -113,7 +113,7 @@ def holdings(
         }
         if granted:
             pod = known.get(hold.pod_uid)
-            limits = {} if pod is None else _limits(hold, pod, granted, shares, may_borrow=may_borrow)
+            limits = _limits(hold, pod, granted, shares, may_borrow=may_borrow)
             found.append(
                 Holding(
                     hold.pod_uid,
@@ -137,9 +137,13 @@ def _growth(hold: DeviceHold, grown: Mapping[ContainerKey, Growth]) -> Growth | 
 
 
 def _limits(
-    hold: DeviceHold, pod: Pod, granted: Mapping[str, int], shares: Shares, *, may_borrow: bool
+    hold: DeviceHold, pod: Pod | None, granted: Mapping[str, int], shares: Shares, *, may_borrow: bool
 ) -> Mapping[str, int]:
     """Return `Holding.limits` of a container."""
+    if hold.source is HoldSource.CLAIM:  # it does not change
+        return dict.fromkeys(granted, hold.limit_mib) if hold.limit_mib and may_borrow else {}
+    if pod is None:
+        return {}
     shared = elastic_gpu(hold, pod, shares) if is_elastic(pod.annotations) else None
     if shared is None:
         return {}

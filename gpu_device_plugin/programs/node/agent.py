@@ -237,6 +237,7 @@ class NodeAgent:
                 conflicting_plugins=self.conflicting_plugins,
                 mps=self.mps,
                 dev=dev,
+                borrowing=self.borrowing,
                 changed=self.serving_switch.look,
             )
         self._paused = Observable(value=False)

@@ -216,3 +216,19 @@ def test_variables_device_nodes_and_mounts_are_one_device_of_the_claim() -> None
 def test_names_lead_from_the_claim_to_its_device_and_file() -> None:
     assert device_id("u-1") == "gpu-device-plugin/claim=u-1"
     assert file_name("u-1") == "gpu-device-plugin-claim_u-1.json"
+
+
+def test_a_claim_with_a_limit_is_limited_to_that_and_knows_what_it_is_guaranteed() -> None:
+    """As containers with the annotation; under the driver's limits the soft one is the amount that was allocated."""
+    asked = claim(device(0, 4), parameters=(config(memoryLimit="12Gi"),))
+    envs = granted(asked).envs
+    assert (envs["GPUSHARE_MEMORY_LIMIT_MIB"], envs["GPUSHARE_MEMORY_GUARANTEED_MIB"]) == ("12288", "4096")
+    assert envs["ALIYUN_COM_GPU_MEM_CONTAINER"] == "4"
+    by_driver = granted(asked, plan(Enforcement.DRIVER, soft_is_share=True)).envs
+    assert by_driver["NVIDIA_GPU_MEMORY_LIMIT"] == "12288"
+    assert by_driver["NVIDIA_GPU_MEMORY_REQUEST"] == "4096"
+    daemon = {uuid(0): MpsGpu(MpsStatus.READY, pipe_directory="/run/mps/0")}
+    assert granted(asked, plan(Enforcement.MPS, mps=daemon)).envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=12288M"
+    extra = ExtraGrant((("LIMIT", "{limit_mib}m"), ("SURE", "{guaranteed_mib}m")))
+    by_library = granted(asked, plan(Enforcement.CUSTOM, extra=extra)).envs
+    assert (by_library["LIMIT"], by_library["SURE"]) == ("12288m", "4096m")

@@ -49,6 +49,10 @@ def test_parameters_of_another_kind_are_refused(values: dict[str, Any], sentence
         ({"limits": "hard"}, "the claim has limits 'hard'; write one of driver, mps, custom, advisory"),
         ({"limits": {"a": 1}}, r"the claim has limits {'a': 1}; write one of"),
         ({"limits": None}, "the claim has limits None; write one of"),
+        ({"memoryLimit": "12"}, "has memoryLimit '12'; write an amount of memory, such as 12Gi"),
+        ({"memoryLimit": 12}, "has memoryLimit 12; write an amount"),
+        ({"memoryLimit": "0Gi"}, "has memoryLimit '0Gi'; write an amount"),
+        ({"memoryLimit": "999999999999Gi"}, "has memoryLimit '999999999999Gi'; write an amount"),
         ({"whole": "yes"}, "has whole 'yes'; write true or false"),
         ({"computePercent": 0}, "has computePercent 0; write a whole number from 1 to 100"),
         ({"computePercent": 101}, "has computePercent 101"),
@@ -62,6 +66,12 @@ def test_parameters_of_another_kind_are_refused(values: dict[str, Any], sentence
 def test_every_fault_is_named_with_its_place(fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ParametersError, match=sentence):
         share_config(claim(device(), parameters=(config(**fields),)), "gpu")
+
+
+@pytest.mark.parametrize(("text", "mib"), [("12Gi", 12288), ("512MiB", 512)])
+def test_a_limit_of_memory_has_a_unit(text: str, mib: int) -> None:
+    found = share_config(claim(device(), parameters=(config(memoryLimit=text),)), "gpu")
+    assert found == ShareConfig(memory_limit_mib=mib)
 
 
 @pytest.mark.parametrize("percent", [1, 100])

@@ -51,7 +51,25 @@ INSTANCES = PreparedClaim(
 )
 
 
-@pytest.mark.parametrize("claim", [CLAIM, WHOLE, INSTANCES])
+BURST = replace(CLAIM, uid="u-4", limit_mib=12288)
+
+
+def test_a_file_of_an_earlier_agent_has_no_limit_beyond_the_amount() -> None:
+    former = json.loads(write_prepared(BURST))
+    del former["limitMiB"]
+    assert read_prepared(json.dumps(former), "u-4") == replace(BURST, limit_mib=0)
+
+
+def test_its_status_and_its_containers_have_the_limit() -> None:
+    (hold,) = claim_holds([BURST], [])
+    assert hold.limit_mib == 12288
+    (told,) = status_body(BURST, {})["status"]["devices"]
+    assert (told["data"]["memoryMiB"], told["data"]["memoryLimitMiB"]) == (4096, 12288)
+    (told,) = status_body(CLAIM, {})["status"]["devices"]
+    assert "memoryLimitMiB" not in told["data"]
+
+
+@pytest.mark.parametrize("claim", [CLAIM, WHOLE, INSTANCES, BURST])
 def test_what_is_written_is_read(claim: PreparedClaim) -> None:
     assert read_prepared(write_prepared(claim), claim.uid) == claim
 

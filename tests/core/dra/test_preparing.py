@@ -349,3 +349,46 @@ def test_two_claims_of_one_container_are_refused() -> None:
     assert refused_for(other, a=("c1",), b=("c2",)) is None
     assert refused_for(replace(other, uid=asked.uid, name="c2"), a=("c1", "c2")) is None
     assert refused_for(replace(other, namespace="other"), a=("c1", "c2")) is None
+
+
+# --- A limit beyond the amount ----------------------------------------------------------------------------------------
+
+
+def limited(amount: str, *devices: Any) -> Claim:
+    return claim(*devices, parameters=(config(memoryLimit=amount),))
+
+
+def test_a_claim_may_use_more_of_its_gpu_than_it_holds() -> None:
+    """Whole shares, rounded up, of which the GPU has 16."""
+    for amount, shares in (("6Gi", 6), ("5000Mi", 5), ("16Gi", 16), ("99Gi", 16), ("4Gi", None)):
+        found = made(node(16), limited(amount, device(0, 4)))
+        assert (found.limit_shares, found.device_ids) == (shares, ids(0, range(4)))
+        assert found.placement == Placement(Demand(Kind.MEMORY, 4, 1), ((0, 4),))
+        assert found.at_most.shares == ((0, shares or 4),)
+
+
+def test_two_parts_of_one_gpu_have_one_limit() -> None:
+    assert made(node(16), limited("9Gi", device(0, 4), device(0, 2, share_id="another"))).limit_shares == 9
+
+
+@pytest.mark.parametrize(
+    ("devices", "here"),
+    [
+        pytest.param((device(0, whole=True),), node(8), id="a whole GPU"),
+        pytest.param((device(0, 4), device(1, 4)), node(8, 8), id="parts of two GPUs"),
+        pytest.param((device(0, admin=True),), node(8), id="access beside others"),
+        pytest.param((instance(0, 0, 2),), mig_node([10, 10]), id="a part of a MIG instance"),
+    ],
+)
+def test_nothing_else_may_be_exceeded(devices: tuple[Any, ...], here: Node) -> None:
+    found = refused(here, limited("6Gi", *devices))
+    assert (found.why, "has the parameter memoryLimit, and only a part of one GPU" in found.sentence) == (
+        Why.BAD_PARAMETERS,
+        True,
+    )
+
+
+def test_a_limit_below_the_amount_is_refused() -> None:
+    found = refused(node(8), limited("3Gi", device(0, 4)))
+    assert found.why is Why.BAD_PARAMETERS
+    assert "has memoryLimit 3 GiB, and was allocated 4 GiB; write a limit of at least" in found.sentence

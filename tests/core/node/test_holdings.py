@@ -230,3 +230,16 @@ def test_whole_gpus_have_no_limit_of_the_owner() -> None:
     known = replace(pod("a", "main"), annotations={MEMORY_LIMIT: "12"})
     (found,) = holdings([entry("a", "main", [uuid(1)], Kind.COUNT)], [known], SHARES)
     assert (found.limits, found.limit_mib(uuid(1))) == ({}, 16 * MIB_PER_GIB)
+
+
+def test_a_claim_has_its_own_limit_whoever_uses_it() -> None:
+    """While the agent does not know the pod, too; its owner's annotations say nothing about claims."""
+    held = replace(entry("a", "main", ids(0, [0, 1])), source=HoldSource.CLAIM, limit_mib=6 * MIB_PER_GIB)
+    known = replace(pod("a", "main"), annotations={MEMORY_LIMIT: "12"})
+    for pods in ([], [known]):
+        (found,) = holdings([held], pods, SHARES)
+        assert (found.granted, found.limit_mib(uuid(0))) == ({uuid(0): 2 * MIB_PER_GIB}, 6 * MIB_PER_GIB)
+        (found,) = holdings([held], pods, SHARES, may_borrow=False)
+        assert found.limits == {}
+    (found,) = holdings([replace(held, limit_mib=0)], [known], SHARES)
+    assert found.limits == {}

@@ -51,8 +51,6 @@ ADMISSION_POLICIES = frozenset(
         "gpushare-own-promise",
         "gpushare-own-node",
         "gpushare-own-events",
-        "gpushare-guarantee",
-        "gpushare-own-promise",
     }
 )
 """The policies of deploy/policies.yaml."""

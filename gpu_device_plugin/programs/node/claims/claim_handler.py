@@ -22,6 +22,7 @@ from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.kubelet.admission import Refused, Why, refuse_without_nodes
 from gpu_device_plugin.core.node.ledger import Ledger
+from gpu_device_plugin.core.node.limits.extra_grant import GrantOwner
 from gpu_device_plugin.kubelet.claim_store import ClaimStoreError
 from gpu_device_plugin.kubelet.dra_servicer import NotPreparedError
 from gpu_device_plugin.programs.node.kubelet.allocation_handler import device_nodes
@@ -36,9 +37,11 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resource_claims import Claim
     from gpu_device_plugin.core.node.limits.container_grants import Delivery, Grant
+    from gpu_device_plugin.core.node.limits.extra_grant import Mount
     from gpu_device_plugin.kubelet._proto import dra_v1_pb2
     from gpu_device_plugin.kubelet.claim_store import ClaimStore
     from gpu_device_plugin.node_state import NodeState
+    from gpu_device_plugin.programs.node.elastic.borrowing import Borrowing
     from gpu_device_plugin.programs.node.limits.mps_link import MpsLink
 
 _log = logging.getLogger(__name__)
@@ -64,6 +67,8 @@ class NodeClaims:
     mps: MpsLink
     dev: Path
     """The directory of the device nodes."""
+    borrowing: Borrowing | None = None
+    """None: no container may use more than its claim holds."""
 
     def __post_init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -99,11 +104,24 @@ class NodeClaims:
             known = await asyncio.gather(*(self._pod(consumer.uid) for consumer in found.consumers))
             made = await self._prepare(found, [pod for pod in known if pod is not None])
             if not isinstance(made, Refused):
+                await self._until_room(made, until)
                 return made
             if not await self._passes(found, made, until):
                 self._metrics.count(m.REFUSALS, DRIVER, made.why)
                 _log.warning("refused", extra={"claim": str(found), "why": made.sentence, "once_per_s": 60})
                 raise NotPreparedError(made.sentence)
+
+    async def _until_room(self, claim: PreparedClaim, until: float) -> None:
+        """Wait until nobody borrows what a claim holds, or `until` (monotonic seconds); without the lock.
+
+        Raises:
+            NotPreparedError: somebody does. The claim keeps what it holds, and the kubelet tries again.
+        """
+        if self.borrowing is None or claim.kind is not Kind.MEMORY or not claim.device_ids:
+            return
+        if why := await self.borrowing.until_room(sorted(claim.device_ids), until - time.monotonic()):
+            self._metrics.count(m.REFUSALS, DRIVER, Why.BORROWED)
+            raise NotPreparedError(f"{why}; this is tried again")
 
     async def _passes(self, claim: Claim, refused: Refused, until: float) -> bool:
         """Wait until a refusal has passed, or `until` (monotonic seconds); return whether the claim may be tried again.
@@ -112,7 +130,7 @@ class NodeClaims:
         """
         while refused.why in _PASSING:
             version = self._state.nodes.version
-            verdict = prepare(self._state.node, claim, self.node_name, self.prepared.value.get(claim.uid))
+            verdict = self._judged(claim, self.prepared.value.get(claim.uid))
             if not isinstance(verdict, Refused) or verdict.why not in _PASSING:
                 return True
             if not await within(until - time.monotonic(), self._state.nodes.after(version)):
@@ -122,9 +140,10 @@ class NodeClaims:
     async def _prepare(self, claim: Claim, owners: Sequence[Pod]) -> PreparedClaim | Refused:
         async with self._lock:
             before = self.prepared.value.get(claim.uid)
-            verdict = prepare(self._state.node, claim, self.node_name, before)
+            verdict = self._judged(claim, before)
             if not isinstance(verdict, Refused) and before is not None and _same(before, verdict):
                 await self._done(self._store.write, before)  # a reboot removes one file, and a full disk keeps out both
+                self._memory_mounts(before)
                 return before
             made = verdict if isinstance(verdict, Refused) else await self._limited(claim, verdict, before, owners)
             if isinstance(made, Refused):
@@ -134,6 +153,15 @@ class NodeClaims:
             _log.info("prepared", extra={"claim": str(made), "devices": [device.device for device in made.devices]})
             return made
 
+    def _judged(
+        self, claim: Claim, before: PreparedClaim | None = None, *, running: bool = False
+    ) -> Preparation | Refused:
+        """Return `prepare` for our node as it is now, without a limit where nobody may borrow."""
+        verdict = prepare(self._state.node, claim, self.node_name, before, running=running)
+        if isinstance(verdict, Refused) or (self.borrowing is not None and self.borrowing.may_borrow()):
+            return verdict
+        return replace(verdict, limit_shares=None)
+
     async def adopt(self, claim: Claim) -> None:
         """Take over a claim that was prepared by an earlier agent, of which only the API knows what it holds.
 
@@ -142,13 +170,13 @@ class NodeClaims:
         """
         async with self._lock:
             node = self._state.node
-            found = prepare(node, claim, self.node_name, running=True)
+            found = self._judged(claim, running=True)
             if isinstance(found, Refused):
                 _log.error("a prepared claim holds nothing here", extra={"claim": str(claim), "why": found.sentence})
                 return
             delivery = self.delivery()
             made = claim_grant(claim, found, node.shares, delivery, device_nodes(self.dev, delivery))
-            await self._keep(_made(claim, found, made), None)
+            await self._keep(self._made(claim, found, made), None)
 
     async def unprepare(self, uid: str) -> None:
         """Take back what the claim with this UID was given, if it was given anything; see `ClaimHandler`."""
@@ -197,19 +225,19 @@ class NodeClaims:
         if mps is not None:
             gpus = [node.shares.gpus[position] for position in placement.positions]
             waits = (
-                mps.until_ready(gpus, dict(placement.shares))
+                mps.until_ready(gpus, dict(preparation.at_most.shares))
                 if placement.demand.kind is Kind.MEMORY
                 else mps.until_startable(preparation.device_ids)
             )
             if waits is not None:
                 await waits
                 node = self._state.node
-                again = prepare(node, claim, self.node_name, before)
+                again = self._judged(claim, before)
                 if isinstance(again, Refused):
                     mps.given_up()
                     return again
                 preparation = again
-            plan = mps.plan(placement, node.shares, delivery.plan)
+            plan = mps.plan(preparation.at_most, node.shares, delivery.plan)
             why = "" if placement.demand.kind is Kind.MEMORY else mps.why_not_start(preparation.device_ids)
             if isinstance(plan, Refused) or why:
                 mps.given_up()
@@ -222,7 +250,29 @@ class NodeClaims:
         if mps is not None:
             kind = placement.demand.kind
             mps.granted(DeviceHold("", "", kind, preparation.device_ids, HoldSource.CLAIM, claim.uid, made.enforcement))
-        return _made(claim, preparation, made)
+        return self._made(claim, preparation, made)
+
+    def _made(self, claim: Claim, preparation: Preparation, grant: Grant) -> PreparedClaim:
+        made = PreparedClaim(
+            uid=claim.uid,
+            namespace=claim.namespace,
+            name=claim.name,
+            devices=preparation.devices,
+            device_ids=preparation.device_ids,
+            enforcement=grant.enforcement,
+            consumers=claim.consumers,
+            cdi_names=(device_id(claim.uid), *grant.cdi_devices),
+            limit_mib=(preparation.limit_shares or 0) * self._state.node.shares.share_mib,
+        )
+        grant = replace(grant, mounts=(*grant.mounts, *self._memory_mounts(made)))
+        return replace(made, cdi=cdi_spec(claim.uid, grant))
+
+    def _memory_mounts(self, claim: PreparedClaim) -> tuple[Mount, ...]:
+        """Return the mount by which the containers of a claim see how much they may use; make its directory."""
+        if self.borrowing is None or not claim.limit_mib:
+            return ()
+        owner = GrantOwner(limit_shares=claim.limit_mib // self._state.node.shares.share_mib)
+        return self.borrowing.mounts(owner, sorted(claim.device_ids))
 
     async def _keep(self, claim: PreparedClaim, before: PreparedClaim | None) -> None:
         """Take the devices, then write the files: what a container may get is in the ledger by then.
@@ -254,20 +304,6 @@ class NodeClaims:
             raise NotPreparedError(f"{error}; this is tried again") from error
         finally:
             self._metrics.took(m.RPCS, time.perf_counter() - began, "files of a claim")
-
-
-def _made(claim: Claim, preparation: Preparation, grant: Grant) -> PreparedClaim:
-    return PreparedClaim(
-        uid=claim.uid,
-        namespace=claim.namespace,
-        name=claim.name,
-        devices=preparation.devices,
-        device_ids=preparation.device_ids,
-        enforcement=grant.enforcement,
-        consumers=claim.consumers,
-        cdi=cdi_spec(claim.uid, grant),
-        cdi_names=(device_id(claim.uid), *grant.cdi_devices),
-    )
 
 
 def _same(before: PreparedClaim, verdict: Preparation) -> bool:

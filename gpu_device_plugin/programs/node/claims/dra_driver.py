@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.node.use.process_use import Place
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.programs.node.conflicting_plugins import ConflictingPlugins
+    from gpu_device_plugin.programs.node.elastic.borrowing import Borrowing
     from gpu_device_plugin.programs.node.kubelet.reconciler import Reconciler
     from gpu_device_plugin.programs.node.limits.mps_link import MpsLink
     from gpu_device_plugin.programs.node.node_cluster import NodeCluster
@@ -65,6 +66,7 @@ class DraDriver:
     conflicting_plugins: ConflictingPlugins
     mps: MpsLink
     dev: Path
+    borrowing: Borrowing
     changed: Callable[[], None]
     """Called when `holders` may have changed."""
 
@@ -88,6 +90,7 @@ class DraDriver:
             delivery=lambda: self.config.value.delivery,
             mps=self.mps,
             dev=self.dev,
+            borrowing=self.borrowing,
         )
         self.entries: Observable[tuple[DeviceHold, ...]] = Observable(())
         """What containers hold by claims."""

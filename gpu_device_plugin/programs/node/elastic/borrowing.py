@@ -89,6 +89,10 @@ class Borrowing:
 
     # --- For the answers to the kubelet -------------------------------------------------------------------------------
 
+    def may_borrow(self) -> bool:
+        """Return whether containers may use more than they are guaranteed."""
+        return self._watch.may_borrow()
+
     def limit_shares(self, match: Match, placement: Placement) -> int | None:
         """Return the most shares that a container may use where it is placed; None: those that it is given."""
         request = match.request
@@ -198,7 +202,8 @@ class Borrowing:
 
     def _concerned(self) -> bool:
         known = self.limits_now.value or self.returns.value.asked or self._starting
-        return bool(known) or any(is_elastic(pod.annotations) for pod in self._api.pods.values())
+        claimed = any(hold.limit_mib for hold in self._entries.value)
+        return bool(known) or claimed or any(is_elastic(pod.annotations) for pod in self._api.pods.values())
 
     def _uses(self) -> Mapping[str, tuple[AttributedUse, ...]]:
         return uses_now(self._watch.reading.value, self._watch.holdings(), self._starters())
@@ -227,8 +232,13 @@ class Borrowing:
             for place, each in asked.items()
             if each.until is not None
         }
+        # The containers of a claim have one file: it says what the one that has to return most is told.
+        files: dict[frozenset[str], MemoryFile] = {}
         for hold, _, memory in self._memories(uses):
-            self._files.update(hold.device_ids, memory)
+            if hold.device_ids not in files or memory.return_mib > files[hold.device_ids].return_mib:
+                files[hold.device_ids] = memory
+        for device_ids, memory in files.items():
+            self._files.update(device_ids, memory)
         return changed
 
     def _memories(
