@@ -74,7 +74,12 @@ def test_the_policy_leaves_pods_whose_wishes_a_template_does_not_know() -> None:
         each["expression"] for each in POLICY["spec"]["matchConditions"] if each["name"] == "wishes-for-nothing-else"
     )
     policies = {keys.GPU_POLICY, keys.NODE_POLICY}
-    assert set(re.findall(r"'([^']+)'", condition)) == keys.WISHES - policies | {keys.SPLIT_LABEL}
+    assert set(re.findall(r"'([^']+)'", condition)) == {
+        *(keys.WISHES - policies),
+        keys.SPLIT_LABEL,
+        keys.MEMORY_LIMIT,
+        keys.MEMORY_GUARANTEE,
+    }
 
 
 # --- Rights ----------------------------------------------------------------------------------------------------------

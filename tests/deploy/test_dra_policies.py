@@ -330,6 +330,7 @@ UNCHANGED = {
     "no GPU": moving(container()),
     "init container": moving(container(mem=4), initContainers=[container("prepare", mem=4)]),
     "memory of two GPUs": moving(container(mem=4), labels={"aliyun.com/gpu-count": "2"}),
+    "a limit": moving(container(mem=4), annotations={"gpu-device-plugin/memory-limit": "8"}),
     "a model": moving(container(mem=4), annotations={"gpu-device-plugin/use-model": "T4"}),
     "another GPU": moving(container(mem=4), annotations={"gpu-device-plugin/avoid-uuid": UUID}),
 }
