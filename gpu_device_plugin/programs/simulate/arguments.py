@@ -19,8 +19,8 @@ DESCRIPTION = (
 )
 EPILOG = (
     "NODES and PODS are a file (JSON of kubectl get nodes,pods -A -o json; a Deployment, Job or Pod in YAML; a CSV "
-    "trace of openb), the word cluster, or entries such as '10x gpus=4 mem=24 cpu=64 memory=256Gi', "
-    "'10x 8x H100' and '40x mem=8 cpu=4; 5x count=2'. "
+    "trace of openb; for --burst pods with their recorded use), the word cluster, or entries such as "
+    "'10x gpus=4 mem=24 cpu=64 memory=256Gi', '10x 8x H100' and '40x mem=8 cpu=4; 5x count=2'. "
     "Exit code 0: simulated; 1: the cluster cannot be read; 2: the input cannot be used."
 )
 
