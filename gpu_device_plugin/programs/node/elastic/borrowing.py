@@ -84,6 +84,8 @@ class Borrowing:
         self.limits_now: Observable[Mapping[Place, int]] = Observable({})
         """The MiB that each container may use now, of those that may use something else than when they started."""
         self._starting: list[_Start] = []
+        self._told: set[frozenset[str]] = set()
+        """The devices of containers of which an Event says that they wait: the kubelet tries again and again."""
         self._due: Mapping[Place, tuple[float, str]] = {}
         """When each pod that is asked may be evicted, in monotonic seconds and as a text that does not change."""
 
@@ -144,7 +146,10 @@ class Borrowing:
                     began + within_s - time.monotonic(),
                     self.returns.meets(lambda found: found.missing.keys().isdisjoint(mib)),
                 )
-            return self._why_wait(start)
+            why = self._why_wait(start)
+            if not why:
+                self._told.discard(start.device_ids)
+            return why
         finally:
             self._starting.remove(start)
             self._hasten()
@@ -167,6 +172,9 @@ class Borrowing:
         return ""
 
     def _tell_waiting(self, start: _Start, why: str) -> None:
+        if start.device_ids in self._told:
+            return
+        self._told.add(start.device_ids)
         hold = self._owner(start, self._entries.value)
         pod = next((pod for pod in self._api.pods.values() if hold and pod.kubelet_uid == hold.pod_uid), None)
         if pod is not None:
@@ -195,9 +203,10 @@ class Borrowing:
 
     def holders_changed(self, entries: Iterable[DeviceHold]) -> None:
         """Take note of what containers hold, and remove the files of those that have ended."""
-        ledger = self._state.node.ledger
+        ledger, held = self._state.node.ledger, {hold.device_ids for hold in entries}
+        self._told &= held
         if ledger.certain:
-            self._files.keep((hold.device_ids for hold in entries), ledger.holds.keys())
+            self._files.keep(held, ledger.holds.keys())
         self.look()
 
     def _concerned(self) -> bool:
