@@ -41,6 +41,7 @@ from gpu_device_plugin.programs.node.elastic.memory_files import MemoryFiles
 from gpu_device_plugin.programs.node.kubelet.advertiser import Advertiser
 from gpu_device_plugin.programs.node.kubelet.allocation_handler import AllocationHandler
 from gpu_device_plugin.programs.node.kubelet.reconciler import ForgottenPods, Reconciler
+from gpu_device_plugin.programs.node.limits.limit_link import LimitLink
 from gpu_device_plugin.programs.node.limits.limit_verification import Verification
 from gpu_device_plugin.programs.node.limits.mps_link import MpsLink
 from gpu_device_plugin.programs.node.node_api import NodeApi, reach_api
@@ -169,6 +170,14 @@ class NodeAgent:
             MemoryFiles(settings.memory_dir),
             self.evictor,
         )
+        self._limit_link = None
+        if settings.memory_dir is not None:
+            self._limit_link = LimitLink(
+                settings.memory_dir,
+                self.use_watch.holdings,
+                self.borrowing.limits_now,
+                soft=settings.soft_limit == "share",
+            )
         self._answers = AllocationHandler(
             self.state,
             None if cluster is None else cluster.waiting,
@@ -290,6 +299,8 @@ class NodeAgent:
             self.hardware.view.follow(self.verification.again),
             self.reconciler.checkpoint_entries.follow(self._holders_changed),
         ]
+        if self._limit_link is not None:
+            parts += [self._limit_link.run(), self.entries.follow(self._limit_link.changed)]
         if self.evictor is not None and self.failures is not None:
             parts += [self.evictor.run(), self.failures.run()]
         if self.cluster is not None and self.dra is not None:
