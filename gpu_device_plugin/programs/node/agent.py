@@ -41,7 +41,7 @@ from gpu_device_plugin.programs.node.elastic.memory_files import MemoryFiles
 from gpu_device_plugin.programs.node.kubelet.advertiser import Advertiser
 from gpu_device_plugin.programs.node.kubelet.allocation_handler import AllocationHandler
 from gpu_device_plugin.programs.node.kubelet.reconciler import ForgottenPods, Reconciler
-from gpu_device_plugin.programs.node.limits.limit_link import LimitLink
+from gpu_device_plugin.programs.node.limits.limit_link import limit_link
 from gpu_device_plugin.programs.node.limits.limit_verification import Verification
 from gpu_device_plugin.programs.node.limits.mps_link import MpsLink
 from gpu_device_plugin.programs.node.node_api import NodeApi, reach_api
@@ -85,9 +85,8 @@ class NodeAgent:
         self.config = config = Observable(initial(settings))
         """How the node gives its GPUs to pods."""
         self.state = NodeState(Node(config.value.shares))
-        self.metrics = m.Metrics()
-        if settings.http is not None:
-            self.metrics = m.PrometheusMetrics(lambda: self.metrics_state().gauges())
+        shown = settings.http is not None
+        self.metrics = m.PrometheusMetrics(lambda: self.metrics_state().gauges()) if shown else m.Metrics()
         self.cluster = cluster = self._reach_cluster()
         self.api = api = NodeApi() if cluster is None else cluster
         self.reports = Reports(self.state, self.metrics, api)
@@ -170,14 +169,7 @@ class NodeAgent:
             MemoryFiles(settings.memory_dir),
             self.evictor,
         )
-        self._limit_link = None
-        if settings.memory_dir is not None:
-            self._limit_link = LimitLink(
-                settings.memory_dir,
-                self.use_watch.holdings,
-                self.borrowing.limits_now,
-                soft=settings.soft_limit == "share",
-            )
+        self._limit_link = limit_link(settings, self.use_watch.holdings, self.borrowing.limits_now)
         self._answers = AllocationHandler(
             self.state,
             None if cluster is None else cluster.waiting,

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.contract.limitfiles import LimitKey, LimitsState, MemoryLimit
     from gpu_device_plugin.core.node.holdings import Holding
     from gpu_device_plugin.core.node.use.process_use import Place
+    from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)
 
@@ -129,3 +130,12 @@ class LimitLink:
             return f"{self._directory / STATE_FILE} cannot be read: {error.strerror}"
         except LimitFileError as error:
             return str(error)
+
+
+def limit_link(
+    settings: NodeSettings, holdings: Callable[[], Iterable[Holding]], limits_now: Observable[Mapping[Place, int]]
+) -> LimitLink | None:
+    """Return the link to the limit helper; None: without a directory for its files there is none."""
+    if settings.memory_dir is None:
+        return None
+    return LimitLink(settings.memory_dir, holdings, limits_now, soft=settings.soft_limit == "share")
