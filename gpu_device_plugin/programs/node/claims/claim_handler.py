@@ -248,8 +248,9 @@ class NodeClaims:
             return refused
         made = claim_grant(claim, preparation, node.shares, delivery, present)
         if mps is not None:
-            kind = placement.demand.kind
-            mps.granted(DeviceHold("", "", kind, preparation.device_ids, HoldSource.CLAIM, claim.uid, made.enforcement))
+            kind, ids = placement.demand.kind, preparation.device_ids
+            hold = DeviceHold("", "", kind, ids, HoldSource.CLAIM, claim.uid, made.enforcement, made.limit_mib)
+            mps.granted(hold)
         return self._made(claim, preparation, made)
 
     def _made(self, claim: Claim, preparation: Preparation, grant: Grant) -> PreparedClaim:

@@ -12,6 +12,7 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.core.contract.memoryfile import MemoryFile
+from gpu_device_plugin.core.model.holds import HoldSource
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import parse_id
 from gpu_device_plugin.core.model.times import rfc3339
@@ -211,7 +212,7 @@ class Borrowing:
 
     def _concerned(self) -> bool:
         known = self.limits_now.value or self.returns.value.asked or self._starting
-        claimed = any(hold.limit_mib for hold in self._entries.value)
+        claimed = any(hold.limit_mib and hold.source is HoldSource.CLAIM for hold in self._entries.value)
         return bool(known) or claimed or any(is_elastic(pod.annotations) for pod in self._api.pods.values())
 
     def _uses(self) -> Mapping[str, tuple[AttributedUse, ...]]:
