@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ DIRECTORY = "/run/gpushare"
 NAME = "memory.json"
 IN_CONTAINER = f"{DIRECTORY}/{NAME}"
 VERSION = 1
+SLOT = re.compile(r"[0-9a-f]{16}")
+"""What `slot` returns."""
 
 
 class MemoryFileError(ValueError):

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.core.contract.memoryfile import (
+    SLOT,
     MemoryFile,
     MemoryFileError,
     read_memory_file,
@@ -49,4 +50,4 @@ def test_another_text_is_refused(text: str) -> None:
 def test_a_container_finds_its_directory_by_its_devices_alone() -> None:
     names = {slot(["a", "b"]), slot(["b", "a"]), slot(["a"]), slot(["ab"])}
     assert len(names) == 3
-    assert all(len(name) == 16 and name.isalnum() for name in names)
+    assert all(SLOT.fullmatch(name) for name in names)

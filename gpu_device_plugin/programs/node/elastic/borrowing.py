@@ -126,7 +126,7 @@ class Borrowing:
         Returns:
             Why the container must not start, as a sentence without a full stop; empty if it may.
         """
-        if not self.limits_now.value or not self._watch.interval_s:
+        if not self.limits_now.value:
             return ""
         share_mib, began = self._state.node.shares.share_mib, time.monotonic()
         mib = {uuid: count * share_mib for uuid, count in Counter(parse_id(each)[0] for each in device_ids).items()}
@@ -139,7 +139,9 @@ class Borrowing:
             await within(_RECORDED_S, self._entries.meets(lambda holds: self._owner(start, holds) is not None))
             self._restore(start)
             self._hasten()
-            if not await within(self.answer_s, self.returns.meets(lambda found: found.at >= began)):
+            if not self._watch.interval_s or not await within(
+                self.answer_s, self.returns.meets(lambda found: found.at >= began)
+            ):
                 return ""
             if why := self._why_wait(start):
                 self._tell_waiting(start, why)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import files
-from gpu_device_plugin.core.contract.memoryfile import DIRECTORY, NAME, slot, write_memory_file
+from gpu_device_plugin.core.contract.memoryfile import DIRECTORY, NAME, SLOT, slot, write_memory_file
 from gpu_device_plugin.core.node.limits.extra_grant import Mount
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ class MemoryFiles:
             return
         kept = {slot(ids) for ids in held} | {name for name, ids in self._made.items() if not ids.isdisjoint(granted)}
         for folder in self._directory.iterdir():
-            if folder.name not in kept:
+            # An administrator may name a directory with something else in it.
+            if folder.name not in kept and SLOT.fullmatch(folder.name):
                 shutil.rmtree(folder, ignore_errors=True)
                 self._made.pop(folder.name, None)
                 self._texts.pop(folder.name, None)

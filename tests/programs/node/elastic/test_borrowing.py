@@ -82,7 +82,7 @@ class Scene:
 
 @asynccontextmanager
 async def scene(*gpus: dict[str, Any], **settings: str) -> AsyncIterator[Scene]:
-    quick: dict[str, Any] = {"usage_interval": "1s", "http": "127.0.0.1:0"}
+    quick: dict[str, Any] = {"usage_interval": "1s", "http": "127.0.0.1:0", **settings}
     async with cluster([T4, *gpus], allowed=EVICTING, **quick) as it:
         it.node.show_processes()
         await it.start_agent(**{"memory_dir": f"{it.node.folder}/memory", **settings})
@@ -297,3 +297,14 @@ async def test_an_init_container_and_parts_of_two_gpus_do_not_borrow() -> None:
             lambda: any(MEMORY_LIMIT in p.annotations for p in its.it.cluster.pods.values() if p.name == "b")
         )
         assert envs_of(await its.it.admit(split))["GPUSHARE_MEMORY_LIMIT_MIB"] == "2048"
+
+
+async def test_where_use_is_not_read_nobody_waits_or_is_asked() -> None:
+    async with scene(usage_interval="0s") as its:
+        made = await its.runs("nb", 4, {MEMORY_LIMIT: "12"})
+        its.use(nb=12 * GIB)
+        began = time.monotonic()
+        assert (await its.runs("new", 8)).phase == "Running"
+        assert time.monotonic() - began < 4
+        await its.it.node.until(lambda: its.file(made).limit_mib < 8 * GIB)
+        assert its.agent.borrowing.returns.value.asked == {}
