@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_LIMIT
+from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_LIMIT, RESIZE_BOUND
 from gpu_device_plugin.core.contract.memoryfile import DIRECTORY, NAME, MemoryFile, read_memory_file
 from gpu_device_plugin.core.model.pods import ContainerKind
 from tests.programs.node.cluster_harness import RIGHTS, Cluster, allocation, cluster, promise
@@ -308,3 +308,20 @@ async def test_where_use_is_not_read_nobody_waits_or_is_asked() -> None:
         assert time.monotonic() - began < 4
         await its.it.node.until(lambda: its.file(made).limit_mib < 8 * GIB)
         assert its.agent.borrowing.returns.value.asked == {}
+
+
+async def test_a_guarantee_that_grows_has_borrowed_memory_returned() -> None:
+    async with scene() as its:
+        its.it.api.add(
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default", "labels": {RESIZE_BOUND: "9"}}}
+        )
+        made = await its.borrower()
+        its.use(nb=10 * GIB)
+        grows = await its.runs("grows", 4)
+        assert grows.phase == "Running"
+        assert its.told("GPUMemoryAsked") == []
+        its.it.api.patch("pods", "grows", {"metadata": {"annotations": {MEMORY_GUARANTEE: "9"}}})
+        await its.it.node.until(lambda: its.file(made).return_mib > 0)
+        assert its.file(made).needed_by == "default/grows"
+        await follow(its, made)
+        await its.it.node.until(lambda: not its.agent.borrowing.returns.value.asked)
