@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.programs.extender.resizes import Patch
 
-SIZES = {"a": (8, 6), "b": (5,)}
+SIZES = {"a": (8, 6)}
 NODES = {
     name: NodeGpus(tuple(ListedGpu(n, size) for n, size in enumerate(sizes)), share_mib=1024)
     for name, sizes in SIZES.items()
 }
 VANISHED_GRACE_S = 30.0
-BOUND = 6
+BOUND = 4
 WHICH = st.integers(0, 9)
 
 
@@ -68,6 +68,8 @@ class World(RuleBasedStateMachine):
         self.late: list[Patch] = []
         """Patches that we gave up on and that may still be made."""
         self.leader = Extender(self)
+        for mem in (1, 2, 2):
+            self.a_pod_is_bound(mem)
 
     def change(self, pod: Pod) -> Pod:
         pod = replace(pod, resource_version=str(next(self.numbers)))
@@ -81,14 +83,16 @@ class World(RuleBasedStateMachine):
 
     # --- Owners and nodes ---------------------------------------------------------------------------------------------
 
-    @rule(mem=st.integers(1, 4), node=st.sampled_from(sorted(NODES)))
-    def a_pod_is_bound(self, mem: int, node: str) -> None:
+    @rule(mem=st.sampled_from([1, 3, 0, 0, 0, 0]))
+    def a_pod_is_bound(self, mem: int, node: str = "a") -> None:
+        if not mem:
+            return
         uid = f"uid-{next(self.numbers)}"
         containers = (Container("main", ContainerKind.APP, 0, {MEM.name: mem}),)
         pod = Pod(uid, "default", uid, containers=containers, running=True)
         asked, there = ask(pod, RESOURCES), self.leader.fleet.candidates[node]
         assert isinstance(asked, Ask)
-        found = fit(asked, there, "binpack")
+        found = fit(asked, there, "spread")
         if isinstance(found, Fit):
             annotations = promise(asked, found.placements, there.gpus, 7)
             bound = replace(pod, node_name=node, annotations=annotations)
@@ -97,17 +101,21 @@ class World(RuleBasedStateMachine):
             self.leader.fleet.confirm(uid)
             self.holds[uid] = mem
 
-    @rule(which=WHICH, shares=st.integers(0, 9))
-    def the_owner_wishes(self, which: int, shares: int) -> None:
-        pod = self.running(which)
+    @rule(which=WHICH, shares=st.integers(0, 6), told=st.booleans())
+    def the_owner_wishes(self, which: int, shares: int, *, told: bool) -> None:
+        """Often of a pod that has got more before."""
+        grown = [pod for pod in self.pods.values() if not pod.ended and usage_of(pod, RESOURCES).growth]
+        pod = grown[which % len(grown)] if grown and which % 2 else self.running(which)
         if pod is not None:
+            if told:
+                self.seen_by_agent[pod.uid] = pod
             annotations = {key: text for key, text in pod.annotations.items() if key != MEMORY_GUARANTEE}
             self.change(replace(pod, annotations=annotations | ({MEMORY_GUARANTEE: str(shares)} if shares else {})))
 
-    @rule(which=WHICH, how=st.sampled_from(["ends", "ends and goes", "is deleted by force"]))
+    @rule(which=WHICH, how=st.sampled_from(["ends", "ends and goes", "is deleted by force", *["stays"] * 3]))
     def a_pod_goes(self, which: int, how: str) -> None:
         pod = self.running(which)
-        if pod is None:
+        if pod is None or how == "stays":
             return
         if how != "is deleted by force":
             pod = self.change(replace(pod, phase="Succeeded", running=False))
@@ -119,15 +127,16 @@ class World(RuleBasedStateMachine):
 
     # --- Agents -------------------------------------------------------------------------------------------------------
 
-    @rule(which=WHICH)
-    def an_agent_sees_a_pod(self, which: int) -> None:
-        pod = self.running(which)
-        if pod is not None:
-            self.seen_by_agent[pod.uid] = pod
+    @rule(number=st.integers(1, 4))
+    def the_agent_sees_pods(self, number: int) -> None:
+        newest = sorted(
+            (pod for pod in self.pods.values() if not pod.ended), key=lambda pod: -int(pod.resource_version)
+        )
+        self.seen_by_agent.update({pod.uid: pod for pod in newest[:number]})
 
     @precondition(lambda self: self.seen_by_agent)
-    @rule(which=WHICH)
-    def an_agent_acts(self, which: int) -> None:
+    @rule(which=WHICH, writes=st.booleans())
+    def an_agent_acts(self, which: int, *, writes: bool = False) -> None:
         """It moves what it holds to the lesser of wish and promise, if its GPU has room, and writes it later."""
         pod = self.seen_by_agent[sorted(self.seen_by_agent)[which % len(self.seen_by_agent)]]
         request, held = pod.containers[0].limits[MEM.name], self.holds[pod.uid]
@@ -147,6 +156,8 @@ class World(RuleBasedStateMachine):
             "wish": pod.annotations.get(MEMORY_GUARANTEE, ""),
         }
         self.unwritten[pod.uid] = json.dumps(said)
+        if writes:
+            self.an_agent_writes(sorted(self.unwritten).index(pod.uid))
 
     @precondition(lambda self: self.unwritten)
     @rule(which=WHICH)
@@ -178,10 +189,13 @@ class World(RuleBasedStateMachine):
         self.leader.resizes.replace({pod.uid: pod for pod in pods})
         self.leader.seen = len(self.history)
 
-    @rule(most=st.integers(1, 5), bound=st.sampled_from([BOUND, BOUND, BOUND, 0]))
-    def the_leader_decides(self, most: int, bound: int) -> None:
+    @rule(most=st.integers(1, 5), number=st.sampled_from([3, 30, 30]), later=st.booleans())
+    def the_leader_decides(self, most: int, number: int = 0, *, later: bool = False) -> None:
+        """On what it has seen by now."""
+        self.now += 1.0 if later else 0.0
+        self.the_leader_sees(number)
         for pod in self.leader.resizes.take(most):
-            _, patch = self.leader.resizes.decide(pod.uid, {RESIZE_BOUND: str(bound)})
+            _, patch = self.leader.resizes.decide(pod.uid, {RESIZE_BOUND: str(BOUND)})
             if patch is not None:
                 self.underway.append(patch)
 
@@ -274,11 +288,10 @@ class World(RuleBasedStateMachine):
             self.time_passes(61.0)
             self.the_leader_sees(len(self.history))
             self.the_leader_looks_at_doubts(again=False)
-            self.the_leader_decides(100, BOUND)
+            self.the_leader_decides(100)
             while self.underway:
                 self.a_patch_arrives(0, "answered")
-            for which, _pod in enumerate(list(self.pods)):
-                self.an_agent_sees_a_pod(which)
+            self.the_agent_sees_pods(100)
             for which in range(len(self.seen_by_agent)):
                 self.an_agent_acts(which)
         self.time_passes(61.0)
@@ -314,5 +327,5 @@ def assert_fits(node: str, usages: Iterable[Usage]) -> None:
     assert all(shares <= SIZES[node][position] for position, shares in taken.items()), (node, dict(taken))
 
 
-World.TestCase.settings = settings(max_examples=60, stateful_step_count=60)
+World.TestCase.settings = settings(max_examples=80, stateful_step_count=60)
 TestWorld = World.TestCase
