@@ -8,18 +8,12 @@ from urllib.parse import quote
 
 import msgspec
 
+from gpu_device_plugin.core.cluster.usage import growable
 from gpu_device_plugin.core.contract.elastic import Wish, readable_wish, write_wish
 from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_LIMIT, RESIZE_BOUND
 from gpu_device_plugin.core.contract.memoryfile import IN_CONTAINER
 from gpu_device_plugin.core.report.text.printing import counted
-from gpu_device_plugin.core.report.why.resizing import (
-    enforcement_of,
-    gpu_of,
-    not_resizable,
-    of_size,
-    sizes,
-    with_shares,
-)
+from gpu_device_plugin.core.report.why.resizing import not_resizable, of_size, sizes
 from gpu_device_plugin.programs.commandline import FAILED, OK
 from gpu_device_plugin.programs.kubectl import MISSING_RIGHT, ClusterUnreadableError, unread
 from gpu_device_plugin.view.objects import Named, decoded
@@ -57,19 +51,19 @@ def resize(
     name = f"{namespace}/{pod.name}"
     if why := not_resizable(pod, resources, arguments.container, claims=bool(status.claims)):
         raise ClusterUnreadableError(f"{name} cannot be resized: {why}")
-    container = arguments.container or next(iter(with_shares(pod, resources)))
+    container = arguments.container or next(iter(growable(pod, resources)))
     node = _node_of(kubectl, pod, resources)
-    if why := _too_large(arguments, pod, container, resources, node):
+    size = _size(pod, resources, container)
+    if why := _too_large(arguments, size, node):
         raise ClusterUnreadableError(f"{name} cannot be resized: {why}")
     notes: list[str] = []
     if patch := _changes(arguments, pod, container, resources):
-        growth = (arguments.amount or 0) - with_shares(pod, resources)[container]
-        _write(kubectl, pod, patch, growth)
+        _write(kubectl, pod, patch, (arguments.amount or 0) - size.request)
         if pod.annotations.keys().isdisjoint({MEMORY_GUARANTEE, MEMORY_LIMIT}):
             notes.append(f"The container has no {IN_CONTAINER} before its next start.")
         pod = _answered(kubectl, pod, resources, container, patience_s)
-    size = _size(pod, resources, container)
-    found = [*map(str, of_size(size, node, enforcement_of(pod, resources, container, node))), *notes]
+        size = _size(pod, resources, container)
+    found = [*map(str, of_size(pod, size, node)), *notes]
     if size.held < size.target:
         found += _allow(kubectl, namespace, size)
     if not size.settled:
@@ -110,12 +104,10 @@ def _node_of(kubectl: Kubectl, pod: Pod, resources: Sequence[Resource]) -> NodeV
     return next(iter(cluster([msgspec.Raw(raw)], (), resources)[0].views), None)
 
 
-def _too_large(
-    arguments: argparse.Namespace, pod: Pod, container: str, resources: Sequence[Resource], node: NodeView | None
-) -> str:
+def _too_large(arguments: argparse.Namespace, size: Size, node: NodeView | None) -> str:
     """Return why its GPU can never give a container as much; empty: it can, as far as is known."""
-    position = gpu_of(pod, resources, container)
-    gpu = next((each for each in node.candidate.gpus.gpus if each.position == position), None) if node else None
+    listed = () if node is None else node.candidate.gpus.gpus
+    gpu = next((each for each in listed if each.position == size.gpu), None)
     if gpu is None:
         return ""
     if gpu.instance is not None:
@@ -129,7 +121,7 @@ def _changes(
 ) -> Mapping[str, str | None]:
     """Return the annotations of the pod to write, and those to remove: None. Other containers keep their wishes."""
     wishes = {MEMORY_GUARANTEE: arguments.amount, MEMORY_LIMIT: arguments.limit}
-    every = with_shares(pod, resources)
+    every = growable(pod, resources)
     changes: dict[str, str | None] = {}
     for key, shares in wishes.items():
         if shares is None and not arguments.clear:

@@ -25,7 +25,7 @@ from gpu_device_plugin.core.report.finding import Finding, Unknown, error, names
 from gpu_device_plugin.core.report.text.printing import first
 from gpu_device_plugin.core.report.text.use_texts import age, container, does_not_hold, uses
 from gpu_device_plugin.core.report.why.pod_use import refusals
-from gpu_device_plugin.core.report.why.resizing import gpu_of, malformed_wishes, sizes
+from gpu_device_plugin.core.report.why.resizing import malformed_wishes, sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -297,8 +297,7 @@ def _unfulfilled(pod: Pod, resources: Sequence[Resource], shares: Mapping[tuple[
     for problem in malformed_wishes(pod):
         yield warning("wish-malformed", "{pod}: {problem}", f"{again} AMOUNT", pod=name, problem=problem)
     for size in sizes(pod, resources):
-        position = gpu_of(pod, resources, size.container)
-        most = None if position is None else shares.get((pod.node_name, position))
+        most = shares.get((pod.node_name, size.gpu))
         wanted = max(size.limit or 0, size.wish or 0)
         if most is not None and wanted > most:
             text = "{pod}: {wanted} units for container {container} are more than its GPU has, {most}"

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.held_instances import asked_instances
+from gpu_device_plugin.core.cluster.usage import growable
 from gpu_device_plugin.core.contract.elastic import read_wish, readable_answer, readable_wish
 from gpu_device_plugin.core.contract.keys import (
     ELASTIC,
@@ -14,10 +15,10 @@ from gpu_device_plugin.core.contract.keys import (
     MEMORY_HELD,
     MEMORY_LIMIT,
     MEMORY_PROMISED,
+    PLACES,
     MalformedAnnotationError,
 )
 from gpu_device_plugin.core.contract.memoryfile import IN_CONTAINER
-from gpu_device_plugin.core.contract.promises import readable_promises
 from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.core.model.resources import Kind
@@ -25,7 +26,7 @@ from gpu_device_plugin.core.report.finding import note
 from gpu_device_plugin.core.report.text.printing import counted, listed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.model.pods import Container, Pod
@@ -40,18 +41,6 @@ _ENFORCED = {
 }
 
 
-def with_shares(pod: Pod, resources: Sequence[Resource]) -> Mapping[str, int]:
-    """Return the request of each container that can be resized, in shares by its name."""
-    names = [resource.name for resource in resources if resource.kind is Kind.MEMORY]
-    found = {
-        container.name: sum(container.limits.get(name, 0) for name in names)
-        for container in pod.containers
-        if container.kind is not ContainerKind.INIT
-    }
-    several = {name for (name, _), promise in readable_promises(pod, resources).items() if len(promise.shares) > 1}
-    return {name: shares for name, shares in found.items() if shares and name not in several}
-
-
 def not_resizable(pod: Pod, resources: Sequence[Resource], container: str, *, claims: bool) -> str:
     """Return why a container cannot be resized, as a clause about its pod; empty: it can.
 
@@ -61,7 +50,7 @@ def not_resizable(pod: Pod, resources: Sequence[Resource], container: str, *, cl
         container: its name; empty: the only one with shares.
         claims: whether the pod has ResourceClaims.
     """
-    possible, named = with_shares(pod, resources), {each.name: each for each in pod.containers}
+    possible, named = growable(pod, resources), {each.name: each for each in pod.containers}
     running = "it has ended" if pod.ended else "it is being deleted" if pod.deleting else ""
     if running or not pod.running:
         return running or f"it does not run yet ({pod.phase}); change its requests, or wait"
@@ -75,18 +64,18 @@ def not_resizable(pod: Pod, resources: Sequence[Resource], container: str, *, cl
 
 
 def _other_kind(containers: Sequence[Container], pod: Pod, resources: Sequence[Resource], *, claims: bool) -> str:
-    memory = [resource.name for resource in resources if resource.kind is Kind.MEMORY]
-    if any(container.limits.get(name) for container in containers for name in memory):
-        if containers[0].kind is ContainerKind.INIT:
-            return "init containers cannot be resized"
-        return "it has equal parts of several GPUs, which cannot be resized"
-    if any(container.limits.get(each.name) for container in containers for each in resources):
-        return "it has whole GPUs, which cannot be resized"
-    if asked_instances(pod):
-        return "it has whole MIG instances, which cannot be resized"
-    if claims:
-        return "it has its GPUs by ResourceClaims, and Kubernetes changes no allocation of a claim"
-    return f"it asks for no {' or '.join(memory)}"
+    asked = {each.kind for each in resources for container in containers if container.limits.get(each.name)}
+    shares = Kind.MEMORY in asked
+    reasons = (
+        (shares and containers[0].kind is ContainerKind.INIT, "init containers cannot be resized"),
+        (shares and pod.annotations.keys().isdisjoint(PLACES), "its annotations name no GPU"),
+        (shares, "it has equal parts of several GPUs, which cannot be resized"),
+        (asked, "it has whole GPUs, which cannot be resized"),
+        (asked_instances(pod), "it has whole MIG instances, which cannot be resized"),
+        (claims, "it has its GPUs by ResourceClaims, and Kubernetes changes no allocation of a claim"),
+        (True, f"it asks for no {' or '.join(each.name for each in resources if each.kind is Kind.MEMORY)}"),
+    )
+    return next(why for applies, why in reasons if applies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +83,8 @@ class Size:
     """The memory of a running container in shares: wished, and as it holds."""
 
     container: str
+    gpu: int
+    """The position of its GPU."""
     request: int
     held: int
     """What it is guaranteed."""
@@ -125,25 +116,25 @@ def sizes(pod: Pod, resources: Sequence[Resource]) -> tuple[Size, ...]:
     by_extender = MEMORY_PROMISED not in annotations or promised.answers(annotations)
     says = held.why if held.answers(annotations) else ""
     found = []
-    for name, request in with_shares(pod, resources).items():
+    for name, (request, gpu) in growable(pod, resources).items():
         has, promise = (max(request, answer.guarantees.get(name, 0)) for answer in (held, promised))
         target = max(request, wishes.of(name) or 0)
         if has == target:
             why = ""
-        elif not by_extender:
+        elif has < target and not by_extender:
             why = "the scheduler extender has not answered yet"
-        elif promise < target and promised.why:
+        elif has < target and promise < target and promised.why:
             why = f"the scheduler extender says: {promised.why}"
         else:
             why = f"the agent of its node says: {says}" if says else "the agent of its node has not answered yet"
         found.append(
-            Size(name, request, has, wishes.of(name), limits.of(name), why, settled=" says: " in why or not why)
+            Size(name, gpu, request, has, wishes.of(name), limits.of(name), why, settled=" says: " in why or not why)
         )
     return tuple(found)
 
 
-def of_size(size: Size, node: NodeView | None, enforcement: Enforcement | None) -> Iterator[Finding]:
-    """Yield what a container on a node is guaranteed and limited to; None: node, or enforcement, are not known."""
+def of_size(pod: Pod, size: Size, node: NodeView | None) -> Iterator[Finding]:
+    """Yield what a container of a pod is guaranteed and limited to, on a node of which None: nothing is known."""
     amount = partial(counted, one="unit") if node is None else node.amount
     name, now = repr(size.container), amount(size.held)
     if size.held != size.target:
@@ -160,8 +151,8 @@ def of_size(size: Size, node: NodeView | None, enforcement: Enforcement | None) 
     most = size.limit if size.limit is not None else min(size.held, size.wish or size.held)
     if most != size.held:
         text = "Its limit is {limit}" + (", of which it borrows what others do not need" if most > size.held else "")
-        how = _ENFORCED.get(enforcement) if enforcement is not None else None
-        yield note("limit", f"{text}; {{how}}." if how else f"{text}.", limit=amount(most), how=how or "")
+        how = _enforced(pod, size, node)
+        yield note("limit", f"{text}; {{how}}." if how else f"{text}.", limit=amount(most), how=how)
 
 
 def malformed_wishes(pod: Pod) -> Iterator[str]:
@@ -181,23 +172,15 @@ def resizes(pod: Pod, resources: Sequence[Resource], node: NodeView | None) -> I
         yield note("wish-malformed", "{problem}; it counts as none.", problem=f"{problem[0].upper()}{problem[1:]}")
     for size in sizes(pod, resources):
         if size.wish is not None or size.limit is not None or size.held != size.request:
-            yield from of_size(size, node, enforcement_of(pod, resources, size.container, node))
+            yield from of_size(pod, size, node)
 
 
-def gpu_of(pod: Pod, resources: Sequence[Resource], container: str) -> int | None:
-    """Return the position of the GPU of which a container has shares; None: unknown."""
-    promise = readable_promises(pod, resources).get((container, Kind.MEMORY))
-    return None if promise is None else promise.shares[0][0]
-
-
-def enforcement_of(
-    pod: Pod, resources: Sequence[Resource], container: str, node: NodeView | None
-) -> Enforcement | None:
-    """Return what keeps a container within its part: since its start, or for new ones on its GPU; None: unknown."""
+def _enforced(pod: Pod, size: Size, node: NodeView | None) -> str:
+    """Return what keeps a container within its limit: since its start, or for new ones on its GPU; empty: unknown."""
     if node is None:
-        return None
-    key = pod.namespace, pod.name, container
+        return ""
+    key = pod.namespace, pod.name, size.container
     started = [part.enforcement for part in node.report.current if (part.namespace, part.pod, part.container) == key]
-    gpu = gpu_of(pod, resources, container)
-    present = None if gpu is None else node.report.enforcement(gpu)
-    return next((each for each in started if each), None if present is None else present.enforcement)
+    present = node.report.enforcement(size.gpu)
+    found = next((each for each in started if each), None if present is None else present.enforcement)
+    return "" if found is None else _ENFORCED.get(found, "")

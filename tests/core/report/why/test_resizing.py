@@ -25,7 +25,8 @@ from tests.resources import RESOURCES
 from tests.views import node_view
 
 MAIN = Container("main", ContainerKind.APP, 0, {MEM: 4})
-WEB = Pod("uid", "default", "web", "a", "Running", running=True, containers=(MAIN,))
+PLACE = {ALLOCATION: '{"0": {"0": 4}, "1": {"0": 4}}'}
+WEB = Pod("uid", "default", "web", "a", "Running", running=True, annotations=PLACE, containers=(MAIN,))
 
 BORROWS = "Its limit is 12 GiB, of which it borrows what others do not need"
 
@@ -37,8 +38,7 @@ def answer(wish: str = "6", main: int = 0, why: str = "") -> str:
 def pod(**annotations: str) -> Pod:
     """Return the pod with annotations by the last word of their keys."""
     keys = {"guarantee": MEMORY_GUARANTEE, "limit": MEMORY_LIMIT, "promised": MEMORY_PROMISED, "held": MEMORY_HELD}
-    place = {ALLOCATION: '{"0": {"0": 4}}'}
-    return replace(WEB, annotations=place | {keys[name]: text for name, text in annotations.items()})
+    return replace(WEB, annotations=PLACE | {keys[name]: text for name, text in annotations.items()})
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def pod(**annotations: str) -> Pod:
         ({"guarantee": "6", "promised": answer(why="no room")}, 4, "the scheduler extender says: no room", True),
         ({"guarantee": "6", "promised": answer(main=6)}, 4, "the agent of its node has not answered yet", False),
         ({"guarantee": "6", "promised": answer(main=6), "held": answer(main=6)}, 6, "", True),
-        ({"promised": answer(main=6), "held": answer(main=6)}, 6, "the scheduler extender has not answered yet", False),
+        ({"promised": answer(main=6), "held": answer(main=6)}, 6, "the agent of its node has not answered yet", False),
         ({"guarantee": "many", "held": "broken"}, 4, "", True),
     ],
 )  # fmt: skip
@@ -112,13 +112,13 @@ def test_what_kept_the_container_at_its_start_counts() -> None:
     view = node_view("a", (15,), report=report(part("web", enforcement=Enforcement.MPS), part("other")))
     facts = list(map(str, resizes(pod(limit="12"), RESOURCES, view)))
     assert facts[1].endswith("; MPS enforces it from the next start of the container on.")
-    unplaced = replace(pod(limit="12"), annotations={MEMORY_LIMIT: "12"})
-    assert str(list(resizes(unplaced, RESOURCES, node_view("a", (15,))))[1]).endswith("do not need.")
+    assert str(list(resizes(pod(limit="12"), RESOURCES, node_view("a", (15,))))[1]).endswith("do not need.")
 
 
 def test_without_its_node_amounts_are_units() -> None:
-    assert [str(each) for each in resizes(pod(guarantee="6"), RESOURCES, None)] == [
-        "Container 'main' is guaranteed 4 units; it is to have 6 units: the agent of its node has not answered yet."
+    assert [str(each) for each in resizes(pod(guarantee="6", limit="8"), RESOURCES, None)] == [
+        "Container 'main' is guaranteed 4 units; it is to have 6 units: the agent of its node has not answered yet.",
+        "Its limit is 8 units, of which it borrows what others do not need.",
     ]
 
 
@@ -146,6 +146,7 @@ SPLIT = {ALLOCATION: '{"0": {"0": 2, "1": 2}}'}
         ({"containers": ()}, "main", False, "it has no container 'main' with GPUs; there is none"),
         ({"containers": (INIT, MAIN)}, "", False, ""),
         ({"containers": (INIT, MAIN)}, "prepare", False, "init containers cannot be resized"),
+        ({"annotations": {}}, "", False, "its annotations name no GPU"),
         ({"annotations": SPLIT}, "", False, "it has equal parts of several GPUs, which cannot be resized"),
         ({"containers": (replace(MAIN, limits={COUNT: 1}),)}, "", False, "it has whole GPUs, which cannot be resized"),
         ({"containers": (MIG,)}, "", False, "it has whole MIG instances, which cannot be resized"),
