@@ -29,7 +29,7 @@ from gpu_device_plugin.core.report.finding import Finding, note
 from gpu_device_plugin.core.report.text.printing import counted, first
 from gpu_device_plugin.core.report.why.mig_explanations import held_instances, out_of_service
 from gpu_device_plugin.core.report.why.mistaken_requests import asks_for_others, asks_for_several, asks_in_mib
-from gpu_device_plugin.core.report.why.pod_use import of_pod, refusals, told_over_use
+from gpu_device_plugin.core.report.why.pod_use import lent, of_pod, refusals, told_over_use
 from gpu_device_plugin.core.report.why.resizing import resizes
 from gpu_device_plugin.core.report.why.scheduler_checks import NO_TERMS, Terms
 
@@ -299,6 +299,8 @@ def claim_causes(
             # The kubelet prepares claims before it starts containers.
             told = "; its Events say why not:" if status.events else ", and no Event says that anything is in the way."
             states.append(note("preparing", f"Its node prepares its claims before its containers start{told}"))
+        if nodes is not None and pod.node_name in nodes:
+            states += lent(pod, nodes[pod.node_name].report)
         return [_on_node(pod), *_status_says(status), *states, *_events(status)], ()
     free = _instances(waiting, nodes)
     return [*_gated(status), *states, *free, *scheduler_says(status), *_events(status)], waiting

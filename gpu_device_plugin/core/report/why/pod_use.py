@@ -48,13 +48,13 @@ def of_pod(pod: Pod, node: NodeView, positions: Iterable[int]) -> Iterator[Findi
             yield note("use", "{container} {use}.", container=name, use=uses(part))
         if not_held(part):
             yield note("limit-not-held", "{container} {why}.", container=name, why=does_not_hold(part))
-    yield from _lent(pod, report)
+    yield from lent(pod, report)
     for gpu in node.candidate.gpus.all:
         if gpu.position in set(positions):
             yield from _squeezed(pod, node, gpu)
 
 
-def _lent(pod: Pod, report: NodeReport) -> Iterator[Finding]:
+def lent(pod: Pod, report: NodeReport) -> Iterator[Finding]:
     """Say who borrows the memory that a pod needs now."""
     for part in report.current:
         if part.needed_by == f"{pod.namespace}/{pod.name}":

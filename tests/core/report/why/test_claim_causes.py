@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -29,6 +30,7 @@ from tests.claim_values import (
     with_instances,
 )
 from tests.findings import facts
+from tests.reports import ASKED, report
 from tests.views import node_view
 
 if TYPE_CHECKING:
@@ -208,3 +210,11 @@ def test_it_is_told_only_to_pods_that_ask_for_memory_and_have_no_other_node() ->
     assert not list(by_claim_instead(mem(8), [serves, node_view("n", (8,))]))
     assert not list(by_claim_instead(Ask((Part(Demand(Kind.COUNT, 1)),)), [serves]))
     assert not list(by_claim_instead(mem(8), []))
+
+
+def test_a_pod_whose_claim_waits_for_borrowed_memory_is_told_who_has_it() -> None:
+    borrowed = report(replace(ASKED, needed_by="default/web"))
+    lender = {"n1": replace(NODES["n1"], report=borrowed)}
+    found, _ = claim_causes(pod("n1"), status(), {"c": claim("c", part(0, 4 * GIB))}, lender)
+    assert "needs-lent-memory" in {finding.code for finding in found}
+    assert claim_causes(pod("n2"), status(), None, lender)[0]
