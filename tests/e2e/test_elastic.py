@@ -53,7 +53,8 @@ def use(cluster: Cluster, used_gib: Mapping[str, int]) -> None:
 
 
 def memory_file(cluster: Cluster, name: str) -> MemoryFile:
-    return read_memory_file(cluster.kubectl("exec", name, "--", "cat", IN_CONTAINER))
+    command = f"while read -r line; do echo $line; done < {IN_CONTAINER}"  # the image has no cat
+    return read_memory_file(cluster.kubectl("exec", name, "--", "sh", "-c", command))
 
 
 def answer(cluster: Cluster, name: str, key: str) -> Answer | None:
@@ -175,7 +176,7 @@ def test_a_guarantee_grows_and_shrinks_while_the_pod_runs(cluster: Cluster) -> N
     cluster.until(lambda: held(cluster, "notebook") == 6, "the node holds 6", LONG_S)
     wait_until_offered(cluster, SHARES - 2)
     cluster.apply_all([pod("large", 10)])
-    dra_lab.waits(cluster, "large", "GPU")
+    dra_lab.waits(cluster, "large", "gpu-mem")
     assert phase(cluster, "large") == "Pending"
     cluster.kubectl("delete", "pod", "large")
     run(cluster, pod("fits", 9))
@@ -207,7 +208,7 @@ def test_what_was_resized_outlives_kills(cluster: Cluster) -> None:
         agent(cluster)
         wait_until_offered(cluster, SHARES - 5)
         cluster.apply_all([pod(f"large-{round_}", 7)])
-        dra_lab.waits(cluster, f"large-{round_}", "GPU")
+        dra_lab.waits(cluster, f"large-{round_}", "gpu-mem")
         assert phase(cluster, f"large-{round_}") == "Pending"
         cluster.kubectl("delete", "pod", f"large-{round_}")
     assert cluster.own is not None
