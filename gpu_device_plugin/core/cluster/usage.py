@@ -234,9 +234,9 @@ class Usages:
         # The names of containers, which the API server keeps apart, matter only to what is beyond the requests.
         containers = [(each.kind, each.index, *each.limits.items()) for each in pod.containers]
         promised = [pod.annotations.get(key, "") for key in PLACES]
-        elastic = [pod.annotations.get(key, NO_GROWTH) for key in (MEMORY_PROMISED, MEMORY_HELD)]
-        if elastic != [NO_GROWTH, NO_GROWTH]:
-            promised += [*elastic, *(each.name for each in pod.containers)]
+        growth = pod.annotations.get(MEMORY_PROMISED, NO_GROWTH)
+        if growth != NO_GROWTH or MEMORY_HELD in pod.annotations:
+            promised += [growth, pod.annotations.get(MEMORY_HELD, ""), *(each.name for each in pod.containers)]
         if len(containers) > _MOST_CONTAINERS or sum(map(len, promised)) > _LONGEST:
             return usage_of(pod, self._resources)
         return self._known.one((*containers, *promised), lambda: usage_of(pod, self._resources))
