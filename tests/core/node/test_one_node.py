@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gpu_device_plugin.core.contract.promises import Promise
+from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin.core.model.placing import POLICIES
 from gpu_device_plugin.core.model.pods import ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import OF_GPUS, Kind
@@ -110,6 +111,8 @@ class Kubelet:
         self.pods: dict[int, Running] = {}
         self.healthy: dict[Kind, set[str]] = {MEMORY: set(), COUNT: set()}
         self.checkpoint: Mapping[str, frozenset[str]] = {}
+        self.holds: tuple[DeviceHold, ...] = ()
+        """The same, by container."""
         self.written = 0
         self.process = 0
         self.last: int | None = None
@@ -129,6 +132,11 @@ class Kubelet:
 
     def write(self) -> None:
         self.checkpoint = {pod.uid: frozenset(pod.ids()) for pod in self.pods.values() if pod.devices}
+        self.holds = tuple(
+            DeviceHold(pod.uid, f"c{number}", kind, frozenset(ids))
+            for pod in self.pods.values()
+            for (number, kind), ids in pod.devices.items()
+        )
         self.written += 1
 
     def restart(self) -> None:

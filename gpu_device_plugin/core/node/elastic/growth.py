@@ -160,6 +160,21 @@ def taken_over(saved: Mapping[ContainerKey, Growth], holds: Iterable[DeviceHold]
     }
 
 
+def owned(grown: Mapping[ContainerKey, Growth], holds: Iterable[DeviceHold]) -> Mapping[ContainerKey, Growth]:
+    """Return guarantees beyond requests without the device IDs that the kubelet's records show for other pods alone.
+
+    A container may have been found to grow by a record that was older than its end.
+    """
+    shown: dict[str, set[str]] = {}
+    for hold in holds:
+        for name in hold.device_ids:
+            shown.setdefault(name, set()).add(hold.pod_uid)
+    return {
+        key: growth.without([name for name in growth.own if key[0] not in shown.get(name, {key[0]})])
+        for key, growth in grown.items()
+    }
+
+
 def fitting(node: Node) -> Mapping[ContainerKey, Growth]:
     """Return the guarantees beyond requests without those for which their GPU has no room.
 

@@ -19,6 +19,7 @@ from gpu_device_plugin.core.node.elastic.growth import (
     answer,
     elastics,
     fitting,
+    owned,
     resize,
     taken_over,
 )
@@ -125,6 +126,8 @@ class Guarantees:
     async def _round(self) -> bool:
         """Do what can be done now; return whether something is left that has to be looked at again."""
         await self._read_wishes()
+        if grown := self._state.node.ledger.grown:
+            self._state.update(Ledger.with_grown, owned(grown, self._entries.value))
         found, decided = self._decide()
         if decided.unknown:
             await asyncio.gather(*(self._read_allowance(namespace) for namespace in sorted(decided.unknown)))

@@ -21,6 +21,7 @@ from gpu_device_plugin.core.node.elastic.growth import (
     answer,
     elastics,
     fitting,
+    owned,
     resize,
     taken_over,
 )
@@ -213,6 +214,13 @@ def test_what_a_former_agent_saved_counts_for_containers_that_still_hold_shares_
     assert taken_over(saved, [hold([0, 1, 5]), hold([1], "c"), whole]) == {
         ("a", "main"): Growth(uuid(0), 2, frozenset(ids(0, [0, 1, 5])))
     }
+
+
+def test_ids_that_the_records_show_for_other_pods_are_not_its_own() -> None:
+    mine = {("a", "main"): Growth(uuid(0), 2, frozenset(ids(0, [0, 1])))}
+    assert owned(mine, [hold([0, 1]), hold([1], container="first"), hold([1], "b")]) == mine
+    assert owned(mine, []) == mine
+    assert owned(mine, [hold([1], "b")]) == {("a", "main"): Growth(uuid(0), 2, frozenset(ids(0, [0])))}
 
 
 # --- what stands on the pod
