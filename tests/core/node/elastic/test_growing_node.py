@@ -53,6 +53,9 @@ class GrowingNode(OneNode):
             if self.kubelet.pods:
                 self.an_owner_writes(random)
             self.the_agent_settles(random)
+        if random.random() < 0.5:  # before the kubelet has the lists that fence more
+            OneNode.admit(self, asked, random)
+            self.the_guarantees_on_a_gpu_never_exceed_it()
 
     # --- owners
 
