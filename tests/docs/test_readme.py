@@ -131,10 +131,10 @@ async def test_the_picture_of_the_demo_is_what_it_prints() -> None:
     """Played as far as the last scene that is shown."""
     (block,) = blocks(README.partition("<!-- demo -->")[2].partition("<!-- end of demo -->")[0], "text")
     shown = scenes_in(block.text)
-    assert [int(number) for number, _ in shown] == [4, 7]
-    assert len(SCENES) == 12, "then the sentence above the picture says it wrong"
+    assert [int(number) for number, _ in shown] == [4, 9]
+    assert len(SCENES) == 14, "then the sentence above the picture says it wrong"
     stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    first = dict(list(SCENES.items())[:7])
+    first = dict(list(SCENES.items())[:9])
     assert await play(DEFAULT_GPUS, DemoStage(stream, live=False, colour=False), first) == 0
     stream.seek(0)
     printed = dict(scenes_in(stream.read()))

@@ -65,6 +65,7 @@ RIGHTS = (
     Call("list", "pods"),
     Call("watch", "pods"),
     Call("patch", "pods"),
+    Call("get", "namespaces"),
     Call("create", "events", "events.k8s.io"),
     Call("patch", "events", "events.k8s.io"),
 )
@@ -275,7 +276,7 @@ async def examined(
 
 def rights_of(settings: NodeSettings) -> tuple[Call, ...]:
     """Return the rights that the agent needs with these settings."""
-    evicts = settings.over_use != "report" or settings.on_gpu_failure != "report"
+    evicts = "evict" in {settings.on_gpu_failure, settings.borrowers} or settings.over_use != "report"
     claims = CLAIMS if settings.serve == ServingMode.DRA else ()
     return (*RIGHTS, *([EVICTING] if evicts else []), *([CONDITION] if settings.node_condition else []), *claims)
 

@@ -87,7 +87,7 @@ async def test_a_node_on_which_everything_works_is_well() -> None:
         "ok shares gpus=2 GPUs shares=28",
         f"ok registered resource={MEM}",
         f"ok registered resource={COUNT}",
-        "ok rights number=7",
+        "ok rights number=8",
         f"ok offered resource={MEM} amount=28",
         f"ok offered resource={COUNT} amount=2",
         "ok clock",
@@ -166,7 +166,7 @@ async def test_others_are_seen_by_their_sockets_and_by_what_the_node_offers() ->
 async def test_rights_that_the_account_lacks_are_named() -> None:
     async with cluster(allowed={("get", "nodes")}) as there:
         seen = await examined(settings_in(there.node), NOWHERE, QUICK)
-    denied = "patch nodes, list pods, watch pods, patch pods, create events, patch events"
+    denied = "patch nodes, list pods, watch pods, patch pods, get namespaces, create events, patch events"
     (finding,) = found(seen, "rights", show="rights")
     assert finding.startswith(f"error rights-missing rights={denied}")
 
@@ -218,7 +218,7 @@ def test_the_rights_that_are_asked_for_are_those_that_the_agent_uses() -> None:
 
 def test_rights_that_the_settings_do_not_use_are_not_missed() -> None:
     assert rights_of(NodeSettings()) == RIGHTS
-    for evicting in ({"over_use": "evict-when-short"}, {"on_gpu_failure": "evict"}):
+    for evicting in ({"over_use": "evict-when-short"}, {"on_gpu_failure": "evict"}, {"borrowers": "evict"}):
         assert rights_of(NodeSettings(**evicting)) == (*RIGHTS, EVICTING)  # type: ignore[arg-type]
     assert rights_of(NodeSettings(node_condition=True)) == (*RIGHTS, CONDITION)
     assert rights_of(NodeSettings(serve="dra")) == (*RIGHTS, *CLAIMS)
