@@ -283,11 +283,8 @@ NODE = (
     ),
     lines(
         "Borrowed, by GPU",
-        "Memory that containers use beyond their guarantees, within their limits, and the pods that need it back now.",
-        {
-            "{{node}} {{gpu}}": by(OF_GPU, BORROWED),
-            "{{node}} pods short of memory": 'gpushare_pods_short_of_memory{node=~"$node"} > 0',
-        },
+        "Memory that containers with limits of their own use beyond their guarantees, and return when it is needed.",
+        {"{{node}} {{gpu}}": by(OF_GPU, BORROWED)},
         unit=BYTES,
     ),
     lines(

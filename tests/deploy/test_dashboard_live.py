@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from gpu_device_plugin.aio.children import signal_child
+from gpu_device_plugin.core.contract.keys import MEMORY_LIMIT
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
 from tests.deploy.test_monitoring import ALERTS, QUERIES, RECORDS
@@ -36,7 +37,7 @@ Json = dict[str, Any]
 
 IDS = {name: f"{number:064x}" for number, name in enumerate(("web", "big", "sly", "solo"), 1)}
 """Of the containers."""
-LIMITED = {"memory_limits": True, "limits": {f"*/{IDS['web']}": "4GiB"}}
+LIMITED = {"memory_limits": True, "limits": {f"*/{IDS['web']}": "6GiB"}}
 """The driver holds the limit of one container, and has none for the other."""
 INTERVAL = "500ms"
 WINDOW = "60s"
@@ -156,8 +157,9 @@ async def scene(there: Cluster, extenders: ExtenderWorld, prom: Prometheus) -> N
     solo = await there.run(pod("solo", count=1), promise(1))
     big = await there.run(pod("big", mem=4), promise(0, 4))
     sly = await there.run(pod("sly"))
-    for spec in (pod("huge", mem=20), pod("more", mem=12), pod("web", mem=4)):  # a GPU has 14
+    for spec in (pod("huge", mem=20), pod("more", mem=12)):  # a GPU has 14
         there.create(spec)
+    there.create(pod("web", mem=4), annotations={MEMORY_LIMIT: "6"})
     await prom.finds("gpushare_rpc_duration_seconds_count")
     async with extenders.scheduler() as scheduler:
         for _ in range(2):  # what is counted has grown between two samples
