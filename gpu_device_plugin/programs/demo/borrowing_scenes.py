@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.keys import MEMORY_LIMIT
+from gpu_device_plugin.core.contract.keys import ASSIGNED, MEMORY_LIMIT
 from gpu_device_plugin.core.contract.memoryfile import DIRECTORY, IN_CONTAINER, NAME
 from gpu_device_plugin.core.model.memory import MIB_PER_GIB
 
@@ -97,6 +97,9 @@ async def _borrower(story: Story, name: str) -> _Borrower | None:
         story.leave_out("the policy puts a pod that borrows beside others")
         return None
     world.use({name: shared.gpu.total_mib - shared.gpu.reserved_mib - MIB_PER_GIB})
+    # Who comes at the same moment does not wait: no container borrows before it runs.
+    await world.until(lambda: world.pods.annotations(name).get(ASSIGNED) == "true")
+    await asyncio.sleep(2 * world.settings.usage_interval_s)
     return _Borrower(pod, shared.position, guaranteed, len(shared.shares))
 
 
