@@ -12,7 +12,9 @@ import subprocess
 import sys
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from tests.docs.guide_world import EXAMPLES, documents
 from tests.docs.pages import DOCS, blocks, text_of
@@ -75,6 +77,27 @@ def load_images(own: real_cluster.RealCluster) -> None:
     own.load(archive)
     archives.write_ours(archive, sorted({shipped[name] for name in OURS}))
     own.load(archive)
+
+
+def of_another_version(cluster: Cluster, folder: Path) -> list[dict[str, Any]]:
+    """Return the manifests of another version: of the commit that E2E_FROM names, else this one's with another image.
+
+    `folder` is for the sources.
+    """
+    image = "gpu-device-plugin:other"
+    if cluster.own is None:
+        if not (image := os.environ.get("E2E_OTHER_IMAGE", "")):
+            pytest.skip("E2E_OTHER_IMAGE is unset: it names the image of another version")
+        return [body for path in sorted(DEPLOY.glob("*.yaml")) for body in cluster.adapted(path, image)]
+    sources = ROOT
+    if commit := os.environ.get("E2E_FROM", ""):
+        sources = folder
+        packed = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
+        subprocess.run(["tar", "--extract"], cwd=sources, input=packed, check=True)
+    archive = cluster.own.home / "other.tar"
+    archives.write_ours(archive, [image], sources)
+    cluster.own.load(archive)
+    return [body for path in sorted((sources / "deploy").glob("*.yaml")) for body in cluster.adapted(path, image)]
 
 
 def main() -> None:

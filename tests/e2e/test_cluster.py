@@ -9,7 +9,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -22,9 +21,8 @@ from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 from tests.docs.guide_world import EXAMPLES, documents
 from tests.docs.pages import DOCS, blocks, sections, text_of
 from tests.docs.test_guide import APPLY, MIG, SECTIONS, TAINT
-from tests.e2e import archives
 from tests.e2e.cluster import GPUS, ROOT, containers, process_of, seen_process_of
-from tests.e2e.starting import why_not
+from tests.e2e.starting import of_another_version, why_not
 from tests.patience import REAL_S
 
 if TYPE_CHECKING:
@@ -558,21 +556,8 @@ def holder(cluster: Cluster) -> str:
 
 @pytest.fixture(scope="module")
 def other_version(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> list[Json]:
-    """The manifests of another version: of the commit that E2E_FROM names, else this one's with another image."""
-    image = "gpu-device-plugin:other"
-    if cluster.own is None:
-        if not (image := os.environ.get("E2E_OTHER_IMAGE", "")):
-            pytest.skip("E2E_OTHER_IMAGE is unset: it names the image of another version")
-        return [body for path in SHIPPED for body in cluster.adapted(path, image)]
-    sources = ROOT
-    if commit := os.environ.get("E2E_FROM", ""):
-        sources = tmp_path_factory.mktemp("other")
-        packed = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
-        subprocess.run(["tar", "--extract"], cwd=sources, input=packed, check=True)
-    archive = cluster.own.home / "other.tar"
-    archives.write_ours(archive, [image], sources)
-    cluster.own.load(archive)
-    return [body for path in sorted((sources / "deploy").glob("*.yaml")) for body in cluster.adapted(path, image)]
+    """The manifests of another version."""
+    return of_another_version(cluster, tmp_path_factory.mktemp("other"))
 
 
 def this_version(cluster: Cluster) -> list[Json]:

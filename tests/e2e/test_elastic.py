@@ -23,6 +23,7 @@ from tests.e2e.dra_lab import DEPLOY, DESCRIPTION, H200, LONG_S, agent, describe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from gpu_device_plugin.core.contract.elastic import Answer
     from gpu_device_plugin.core.contract.memoryfile import MemoryFile
@@ -90,14 +91,23 @@ def resize(cluster: Cluster, *words: str) -> str:
     return done.stdout + done.stderr
 
 
+def configure(cluster: Cluster, settings: str = SETTINGS) -> None:
+    data = json.dumps({"data": {"default.yaml": settings}})
+    cluster.kubectl("--namespace=gpushare", "patch", "configmap", "gpushare-node", "--type=merge", f"-p={data}")
+    cluster.kubectl("--namespace=gpushare", "set", "env", "daemonset/gpushare-node", f"GPUSHARE_GPUS={DESCRIPTION}")
+
+
+def rolled_out(cluster: Cluster) -> None:
+    cluster.kubectl("--namespace=gpushare", "rollout", "status", "daemonset/gpushare-node", "--timeout=180s")
+    agent(cluster)
+
+
 @pytest.fixture(scope="module")
 def installed() -> Iterator[Cluster]:
     with starting.started() as cluster:
         describe(cluster, H200)
         cluster.apply(DEPLOY / "daemonset.yaml", DEPLOY / "scheduler.yaml", DEPLOY / "optional" / "evict.yaml")
-        data = json.dumps({"data": {"default.yaml": SETTINGS}})
-        cluster.kubectl("--namespace=gpushare", "patch", "configmap", "gpushare-node", "--type=merge", f"-p={data}")
-        cluster.kubectl("--namespace=gpushare", "set", "env", "daemonset/gpushare-node", f"GPUSHARE_GPUS={DESCRIPTION}")
+        configure(cluster)
         cluster.kubectl("label", "node", cluster.node, "gpushare=true")
         agent(cluster)
         yield cluster
@@ -221,6 +231,30 @@ def test_what_was_resized_outlives_kills(cluster: Cluster) -> None:
     cluster.kubectl("delete", "pod", "notebook", "--grace-period=1")
     cluster.kubectl("delete", "pod", "fits", "--grace-period=1")
     wait_until_offered(cluster, SHARES)
+
+
+def test_what_was_resized_outlives_another_version(cluster: Cluster, tmp_path: Path) -> None:
+    """An agent of E2E_FROM may know nothing of guarantees that grow: then the extender alone counts them."""
+    other = starting.of_another_version(cluster, tmp_path)
+    daemonset = next(body for body in other if body["kind"] == "DaemonSet")
+    run(cluster, pod("notebook", 4))
+    resize(cluster, "notebook", "9")
+    cluster.until(lambda: held(cluster, "notebook") == 9, "the node holds 9", LONG_S)
+    wait_until_offered(cluster, SHARES - 5)
+    configure(cluster, "usage_interval: 1s\n")  # an agent refuses settings that it does not know
+    cluster.apply_all([daemonset])
+    rolled_out(cluster)
+    cluster.apply_all([pod("large", 7)])
+    # Neither version takes the memory away from the pod that has it.
+    dra_lab.waits(cluster, "large", "emory")
+    assert phase(cluster, "large") == "Pending"
+    cluster.kubectl("delete", "pod", "large")
+    cluster.apply(DEPLOY / "daemonset.yaml")
+    configure(cluster)
+    rolled_out(cluster)
+    wait_until_offered(cluster, SHARES - 5)
+    assert held(cluster, "notebook") == 9
+    assert phase(cluster, "notebook") == "Running"
 
 
 def test_the_extender_marks_the_pods_that_it_binds(cluster: Cluster) -> None:
