@@ -12,7 +12,6 @@ from gpu_device_plugin.core.contract.keys import (
     MEMORY_GUARANTEE,
     MEMORY_HELD,
     MEMORY_PROMISED,
-    RESIZE_BOUND,
     MalformedAnnotationError,
 )
 from gpu_device_plugin.core.model.memory import format_mib
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
-    from gpu_device_plugin.core.contract.elastic import Answer
+    from gpu_device_plugin.core.contract.elastic import Allowance, Answer
     from gpu_device_plugin.core.model.placing import Room
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
@@ -35,33 +34,6 @@ class Outcome(StrEnum):
     REFUSED = "refused"
     KEPT = "kept"
     """The wish is fulfilled, or waits for the node's agent."""
-
-
-@dataclass(frozen=True, slots=True)
-class Allowance:
-    """What the pods of a namespace may be guaranteed beyond their requests, in sum."""
-
-    namespace: str
-    bound: int | None
-    """None: the namespace has no label with a number."""
-    used: int = 0
-
-    @classmethod
-    def of(cls, namespace: str, labels: Mapping[str, str], used: int) -> Allowance:
-        """Return the allowance of a namespace with these labels."""
-        text = labels.get(RESIZE_BOUND, "")
-        return cls(namespace, int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None, used)
-
-    def refusal(self, more: int) -> str:
-        """Return why its pods may not be guaranteed so many more shares; empty if they may."""
-        if self.bound is None:
-            return (
-                f"namespace {self.namespace} has no label {RESIZE_BOUND}, and ResourceQuota does not see a guarantee "
-                "that grows while a pod runs: ask an administrator to label it"
-            )
-        if self.used + more <= self.bound:
-            return ""
-        return f"of the bound of {_units(self.bound)} of namespace {self.namespace} {self.used} are in use"
 
 
 @dataclass(frozen=True, slots=True)

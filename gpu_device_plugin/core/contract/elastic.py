@@ -73,6 +73,30 @@ def readable_wish(annotations: Mapping[str, str], key: str) -> Wish:
         return NO_WISH
 
 
+def is_elastic(annotations: Mapping[str, str]) -> bool:
+    """Return whether the owner of a pod wants its memory to differ from its requests."""
+    return MEMORY_LIMIT in annotations or MEMORY_GUARANTEE in annotations
+
+
+def limit_of(
+    container: str, annotations: Mapping[str, str], guaranteed: int, gpu_shares: int, *, may_borrow: bool
+) -> int:
+    """Return the most shares of its GPU that a container may use, while those beyond its guarantee are free.
+
+    Args:
+        container: its name.
+        annotations: those of its pod. A malformed wish counts as none.
+        guaranteed: the shares that are held for it: its request, or more after a resize.
+        gpu_shares: all shares of its GPU.
+        may_borrow: whether the node lets containers use more than they are guaranteed.
+    """
+    wanted = readable_wish(annotations, MEMORY_LIMIT).of(container)
+    if wanted is None:
+        # The kubelet takes no device IDs back from a running container, so a smaller guarantee lowers the limit.
+        wanted = min(guaranteed, readable_wish(annotations, MEMORY_GUARANTEE).of(container) or guaranteed)
+    return min(wanted, gpu_shares if may_borrow else guaranteed)
+
+
 def write_wish(wish: Wish) -> str:
     """Return the value of `MEMORY_LIMIT` or `MEMORY_GUARANTEE`."""
     return _compact(dict(sorted(wish.containers.items()))) if wish.containers else str(wish.every)

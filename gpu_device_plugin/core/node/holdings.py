@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
+from gpu_device_plugin.core.contract.elastic import is_elastic, limit_of
 from gpu_device_plugin.core.model.holds import HoldSource
 from gpu_device_plugin.core.model.mig import is_mig_resource, resource_name
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import parse_id
-from gpu_device_plugin.core.node.elastic.sizes import elastic_gpu, is_elastic, size_of
 from gpu_device_plugin.core.node.preferred_allocation import spread_over
 
 if TYPE_CHECKING:
@@ -149,8 +149,24 @@ def _limits(
         return {}
     uuid, share_mib = shared.gpu.uuid, shares.share_mib
     guaranteed = granted[uuid] // share_mib
-    size = size_of(hold.container, pod.annotations, guaranteed, len(shared.shares), may_borrow=may_borrow)
-    return {} if size.limit == guaranteed else {uuid: size.limit * share_mib}
+    limit = limit_of(hold.container, pod.annotations, guaranteed, len(shared.shares), may_borrow=may_borrow)
+    return {} if limit == guaranteed else {uuid: limit * share_mib}
+
+
+def elastic_gpu(hold: DeviceHold, pod: Pod, shares: Shares) -> SharedGpu | None:
+    """Return the GPU of which a container may get more while it runs; None: its devices allow none.
+
+    It has shares of one GPU through the device plugin, and is no ordinary init container: containers after such a one
+    reuse its devices. A MIG instance is never larger than it is.
+    """
+    uuids = {parse_id(name)[0] for name in hold.device_ids}
+    if hold.kind is not Kind.MEMORY or hold.source is HoldSource.CLAIM or len(uuids) != 1:
+        return None
+    shared = shares.by_uuid(uuids.pop())
+    if shared is None or shared.gpu.instance is not None:
+        return None
+    stays = any(each.name == hold.container and not each.hands_on for each in pod.containers)
+    return shared if stays else None
 
 
 def _over(hold: DeviceHold, pod: Pod | None) -> bool:

@@ -8,9 +8,9 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.objects.decoding import version_number
-from gpu_device_plugin.core.cluster.resizing import Allowance, Outcome, decides, resize
+from gpu_device_plugin.core.cluster.resizing import Outcome, decides, resize
 from gpu_device_plugin.core.cluster.usage import NO_GROWTH
-from gpu_device_plugin.core.contract.elastic import write_answer
+from gpu_device_plugin.core.contract.elastic import Allowance, write_answer
 from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_PROMISED
 from gpu_device_plugin.programs.extender.binding import LATEST_COMMIT_S
 

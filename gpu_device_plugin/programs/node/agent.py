@@ -35,9 +35,7 @@ from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.claims.serving_mode_switch import ServingModeSwitch
 from gpu_device_plugin.programs.node.configuration import Configuration, initial
 from gpu_device_plugin.programs.node.conflicting_plugins import ConflictingPlugins
-from gpu_device_plugin.programs.node.elastic.borrowing import Borrowing
-from gpu_device_plugin.programs.node.elastic.guarantees import Guarantees
-from gpu_device_plugin.programs.node.elastic.memory_files import MemoryFiles
+from gpu_device_plugin.programs.node.guarantees import Guarantees
 from gpu_device_plugin.programs.node.kubelet.advertiser import Advertiser
 from gpu_device_plugin.programs.node.kubelet.allocation_handler import AllocationHandler
 from gpu_device_plugin.programs.node.kubelet.reconciler import ForgottenPods, Reconciler
@@ -47,6 +45,8 @@ from gpu_device_plugin.programs.node.limits.mps_link import MpsLink
 from gpu_device_plugin.programs.node.node_api import NodeApi, reach_api
 from gpu_device_plugin.programs.node.node_events import Reports
 from gpu_device_plugin.programs.node.orphaned_instances import OrphanedInstances
+from gpu_device_plugin.programs.node.use.borrowing import Borrowing
+from gpu_device_plugin.programs.node.use.memory_files import MemoryFiles
 from gpu_device_plugin.programs.node.use.over_use_watch import OverUse
 from gpu_device_plugin.programs.node.use.use_reader import UseReports, UseWatch
 from gpu_device_plugin.programs.probes import serving_probes

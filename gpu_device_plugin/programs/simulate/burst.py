@@ -204,7 +204,7 @@ def _uses(
 
 
 def _short(uses: Ints, guaranteed: Ints, there: Bools, capacity_mib: int) -> Bools:
-    """Return at which steps `core.node.use.shortage` finds a GPU short: all at once, as most steps are not."""
+    """Return at which steps `core.node.use.returns` finds a GPU short: all at once, as most steps are not."""
     untaken = np.maximum(guaranteed[there, None] - uses[there], 0).sum(0)
     found: Bools = untaken > capacity_mib - uses[there].sum(0)
     return found

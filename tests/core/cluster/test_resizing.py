@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.core.cluster.candidate import candidate
-from gpu_device_plugin.core.cluster.resizing import Allowance, Decision, Outcome, decides, resize, wants_more
+from gpu_device_plugin.core.cluster.resizing import Decision, Outcome, decides, resize, wants_more
 from gpu_device_plugin.core.cluster.usage import Usage, usage_of
-from gpu_device_plugin.core.contract.elastic import NO_ANSWER, Answer
+from gpu_device_plugin.core.contract.elastic import NO_ANSWER, Allowance, Answer
 from gpu_device_plugin.core.contract.keys import (
     ALLOCATION,
     INIT_ALLOCATION,

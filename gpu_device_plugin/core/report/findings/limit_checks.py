@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.contract.elastic import is_elastic
 from gpu_device_plugin.core.contract.keys import (
     CONFIG_LABEL,
     DEFAULT_PROFILE,
-    MEMORY_GUARANTEE,
-    MEMORY_LIMIT,
     RESIZE_BOUND,
     SET_LIMITS_LABEL,
 )
@@ -281,15 +280,11 @@ def wishes(cluster: ClusterSymptoms) -> Iterator[Finding]:
     """Check that the memory which owners want for running pods can be given, and is."""
     resources = (Resource(Kind.MEMORY, cluster.memory_resource),)
     shares = {(node.name, gpu.position): gpu.shares for node in cluster.nodes for gpu in node.gpus.gpus}
-    pods = [seen.elastic for seen in cluster.pods if seen.elastic is not None and _wishes(seen.elastic)]
+    pods = [seen.elastic for seen in cluster.pods if seen.elastic is not None and is_elastic(seen.elastic.annotations)]
     findings = [finding for pod in pods for finding in _unfulfilled(pod, resources, shares)]
     yield from findings
     if pods and not findings:
         yield ok("wishes", "{pods:pod} with a guarantee or a limit of their owners, as these want it", pods=len(pods))
-
-
-def _wishes(pod: Pod) -> bool:
-    return MEMORY_LIMIT in pod.annotations or MEMORY_GUARANTEE in pod.annotations
 
 
 def _unfulfilled(pod: Pod, resources: Sequence[Resource], shares: Mapping[tuple[str, int], int]) -> Iterator[Finding]:

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.kubelet._proto import dra_v1_pb2
     from gpu_device_plugin.kubelet.claim_store import ClaimStore
     from gpu_device_plugin.node_state import NodeState
-    from gpu_device_plugin.programs.node.elastic.borrowing import Borrowing
     from gpu_device_plugin.programs.node.limits.mps_link import MpsLink
+    from gpu_device_plugin.programs.node.use.borrowing import Borrowing
 
 _log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.memoryfile import DIRECTORY, NAME, MemoryFile, read_memory_file, slot
 from gpu_device_plugin.core.node.limits.extra_grant import Mount
-from gpu_device_plugin.programs.node.elastic.memory_files import MemoryFiles
+from gpu_device_plugin.programs.node.use.memory_files import MemoryFiles
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.core.contract.elastic import is_elastic, limit_of
 from gpu_device_plugin.core.contract.memoryfile import MemoryFile
 from gpu_device_plugin.core.model.holds import HoldSource
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import parse_id
 from gpu_device_plugin.core.model.times import rfc3339
-from gpu_device_plugin.core.node.elastic.sizes import is_elastic, size_of
 from gpu_device_plugin.core.node.use.process_use import AttributedUse
-from gpu_device_plugin.core.node.use.returns import Returns, Terms
-from gpu_device_plugin.core.node.use.shortage import limits_now, uses_now
+from gpu_device_plugin.core.node.use.returns import Returns, Terms, limits_now, uses_now
 from gpu_device_plugin.core.report.text.use_texts import borrowed, duration, ultimatum, waits
 
 if TYPE_CHECKING:
@@ -32,9 +31,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.node.use.process_use import Place, UseReading
     from gpu_device_plugin.core.node.use.returns import Asked
     from gpu_device_plugin.node_state import NodeState
-    from gpu_device_plugin.programs.node.elastic.memory_files import MemoryFiles
     from gpu_device_plugin.programs.node.node_api import NodeApi
     from gpu_device_plugin.programs.node.use.evictor import Evictor
+    from gpu_device_plugin.programs.node.use.memory_files import MemoryFiles
     from gpu_device_plugin.programs.node.use.use_reader import UseWatch
     from gpu_device_plugin.settings.node import NodeSettings
 
@@ -106,7 +105,7 @@ class Borrowing:
         if shared.gpu.instance is not None:
             return None
         total, annotations = len(shared.shares), match.pod.annotations
-        return size_of(request.container, annotations, given, total, may_borrow=self._watch.may_borrow()).limit
+        return limit_of(request.container, annotations, given, total, may_borrow=self._watch.may_borrow())
 
     def mounts(self, owner: GrantOwner, device_ids: Sequence[str]) -> tuple[Mount, ...]:
         """Return the mount by which a container with a limit of its own, which is allocated now, sees its memory."""
