@@ -39,7 +39,7 @@ from gpu_device_plugin.programs.node.guarantees import Guarantees
 from gpu_device_plugin.programs.node.kubelet.advertiser import Advertiser
 from gpu_device_plugin.programs.node.kubelet.allocation_handler import AllocationHandler
 from gpu_device_plugin.programs.node.kubelet.reconciler import ForgottenPods, Reconciler
-from gpu_device_plugin.programs.node.limits.limit_link import limit_link
+from gpu_device_plugin.programs.node.limits.limit_link import LimitLink
 from gpu_device_plugin.programs.node.limits.limit_verification import Verification
 from gpu_device_plugin.programs.node.limits.mps_link import MpsLink
 from gpu_device_plugin.programs.node.node_api import NodeApi, reach_api
@@ -169,7 +169,8 @@ class NodeAgent:
             MemoryFiles(settings.memory_dir),
             self.evictor,
         )
-        self._limit_link = limit_link(settings, self.use_watch.holdings, self.borrowing.limits_now)
+        soft, of = settings.soft_limit == "share", (self.use_watch.holdings, self.borrowing.limits_now)
+        self._limit_link = None if settings.memory_dir is None else LimitLink(settings.memory_dir, *of, soft=soft)
         self._answers = AllocationHandler(
             self.state,
             None if cluster is None else cluster.waiting,

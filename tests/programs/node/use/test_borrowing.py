@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_LIMIT, RESIZE_BOUND
-from gpu_device_plugin.core.contract.memoryfile import DIRECTORY, NAME, MemoryFile, read_memory_file
+from gpu_device_plugin.core.contract.memoryfile import DIRECTORY, NAME, MemoryFile
 from gpu_device_plugin.core.model.pods import ContainerKind
+from tests.memory import read_memory_file
 from tests.programs.node.cluster_harness import RIGHTS, Cluster, allocation, cluster, promise
 from tests.programs.node.harness import T4, container, envs_of, pod
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.memoryfile import DIRECTORY, NAME, MemoryFile, read_memory_file, slot
+from gpu_device_plugin.core.contract.memoryfile import DIRECTORY, NAME, MemoryFile, slot
 from gpu_device_plugin.core.node.limits.extra_grant import Mount
 from gpu_device_plugin.programs.node.use.memory_files import MemoryFiles
+from tests.memory import read_memory_file
 
 if TYPE_CHECKING:
     from pathlib import Path
