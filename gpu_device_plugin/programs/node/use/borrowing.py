@@ -86,8 +86,8 @@ class Borrowing:
         self._starting: list[_Start] = []
         self._told: set[frozenset[str]] = set()
         """The devices of containers of which an Event says that they wait: the kubelet tries again and again."""
-        self._due: Mapping[Place, tuple[float, str]] = {}
-        """When each pod that is asked may be evicted, in monotonic seconds and as a text that does not change."""
+        self._due: Mapping[Place, str] = {}
+        """When each pod that is asked may be evicted, as a text that does not change."""
 
     # --- For the answers to the kubelet -------------------------------------------------------------------------------
 
@@ -239,7 +239,7 @@ class Borrowing:
         changed = found != self.limits_now.value
         self.limits_now.change(found)
         self._due = {
-            place: self._due.get(place) or (each.until, rfc3339(time.time() - time.monotonic() + each.until))
+            place: self._due.get(place) or rfc3339(time.time() - time.monotonic() + each.until)
             for place, each in asked.items()
             if each.until is not None
         }
@@ -267,7 +267,7 @@ class Borrowing:
             memory = MemoryFile(use.granted_mib, limit, max(limit, use.allowed_mib))
             asked = self.returns.value.asked.get(use.place)
             if asked is not None and asked.mib:
-                _, due = self._due.get(use.place, (0.0, ""))
+                due = self._due.get(use.place, "")
                 memory = replace(memory, return_mib=asked.mib, return_by=due, needed_by=asked.needed_by)
             yield hold, use, memory
 
