@@ -4,6 +4,9 @@ While a GPU is short and somebody borrows there, borrowers are asked: those of t
 that borrow most, until what they borrow covers the shortage. Who was asked may not borrow again until the shortage is
 over. Nobody within its guarantee is asked, and nobody whose use is unknown. Times are monotonic seconds, and a reading
 that is not newer than the last one is ignored.
+
+A pod has one grace on a GPU, which it gets back slowly. So a pod that returns memory for a moment and takes it again,
+or whose containers take it in turns, does not keep it from others for longer than one that returns nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.node.use.process_use import AttributedUse, Place, UseReading
+
+_RECOVERY = 10
+"""A pod that has used up its grace has a whole one again after so many without being asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,8 @@ class Asked:
     needed_by: str = ""
     """``namespace/name`` of the pod that lacks its guarantee; empty: not known."""
     pod: Pod | None = None
+    spent_s: float = 0.0
+    """What of its pod's grace was used up when it was asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +66,8 @@ class Returns:
     asked: Mapping[Place, Asked] = field(default_factory=dict)
     missing: Mapping[str, int] = field(default_factory=dict)
     """MiB of each GPU (by UUID) that borrowers have, and others lack of their guarantees. Of GPUs where that is so."""
+    spent_s: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """What each pod (by UID) has used up of its grace on a GPU, where that is not 0."""
 
     def after(
         self,
@@ -80,6 +90,7 @@ class Returns:
             return self
         asked: dict[Place, Asked] = {}
         missing: dict[str, int] = {}
+        spent = self._spent(reading.at, terms.grace_s)
         for uuid, on_gpu in uses.items():
             by_place = {use.place: use for use in on_gpu}
             before = {place: found for place, found in self.asked.items() if place in by_place}
@@ -96,17 +107,29 @@ class Returns:
                 known = use.used_mib is not None
                 was = before.get(use.place)
                 since = reading.at if was is None else was.since
+                spent_s = spent.get((use.pod_uid, uuid), 0.0) if was is None else was.spent_s
                 asked[use.place] = Asked(
                     use.place,
                     since,
                     reading.at if known or was is None else was.seen,
                     mib if known or was is None else was.mib,
                     use.borrowed_mib if known or was is None else was.borrowed_mib,
-                    since + terms.grace_s if terms.evicts and not spared(use.pod) else None,
+                    since + terms.grace_s - spent_s if terms.evicts and not spared(use.pod) else None,
                     _needed_by(on_gpu, starting),
                     use.pod,
+                    spent_s,
                 )
-        return Returns(reading.at, asked, missing)
+        return Returns(reading.at, asked, missing, spent)
+
+    def _spent(self, now: float, grace_s: float) -> Mapping[tuple[str, str], float]:
+        """Return what each pod has used up of its grace until now."""
+        returning = {(each.place[0], each.place[2]) for each in self.asked.values() if each.mib}
+        found = {}
+        for key in returning | self.spent_s.keys():
+            passed_s = now - self.at if key in returning else (self.at - now) / _RECOVERY
+            if (spent_s := min(grace_s, self.spent_s.get(key, 0.0) + passed_s)) > 0:
+                found[key] = spent_s
+        return found
 
     def candidates(self) -> tuple[Candidate, ...]:
         """Return the pods whose time is over, each with the GPU that lacks what it borrows.
