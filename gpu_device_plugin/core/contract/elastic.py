@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 MOST_SHARES = 1 << 20
 """No GPU has more."""
+_MOST_NAMES = 64
+"""Containers in one value: no more of a pod get devices. Strangers write it, and each reading of use parses it."""
 _LONGEST_WISH = 512
 """Characters of a wish in an answer; of a longer one the beginning stands there."""
 _LONGEST_WHY = 512
@@ -60,8 +62,7 @@ def read_wish(annotations: Mapping[str, str], key: str) -> Wish:
     if too_long(key, text):
         raise MalformedAnnotationError(f"the annotation {key} is longer than {LONGEST[key]} characters")
     if text.strip().startswith("{"):
-        parsed = _parsed(key, text)
-        return Wish(containers={name: _shares(key, amount) for name, amount in parsed.items()})
+        return Wish(containers=_by_container(key, _parsed(key, text)))
     return Wish(every=_shares(key, text))
 
 
@@ -126,7 +127,7 @@ def read_answer(annotations: Mapping[str, str], key: str) -> Answer | None:
     guarantees, texts = fields.get("guarantees", {}), [fields.get(name, "") for name in ("wish", "why")]
     if not isinstance(guarantees, dict) or not all(isinstance(text, str) for text in texts):
         raise MalformedAnnotationError(f'the annotation {key} is not of the form {{"guarantees": {{"main": 6}}}}')
-    return Answer({name: _shares(key, amount) for name, amount in guarantees.items()}, *texts)
+    return Answer(_by_container(key, guarantees), *texts)
 
 
 def readable_answer(annotations: Mapping[str, str], key: str) -> Answer:
@@ -184,6 +185,12 @@ def _parsed(key: str, text: str) -> Mapping[str, Any]:
     if not isinstance(parsed, dict):
         raise MalformedAnnotationError(f"the annotation {key} is not a JSON object")
     return parsed
+
+
+def _by_container(key: str, amounts: Mapping[str, object]) -> Mapping[str, int]:
+    if len(amounts) > _MOST_NAMES:
+        raise MalformedAnnotationError(f"the annotation {key} names more than {_MOST_NAMES} containers")
+    return {name: _shares(key, amount) for name, amount in amounts.items()}
 
 
 def _shares(key: str, value: object) -> int:

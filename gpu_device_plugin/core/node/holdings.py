@@ -11,7 +11,7 @@ from gpu_device_plugin.core.model.holds import HoldSource
 from gpu_device_plugin.core.model.mig import is_mig_resource, resource_name
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import parse_id
-from gpu_device_plugin.core.node.elastic.sizes import elastic_gpu, is_elastic, size_of
+from gpu_device_plugin.core.node.elastic.sizes import Sizes, elastic_gpu, is_elastic, size_of
 from gpu_device_plugin.core.node.preferred_allocation import spread_over
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ def holdings(
             ids[hold.pod_uid, parse_id(name)[0]].add(name)
         if (growth := _growth(hold, grown)) is not None:
             extra[hold.pod_uid, growth.uuid] += growth.shares * shares.share_mib
+    sizes: dict[str, Sizes] = {}
     found = []
     for hold in kept:
         whole = hold.kind is not Kind.MEMORY
@@ -113,7 +114,7 @@ def holdings(
         }
         if granted:
             pod = known.get(hold.pod_uid)
-            limits = _limits(hold, pod, granted, shares, may_borrow=may_borrow)
+            limits = _limits(hold, pod, granted, shares, sizes, may_borrow=may_borrow)
             found.append(
                 Holding(
                     hold.pod_uid,
@@ -137,9 +138,15 @@ def _growth(hold: DeviceHold, grown: Mapping[ContainerKey, Growth]) -> Growth | 
 
 
 def _limits(
-    hold: DeviceHold, pod: Pod | None, granted: Mapping[str, int], shares: Shares, *, may_borrow: bool
+    hold: DeviceHold,
+    pod: Pod | None,
+    granted: Mapping[str, int],
+    shares: Shares,
+    sizes: dict[str, Sizes],
+    *,
+    may_borrow: bool,
 ) -> Mapping[str, int]:
-    """Return `Holding.limits` of a container."""
+    """Return `Holding.limits` of a container; `sizes` are those by the UID of each pod that were parsed so far."""
     if hold.source is HoldSource.CLAIM:  # it does not change
         return dict.fromkeys(granted, hold.limit_mib) if hold.limit_mib and may_borrow else {}
     if pod is None:
@@ -148,8 +155,10 @@ def _limits(
     if shared is None:
         return {}
     uuid, share_mib = shared.gpu.uuid, shares.share_mib
+    if pod.uid not in sizes:
+        sizes[pod.uid] = Sizes.of(pod.annotations)
     guaranteed = granted[uuid] // share_mib
-    size = size_of(hold.container, pod.annotations, guaranteed, len(shared.shares), may_borrow=may_borrow)
+    size = size_of(hold.container, sizes[pod.uid], guaranteed, len(shared.shares), may_borrow=may_borrow)
     return {} if size.limit == guaranteed else {uuid: size.limit * share_mib}
 
 

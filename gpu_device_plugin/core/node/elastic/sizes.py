@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_device_plugin.core.contract.elastic import readable_wish
 from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_LIMIT
@@ -14,6 +14,7 @@ from gpu_device_plugin.core.model.shares import parse_id
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gpu_device_plugin.core.contract.elastic import Wish
     from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.shares import SharedGpu, Shares
@@ -34,22 +35,32 @@ class Size:
         return self.limit > self.guaranteed
 
 
-def size_of(
-    container: str, annotations: Mapping[str, str], guaranteed: int, gpu_shares: int, *, may_borrow: bool
-) -> Size:
+class Sizes(NamedTuple):
+    """The wishes of the owner of a pod, parsed once for all of its containers. A malformed one counts as none."""
+
+    limit: Wish
+    guarantee: Wish
+
+    @classmethod
+    def of(cls, annotations: Mapping[str, str]) -> Sizes:
+        """Parse the annotations of a pod."""
+        return cls(readable_wish(annotations, MEMORY_LIMIT), readable_wish(annotations, MEMORY_GUARANTEE))
+
+
+def size_of(container: str, sizes: Sizes, guaranteed: int, gpu_shares: int, *, may_borrow: bool) -> Size:
     """Return the size of a container with shares of one GPU.
 
     Args:
         container: its name.
-        annotations: those of its pod. A malformed wish counts as none.
+        sizes: what the owner of its pod wishes.
         guaranteed: the shares that are held for it: its request, or more after a resize.
         gpu_shares: all shares of its GPU.
         may_borrow: whether the node lets containers use more than they are guaranteed.
     """
-    wanted = readable_wish(annotations, MEMORY_LIMIT).of(container)
+    wanted = sizes.limit.of(container)
     if wanted is None:
         # Less than the request can only be taken from the limit.
-        wanted = min(guaranteed, readable_wish(annotations, MEMORY_GUARANTEE).of(container) or guaranteed)
+        wanted = min(guaranteed, sizes.guarantee.of(container) or guaranteed)
     return Size(guaranteed, min(wanted, gpu_shares if may_borrow else guaranteed))
 
 

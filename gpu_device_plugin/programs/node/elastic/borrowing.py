@@ -16,7 +16,7 @@ from gpu_device_plugin.core.model.holds import HoldSource
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import parse_id
 from gpu_device_plugin.core.model.times import rfc3339
-from gpu_device_plugin.core.node.elastic.sizes import is_elastic, size_of
+from gpu_device_plugin.core.node.elastic.sizes import Sizes, is_elastic, size_of
 from gpu_device_plugin.core.node.use.process_use import AttributedUse
 from gpu_device_plugin.core.node.use.returns import Returns, Terms
 from gpu_device_plugin.core.node.use.shortage import limits_now, uses_now
@@ -105,8 +105,8 @@ class Borrowing:
         shared = self._state.node.shares.gpus[position]
         if shared.gpu.instance is not None:
             return None
-        total, annotations = len(shared.shares), match.pod.annotations
-        return size_of(request.container, annotations, given, total, may_borrow=self._watch.may_borrow()).limit
+        total, sizes = len(shared.shares), Sizes.of(match.pod.annotations)
+        return size_of(request.container, sizes, given, total, may_borrow=self._watch.may_borrow()).limit
 
     def mounts(self, owner: GrantOwner, device_ids: Sequence[str]) -> tuple[Mount, ...]:
         """Return the mount by which a container with a limit of its own, which is allocated now, sees its memory."""

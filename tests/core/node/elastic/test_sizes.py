@@ -12,7 +12,7 @@ from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.elastic.sizes import Size, elastic_gpu, is_elastic, size_of
+from gpu_device_plugin.core.node.elastic.sizes import Size, Sizes, elastic_gpu, is_elastic, size_of
 from tests.mig import mig_node
 from tests.nodes import ids, node
 
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     ],
 )
 def test_the_size_follows_from_the_wishes(annotations: Mapping[str, str], guaranteed: int, size: Size) -> None:
-    found = size_of("main", annotations, guaranteed, 16, may_borrow=True)
+    found = size_of("main", Sizes.of(annotations), guaranteed, 16, may_borrow=True)
     assert found == size
     assert found.borrows is (size.limit > size.guaranteed)
 
 
 def test_where_nobody_may_borrow_the_limit_is_the_guarantee() -> None:
-    assert size_of("main", {MEMORY_LIMIT: "12"}, 4, 16, may_borrow=False) == Size(4, 4)
-    assert size_of("main", {MEMORY_LIMIT: "2"}, 4, 16, may_borrow=False) == Size(4, 2)
+    assert size_of("main", Sizes.of({MEMORY_LIMIT: "12"}), 4, 16, may_borrow=False) == Size(4, 4)
+    assert size_of("main", Sizes.of({MEMORY_LIMIT: "2"}), 4, 16, may_borrow=False) == Size(4, 2)
 
 
 def test_only_a_wish_makes_a_pod_elastic() -> None:
