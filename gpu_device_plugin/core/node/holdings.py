@@ -57,6 +57,8 @@ class Holding:
     """MiB of each GPU that it may use at most, where that is not what it is guaranteed."""
     started_mib: int | None = None
     """The limit that it was started with on its GPUs, see `DeviceHold.limit_mib`."""
+    lent: bool = False
+    """It was started with more than it is guaranteed of its GPU, on a node that lends."""
 
     def limit_mib(self, uuid: str) -> int:
         """Return the MiB that it may use of a GPU at most: more than it is guaranteed if it may borrow."""
@@ -126,6 +128,7 @@ def holdings(
                     pod,
                     limits,
                     hold.limit_mib,
+                    may_borrow and not whole and len(granted) == 1 and (hold.limit_mib or 0) > max(granted.values()),
                 )
             )
     return tuple(found)

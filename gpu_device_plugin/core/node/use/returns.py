@@ -11,7 +11,7 @@ or whose containers take it in turns, does not keep it from others for longer th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.node.use.eviction_choice import Candidate, spared
@@ -94,6 +94,8 @@ class Returns:
         for uuid, on_gpu in uses.items():
             by_place = {use.place: use for use in on_gpu}
             before = {place: found for place, found in self.asked.items() if place in by_place}
+            if terms.evicts:  # who withdraws its limit when it is asked has memory of others all the same
+                on_gpu = [replace(use, lent=use.lent or use.place in before) for use in on_gpu]  # noqa: PLW2901
             if reading.used_mib.get(uuid) is None:
                 # A GPU that was not read for a moment, while its driver is busy, is as it was.
                 asked |= {place: was for place, was in before.items() if reading.at - was.seen <= terms.grace_s}

@@ -51,7 +51,7 @@ def uses_now(
             if used is None and place in about_to_start:
                 used = 0
             limit = holding.limits.get(uuid)
-            found[place] = AttributedUse(*place, granted, used, None, holding, holding.pod, limit)
+            found[place] = AttributedUse(*place, granted, used, None, holding, holding.pod, limit, holding.lent)
     by_gpu: dict[str, list[AttributedUse]] = {}
     for use in {**about_to_start, **found}.values():
         by_gpu.setdefault(use.uuid, []).append(use)
@@ -84,7 +84,9 @@ def limits_now(
 
 
 def _changes(use: AttributedUse) -> bool:
-    return use.limit_mib is not None or (use.pod is not None and not _CHANGING.isdisjoint(use.pod.annotations))
+    return (
+        use.lent or use.limit_mib is not None or (use.pod is not None and not _CHANGING.isdisjoint(use.pod.annotations))
+    )
 
 
 def _by_pod(uses: Iterable[AttributedUse]) -> Iterable[list[AttributedUse]]:

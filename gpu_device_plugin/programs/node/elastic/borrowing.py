@@ -214,8 +214,13 @@ class Borrowing:
 
     def _concerned(self) -> bool:
         known = self.limits_now.value or self.returns.value.asked or self._starting
-        claimed = any(hold.limit_mib and hold.source is HoldSource.CLAIM for hold in self._entries.value)
-        return bool(known) or claimed or any(is_elastic(pod.annotations) for pod in self._api.pods.values())
+        lent = any(self._lent(hold) for hold in self._entries.value if hold.limit_mib)
+        return bool(known) or lent or any(is_elastic(pod.annotations) for pod in self._api.pods.values())
+
+    def _lent(self, hold: DeviceHold) -> bool:
+        """Return whether a container was started with a limit that may be more than its guarantee."""
+        given_mib = len(hold.device_ids) * self._state.node.shares.share_mib
+        return hold.source is HoldSource.CLAIM or (hold.kind is Kind.MEMORY and (hold.limit_mib or 0) > given_mib)
 
     def _uses(self) -> Mapping[str, tuple[AttributedUse, ...]]:
         return uses_now(self._watch.reading.value, self._watch.holdings(), self._starters())

@@ -190,6 +190,17 @@ def test_the_containers_of_a_pod_have_one_grace() -> None:
     assert moved.asked["a", "other", GPU].until == 30
 
 
+def test_who_withdraws_its_limit_has_to_return_what_it_was_lent() -> None:
+    """With the limit that it started with it borrowed; without one it would only be reported."""
+    withdrawn = holding("a")
+    assert asked(step(Returns(), 1, [withdrawn, NEW], {"a": 13000}, EVICT)) == {}
+    assert asked(step(Returns(), 1, [replace(withdrawn, lent=True), NEW], {"a": 13000}, EVICT)) == {"a": 712}
+    first = step(Returns(), 1, [A, NEW], {"a": 13000}, EVICT)
+    late = step(first, 31, [withdrawn, NEW], {"a": 13000}, EVICT)
+    assert [each.pod for each in late.candidates()] == [A.pod]
+    assert step(first, 31, [withdrawn, NEW], {"a": 13000}).missing == {}
+
+
 def test_it_is_needed_by_who_waits_longest_then_by_who_lacks_most() -> None:
     held = [A, NEW, holding("idle", 6144), holding("full", 2048)]
     used = {"a": 11000, "idle": 0, "full": 2048}

@@ -194,6 +194,22 @@ async def test_a_borrower_that_refuses_is_evicted_after_its_grace() -> None:
         await its.it.node.until(lambda: not folder.exists())
 
 
+async def test_a_borrower_that_withdraws_its_limit_is_evicted_all_the_same() -> None:
+    async with scene(borrowers="evict", return_grace="1s") as its:
+        await its.borrower()
+        its.it.api.patch("pods", "nb", {"metadata": {"annotations": {MEMORY_LIMIT: None}}})
+        await its.it.node.until(
+            lambda: any(not p.annotations.keys() & {MEMORY_LIMIT} for p in its.it.cluster.pods.values())
+        )
+        await its.it.node.stop_agent()  # the next one knows nothing but the kubelet's record
+        await its.it.start_agent()
+        starting = asyncio.create_task(its.runs("new", 8))
+        await its.it.node.until(lambda: bool(its.told("GPUMemoryNotReturned")))
+        assert "deletionTimestamp" in its.it.api.get("pods", "nb")["metadata"]
+        its.use(nb=0)
+        assert (await starting).phase == "Running"
+
+
 async def test_where_nobody_may_borrow_the_limit_is_the_guarantee() -> None:
     async with scene(borrowers="off") as its:
         made = await its.runs("nb", 4, {MEMORY_LIMIT: "12"})
