@@ -19,7 +19,7 @@ from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.core.node.elastic.sizes import Sizes, is_elastic, size_of
 from gpu_device_plugin.core.node.use.process_use import AttributedUse
 from gpu_device_plugin.core.node.use.returns import Returns, Terms
-from gpu_device_plugin.core.node.use.shortage import limits_now, uses_now
+from gpu_device_plugin.core.node.use.shortage import limits_now, shortage_mib, uses_now
 from gpu_device_plugin.core.report.text.use_texts import borrowed, duration, ultimatum, waits
 
 if TYPE_CHECKING:
@@ -126,6 +126,12 @@ class Borrowing:
         Returns:
             Why the container must not start, as a sentence without a full stop; empty if it may.
         """
+        why = await self._until_room(device_ids, within_s)
+        if not why:
+            self._told.discard(frozenset(device_ids))
+        return why
+
+    async def _until_room(self, device_ids: Sequence[str], within_s: float) -> str:
         if not self.limits_now.value:
             return ""
         share_mib, began = self._state.node.shares.share_mib, time.monotonic()
@@ -145,13 +151,11 @@ class Borrowing:
                 return ""
             if why := self._why_wait(start):
                 self._tell_waiting(start, why)
-                await within(
-                    began + within_s - time.monotonic(),
-                    self.returns.meets(lambda found: found.missing.keys().isdisjoint(mib)),
-                )
-            why = self._why_wait(start)
-            if not why:
-                self._told.discard(start.device_ids)
+            # Another one that waited, too, may just have taken what was free.
+            while (why := self._why_wait(start)) and await within(
+                began + within_s - time.monotonic(), self.returns.meets(lambda _: not self._why_wait(start))
+            ):
+                pass
             return why
         finally:
             self._starting.remove(start)
@@ -169,10 +173,22 @@ class Borrowing:
     def _why_wait(self, start: _Start) -> str:
         found = self.returns.value
         for uuid in sorted(start.mib.keys() & found.missing.keys()):
+            if self._finds_room(start, uuid):
+                continue
             asked = [each for place, each in found.asked.items() if place[2] == uuid and each.mib]
             evicts = self._settings.value.borrowers == "evict"
             return waits(found.missing[uuid], self._gpu(uuid), asked, time.monotonic(), evicts=evicts)
         return ""
+
+    def _finds_room(self, start: _Start, uuid: str) -> bool:
+        """Return whether a GPU lacks only what others that wait need: they get no more of it if this one waits, too."""
+        waiting = {each.device_ids for each in self._starting} | self._told
+        others = {(hold.pod_uid, hold.container) for hold in self._entries.value if hold.device_ids in waiting}
+        others |= {("", each.name) for each in self._starting}
+        own = self._owner(start, self._entries.value)
+        others.discard(("", start.name) if own is None else (own.pod_uid, own.container))
+        uses = [use for use in self._uses().get(uuid, ()) if use.place[:2] not in others]
+        return not shortage_mib(uses, self._watch.reading.value.used_mib.get(uuid), self._capacity().get(uuid))
 
     def _tell_waiting(self, start: _Start, why: str) -> None:
         if start.device_ids in self._told:
