@@ -177,8 +177,9 @@ def replay(pods: Sequence[Borrower], capacity_mib: int, grace_s: float, step_s: 
         if not short[step]:
             continue
         short_steps += 1
-        if last != step - 1:
-            returns = Returns()  # the shortage before was over
+        if 0 <= last < step - 1:  # the shortage before was over with the next step
+            over = UseReading((last + 1) * step_s)
+            returns = returns.after(over, {}, {}, terms)
         last = step
         for moment in range(len(pods) + 1):
             reading = UseReading(step * step_s + moment * _MOMENT_S, (), {_GPU: int(uses[there, step].sum())})

@@ -5,13 +5,16 @@ that borrow most, until what they borrow covers the shortage. Who was asked may 
 over. Nobody within its guarantee is asked, and nobody whose use is unknown. Times are monotonic seconds, and a reading
 that is not newer than the last one is ignored.
 
+A pod has one grace on a GPU, which it gets back slowly. So a pod that returns memory for a moment and takes it again,
+or whose containers take it in turns, does not keep it from others for longer than one that returns nothing.
+
 What is unknown hurts nobody: a GPU whose use or size is not known is not short, and a container with unknown use counts
 as using exactly what it is guaranteed. A container that starts uses nothing yet.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_LIMIT
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
 
 _CHANGING = frozenset({MEMORY_LIMIT, MEMORY_GUARANTEE, MEMORY_HELD})
 """Annotations of a pod whose containers may use something else than they were granted when they started."""
+
+_RECOVERY = 10
+"""A pod that has used up its grace has a whole one again after so many without being asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,8 @@ class Asked:
     needed_by: str = ""
     """``namespace/name`` of the pod that lacks its guarantee; empty: not known."""
     pod: Pod | None = None
+    spent_s: float = 0.0
+    """What of its pod's grace was used up when it was asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +74,8 @@ class Returns:
     asked: Mapping[Place, Asked] = field(default_factory=dict)
     missing: Mapping[str, int] = field(default_factory=dict)
     """MiB of each GPU (by UUID) that borrowers have, and others lack of their guarantees. Of GPUs where that is so."""
+    spent_s: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """What each pod (by UID) has used up of its grace on a GPU, where that is not 0."""
 
     def after(
         self,
@@ -88,9 +98,12 @@ class Returns:
             return self
         asked: dict[Place, Asked] = {}
         missing: dict[str, int] = {}
+        spent = self._spent(reading.at, terms.grace_s)
         for uuid, on_gpu in uses.items():
             by_place = {use.place: use for use in on_gpu}
             before = {place: found for place, found in self.asked.items() if place in by_place}
+            if terms.evicts:  # who withdraws its limit when it is asked has memory of others all the same
+                on_gpu = [replace(use, lent=use.lent or use.place in before) for use in on_gpu]  # noqa: PLW2901
             if reading.used_mib.get(uuid) is None:
                 # A GPU that was not read for a moment, while its driver is busy, is as it was.
                 asked |= {place: was for place, was in before.items() if reading.at - was.seen <= terms.grace_s}
@@ -104,17 +117,29 @@ class Returns:
                 known = use.used_mib is not None
                 was = before.get(use.place)
                 since = reading.at if was is None else was.since
+                spent_s = spent.get((use.pod_uid, uuid), 0.0) if was is None else was.spent_s
                 asked[use.place] = Asked(
                     use.place,
                     since,
                     reading.at if known or was is None else was.seen,
                     mib if known or was is None else was.mib,
                     use.borrowed_mib if known or was is None else was.borrowed_mib,
-                    since + terms.grace_s if terms.evicts and not spared(use.pod) else None,
+                    since + terms.grace_s - spent_s if terms.evicts and not spared(use.pod) else None,
                     _needed_by(on_gpu, starting),
                     use.pod,
+                    spent_s,
                 )
-        return Returns(reading.at, asked, missing)
+        return Returns(reading.at, asked, missing, spent)
+
+    def _spent(self, now: float, grace_s: float) -> Mapping[tuple[str, str], float]:
+        """Return what each pod has used up of its grace until now."""
+        returning = {(each.place[0], each.place[2]) for each in self.asked.values() if each.mib}
+        found = {}
+        for key in returning | self.spent_s.keys():
+            passed_s = now - self.at if key in returning else (self.at - now) / _RECOVERY
+            if (spent_s := min(grace_s, self.spent_s.get(key, 0.0) + passed_s)) > 0:
+                found[key] = spent_s
+        return found
 
     def candidates(self) -> tuple[Candidate, ...]:
         """Return the pods whose time is over, each with the GPU that lacks what it borrows.
@@ -193,7 +218,7 @@ def uses_now(
             if used is None and place in about_to_start:
                 used = 0
             limit = holding.limits.get(uuid)
-            found[place] = AttributedUse(*place, granted, used, None, holding, holding.pod, limit)
+            found[place] = AttributedUse(*place, granted, used, None, holding, holding.pod, limit, holding.lent)
     by_gpu: dict[str, list[AttributedUse]] = {}
     for use in {**about_to_start, **found}.values():
         by_gpu.setdefault(use.uuid, []).append(use)
@@ -226,7 +251,9 @@ def limits_now(
 
 
 def _changes(use: AttributedUse) -> bool:
-    return use.limit_mib is not None or (use.pod is not None and not _CHANGING.isdisjoint(use.pod.annotations))
+    return (
+        use.lent or use.limit_mib is not None or (use.pod is not None and not _CHANGING.isdisjoint(use.pod.annotations))
+    )
 
 
 def _by_pod(uses: Iterable[AttributedUse]) -> Iterable[list[AttributedUse]]:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import within
-from gpu_device_plugin.core.contract.elastic import is_elastic, limit_of
+from gpu_device_plugin.core.contract.elastic import Wishes, is_elastic
 from gpu_device_plugin.core.contract.memoryfile import MemoryFile
 from gpu_device_plugin.core.model.holds import HoldSource
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import parse_id
 from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.core.node.use.process_use import AttributedUse
-from gpu_device_plugin.core.node.use.returns import Returns, Terms, limits_now, uses_now
+from gpu_device_plugin.core.node.use.returns import Returns, Terms, limits_now, shortage_mib, uses_now
 from gpu_device_plugin.core.report.text.use_texts import borrowed, duration, ultimatum, waits
 
 if TYPE_CHECKING:
@@ -104,8 +104,8 @@ class Borrowing:
         shared = self._state.node.shares.gpus[position]
         if shared.gpu.instance is not None:
             return None
-        total, annotations = len(shared.shares), match.pod.annotations
-        return limit_of(request.container, annotations, given, total, may_borrow=self._watch.may_borrow())
+        total, wishes = len(shared.shares), Wishes.of(match.pod.annotations)
+        return wishes.limit_of(request.container, given, total, may_borrow=self._watch.may_borrow())
 
     def mounts(self, owner: GrantOwner, device_ids: Sequence[str]) -> tuple[Mount, ...]:
         """Return the mount by which a container with a limit of its own, which is allocated now, sees its memory."""
@@ -125,6 +125,12 @@ class Borrowing:
         Returns:
             Why the container must not start, as a sentence without a full stop; empty if it may.
         """
+        why = await self._until_room(device_ids, within_s)
+        if not why:
+            self._told.discard(frozenset(device_ids))
+        return why
+
+    async def _until_room(self, device_ids: Sequence[str], within_s: float) -> str:
         if not self.limits_now.value:
             return ""
         share_mib, began = self._state.node.shares.share_mib, time.monotonic()
@@ -144,13 +150,11 @@ class Borrowing:
                 return ""
             if why := self._why_wait(start):
                 self._tell_waiting(start, why)
-                await within(
-                    began + within_s - time.monotonic(),
-                    self.returns.meets(lambda found: found.missing.keys().isdisjoint(mib)),
-                )
-            why = self._why_wait(start)
-            if not why:
-                self._told.discard(start.device_ids)
+            # Another one that waited, too, may just have taken what was free.
+            while (why := self._why_wait(start)) and await within(
+                began + within_s - time.monotonic(), self.returns.meets(lambda _: not self._why_wait(start))
+            ):
+                pass
             return why
         finally:
             self._starting.remove(start)
@@ -168,10 +172,22 @@ class Borrowing:
     def _why_wait(self, start: _Start) -> str:
         found = self.returns.value
         for uuid in sorted(start.mib.keys() & found.missing.keys()):
+            if self._finds_room(start, uuid):
+                continue
             asked = [each for place, each in found.asked.items() if place[2] == uuid and each.mib]
             evicts = self._settings.value.borrowers == "evict"
             return waits(found.missing[uuid], self._gpu(uuid), asked, time.monotonic(), evicts=evicts)
         return ""
+
+    def _finds_room(self, start: _Start, uuid: str) -> bool:
+        """Return whether a GPU lacks only what others that wait need: they get no more of it if this one waits, too."""
+        waiting = {each.device_ids for each in self._starting} | self._told
+        others = {(hold.pod_uid, hold.container) for hold in self._entries.value if hold.device_ids in waiting}
+        others |= {("", each.name) for each in self._starting}
+        own = self._owner(start, self._entries.value)
+        others.discard(("", start.name) if own is None else (own.pod_uid, own.container))
+        uses = [use for use in self._uses().get(uuid, ()) if use.place[:2] not in others]
+        return not shortage_mib(uses, self._watch.reading.value.used_mib.get(uuid), self._capacity().get(uuid))
 
     def _tell_waiting(self, start: _Start, why: str) -> None:
         if start.device_ids in self._told:
@@ -213,8 +229,13 @@ class Borrowing:
 
     def _concerned(self) -> bool:
         known = self.limits_now.value or self.returns.value.asked or self._starting
-        claimed = any(hold.limit_mib and hold.source is HoldSource.CLAIM for hold in self._entries.value)
-        return bool(known) or claimed or any(is_elastic(pod.annotations) for pod in self._api.pods.values())
+        lent = any(self._lent(hold) for hold in self._entries.value if hold.limit_mib)
+        return bool(known) or lent or any(is_elastic(pod.annotations) for pod in self._api.pods.values())
+
+    def _lent(self, hold: DeviceHold) -> bool:
+        """Return whether a container was started with a limit that may be more than its guarantee."""
+        given_mib = len(hold.device_ids) * self._state.node.shares.share_mib
+        return hold.source is HoldSource.CLAIM or (hold.kind is Kind.MEMORY and (hold.limit_mib or 0) > given_mib)
 
     def _uses(self) -> Mapping[str, tuple[AttributedUse, ...]]:
         return uses_now(self._watch.reading.value, self._watch.holdings(), self._starters())

@@ -71,10 +71,16 @@ class MemoryFiles:
         `held` are the devices of each container by the kubelet's records, `granted` all that the ledger has: a
         container that was just given some is not recorded yet.
         """
-        if self._directory is None or not self._directory.is_dir():
+        if self._directory is None:
+            return
+        try:
+            found = list(self._directory.iterdir())
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError):  # there is none before the first file
+                _log.warning("the files of ended containers are left: %s", error, extra={"once_per_s": 600})
             return
         kept = {slot(ids) for ids in held} | {name for name, ids in self._made.items() if not ids.isdisjoint(granted)}
-        for folder in self._directory.iterdir():
+        for folder in found:
             # An administrator may name a directory with something else in it.
             if folder.name not in kept and SLOT.fullmatch(folder.name):
                 shutil.rmtree(folder, ignore_errors=True)

@@ -195,6 +195,22 @@ async def test_a_borrower_that_refuses_is_evicted_after_its_grace() -> None:
         await its.it.node.until(lambda: not folder.exists())
 
 
+async def test_a_borrower_that_withdraws_its_limit_is_evicted_all_the_same() -> None:
+    async with scene(borrowers="evict", return_grace="1s") as its:
+        await its.borrower()
+        its.it.api.patch("pods", "nb", {"metadata": {"annotations": {MEMORY_LIMIT: None}}})
+        await its.it.node.until(
+            lambda: any(not p.annotations.keys() & {MEMORY_LIMIT} for p in its.it.cluster.pods.values())
+        )
+        await its.it.node.stop_agent()  # the next one knows nothing but the kubelet's record
+        await its.it.start_agent()
+        starting = asyncio.create_task(its.runs("new", 8))
+        await its.it.node.until(lambda: bool(its.told("GPUMemoryNotReturned")))
+        assert "deletionTimestamp" in its.it.api.get("pods", "nb")["metadata"]
+        its.use(nb=0)
+        assert (await starting).phase == "Running"
+
+
 async def test_where_nobody_may_borrow_the_limit_is_the_guarantee() -> None:
     async with scene(borrowers="off") as its:
         made = await its.runs("nb", 4, {MEMORY_LIMIT: "12"})
@@ -282,6 +298,35 @@ async def test_others_are_answered_while_a_container_waits() -> None:
         assert not waiting.done()
         its.use(nb=4 * GIB)
         assert (await waiting).phase == "Running"
+
+
+async def test_who_finds_its_part_free_does_not_wait_for_what_another_waits_for() -> None:
+    async with scene() as its:
+        made = await its.borrower()
+        shortly(its)
+        assert (await its.runs("large", 8)).phase == "Pending"
+        small = await its.runs("small", 1)
+        assert small.phase == "Running"
+        its.use(small=GIB)
+        # While the kubelet waits to try the large one again, and while it tries.
+        assert (await its.it.node.kubelet.restart_container(small, "main")).phase == "Running"
+        large = next(pod for pod in its.it.node.kubelet.pods if pod.name == "large")
+        again = asyncio.create_task(its.it.node.kubelet.restart_container(large, "main"))
+        await its.it.node.until(lambda: bool(its.agent.borrowing._starting))
+        assert (await its.it.node.kubelet.restart_container(small, "main")).phase == "Running"
+        assert (await again).phase == "Pending"
+        assert its.file(made).needed_by == "default/large"
+
+
+async def test_of_two_that_find_room_for_one_the_other_waits() -> None:
+    async with scene() as its:
+        await its.borrower()
+        both = [asyncio.create_task(its.runs(name, 2)) for name in ("one", "two")]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        await its.it.node.until(lambda: bool(its.told("GPUMemoryWaits")))
+        assert [each.done() for each in both].count(True) == 1
+        its.use(nb=4 * GIB)
+        assert [(await each).phase for each in both] == ["Running"] * 2
 
 
 async def test_an_init_container_and_parts_of_two_gpus_do_not_borrow() -> None:

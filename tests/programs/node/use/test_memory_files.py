@@ -55,3 +55,10 @@ def test_a_file_that_cannot_be_written_harms_nothing(tmp_path: Path) -> None:
     (tmp_path / slot(IDS) / NAME).unlink()
     (tmp_path / slot(IDS) / NAME).mkdir()
     files.update(IDS, MemoryFile(1, 1, 1))
+
+
+def test_a_directory_that_cannot_be_listed_ends_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    MemoryFiles(tmp_path / "file").keep([IDS], ())
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    MemoryFiles(tmp_path / "loop").keep([IDS], ())
