@@ -116,7 +116,7 @@ class Borrowing:
         uuid, given = parse_id(device_ids[0])[0], len(device_ids) * share_mib
         new = AttributedUse(owner.pod_uid, owner.container, uuid, given, 0, limit_mib=most)
         uses = uses_now(self._watch.reading.value, self._watch.holdings(), [new])
-        found = limits_now(uses, self._capacity(), self.returns.value.asked.keys())
+        found = limits_now(uses, self._state.node.shares.capacity_mib, self.returns.value.asked.keys())
         return self._files.make(device_ids, MemoryFile(given, found.get(new.place, given), most))
 
     async def until_room(self, device_ids: Sequence[str], within_s: float) -> str:
@@ -187,7 +187,9 @@ class Borrowing:
         own = self._owner(start, self._entries.value)
         others.discard(("", start.name) if own is None else (own.pod_uid, own.container))
         uses = [use for use in self._uses().get(uuid, ()) if use.place[:2] not in others]
-        return not shortage_mib(uses, self._watch.reading.value.used_mib.get(uuid), self._capacity().get(uuid))
+        return not shortage_mib(
+            uses, self._watch.reading.value.used_mib.get(uuid), self._state.node.shares.capacity_mib.get(uuid)
+        )
 
     def _tell_waiting(self, start: _Start, why: str) -> None:
         if start.device_ids in self._told:
@@ -207,7 +209,7 @@ class Borrowing:
         settings, before, uses = self._settings.value, self.returns.value, self._uses()
         terms = Terms(settings.return_grace_s, settings.borrowers == "evict")
         waiting = [use.place for use in self._starters()]
-        after = before.after(reading, uses, self._capacity(), terms, waiting)
+        after = before.after(reading, uses, self._state.node.shares.capacity_mib, terms, waiting)
         self._tell(before, after, uses)
         self.returns.set(after)
         self._publish(uses)
@@ -249,14 +251,10 @@ class Borrowing:
             found += [AttributedUse(uid, name, uuid, mib, 0) for uuid, mib in start.mib.items()]
         return found
 
-    def _capacity(self) -> Mapping[str, int]:
-        gpus = self._state.node.shares.gpus
-        return {shared.gpu.uuid: shared.gpu.total_mib - shared.gpu.reserved_mib for shared in gpus}
-
     def _publish(self, uses: Mapping[str, tuple[AttributedUse, ...]]) -> bool:
         """Publish the limits now, on the node and in the files; return whether they have changed."""
         asked = self.returns.value.asked
-        found = limits_now(uses, self._capacity(), asked.keys())
+        found = limits_now(uses, self._state.node.shares.capacity_mib, asked.keys())
         changed = found != self.limits_now.value
         self.limits_now.change(found)
         self._due = {
