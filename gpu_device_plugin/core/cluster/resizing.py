@@ -137,11 +137,14 @@ def sizes(pod: Pod, resources: Iterable[Resource]) -> Sequence[Size]:
 
 
 def _settled(pod: Pod, size: Size, *, quiet: bool) -> bool:
-    """Return whether the node's agent holds all that was promised, or has already settled for the present wish."""
+    """Return whether the node's agent holds all that was promised, or has already settled for the present wish.
+
+    For no more than that, it may be: it finds no room of its own.
+    """
     if size.held == size.promised:
         return True
     answered = readable_answer(pod.annotations, MEMORY_HELD).answers(pod.annotations)
-    return quiet and answered and size.held == size.target
+    return quiet and answered and size.held <= size.target
 
 
 def _answer(pod: Pod, sizes: Sequence[Size], promised: Mapping[str, int], why: Sequence[str] = ()) -> Answer:

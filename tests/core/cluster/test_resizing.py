@@ -127,6 +127,15 @@ def test_an_agent_that_settles_before_the_promise_is_lowered_may_still_be_acting
     assert resize(asked, RESOURCES, node(of=asked), PLENTY, quiet=False).outcome is Outcome.LOWERED
 
 
+def test_a_promise_that_the_agent_had_no_room_for_is_lowered_with_the_wish() -> None:
+    """Otherwise it would count for nobody as long as the agent has none."""
+    asked = pod("5", {"main": 8}, {}, answered="5")
+    found = resize(asked, RESOURCES, node(of=asked), PLENTY)
+    assert found == Decision(Outcome.LOWERED, Answer({"main": 5}, "5"))
+    asked = pod("5", {"main": 8}, {}, answered="8")
+    assert resize(asked, RESOURCES, node(of=asked), PLENTY).outcome is Outcome.KEPT
+
+
 NO_LABEL = (
     f"namespace team-a has no label {RESIZE_BOUND}, and ResourceQuota does not see a guarantee that grows while a pod "
     "runs: ask an administrator to label it"

@@ -209,7 +209,9 @@ class Borrowing:
         settings, before, uses = self._settings.value, self.returns.value, self._uses()
         terms = Terms(settings.return_grace_s, settings.borrowers == "evict")
         waiting = [use.place for use in self._starters()]
-        after = before.after(reading, uses, self._state.node.shares.capacity_mib, terms, waiting)
+        after = Returns(reading.at)  # where use is not read, no other reading says soon that a shortage is over
+        if self._watch.interval_s:
+            after = before.after(reading, uses, self._state.node.shares.capacity_mib, terms, waiting)
         self._tell(before, after, uses)
         self.returns.set(after)
         self._publish(uses)

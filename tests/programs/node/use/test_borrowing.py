@@ -356,6 +356,17 @@ async def test_where_use_is_not_read_nobody_waits_or_is_asked() -> None:
         assert its.agent.borrowing.returns.value.asked == {}
 
 
+async def test_nobody_stays_asked_once_use_is_not_read_any_more() -> None:
+    async with scene(return_grace="5m") as its:
+        made = await its.borrower()
+        shortly(its)
+        await its.runs("new", 8)
+        assert its.file(made).return_mib
+        its.agent.use_watch.every(0.0)
+        await its.it.node.until(lambda: not its.file(made).return_mib)
+        assert its.agent.borrowing.returns.value.asked == {}
+
+
 async def test_a_guarantee_that_grows_has_borrowed_memory_returned() -> None:
     async with scene() as its:
         its.it.api.add(
