@@ -15,11 +15,12 @@ import pytest
 
 from gpu_device_plugin.core.contract.elastic import read_answer
 from gpu_device_plugin.core.contract.keys import MEMORY_HELD, MEMORY_LIMIT, MEMORY_PROMISED, RESIZE_BOUND
-from gpu_device_plugin.core.contract.memoryfile import IN_CONTAINER, read_memory_file
+from gpu_device_plugin.core.contract.memoryfile import IN_CONTAINER
 from gpu_device_plugin.testing.builders import GPU_MEM
 from tests.e2e import dra_lab, real_cluster, starting
 from tests.e2e.cluster import process_of
 from tests.e2e.dra_lab import DEPLOY, DESCRIPTION, H200, LONG_S, agent, describe, environ, on_node, phase, run
+from tests.memory import read_memory_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -12,7 +12,6 @@ from gpu_device_plugin.core.contract.keys import (
     MEMORY_GUARANTEE,
     MEMORY_HELD,
     MEMORY_PROMISED,
-    RESIZE_BOUND,
     MalformedAnnotationError,
 )
 from gpu_device_plugin.core.model.memory import format_mib
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
-    from gpu_device_plugin.core.contract.elastic import Answer
+    from gpu_device_plugin.core.contract.elastic import Allowance, Answer
     from gpu_device_plugin.core.model.placing import Room
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
@@ -38,33 +37,6 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Allowance:
-    """What the pods of a namespace may be guaranteed beyond their requests, in sum."""
-
-    namespace: str
-    bound: int | None
-    """None: the namespace has no label with a number."""
-    used: int = 0
-
-    @classmethod
-    def of(cls, namespace: str, labels: Mapping[str, str], used: int) -> Allowance:
-        """Return the allowance of a namespace with these labels."""
-        text = labels.get(RESIZE_BOUND, "")
-        return cls(namespace, int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None, used)
-
-    def refusal(self, more: int) -> str:
-        """Return why its pods may not be guaranteed so many more shares; empty if they may."""
-        if self.bound is None:
-            return (
-                f"namespace {self.namespace} has no label {RESIZE_BOUND}, and ResourceQuota does not see a guarantee "
-                "that grows while a pod runs: ask an administrator to label it"
-            )
-        if self.used + more <= self.bound:
-            return ""
-        return f"of the bound of {_units(self.bound)} of namespace {self.namespace} {self.used} are in use"
-
-
-@dataclass(frozen=True, slots=True)
 class Decision:
     """The promise that a pod should have."""
 
@@ -75,20 +47,28 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class _Size:
-    """One container that may grow."""
+class Size:
+    """The guarantee of a container that can be resized: requested, wished for, promised and held."""
 
-    name: str
+    container: str
+    gpu: int
+    """The position of its GPU."""
     request: int
-    position: int
-    wanted: int
+    wish: int | None
+    """What its owner wants it to be guaranteed; None: its request."""
     promised: int
     held: int
+    """What it is guaranteed."""
+
+    @property
+    def target(self) -> int:
+        """The guarantee that it comes to if nothing is in the way."""
+        return max(self.request, self.wish or 0)
 
     @property
     def more(self) -> int:
         """The shares that nobody counts for it yet."""
-        return self.wanted - max(self.promised, self.held)
+        return self.target - max(self.promised, self.held)
 
 
 def decides(pod: Pod) -> bool:
@@ -98,7 +78,7 @@ def decides(pod: Pod) -> bool:
 
 def wants_more(pod: Pod, resources: Iterable[Resource]) -> bool:
     """Return whether a pod wishes for more than anybody counts for it."""
-    return any(size.wanted > size.promised and size.more > 0 for size in _sizes(pod, resources))
+    return any(size.target > size.promised and size.more > 0 for size in sizes(pod, resources))
 
 
 def resize(
@@ -116,23 +96,22 @@ def resize(
         allowance: that of the pod's namespace, with all that counts for its pods.
         quiet: the pod's annotations have not changed for so long that the agent cannot be acting on earlier ones.
     """
-    sizes = _sizes(pod, resources)
-    promised = {size.name: size.promised for size in sizes}
+    found = sizes(pod, resources)
+    promised = {size.container: size.promised for size in found}
     try:
         wish = read_wish(pod.annotations, MEMORY_GUARANTEE)
     except MalformedAnnotationError as error:
-        return Decision(Outcome.REFUSED, _answer(pod, sizes, promised, [str(error)]))
-    lowered = {
-        size.name: size.wanted for size in sizes if size.wanted < size.promised and _settled(pod, size, quiet=quiet)
-    }
+        return Decision(Outcome.REFUSED, _answer(pod, found, promised, [str(error)]))
+    lower = [size for size in found if size.target < size.promised]
+    lowered = {size.container: size.target for size in lower if _settled(pod, size, quiet=quiet)}
     if lowered:
-        return Decision(Outcome.LOWERED, _answer(pod, sizes, promised | lowered))
+        return Decision(Outcome.LOWERED, _answer(pod, found, promised | lowered))
     named = [name for name in wish.containers if name not in promised]
     why = [f"container {name!r} has no shares of one GPU, which alone can grow" for name in sorted(named)]
     raised: dict[str, int] = {}
     growth, by_bound = _Growth(node, allowance), False
-    for size in sizes:
-        if size.wanted > size.promised:
+    for size in found:
+        if size.target > size.promised:
             if no_room := growth.no_room(size):
                 why.append(no_room)
             elif not_allowed := growth.not_allowed(size):
@@ -140,39 +119,36 @@ def resize(
                 by_bound = True
             else:
                 growth.take(size)
-                raised[size.name] = size.wanted
-    if not raised and not why and any(size.wanted < size.promised for size in sizes):
+                raised[size.container] = size.target
+    if not raised and not why and lower:
         return Decision(Outcome.KEPT, readable_answer(pod.annotations, MEMORY_PROMISED))
     outcome = Outcome.GROWN if raised else Outcome.REFUSED if why else Outcome.KEPT
-    return Decision(outcome, _answer(pod, sizes, promised | raised, why), by_bound)
+    return Decision(outcome, _answer(pod, found, promised | raised, why), by_bound)
 
 
-def _sizes(pod: Pod, resources: Iterable[Resource]) -> Sequence[_Size]:
+def sizes(pod: Pod, resources: Iterable[Resource]) -> Sequence[Size]:
+    """Return the size of each container that can be resized."""
     wish = readable_wish(pod.annotations, MEMORY_GUARANTEE)
     promised, held = (readable_answer(pod.annotations, key).guarantees for key in (MEMORY_PROMISED, MEMORY_HELD))
     return [
-        _Size(
-            name,
-            request,
-            position,
-            wanted=max(request, wish.of(name) or request),
-            promised=max(request, promised.get(name, 0)),
-            held=max(request, held.get(name, 0)),
-        )
-        for name, (request, position) in growable(pod, resources).items()
+        Size(name, gpu, request, wish.of(name), max(request, promised.get(name, 0)), max(request, held.get(name, 0)))
+        for name, (request, gpu) in growable(pod, resources).items()
     ]
 
 
-def _settled(pod: Pod, size: _Size, *, quiet: bool) -> bool:
-    """Return whether the node's agent holds all that was promised, or has already settled for the present wish."""
+def _settled(pod: Pod, size: Size, *, quiet: bool) -> bool:
+    """Return whether the node's agent holds all that was promised, or has already settled for the present wish.
+
+    For no more than that, it may be: it finds no room of its own.
+    """
     if size.held == size.promised:
         return True
     answered = readable_answer(pod.annotations, MEMORY_HELD).answers(pod.annotations)
-    return quiet and answered and size.held == size.wanted
+    return quiet and answered and size.held <= size.target
 
 
-def _answer(pod: Pod, sizes: Sequence[_Size], promised: Mapping[str, int], why: Sequence[str] = ()) -> Answer:
-    beyond = {size.name: promised[size.name] for size in sizes if promised[size.name] > size.request}
+def _answer(pod: Pod, sizes: Sequence[Size], promised: Mapping[str, int], why: Sequence[str] = ()) -> Answer:
+    beyond = {size.container: promised[size.container] for size in sizes if promised[size.container] > size.request}
     return answer_to(pod.annotations, beyond, "; ".join(dict.fromkeys(why)))
 
 
@@ -185,36 +161,36 @@ class _Growth:
     taken: dict[int, int] = field(default_factory=dict)
     """Shares by the position of the GPU."""
 
-    def no_room(self, size: _Size) -> str:
+    def no_room(self, size: Size) -> str:
         """Return why the GPU has no room for a container to grow; empty if it has."""
         rooms = () if self.node is None else self.node.rooms
-        room = next((room for room in rooms if room.position == size.position), None)
+        room = next((room for room in rooms if room.position == size.gpu), None)
         if self.node is None or room is None:
             return "its node does not list its GPU at present"
         if why := _unsuitable(room, size):
             return f"GPU {room.position} of {self.node.name} {why.format(_amount(room.total, self.node))}"
-        free = room.free - self.taken.get(size.position, 0)
+        free = room.free - self.taken.get(size.gpu, 0)
         if size.more <= max(0, free):
             return ""
         return (
             f"GPU {room.position} of {self.node.name} has {_amount(max(0, free), self.node)} that is promised to nobody"
         )
 
-    def not_allowed(self, size: _Size) -> str:
+    def not_allowed(self, size: Size) -> str:
         """Return why the namespace does not let a container grow; empty if it does."""
         return self.allowance.refusal(sum(self.taken.values()) + size.more) if size.more > 0 else ""
 
-    def take(self, size: _Size) -> None:
-        self.taken[size.position] = self.taken.get(size.position, 0) + max(0, size.more)
+    def take(self, size: Size) -> None:
+        self.taken[size.gpu] = self.taken.get(size.gpu, 0) + max(0, size.more)
 
 
-def _unsuitable(room: Room, size: _Size) -> str:
+def _unsuitable(room: Room, size: Size) -> str:
     """Return why a container cannot be guaranteed more of a GPU, however free; ``{}`` stands for the GPU's size."""
     if room.card is not None:
         return "is a MIG instance, on which no guarantee grows"
     if not room.healthy:
         return "is out of service"
-    return "has {} in all" if size.wanted > room.total else ""
+    return "has {} in all" if size.target > room.total else ""
 
 
 def _amount(shares: int, node: Candidate) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpu_device_plugin.core.contract.keys import (
     LONGEST,
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 MOST_SHARES = 1 << 20
 """No GPU has more."""
+_MOST_NAMES = 64
+"""Containers in one value: no more of a pod get devices. Strangers write it, and each reading of use parses it."""
 _LONGEST_WISH = 512
 """Characters of a wish in an answer; of a longer one the beginning stands there."""
 _LONGEST_WHY = 512
@@ -60,8 +62,7 @@ def read_wish(annotations: Mapping[str, str], key: str) -> Wish:
     if too_long(key, text):
         raise MalformedAnnotationError(f"the annotation {key} is longer than {LONGEST[key]} characters")
     if text.strip().startswith("{"):
-        parsed = _parsed(key, text)
-        return Wish(containers={name: _shares(key, amount) for name, amount in parsed.items()})
+        return Wish(containers=_by_container(key, _parsed(key, text)))
     return Wish(every=_shares(key, text))
 
 
@@ -71,6 +72,38 @@ def readable_wish(annotations: Mapping[str, str], key: str) -> Wish:
         return read_wish(annotations, key)
     except MalformedAnnotationError:
         return NO_WISH
+
+
+def is_elastic(annotations: Mapping[str, str]) -> bool:
+    """Return whether the owner of a pod wants its memory to differ from its requests."""
+    return MEMORY_LIMIT in annotations or MEMORY_GUARANTEE in annotations
+
+
+class Wishes(NamedTuple):
+    """The wishes of the owner of a pod, parsed once for all of its containers. A malformed one counts as none."""
+
+    limit: Wish
+    guarantee: Wish
+
+    @classmethod
+    def of(cls, annotations: Mapping[str, str]) -> Wishes:
+        """Parse the annotations of a pod."""
+        return cls(readable_wish(annotations, MEMORY_LIMIT), readable_wish(annotations, MEMORY_GUARANTEE))
+
+    def limit_of(self, container: str, guaranteed: int, gpu_shares: int, *, may_borrow: bool) -> int:
+        """Return the most shares of its GPU that a container may use, while those beyond its guarantee are free.
+
+        Args:
+            container: its name.
+            guaranteed: the shares that are held for it: its request, or more after a resize.
+            gpu_shares: all shares of its GPU.
+            may_borrow: whether the node lets containers use more than they are guaranteed.
+        """
+        wanted = self.limit.of(container)
+        if wanted is None:
+            # The kubelet takes no device IDs back from a running container, so a smaller guarantee lowers the limit.
+            wanted = min(guaranteed, self.guarantee.of(container) or guaranteed)
+        return min(wanted, gpu_shares if may_borrow else guaranteed)
 
 
 def write_wish(wish: Wish) -> str:
@@ -126,7 +159,7 @@ def read_answer(annotations: Mapping[str, str], key: str) -> Answer | None:
     guarantees, texts = fields.get("guarantees", {}), [fields.get(name, "") for name in ("wish", "why")]
     if not isinstance(guarantees, dict) or not all(isinstance(text, str) for text in texts):
         raise MalformedAnnotationError(f'the annotation {key} is not of the form {{"guarantees": {{"main": 6}}}}')
-    return Answer({name: _shares(key, amount) for name, amount in guarantees.items()}, *texts)
+    return Answer(_by_container(key, guarantees), *texts)
 
 
 def readable_answer(annotations: Mapping[str, str], key: str) -> Answer:
@@ -184,6 +217,12 @@ def _parsed(key: str, text: str) -> Mapping[str, Any]:
     if not isinstance(parsed, dict):
         raise MalformedAnnotationError(f"the annotation {key} is not a JSON object")
     return parsed
+
+
+def _by_container(key: str, amounts: Mapping[str, object]) -> Mapping[str, int]:
+    if len(amounts) > _MOST_NAMES:
+        raise MalformedAnnotationError(f"the annotation {key} names more than {_MOST_NAMES} containers")
+    return {name: _shares(key, amount) for name, amount in amounts.items()}
 
 
 def _shares(key: str, value: object) -> int:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,10 +21,6 @@ IN_CONTAINER = f"{DIRECTORY}/{NAME}"
 VERSION = 1
 SLOT = re.compile(r"[0-9a-f]{16}")
 """What `slot` returns."""
-
-
-class MemoryFileError(ValueError):
-    """The file cannot be parsed; the message names the fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,25 +64,3 @@ def write_memory_file(memory: MemoryFile) -> str:
             "needed_by": memory.needed_by or None,
         }
     return json.dumps(document, indent=1) + "\n"
-
-
-def read_memory_file(text: str) -> MemoryFile:
-    """Parse the file.
-
-    Raises:
-        MemoryFileError: it is not of `VERSION`.
-    """
-    try:
-        document: Any = json.loads(text)
-        fields = {VERSION: document}[document["version"]]
-        asked = fields["return"] or {}
-        return MemoryFile(
-            int(fields["guaranteed_mib"]),
-            int(fields["limit_mib"]),
-            int(fields["most_mib"]),
-            int(asked.get("mib", 0)),
-            asked.get("by") or "",
-            asked.get("needed_by") or "",
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise MemoryFileError(f"{NAME} is not of version {VERSION}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.dra import (
@@ -79,14 +79,6 @@ class Preparation:
     """It has access beside those who hold the GPUs, and holds nothing."""
     limit_shares: int | None = None
     """The most shares of its GPU that its containers may use; None: those that it holds."""
-
-    @property
-    def at_most(self) -> Placement:
-        """Its placement with all that its containers may use."""
-        if self.limit_shares is None:
-            return self.placement
-        ((position, _),) = self.placement.shares
-        return replace(self.placement, shares=((position, self.limit_shares),))
 
 
 def prepare(

@@ -87,6 +87,11 @@ class Gpu:
     """None: it is a whole GPU."""
 
     @property
+    def capacity_mib(self) -> int:
+        """What containers can use of its memory."""
+        return self.total_mib - self.reserved_mib
+
+    @property
     def card(self) -> str:
         """The UUID of the GPU that it is, or is an instance of."""
         return self.uuid if self.instance is None else self.instance.parent

@@ -63,7 +63,7 @@ def shares_of(gpu: Gpu, share_mib: int, reserve_mib: int = 0) -> int:
     """
     if gpu.mig:
         return 0
-    return max(0, gpu.total_mib - gpu.reserved_mib - reserve_mib) // share_mib
+    return max(0, gpu.capacity_mib - reserve_mib) // share_mib
 
 
 def smallest_share_mib(gpus: Iterable[Gpu], reserve_mib: int = 0, limit: int = MAX_DEVICE_IDS) -> int:

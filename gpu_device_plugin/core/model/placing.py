@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import combinations
 from math import comb
@@ -101,6 +101,13 @@ class Placement:
     def positions(self) -> tuple[int, ...]:
         """The GPUs of this placement."""
         return tuple(position for position, _ in self.shares)
+
+    def at_most(self, limit_shares: int | None) -> Placement:
+        """Return it with all shares that its container may use of its one GPU; None: those that it is given."""
+        if limit_shares is None:
+            return self
+        ((position, given),) = self.shares
+        return replace(self, shares=((position, max(given, limit_shares)),))
 
 
 class Obstacle(StrEnum):

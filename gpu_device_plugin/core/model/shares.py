@@ -271,6 +271,11 @@ class Shares:
         place = self._places.get(uuid)
         return None if place is None else self.gpus[place[0]]
 
+    @property
+    def capacity_mib(self) -> Mapping[str, int]:
+        """What containers can use of the memory of each GPU, by UUID."""
+        return {shared.gpu.uuid: shared.gpu.capacity_mib for shared in self.gpus}
+
     def links(self, links: Iterable[Link]) -> Links:
         """Return the connections between the shared GPUs, by position."""
         position = {shared.gpu.uuid: shared.position for shared in self.gpus}

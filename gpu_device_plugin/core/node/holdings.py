@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
+from gpu_device_plugin.core.contract.elastic import Wishes, is_elastic
 from gpu_device_plugin.core.model.holds import HoldSource
 from gpu_device_plugin.core.model.mig import is_mig_resource, resource_name
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import parse_id
-from gpu_device_plugin.core.node.elastic.sizes import elastic_gpu, is_elastic, size_of
 from gpu_device_plugin.core.node.preferred_allocation import spread_over
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ class Holding:
     """MiB of each GPU that it may use at most, where that is not what it is guaranteed."""
     started_mib: int | None = None
     """The limit that it was started with on its GPUs, see `DeviceHold.limit_mib`."""
+    lent: bool = False
+    """It was started with more than it is guaranteed of its GPU, on a node that lends."""
 
     def limit_mib(self, uuid: str) -> int:
         """Return the MiB that it may use of a GPU at most: more than it is guaranteed if it may borrow."""
@@ -96,6 +98,7 @@ def holdings(
             ids[hold.pod_uid, parse_id(name)[0]].add(name)
         if (growth := _growth(hold, grown)) is not None:
             extra[hold.pod_uid, growth.uuid] += growth.shares * shares.share_mib
+    wishes: dict[str, Wishes] = {}
     found = []
     for hold in kept:
         whole = hold.kind is not Kind.MEMORY
@@ -113,7 +116,7 @@ def holdings(
         }
         if granted:
             pod = known.get(hold.pod_uid)
-            limits = _limits(hold, pod, granted, shares, may_borrow=may_borrow)
+            limits = _limits(hold, pod, granted, shares, wishes, may_borrow=may_borrow)
             found.append(
                 Holding(
                     hold.pod_uid,
@@ -125,6 +128,7 @@ def holdings(
                     pod,
                     limits,
                     hold.limit_mib,
+                    may_borrow and not whole and len(granted) == 1 and (hold.limit_mib or 0) > max(granted.values()),
                 )
             )
     return tuple(found)
@@ -137,9 +141,15 @@ def _growth(hold: DeviceHold, grown: Mapping[ContainerKey, Growth]) -> Growth | 
 
 
 def _limits(
-    hold: DeviceHold, pod: Pod | None, granted: Mapping[str, int], shares: Shares, *, may_borrow: bool
+    hold: DeviceHold,
+    pod: Pod | None,
+    granted: Mapping[str, int],
+    shares: Shares,
+    wishes: dict[str, Wishes],
+    *,
+    may_borrow: bool,
 ) -> Mapping[str, int]:
-    """Return `Holding.limits` of a container."""
+    """Return `Holding.limits` of a container; `wishes` are those by the UID of each pod that were parsed so far."""
     if hold.source is HoldSource.CLAIM:  # it does not change
         return dict.fromkeys(granted, hold.limit_mib) if hold.limit_mib and may_borrow else {}
     if pod is None:
@@ -148,9 +158,27 @@ def _limits(
     if shared is None:
         return {}
     uuid, share_mib = shared.gpu.uuid, shares.share_mib
+    if pod.uid not in wishes:
+        wishes[pod.uid] = Wishes.of(pod.annotations)
     guaranteed = granted[uuid] // share_mib
-    size = size_of(hold.container, pod.annotations, guaranteed, len(shared.shares), may_borrow=may_borrow)
-    return {} if size.limit == guaranteed else {uuid: size.limit * share_mib}
+    limit = wishes[pod.uid].limit_of(hold.container, guaranteed, len(shared.shares), may_borrow=may_borrow)
+    return {} if limit == guaranteed else {uuid: limit * share_mib}
+
+
+def elastic_gpu(hold: DeviceHold, pod: Pod, shares: Shares) -> SharedGpu | None:
+    """Return the GPU of which a container may get more while it runs; None: its devices allow none.
+
+    It has shares of one GPU through the device plugin, and is no ordinary init container: containers after such a one
+    reuse its devices. A MIG instance is never larger than it is.
+    """
+    uuids = {parse_id(name)[0] for name in hold.device_ids}
+    if hold.kind is not Kind.MEMORY or hold.source is HoldSource.CLAIM or len(uuids) != 1:
+        return None
+    shared = shares.by_uuid(uuids.pop())
+    if shared is None or shared.gpu.instance is not None:
+        return None
+    stays = any(each.name == hold.container and not each.hands_on for each in pod.containers)
+    return shared if stays else None
 
 
 def _over(hold: DeviceHold, pod: Pod | None) -> bool:

@@ -96,7 +96,7 @@ async def _borrower(story: Story, name: str) -> _Borrower | None:
         await world.pods.end(pod)
         story.leave_out("the policy puts a pod that borrows beside others")
         return None
-    world.use({name: shared.gpu.total_mib - shared.gpu.reserved_mib - MIB_PER_GIB})
+    world.use({name: shared.gpu.capacity_mib - MIB_PER_GIB})
     # Who comes at the same moment does not wait: no container borrows before it runs.
     await world.until(lambda: world.pods.annotations(name).get(ASSIGNED) == "true")
     await asyncio.sleep(2 * world.settings.usage_interval_s)

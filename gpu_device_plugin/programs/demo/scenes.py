@@ -86,7 +86,7 @@ class _Neighbours:
     @property
     def capacity_mib(self) -> int:
         """What containers can use of the GPU."""
-        return self.shared.gpu.total_mib - self.shared.gpu.reserved_mib
+        return self.shared.gpu.capacity_mib
 
     @property
     def granted_mib(self) -> int:

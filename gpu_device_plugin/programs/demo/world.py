@@ -239,7 +239,7 @@ class World:
         for uuid, number in map(parse_id, self.devices(pod)):
             shared = self.shares.by_uuid(uuid)
             if number is None and shared is not None:
-                return shared.gpu.total_mib - shared.gpu.reserved_mib
+                return shared.gpu.capacity_mib
             numbers[uuid] += 1
         return max(numbers.values(), default=0) * self.shares.share_mib
 

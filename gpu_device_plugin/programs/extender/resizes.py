@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.objects.decoding import version_number
-from gpu_device_plugin.core.cluster.resizing import Allowance, Outcome, decides, resize
+from gpu_device_plugin.core.cluster.resizing import Outcome, decides, resize
 from gpu_device_plugin.core.cluster.usage import NO_GROWTH
-from gpu_device_plugin.core.contract.elastic import write_answer
+from gpu_device_plugin.core.contract.elastic import Allowance, write_answer
 from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_PROMISED
 from gpu_device_plugin.programs.extender.binding import LATEST_COMMIT_S
 
@@ -81,8 +81,8 @@ class Resizes:
         """A heap of moments and UIDs."""
         self._queued: dict[str, float] = {}
         """By UID, the earliest moment for it in `_later`, or 0: it is in `_ready`."""
-        self._ready: OrderedDict[str, deque[str]] = OrderedDict()
-        """By namespace, UIDs. The namespace whose turn was the longest ago comes first."""
+        self._ready: OrderedDict[str, OrderedDict[str, None]] = OrderedDict()
+        """By namespace, UIDs in their order. The namespace whose turn was the longest ago comes first."""
         self._refused: dict[str, set[str]] = {}
         """By node, the UIDs of pods that had no room."""
         self._mark = 0
@@ -125,6 +125,11 @@ class Resizes:
             # `_next_at` stays for a moment: an owner may remove the wish and write it again.
             for known in (self._failures, self._changed_at, self._queued):
                 known.pop(uid, None)
+            # Only the leader takes what is ready: of an extender that stands by it would grow with every pod.
+            waiting = self._ready.get(pod.namespace, OrderedDict())
+            waiting.pop(uid, None)
+            if not waiting:
+                self._ready.pop(pod.namespace, None)
             self._accepted(pod)
 
     # --- What is due --------------------------------------------------------------------------------------------------
@@ -148,7 +153,7 @@ class Resizes:
             at, uid = heapq.heappop(self._later)
             if self._queued.get(uid) == at:
                 self._queued[uid] = 0.0
-                self._ready.setdefault(self._pods[uid].namespace, deque()).append(uid)
+                self._ready.setdefault(self._pods[uid].namespace, OrderedDict())[uid] = None
         return bool(self._ready)
 
     def _look_at_nodes(self) -> None:
@@ -166,13 +171,12 @@ class Resizes:
         taken: list[Pod] = []
         while self.due() and len(taken) < most:
             namespace, uids = self._ready.popitem(last=False)
-            uid = uids.popleft()
+            uid, _ = uids.popitem(last=False)
             if uids:
                 self._ready[namespace] = uids
-            pod = self._pods.get(uid)
-            if pod is not None and self._queued.pop(uid, None) is not None:
-                self._next_at[uid] = self.clock() + _EVERY_S
-                taken.append(pod)
+            del self._queued[uid]
+            self._next_at[uid] = self.clock() + _EVERY_S
+            taken.append(self._pods[uid])
         return taken
 
     # --- Decisions ----------------------------------------------------------------------------------------------------

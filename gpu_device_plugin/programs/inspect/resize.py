@@ -8,12 +8,13 @@ from urllib.parse import quote
 
 import msgspec
 
+from gpu_device_plugin.core.cluster.resizing import sizes
 from gpu_device_plugin.core.cluster.usage import growable
 from gpu_device_plugin.core.contract.elastic import Wish, readable_wish, write_wish
 from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_LIMIT, RESIZE_BOUND
 from gpu_device_plugin.core.contract.memoryfile import IN_CONTAINER
 from gpu_device_plugin.core.report.text.printing import counted
-from gpu_device_plugin.core.report.why.resizing import not_resizable, of_size, sizes
+from gpu_device_plugin.core.report.why.resizing import not_resizable, of_size, settled, why_not
 from gpu_device_plugin.programs.commandline import FAILED, OK
 from gpu_device_plugin.programs.kubectl import MISSING_RIGHT, ClusterUnreadableError, unread
 from gpu_device_plugin.view.objects import Named, decoded
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
+    from gpu_device_plugin.core.cluster.resizing import Size
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
-    from gpu_device_plugin.core.report.why.resizing import Size
     from gpu_device_plugin.programs.kubectl import Kubectl
 
 PATIENCE_S, _EVERY_S = 15.0, 0.5
@@ -63,15 +64,15 @@ def resize(
             notes.append(f"The container has no {IN_CONTAINER} before its next start.")
         pod = _answered(kubectl, pod, resources, container, patience_s)
         size = _size(pod, resources, container)
-    found = [*map(str, of_size(pod, size, node)), *notes]
+    found, why = [*map(str, of_size(pod, size, node)), *notes], why_not(pod, size)
     if size.held < size.target:
-        found += _allow(kubectl, namespace, size)
-    if not size.settled:
+        found += _allow(kubectl, namespace, size.target - size.request, why)
+    if not settled(why):
         found.append(
             f"There is no answer yet; the wish stays. See whether the agent runs on {pod.node_name} (kubectl inspect "
             "gpushare doctor), and repeat the command without an amount."
         )
-    return [f"{name}: {found[0]}", *found[1:]], OK if size.fulfilled else FAILED
+    return [f"{name}: {found[0]}", *found[1:]], FAILED if why else OK
 
 
 def named_pod(
@@ -155,7 +156,7 @@ def _answered(kubectl: Kubectl, pod: Pod, resources: Sequence[Resource], contain
     try:
         while True:
             pod, _ = pod_and_status(msgspec.Raw(kubectl.raw(_path(pod.namespace, pod.name))), resources)
-            if _size(pod, resources, container).settled or time.monotonic() >= until:
+            if settled(why_not(pod, _size(pod, resources, container))) or time.monotonic() >= until:
                 return pod
             time.sleep(_EVERY_S)
     except KeyboardInterrupt:
@@ -166,19 +167,19 @@ def _size(pod: Pod, resources: Sequence[Resource], container: str) -> Size:
     return next(each for each in sizes(pod, resources) if each.container == container)
 
 
-def _allow(kubectl: Kubectl, namespace: str, size: Size) -> list[str]:
+def _allow(kubectl: Kubectl, namespace: str, growth: int, why: str) -> list[str]:
     """Return the command by which an administrator lets a guarantee grow, if the namespace keeps it from that."""
     try:
         labels = decoded(kubectl.raw(f"/api/v1/namespaces/{quote(namespace, safe='')}"), Named).metadata.labels or {}
         missing = RESIZE_BOUND not in labels
     except ClusterUnreadableError:
         missing = False
-    if not missing and RESIZE_BOUND not in size.why:
+    if not missing and RESIZE_BOUND not in why:
         return []
     bound = (
         f"In units, the label {RESIZE_BOUND} of the namespace bounds what its pods have beyond their requests in sum"
     )
-    return [f"{bound}; {_label(namespace, size.target - size.request)}"]
+    return [f"{bound}; {_label(namespace, growth)}"]
 
 
 def _label(namespace: str, growth: int) -> str:

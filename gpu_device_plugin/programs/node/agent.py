@@ -35,18 +35,18 @@ from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.claims.serving_mode_switch import ServingModeSwitch
 from gpu_device_plugin.programs.node.configuration import Configuration, initial
 from gpu_device_plugin.programs.node.conflicting_plugins import ConflictingPlugins
-from gpu_device_plugin.programs.node.elastic.borrowing import Borrowing
-from gpu_device_plugin.programs.node.elastic.guarantees import Guarantees
-from gpu_device_plugin.programs.node.elastic.memory_files import MemoryFiles
+from gpu_device_plugin.programs.node.guarantees import Guarantees
 from gpu_device_plugin.programs.node.kubelet.advertiser import Advertiser
 from gpu_device_plugin.programs.node.kubelet.allocation_handler import AllocationHandler
 from gpu_device_plugin.programs.node.kubelet.reconciler import ForgottenPods, Reconciler
-from gpu_device_plugin.programs.node.limits.limit_link import limit_link
+from gpu_device_plugin.programs.node.limits.limit_link import LimitLink
 from gpu_device_plugin.programs.node.limits.limit_verification import Verification
 from gpu_device_plugin.programs.node.limits.mps_link import MpsLink
 from gpu_device_plugin.programs.node.node_api import NodeApi, reach_api
 from gpu_device_plugin.programs.node.node_events import Reports
 from gpu_device_plugin.programs.node.orphaned_instances import OrphanedInstances
+from gpu_device_plugin.programs.node.use.borrowing import Borrowing
+from gpu_device_plugin.programs.node.use.memory_files import MemoryFiles
 from gpu_device_plugin.programs.node.use.over_use_watch import OverUse
 from gpu_device_plugin.programs.node.use.use_reader import UseReports, UseWatch
 from gpu_device_plugin.programs.probes import serving_probes
@@ -169,7 +169,8 @@ class NodeAgent:
             MemoryFiles(settings.memory_dir),
             self.evictor,
         )
-        self._limit_link = limit_link(settings, self.use_watch.holdings, self.borrowing.limits_now)
+        soft, of = settings.soft_limit == "share", (self.use_watch.holdings, self.borrowing.limits_now)
+        self._limit_link = None if settings.memory_dir is None else LimitLink(settings.memory_dir, *of, soft=soft)
         self._answers = AllocationHandler(
             self.state,
             None if cluster is None else cluster.waiting,

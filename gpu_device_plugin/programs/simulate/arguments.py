@@ -64,7 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="guarantee pods with a recorded use only what they did not exceed for these parts of the time, and let "
         "them borrow the rest [100,99,95,90,75,50]",
     )
-    parser.add_argument("--picture", metavar="FILE", help="with --burst: write the result as a picture, in SVG")
     parser.add_argument(
         "--return-grace", default="30s", metavar="DURATION", help="how long a borrower has to return memory [30s]"
     )

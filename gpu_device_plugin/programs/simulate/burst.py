@@ -8,9 +8,10 @@ when its recorded use falls.
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,17 +19,22 @@ from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.use.eviction_choice import next_victims
 from gpu_device_plugin.core.node.use.process_use import AttributedUse, UseReading
 from gpu_device_plugin.core.node.use.returns import Returns, Terms
+from gpu_device_plugin.core.report.text import columns
+from gpu_device_plugin.core.report.text.columns import Line, Tone
 from gpu_device_plugin.programs.simulate.experiment import arrivals_of
+from gpu_device_plugin.programs.simulate.model import counted
 from gpu_device_plugin.programs.simulate.run import run
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.value.workload_mix import PodKind
     from gpu_device_plugin.programs.simulate.experiment import Plan
     from gpu_device_plugin.programs.simulate.inputs.sources import Inputs
     from gpu_device_plugin.programs.simulate.model import Bools, Ints, Recording, SimulationOutcome, Workload
+
+    Json = dict[str, Any]
 
 _SHARE_MIB = 1024
 _GPU = "gpu"
@@ -171,8 +177,9 @@ def replay(pods: Sequence[Borrower], capacity_mib: int, grace_s: float, step_s: 
         if not short[step]:
             continue
         short_steps += 1
-        if last != step - 1:
-            returns = Returns()  # the shortage before was over
+        if 0 <= last < step - 1:  # the shortage before was over with the next step
+            over = UseReading((last + 1) * step_s)
+            returns = returns.after(over, {}, {}, terms)
         last = step
         for moment in range(len(pods) + 1):
             reading = UseReading(step * step_s + moment * _MOMENT_S, (), {_GPU: int(uses[there, step].sum())})
@@ -204,7 +211,93 @@ def _uses(
 
 
 def _short(uses: Ints, guaranteed: Ints, there: Bools, capacity_mib: int) -> Bools:
-    """Return at which steps `core.node.use.shortage` finds a GPU short: all at once, as most steps are not."""
+    """Return at which steps `core.node.use.returns` finds a GPU short: all at once, as most steps are not."""
     untaken = np.maximum(guaranteed[there, None] - uses[there], 0).sum(0)
     found: Bools = untaken > capacity_mib - uses[there].sum(0)
     return found
+
+
+# --- What it gains and costs, for machines and for people -------------------------------------------------------------
+
+
+def burst_document(outcomes: Sequence[BurstOutcome], inputs: Inputs, plan: Plan) -> Json:
+    """Return what came of each choice of guarantees; all figures are means over the seeds."""
+    workload = inputs.workload
+    steps = max(len(each.use_gib) for each in workload.recordings)
+    gpus = sum(node.shape.whole for node in inputs.nodes)
+    choices = [
+        {
+            "percent": each.percent,
+            "guaranteedShares": round(each.guaranteed / len(workload.pods), 2),
+            "run": _mean(each.ran),
+            "asked": _mean(seed.asked for seed in each.replayed),
+            "evicted": _mean(seed.evicted for seed in each.replayed),
+            "short": round(_mean(seed.short for seed in each.replayed) / (steps * gpus), 5),
+        }
+        for each in outcomes
+    ]
+    return {
+        "policy": plan.policies[0],
+        "answer": _answer(plan.policies[0], choices, steps * workload.step_s),
+        "seconds": steps * workload.step_s,
+        "stepSeconds": workload.step_s,
+        "returnGraceSeconds": plan.return_grace_s,
+        "choices": choices,
+    }
+
+
+def _mean(numbers: Iterable[int]) -> float:
+    found = list(numbers)
+    return round(sum(found) / len(found), 2)
+
+
+def _answer(policy: str, choices: Sequence[Json], seconds: float) -> str:
+    """Return the most pods that run without an eviction."""
+    asked_for, *others = choices
+    best = max((each for each in others if not each["evicted"]), key=lambda each: each["run"], default=asked_for)
+    if best["run"] <= asked_for["run"]:
+        return (
+            f"{policy}: no more than {_told(asked_for['run'])} pods run without evictions, with any of these guarantees"
+        )
+    return (
+        f"{policy}: {_told(best['run'])} pods run instead of {_told(asked_for['run'])}, if each is guaranteed what it "
+        f"did not exceed for {best['percent']} % of the time; in {_time(seconds)} none is evicted, and "
+        f"pods are asked {counted(round(best['asked']), 'time')} to return memory"
+    )
+
+
+def _time(seconds: float) -> str:
+    days, hours = seconds / 86_400, seconds / 3600
+    return f"{days:.1f} days" if days >= 2 else f"{hours:.1f} hours"
+
+
+def _told(number: float) -> str:
+    return f"{number:,.1f}".removesuffix(".0")
+
+
+_COLUMNS: dict[str, Callable[[Json, Json], str]] = {
+    "GUARANTEE": lambda each, _: "as requested" if each["percent"] is None else f"{each['percent']} % of the time",
+    "SHARES": lambda each, _: f"{each['guaranteedShares']:.1f}",
+    "RUN": lambda each, _: _told(each["run"]),
+    "MORE": lambda each, first: "-" if each is first else f"{each['run'] - first['run']:+,.1f}".removesuffix(".0"),
+    "ASKED": lambda each, _: _told(each["asked"]),
+    "EVICTED": lambda each, _: _told(each["evicted"]),
+    "SHORT": lambda each, _: f"{100 * each['short']:.1f} %",
+}
+
+
+def burst_table(document: Json) -> list[Line]:
+    """Return the answer, and a row for each choice of guarantees."""
+    choices = document["choices"]
+    rows = [columns.Row(tuple(cell(each, choices[0]) for cell in _COLUMNS.values())) for each in choices]
+    first, *numbers = _COLUMNS
+    about = (
+        "a pod is guaranteed what it did not exceed for that part of the time, and may use what it asks for; shares: "
+        "the mean guarantee; short: part of the GPUs' time"
+    )
+    return [
+        Line(document["answer"]),
+        Line(""),
+        *columns.table(columns.Layout((first, *numbers), frozenset(numbers)), rows, sys.maxsize),
+        Line(about, Tone.FAINT),
+    ]

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import re
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin.core.report.text.columns import Line
 from gpu_device_plugin.programs.commandline import FAILED, OK, resources_in
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, Kubectl
-from gpu_device_plugin.programs.simulate.burst import simulate_burst
-from gpu_device_plugin.programs.simulate.burst_results import burst_document, burst_picture, burst_table
+from gpu_device_plugin.programs.simulate.burst import burst_document, burst_table, simulate_burst
 from gpu_device_plugin.programs.simulate.experiment import REJECTED, Plan, nodes_needed, simulate
 from gpu_device_plugin.programs.simulate.inputs.sources import inputs_of
 from gpu_device_plugin.programs.simulate.results import document, heading, needed_document, policy_document, table
@@ -60,8 +58,6 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str], *, kubectl: 
             say(sys.stderr, f"{_PROG}: {more} more notes like these; -o json has them all")
         if plan.burst:
             policies = [burst_document(simulate_burst(plan, inputs, bar.show), inputs, plan)]
-            if arguments.picture:
-                _write(arguments.picture, burst_picture(policies[0]))
         elif arguments.nodes_needed is not None:
             policies = [needed_document(each, inputs) for each in nodes_needed(plan, inputs, bar.show)]
         else:
@@ -96,8 +92,6 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         burst = _read("--burst", several("", number(1, 100).read), arguments.burst)
         if until == REJECTED or load is not None or arguments.nodes_needed is not None or not burst:
             raise UsageError("--burst: give percentages, as in 100,95,90, and no other question but --until PERCENT")
-    elif arguments.picture:
-        raise UsageError("--picture: only the result of --burst is drawn; give --burst too")
     return Plan(
         policies,
         _read("--seeds", number(1, 100), arguments.seeds),
@@ -109,13 +103,6 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         burst=burst,
         return_grace_s=_read("--return-grace", duration(zero=True), arguments.return_grace),
     )
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--picture: writing {path}: {error.strerror}") from None
 
 
 def _read(flag: str, form: Form[T], text: str) -> T:

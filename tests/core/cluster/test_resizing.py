@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.core.cluster.candidate import candidate
-from gpu_device_plugin.core.cluster.resizing import Allowance, Decision, Outcome, decides, resize, wants_more
+from gpu_device_plugin.core.cluster.resizing import Decision, Outcome, decides, resize, wants_more
 from gpu_device_plugin.core.cluster.usage import Usage, usage_of
-from gpu_device_plugin.core.contract.elastic import NO_ANSWER, Answer
+from gpu_device_plugin.core.contract.elastic import NO_ANSWER, Allowance, Answer
 from gpu_device_plugin.core.contract.keys import (
     ALLOCATION,
     INIT_ALLOCATION,
@@ -125,6 +125,15 @@ def test_an_agent_that_settles_before_the_promise_is_lowered_may_still_be_acting
     assert found == Decision(Outcome.KEPT, Answer({"main": 6}))
     asked = pod("5", {"main": 6}, {"main": 6})
     assert resize(asked, RESOURCES, node(of=asked), PLENTY, quiet=False).outcome is Outcome.LOWERED
+
+
+def test_a_promise_that_the_agent_had_no_room_for_is_lowered_with_the_wish() -> None:
+    """Otherwise it would count for nobody as long as the agent has none."""
+    asked = pod("5", {"main": 8}, {}, answered="5")
+    found = resize(asked, RESOURCES, node(of=asked), PLENTY)
+    assert found == Decision(Outcome.LOWERED, Answer({"main": 5}, "5"))
+    asked = pod("5", {"main": 8}, {}, answered="8")
+    assert resize(asked, RESOURCES, node(of=asked), PLENTY).outcome is Outcome.KEPT
 
 
 NO_LABEL = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,6 +44,8 @@ def test_without_the_annotation_there_is_no_wish() -> None:
     [
         *("", "0", "-1", "1.5", "12Gi", "\N{ARABIC-INDIC DIGIT THREE}", "9" * 30, str(elastic.MOST_SHARES + 1)),
         *("{", '{"main": 0}', '{"main": true}', '{"main": [1]}', '{"a":' * 3000, "[" * 5000, TOO_LONG),
+        # Each reading of use reads it: a thousand names would take a millisecond of the kubelet's time.
+        json.dumps({str(number): 1 for number in range(65)}),
     ],
 )
 def test_any_other_wish_is_refused_with_an_example(text: str) -> None:
@@ -49,12 +53,12 @@ def test_any_other_wish_is_refused_with_an_example(text: str) -> None:
         elastic.read_wish({MEMORY_LIMIT: text}, MEMORY_LIMIT)
 
 
-@given(st.builds(Wish, SHARES) | st.builds(Wish, st.none(), st.dictionaries(NAMES, SHARES, min_size=1)))
+@given(st.builds(Wish, SHARES) | st.builds(Wish, st.none(), st.dictionaries(NAMES, SHARES, min_size=1, max_size=64)))
 def test_a_wish_is_read_as_it_was_written(wish: Wish) -> None:
     assert elastic.read_wish({MEMORY_LIMIT: elastic.write_wish(wish)}, MEMORY_LIMIT) == wish
 
 
-@given(st.builds(Answer, st.dictionaries(NAMES, SHARES), NAMES, NAMES))
+@given(st.builds(Answer, st.dictionaries(NAMES, SHARES, max_size=64), NAMES, NAMES))
 def test_an_answer_is_read_as_it_was_written(answer: Answer) -> None:
     assert elastic.read_answer({MEMORY_HELD: elastic.write_answer(answer)}, MEMORY_HELD) == answer
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.core.contract.memoryfile import (
     SLOT,
     MemoryFile,
-    MemoryFileError,
-    read_memory_file,
     slot,
     write_memory_file,
 )
+from tests.memory import read_memory_file
 
 MIB = st.integers(0, 1 << 20)
 ASKED = st.builds(MemoryFile, MIB, MIB, MIB, st.integers(1, 1 << 20), st.just("2026-11-28T10:00:00Z"), st.just("a/b"))
@@ -39,12 +37,6 @@ def test_a_program_that_is_not_asked_finds_null() -> None:
 def test_nobody_evicts_where_no_time_is_named() -> None:
     asked = json.loads(write_memory_file(MemoryFile(4096, 4096, 12288, 3072, "", "default/nb")))["return"]
     assert asked == {"mib": 3072, "by": None, "needed_by": "default/nb"}
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 2}', '{"version": 1, "guaranteed_mib": 1}'])
-def test_another_text_is_refused(text: str) -> None:
-    with pytest.raises(MemoryFileError, match="version 1"):
-        read_memory_file(text)
 
 
 def test_a_container_finds_its_directory_by_its_devices_alone() -> None:

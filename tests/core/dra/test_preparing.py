@@ -364,7 +364,7 @@ def test_a_claim_may_use_more_of_its_gpu_than_it_holds() -> None:
         found = made(node(16), limited(amount, device(0, 4)))
         assert (found.limit_shares, found.device_ids) == (shares, ids(0, range(4)))
         assert found.placement == Placement(Demand(Kind.MEMORY, 4, 1), ((0, 4),))
-        assert found.at_most.shares == ((0, shares or 4),)
+        assert found.placement.at_most(found.limit_shares).shares == ((0, shares or 4),)
 
 
 def test_two_parts_of_one_gpu_have_one_limit() -> None:

@@ -91,6 +91,7 @@ def test_gpus_are_left_out_with_a_reason() -> None:
     shares = Shares(1024, reserve_mib=524).with_inventory(Inventory(gpus), excluded=("GPU-c", "3", "1"))
     # 4,096 - 524 = 3 x 1,024 + 500; 2,048 - 500 - 524 = 1,024
     assert [(s.gpu.uuid, s.position, len(s.shares)) for s in shares.gpus] == [("GPU-a", 0, 3), ("GPU-f", 1, 1)]
+    assert shares.capacity_mib == {"GPU-a": 4096, "GPU-f": 1548}
     assert {gpu.uuid: why for gpu, why in shares.left_out} == {
         "GPU-b": "excluded by the configuration",
         "GPU-c": "excluded by the configuration",

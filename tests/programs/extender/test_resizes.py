@@ -127,3 +127,22 @@ def test_what_is_remembered_of_pods_that_are_gone_is_bounded() -> None:
         w.resizes.remove(pod.uid)
         w.now += 2
     assert len(w.resizes._next_at) < 300
+
+
+def test_an_extender_that_stands_by_remembers_nothing_of_pods_that_are_gone() -> None:
+    """It sees what is ready, and never takes it."""
+    w = World()
+    for n in range(10):
+        w.see(wishing(f"p{n}", namespace=f"n{n % 3}"))
+        assert w.resizes.due()
+        w.resizes.remove(f"p{n}")
+        w.now += 2
+    assert not w.resizes._ready
+    stays = w.see(wishing("stays"))
+    for _ in range(10):
+        assert w.resizes.due()
+        w.see(replace(stays, annotations={IDX: "0", MEMORY_PROMISED: "{}"}))
+        w.see(stays)
+        w.now += 2
+    assert w.resizes.due()
+    assert [len(uids) for uids in w.resizes._ready.values()] == [1]

@@ -11,7 +11,7 @@ import pytest
 
 from gpu_device_plugin.cli import parse
 from gpu_device_plugin.core.node.use.process_use import AttributedUse
-from gpu_device_plugin.core.node.use.shortage import shortage_mib
+from gpu_device_plugin.core.node.use.returns import shortage_mib
 from gpu_device_plugin.core.value.workload_mix import PodKind
 from gpu_device_plugin.programs.simulate.burst import Borrower, Replayed, guarantees, replay
 from gpu_device_plugin.programs.simulate.model import Recording, Workload
@@ -126,20 +126,12 @@ def test_the_trade_is_shown_as_a_table(recorded: str, capsys: pytest.CaptureFixt
     ]
 
 
-def test_machines_get_the_same_and_a_picture_is_drawn(
-    recorded: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    picture = tmp_path / "burst.svg"
-    words = ("--nodes", "mem=10", "--pods", recorded, "--burst", "75", "-o", "json", "--picture", str(picture))
-    assert simulated(*words) == 0
+def test_machines_get_the_same(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulated("--nodes", "mem=10", "--pods", recorded, "--burst", "75", "-o", "json") == 0
     (found,) = json.loads(capsys.readouterr().out)["policies"]
     assert (found["seconds"], found["stepSeconds"], found["returnGraceSeconds"]) == (14400, 3600, 30)
     expected: dict[str, Any] = {"percent": 75, "guaranteedShares": 2.0, "run": 3, "asked": 1, "evicted": 0}
     assert found["choices"][1] == {**expected, "short": 0.25}
-    drawn = picture.read_text(encoding="utf-8")
-    assert 'class="lasting" x="150" y="86" width="300.0"' in drawn
-    assert 'class="lasting" x="150" y="56" width="100.0"' in drawn
-    assert ">3 (+2)</text>" in drawn
 
 
 def test_nothing_is_gained_where_all_pods_run_anyway(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,9 +156,7 @@ def test_pods_that_come_again_are_not_in_step_with_the_first(recorded: str, caps
         (("--burst", "--until", "rejected"), "--burst: give percentages"),
         (("--burst", "--departures", "80"), "--burst: give percentages"),
         (("--burst", "--nodes-needed"), "--burst: give percentages"),
-        (("--picture", "x.svg"), "--picture: only the result of --burst"),
         (("--burst", "--return-grace", "soon"), "--return-grace: 'soon' is not a duration"),
-        (("--burst", "--picture", "/no/such/picture"), "--picture: writing /no/such/picture: No such file"),
         (("--burst", "--nodes", "mem=80 mig=1g.10gb*7"), "--burst: MIG instances neither lend nor borrow"),
     ],
 )

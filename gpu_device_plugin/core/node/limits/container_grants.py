@@ -185,7 +185,7 @@ def parts(given: Iterable[tuple[int, int]], shares: Shares, limit_shares: int | 
             shared.gpu.uuid,
             count * shares.share_mib,
             shared.gpu.total_mib,
-            shared.gpu.total_mib - shared.gpu.reserved_mib,
+            shared.gpu.capacity_mib,
             partition=shared.gpu.instance is not None and count >= len(shared.shares),
             most_mib=None if limit_shares is None else limit_shares * shares.share_mib,
         )

@@ -65,6 +65,8 @@ class AttributedUse:
     """The pod in the API; None: not known (yet), or the agent runs without the API."""
     limit_mib: int | None = None
     """The most that it may use; None: what it was granted."""
+    lent: bool = False
+    """It was lent memory, whether it may use more than its guarantee now or not: its owner can withdraw the limit."""
 
     @property
     def place(self) -> Place:
@@ -78,8 +80,9 @@ class AttributedUse:
 
     @property
     def borrowed_mib(self) -> int:
-        """What it is known to use beyond its guarantee, if it may use more than that."""
-        return max(0, (self.used_mib or 0) - self.granted_mib) if self.allowed_mib > self.granted_mib else 0
+        """What it is known to use beyond its guarantee, if it may use more than that, or was lent it."""
+        lent = self.lent or self.allowed_mib > self.granted_mib
+        return max(0, (self.used_mib or 0) - self.granted_mib) if lent else 0
 
     @property
     def trespassing(self) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.cluster.resizing import sizes
+from gpu_device_plugin.core.contract.elastic import is_elastic, readable_wish
 from gpu_device_plugin.core.contract.keys import (
     CONFIG_LABEL,
     DEFAULT_PROFILE,
-    MEMORY_GUARANTEE,
     MEMORY_LIMIT,
     RESIZE_BOUND,
     SET_LIMITS_LABEL,
@@ -25,7 +26,7 @@ from gpu_device_plugin.core.report.finding import Finding, Unknown, error, names
 from gpu_device_plugin.core.report.text.printing import first
 from gpu_device_plugin.core.report.text.use_texts import age, container, does_not_hold, uses
 from gpu_device_plugin.core.report.why.pod_use import refusals
-from gpu_device_plugin.core.report.why.resizing import malformed_wishes, sizes
+from gpu_device_plugin.core.report.why.resizing import malformed_wishes, why_not
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -281,34 +282,31 @@ def wishes(cluster: ClusterSymptoms) -> Iterator[Finding]:
     """Check that the memory which owners want for running pods can be given, and is."""
     resources = (Resource(Kind.MEMORY, cluster.memory_resource),)
     shares = {(node.name, gpu.position): gpu.shares for node in cluster.nodes for gpu in node.gpus.gpus}
-    pods = [seen.elastic for seen in cluster.pods if seen.elastic is not None and _wishes(seen.elastic)]
+    pods = [seen.elastic for seen in cluster.pods if seen.elastic is not None and is_elastic(seen.elastic.annotations)]
     findings = [finding for pod in pods for finding in _unfulfilled(pod, resources, shares)]
     yield from findings
     if pods and not findings:
         yield ok("wishes", "{pods:pod} with a guarantee or a limit of their owners, as these want it", pods=len(pods))
 
 
-def _wishes(pod: Pod) -> bool:
-    return MEMORY_LIMIT in pod.annotations or MEMORY_GUARANTEE in pod.annotations
-
-
 def _unfulfilled(pod: Pod, resources: Sequence[Resource], shares: Mapping[tuple[str, int], int]) -> Iterator[Finding]:
     name, again = f"{pod.namespace}/{pod.name}", f"kubectl inspect gpushare resize {pod.name} -n {pod.namespace}"
     for problem in malformed_wishes(pod):
         yield warning("wish-malformed", "{pod}: {problem}", f"{again} AMOUNT", pod=name, problem=problem)
+    limits = readable_wish(pod.annotations, MEMORY_LIMIT)
     for size in sizes(pod, resources):
         most = shares.get((pod.node_name, size.gpu))
-        wanted = max(size.limit or 0, size.wish or 0)
+        wanted = max(limits.of(size.container) or 0, size.wish or 0)
         if most is not None and wanted > most:
             text = "{pod}: {wanted} units for container {container} are more than its GPU has, {most}"
             yield warning("wish-too-large", text, f"{again} AMOUNT --limit {most}", pod=name, wanted=wanted,
                           container=size.container, most=most)  # fmt: skip
-        elif pod.running and not size.fulfilled:
+        elif pod.running and (why := why_not(pod, size)):
             bound = f"kubectl label namespace {pod.namespace} --overwrite {RESIZE_BOUND}={size.target - size.request}"
-            advice = bound if RESIZE_BOUND in size.why else f"{again} AMOUNT; with --clear it stays as it is"
+            advice = bound if RESIZE_BOUND in why else f"{again} AMOUNT; with --clear it stays as it is"
             text = "{pod}: container {container} is guaranteed {held} units instead of {target}: {why}"
             yield note("resize-waits", text, advice, pod=name, container=size.container, held=size.held,
-                       target=size.target, why=size.why)  # fmt: skip
+                       target=size.target, why=why)  # fmt: skip
 
 
 def use(cluster: ClusterSymptoms) -> Iterator[Finding]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.held_instances import asked_instances
+from gpu_device_plugin.core.cluster.resizing import sizes
 from gpu_device_plugin.core.cluster.usage import growable
 from gpu_device_plugin.core.contract.elastic import read_wish, readable_answer, readable_wish
 from gpu_device_plugin.core.contract.keys import (
@@ -29,10 +29,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
+    from gpu_device_plugin.core.cluster.resizing import Size
     from gpu_device_plugin.core.model.pods import Container, Pod
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.report.finding import Finding
 
+_SAYS = " says: "
 _ENFORCED = {
     Enforcement.ADVISORY: f"nothing enforces it: the program has to follow {IN_CONTAINER}",
     Enforcement.DRIVER: "the driver keeps the limit of the container's start, unless the node runs the limit helper",
@@ -78,68 +80,33 @@ def _other_kind(containers: Sequence[Container], pod: Pod, resources: Sequence[R
     return next(why for applies, why in reasons if applies)
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
-    """The memory of a running container in shares: wished, and as it holds."""
-
-    container: str
-    gpu: int
-    """The position of its GPU."""
-    request: int
-    held: int
-    """What it is guaranteed."""
-    wish: int | None = None
-    """What its owner wants it to be guaranteed; None: its request."""
-    limit: int | None = None
-    """What its owner lets it use; None: its guarantee."""
-    why: str = ""
-    """Why the wish does not hold, as a clause; empty: it does."""
-    settled: bool = True
-    """It holds, or the extender or the agent has said why not."""
-
-    @property
-    def target(self) -> int:
-        """The guarantee that it comes to if nothing is in the way."""
-        return max(self.request, self.wish or 0)
-
-    @property
-    def fulfilled(self) -> bool:
-        """Whether its guarantee is what its owner wants."""
-        return self.held == self.target
-
-
-def sizes(pod: Pod, resources: Sequence[Resource]) -> tuple[Size, ...]:
-    """Return the size of each container that can be resized."""
+def why_not(pod: Pod, size: Size) -> str:
+    """Return why a container is not guaranteed what its owner wants, as a clause; empty: it is."""
     annotations = pod.annotations
-    wishes, limits = (readable_wish(annotations, key) for key in (MEMORY_GUARANTEE, MEMORY_LIMIT))
     promised, held = (readable_answer(annotations, key) for key in (MEMORY_PROMISED, MEMORY_HELD))
-    by_extender = MEMORY_PROMISED not in annotations or promised.answers(annotations)
+    grows = size.held < size.target
+    if size.held == size.target:
+        return ""
+    if grows and MEMORY_PROMISED in annotations and not promised.answers(annotations):
+        return "the scheduler extender has not answered yet"
+    if grows and size.promised < size.target and promised.why:
+        return f"the scheduler extender{_SAYS}{promised.why}"
     says = held.why if held.answers(annotations) else ""
-    found = []
-    for name, (request, gpu) in growable(pod, resources).items():
-        has, promise = (max(request, answer.guarantees.get(name, 0)) for answer in (held, promised))
-        target = max(request, wishes.of(name) or 0)
-        if has == target:
-            why = ""
-        elif has < target and not by_extender:
-            why = "the scheduler extender has not answered yet"
-        elif has < target and promise < target and promised.why:
-            why = f"the scheduler extender says: {promised.why}"
-        else:
-            why = f"the agent of its node says: {says}" if says else "the agent of its node has not answered yet"
-        found.append(
-            Size(name, gpu, request, has, wishes.of(name), limits.of(name), why, settled=" says: " in why or not why)
-        )
-    return tuple(found)
+    return f"the agent of its node{_SAYS}{says}" if says else "the agent of its node has not answered yet"
+
+
+def settled(why: str) -> bool:
+    """Return whether a wish holds, or the extender or the agent has said why not; by `why_not`."""
+    return not why or _SAYS in why
 
 
 def of_size(pod: Pod, size: Size, node: NodeView | None) -> Iterator[Finding]:
     """Yield what a container of a pod is guaranteed and limited to, on a node of which None: nothing is known."""
     amount = partial(counted, one="unit") if node is None else node.amount
     name, now = repr(size.container), amount(size.held)
-    if size.held != size.target:
+    if why := why_not(pod, size):
         text = "Container {container} is guaranteed {held}; it is to have {wish}: {why}."
-        yield note("resize-waits", text, container=name, held=now, wish=amount(size.target), why=size.why)
+        yield note("resize-waits", text, container=name, held=now, wish=amount(size.target), why=why)
     elif size.wish is not None and size.wish < size.request:
         text = (
             "Container {container} stays guaranteed its request, {held}: the kubelet takes nothing back while it runs."
@@ -148,7 +115,8 @@ def of_size(pod: Pod, size: Size, node: NodeView | None) -> Iterator[Finding]:
     else:
         text = "Container {container} is guaranteed {held}" + (", its request." if size.held == size.request else ".")
         yield note("guaranteed", text, container=name, held=now)
-    most = size.limit if size.limit is not None else min(size.held, size.wish or size.held)
+    limit = readable_wish(pod.annotations, MEMORY_LIMIT).of(size.container)
+    most = limit if limit is not None else min(size.held, size.wish or size.held)
     if most != size.held:
         text = "Its limit is {limit}" + (", of which it borrows what others do not need" if most > size.held else "")
         how = _enforced(pod, size, node)
@@ -171,7 +139,8 @@ def resizes(pod: Pod, resources: Sequence[Resource], node: NodeView | None) -> I
     for problem in malformed_wishes(pod):
         yield note("wish-malformed", "{problem}; it counts as none.", problem=f"{problem[0].upper()}{problem[1:]}")
     for size in sizes(pod, resources):
-        if size.wish is not None or size.limit is not None or size.held != size.request:
+        limit = readable_wish(pod.annotations, MEMORY_LIMIT).of(size.container)
+        if size.wish is not None or limit is not None or size.held != size.request:
             yield from of_size(pod, size, node)
 
 

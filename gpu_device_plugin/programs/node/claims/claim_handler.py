@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.kubelet._proto import dra_v1_pb2
     from gpu_device_plugin.kubelet.claim_store import ClaimStore
     from gpu_device_plugin.node_state import NodeState
-    from gpu_device_plugin.programs.node.elastic.borrowing import Borrowing
     from gpu_device_plugin.programs.node.limits.mps_link import MpsLink
+    from gpu_device_plugin.programs.node.use.borrowing import Borrowing
 
 _log = logging.getLogger(__name__)
 
@@ -67,8 +67,7 @@ class NodeClaims:
     mps: MpsLink
     dev: Path
     """The directory of the device nodes."""
-    borrowing: Borrowing | None = None
-    """None: no container may use more than its claim holds."""
+    borrowing: Borrowing
 
     def __post_init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -117,7 +116,7 @@ class NodeClaims:
         Raises:
             NotPreparedError: somebody does. The claim keeps what it holds, and the kubelet tries again.
         """
-        if self.borrowing is None or claim.kind is not Kind.MEMORY or not claim.device_ids:
+        if claim.kind is not Kind.MEMORY or not claim.device_ids:
             return
         if why := await self.borrowing.until_room(sorted(claim.device_ids), until - time.monotonic()):
             self._metrics.count(m.REFUSALS, DRIVER, Why.BORROWED)
@@ -158,7 +157,7 @@ class NodeClaims:
     ) -> Preparation | Refused:
         """Return `prepare` for our node as it is now, without a limit where nobody may borrow."""
         verdict = prepare(self._state.node, claim, self.node_name, before, running=running)
-        if isinstance(verdict, Refused) or (self.borrowing is not None and self.borrowing.may_borrow()):
+        if isinstance(verdict, Refused) or self.borrowing.may_borrow():
             return verdict
         return replace(verdict, limit_shares=None)
 
@@ -225,7 +224,7 @@ class NodeClaims:
         if mps is not None:
             gpus = [node.shares.gpus[position] for position in placement.positions]
             waits = (
-                mps.until_ready(gpus, dict(preparation.at_most.shares))
+                mps.until_ready(gpus, dict(preparation.placement.at_most(preparation.limit_shares).shares))
                 if placement.demand.kind is Kind.MEMORY
                 else mps.until_startable(preparation.device_ids)
             )
@@ -237,7 +236,7 @@ class NodeClaims:
                     mps.given_up()
                     return again
                 preparation = again
-            plan = mps.plan(preparation.at_most, node.shares, delivery.plan)
+            plan = mps.plan(preparation.placement.at_most(preparation.limit_shares), node.shares, delivery.plan)
             why = "" if placement.demand.kind is Kind.MEMORY else mps.why_not_start(preparation.device_ids)
             if isinstance(plan, Refused) or why:
                 mps.given_up()
@@ -270,10 +269,8 @@ class NodeClaims:
 
     def _memory_mounts(self, claim: PreparedClaim) -> tuple[Mount, ...]:
         """Return the mount by which the containers of a claim see how much they may use; make its directory."""
-        if self.borrowing is None or not claim.limit_mib:
-            return ()
-        owner = GrantOwner(limit_shares=claim.limit_mib // self._state.node.shares.share_mib)
-        return self.borrowing.mounts(owner, sorted(claim.device_ids))
+        limit = claim.limit_mib // self._state.node.shares.share_mib
+        return self.borrowing.mounts(GrantOwner(limit_shares=limit or None), sorted(claim.device_ids))
 
     async def _keep(self, claim: PreparedClaim, before: PreparedClaim | None) -> None:
         """Take the devices, then write the files: what a container may get is in the ledger by then.

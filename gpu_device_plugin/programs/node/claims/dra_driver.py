@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.node.use.process_use import Place
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.programs.node.conflicting_plugins import ConflictingPlugins
-    from gpu_device_plugin.programs.node.elastic.borrowing import Borrowing
     from gpu_device_plugin.programs.node.kubelet.reconciler import Reconciler
     from gpu_device_plugin.programs.node.limits.mps_link import MpsLink
     from gpu_device_plugin.programs.node.node_cluster import NodeCluster
     from gpu_device_plugin.programs.node.node_events import Reports
+    from gpu_device_plugin.programs.node.use.borrowing import Borrowing
     from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)

@@ -79,8 +79,7 @@ class AllocationHandler:
     """Called with kind, number of devices and reason after every refusal."""
     on_grant: Callable[[], None]
     mps: MpsLink
-    borrowing: Borrowing | None = None
-    """None: no container may use more than it is given."""
+    borrowing: Borrowing
 
     def __post_init__(self) -> None:
         self._preferred: tuple[frozenset[str], Match | None] = _NOTHING
@@ -124,7 +123,7 @@ class AllocationHandler:
         mps = self.mps if self.mps.on else None
         plan = None
         if mps is not None and not isinstance(verdict, Refused):
-            plan = mps.plan(_at_most(verdict, owner), node.shares, delivery.plan)
+            plan = mps.plan(verdict.at_most(owner.limit_shares), node.shares, delivery.plan)
         if isinstance(plan, Refused):
             verdict = plan
         elif plan is not None:
@@ -162,7 +161,7 @@ class AllocationHandler:
         if mps is not None:
             hold = DeviceHold(owner.pod_uid, owner.container, resource.kind, ids, HoldSource.ANSWER)
             mps.granted(replace(hold, enforcement=made.enforcement, limit_mib=made.limit_mib))
-        return self._with_memory_file(made, owner, device_ids)
+        return replace(made, mounts=(*made.mounts, *self.borrowing.mounts(owner, device_ids)))
 
     async def before_start(self, resource: Resource, device_ids: Sequence[str]) -> None:
         """Let a container start only on GPUs that are in service, and that MPS runs if and only if it is a client.
@@ -181,7 +180,7 @@ class AllocationHandler:
         if why := self.mps.why_not_start(device_ids):
             self._metrics.count(m.REFUSALS, resource.name, Why.MPS_NOT_READY)
             raise RefusedError(why)
-        if self.borrowing is None or resource.kind is not Kind.MEMORY:
+        if resource.kind is not Kind.MEMORY:
             return
         if why := await self.borrowing.until_room(device_ids, began + _WAIT_S - time.monotonic()):
             self._metrics.count(m.REFUSALS, resource.name, Why.BORROWED)
@@ -193,14 +192,8 @@ class AllocationHandler:
         if isinstance(verdict, Refused):
             return  # it needs none: its GPU may be in use as a whole
         gpus = [self._state.node.shares.gpus[position] for position in verdict.positions]
-        if (ready := self.mps.until_ready(gpus, dict(_at_most(verdict, owner).shares))) is not None:
+        if (ready := self.mps.until_ready(gpus, dict(verdict.at_most(owner.limit_shares).shares))) is not None:
             await ready
-
-    def _with_memory_file(self, made: Grant, owner: GrantOwner, device_ids: Sequence[str]) -> Grant:
-        """Return a grant with the file by which a container with a limit of its own knows how much it may use."""
-        if self.borrowing is None or owner.limit_shares is None:
-            return made
-        return replace(made, mounts=(*made.mounts, *self.borrowing.mounts(owner, device_ids)))
 
     def _instances_of(self, shares: int) -> frozenset[str]:
         """Return the UUIDs of the MIG instances that have so many shares in all."""
@@ -235,9 +228,8 @@ class AllocationHandler:
             or self._unlimited(kind, device_ids, owner)
             or admit(node, kind, device_ids, promise, after_init=after_init)
         )
-        if self.borrowing is not None and match is not None and not isinstance(verdict, Refused):
-            limit_shares = self.borrowing.limit_shares(match, verdict)
-            owner = owner if limit_shares is None else replace(owner, limit_shares=limit_shares)
+        if match is not None and not isinstance(verdict, Refused):
+            owner = replace(owner, limit_shares=self.borrowing.limit_shares(match, verdict))
         return match, owner, verdict
 
     def _unlimited(self, kind: Kind, device_ids: Sequence[str], owner: GrantOwner) -> Refused | None:
@@ -246,14 +238,6 @@ class AllocationHandler:
         if mps.on and mps.decides_on(spread_over(node, device_ids), node.shares):
             return None
         return refuse_unlimited(node, kind, device_ids, self._delivery.plan, owner)
-
-
-def _at_most(placement: Placement, owner: GrantOwner) -> Placement:
-    """Return a placement with all that the container may use: a daemon of MPS has to let it have that."""
-    if owner.limit_shares is None:
-        return placement
-    ((position, given),) = placement.shares
-    return replace(placement, shares=((position, max(given, owner.limit_shares)),))
 
 
 def device_nodes(dev: Path, delivery: Delivery) -> frozenset[str]:

@@ -9,7 +9,6 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import files
-from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.core.contract.limitfiles import (
     LARGEST,
@@ -27,10 +26,10 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import NoReturn
 
+    from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.core.contract.limitfiles import LimitKey, LimitsState, MemoryLimit
     from gpu_device_plugin.core.node.holdings import Holding
     from gpu_device_plugin.core.node.use.process_use import Place
-    from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)
 
@@ -57,9 +56,7 @@ class LimitLink:
     """Returns the seconds since the machine started."""
 
     def __post_init__(self) -> None:
-        self.told: Observable[Mapping[Place, int]] = Observable({})
-        """The hard limit in MiB that the helper was told last, which may be read back besides that of the start."""
-        self.reasons: Observable[Mapping[Place, str]] = Observable({})
+        self.reasons: Mapping[Place, str] = {}
         """Why a limit that the helper was told is not set. It may be right all the same, if it is that of the start."""
         self._wanted: Mapping[LimitKey, MemoryLimit] | None = None
         """What is in the file; None: not known, or not written."""
@@ -99,15 +96,13 @@ class LimitLink:
         self._before = wanted
         if wanted != self._wanted or (wanted and not (self._directory / WANTED_FILE).exists()):
             self._write(wanted)
-        self.told.change({place: limit.hard_mib for place, (_, limit) in found.items()})
         state = self._unwritten or (self._state() if found else "")
-        reasons, known = setting.reasons(found, state, self.clock()), self.reasons.value
-        for (pod_uid, container, uuid), why in reasons.items():
-            if why not in {known.get((pod_uid, container, uuid)), setting.NOT_YET}:
-                extra = {"pod_uid": pod_uid, "container": container, "gpu": uuid, "why": why}
+        known, self.reasons = self.reasons, setting.reasons(found, state, self.clock())
+        for place, why in self.reasons.items():
+            if why not in {known.get(place), setting.NOT_YET}:
+                extra = {**dict(zip(("pod_uid", "container", "gpu"), place, strict=True)), "why": why}
                 level = logging.INFO if why == setting.NOT_THERE else logging.WARNING  # the helper is optional
                 _log.log(level, "the limit of a running container is not changed", extra=extra)
-        self.reasons.change(reasons)
 
     def _write(self, wanted: Mapping[LimitKey, MemoryLimit]) -> None:
         try:
@@ -130,12 +125,3 @@ class LimitLink:
             return f"{self._directory / STATE_FILE} cannot be read: {error.strerror}"
         except LimitFileError as error:
             return str(error)
-
-
-def limit_link(
-    settings: NodeSettings, holdings: Callable[[], Iterable[Holding]], limits_now: Observable[Mapping[Place, int]]
-) -> LimitLink | None:
-    """Return the link to the limit helper; None: without a directory for its files there is none."""
-    if settings.memory_dir is None:
-        return None
-    return LimitLink(settings.memory_dir, holdings, limits_now, soft=settings.soft_limit == "share")

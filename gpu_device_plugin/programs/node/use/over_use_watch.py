@@ -112,10 +112,8 @@ class OverUse:
     def _evict(self, excesses: Mapping[Place, Excess], reading: UseReading, rules: Rules) -> None:
         if self._evictor is None or not excesses:
             return
-        capacity = {
-            shared.gpu.uuid: shared.gpu.total_mib - shared.gpu.reserved_mib for shared in self._state.node.shares.gpus
-        }
-        candidates = self._watch.candidates(excesses.values(), reading, rules, capacity)
+        capacity_mib = self._state.node.shares.capacity_mib
+        candidates = self._watch.candidates(excesses.values(), reading, rules, capacity_mib)
         victims = self._evictor.next_victims(candidates)
         for pod, uuids in victims.values():
             ours = [excess for excess in excesses.values() if excess.pod == pod and excess.place[2] in uuids]

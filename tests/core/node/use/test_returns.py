@@ -13,8 +13,7 @@ from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.holdings import Holding
 from gpu_device_plugin.core.node.use.eviction_choice import next_victims
 from gpu_device_plugin.core.node.use.process_use import AttributedUse, UseReading
-from gpu_device_plugin.core.node.use.returns import Asked, Returns, Terms
-from gpu_device_plugin.core.node.use.shortage import limits_now, shortage_mib, uses_now
+from gpu_device_plugin.core.node.use.returns import Asked, Returns, Terms, limits_now, shortage_mib, uses_now
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -71,7 +70,8 @@ def test_a_borrower_is_asked_for_what_a_newcomer_lacks_until_that_is_there() -> 
     assert short.missing == {GPU: 4096}
     less = step(short, 3, [A, NEW, B], {"a": 9000, "b": 0})
     assert (asked(less), less.asked[place("a")].since) == ({"a": 808}, 2)
-    assert step(less, 4, [A, NEW, B], {"a": 8192, "b": 0}) == Returns(4)
+    over = step(less, 4, [A, NEW, B], {"a": 8192, "b": 0})
+    assert (over.at, over.asked, over.missing) == (4, {}, {})
 
 
 def test_the_least_important_goes_first_and_then_who_borrows_most() -> None:
@@ -150,6 +150,54 @@ def test_its_time_ends_after_the_grace_where_it_may_be_evicted(
     assert first.candidates() == ()
     late = step(first, 31, [borrower, NEW], {"a": 13000}, terms)
     assert [(each.pod.name, each.weight) for each in late.candidates()] == ([("a", 8904)] if until else [])
+
+
+def test_who_takes_again_what_it_has_returned_has_only_what_is_left_of_its_grace() -> None:
+    found, at, short_s = Returns(), 0.0, 0.0
+    while not found.candidates():
+        borrows = at % 10 < 9  # for one reading in ten it does not, and then it does again
+        found = step(found, at, [A, NEW], {"a": 13000 if borrows else 4096}, EVICT)
+        at += 1
+        short_s += bool(found.missing)
+        assert short_s <= EVICT.grace_s + 2
+    assert step(found, at + 1, [A, NEW], {"a": 4096}, EVICT).candidates() == ()
+
+
+def test_the_grace_of_a_pod_comes_back_ten_times_more_slowly_than_it_goes() -> None:
+    first = step(Returns(), 0, [A, NEW], {"a": 13000}, EVICT)
+    returned = step(first, 20, [A, NEW], {"a": 4096}, EVICT)
+    assert step(returned, 30, [A, NEW], {"a": 13000}, EVICT).asked[place("a")].until == 30 + 30 - 19
+    rested = step(returned, 219, [A, NEW], {"a": 4096}, EVICT)
+    assert rested.spent_s == {("a", GPU): pytest.approx(0.1)}
+    assert step(rested, 221, [A, NEW], {"a": 13000}, EVICT).asked[place("a")].until == 251
+    # Who is never evicted owes no more than a grace later.
+    reported = step(step(Returns(), 0, [A, NEW], {"a": 13000}), 500, [A, NEW], {"a": 4096})
+    assert reported.spent_s == {("a", GPU): 30}
+
+
+def test_the_containers_of_a_pod_have_one_grace() -> None:
+    other = replace(A, container="other")
+    reading = [AttributedUse("a", "main", GPU, 0, 13000), AttributedUse("a", "other", GPU, 0, 0)]
+    held = [A, other, NEW]
+
+    def read(before: Returns, at: float, main: int, other: int) -> Returns:
+        uses = tuple(replace(use, used_mib=mib) for use, mib in zip(reading, (main, other), strict=True))
+        now = UseReading(at, uses, {GPU: main + other})
+        return before.after(now, uses_now(now, held), {GPU: SIZE}, EVICT)
+
+    moved = read(read(Returns(), 0, 13000, 0), 20, 0, 13000)
+    assert moved.asked["a", "other", GPU].until == 30
+
+
+def test_who_withdraws_its_limit_has_to_return_what_it_was_lent() -> None:
+    """With the limit that it started with it borrowed; without one it would only be reported."""
+    withdrawn = holding("a")
+    assert asked(step(Returns(), 1, [withdrawn, NEW], {"a": 13000}, EVICT)) == {}
+    assert asked(step(Returns(), 1, [replace(withdrawn, lent=True), NEW], {"a": 13000}, EVICT)) == {"a": 712}
+    first = step(Returns(), 1, [A, NEW], {"a": 13000}, EVICT)
+    late = step(first, 31, [withdrawn, NEW], {"a": 13000}, EVICT)
+    assert [each.pod for each in late.candidates()] == [A.pod]
+    assert step(first, 31, [withdrawn, NEW], {"a": 13000}).missing == {}
 
 
 def test_it_is_needed_by_who_waits_longest_then_by_who_lacks_most() -> None:

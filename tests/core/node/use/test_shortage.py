@@ -11,7 +11,7 @@ from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, 
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.holdings import Holding
 from gpu_device_plugin.core.node.use.process_use import AttributedUse, UseReading
-from gpu_device_plugin.core.node.use.shortage import limits_now, shortage_mib, uses_now
+from gpu_device_plugin.core.node.use.returns import limits_now, shortage_mib, uses_now
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gpu_device_plugin.core.cluster.resizing import sizes
 from gpu_device_plugin.core.contract.elastic import Answer, write_answer
 from gpu_device_plugin.core.contract.keys import (
     ALLOCATION,
@@ -18,7 +19,7 @@ from gpu_device_plugin.core.contract.keys import (
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus, causes
-from gpu_device_plugin.core.report.why.resizing import not_resizable, resizes, sizes
+from gpu_device_plugin.core.report.why.resizing import not_resizable, resizes, settled, why_not
 from tests.names import COUNT, MEM
 from tests.reports import part, report
 from tests.resources import RESOURCES
@@ -42,7 +43,7 @@ def pod(**annotations: str) -> Pod:
 
 
 @pytest.mark.parametrize(
-    ("wishes", "held", "why", "settled"),
+    ("wishes", "held", "why", "said"),
     [
         ({}, 4, "", True),
         ({"guarantee": "4"}, 4, "", True),
@@ -59,9 +60,10 @@ def pod(**annotations: str) -> Pod:
         ({"guarantee": "many", "held": "broken"}, 4, "", True),
     ],
 )  # fmt: skip
-def test_a_wish_holds_or_there_is_a_reason(wishes: dict[str, str], held: int, why: str, *, settled: bool) -> None:
+def test_a_wish_holds_or_there_is_a_reason(wishes: dict[str, str], held: int, why: str, *, said: bool) -> None:
     (size,) = sizes(pod(**wishes), RESOURCES)
-    assert (size.held, size.why, size.settled, size.fulfilled) == (held, why, settled, not why)
+    assert (size.held, why_not(pod(**wishes), size), size.held == size.target) == (held, why, not why)
+    assert settled(why) is said
 
 
 @pytest.mark.parametrize(

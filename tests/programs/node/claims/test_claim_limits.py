@@ -7,10 +7,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.contract.memoryfile import MemoryFile, read_memory_file
+from gpu_device_plugin.core.contract.memoryfile import MemoryFile
 from gpu_device_plugin.kubelet._proto import dra_v1_pb2
 from gpu_device_plugin.testing.cluster.dra_scheduler import exactly
 from gpu_device_plugin.testing.pod_specs import Pod, PodSpec
+from tests.memory import read_memory_file
 from tests.programs.node.dra_harness import Claims, claims
 
 if TYPE_CHECKING:

@@ -90,23 +90,22 @@ async def test_a_node_where_no_limit_changes_has_no_file(world: World) -> None:
     async with world.agent() as link:
         link.changed()
         await rounds(3, POLL_S)
-        assert (world.wanted, link.told.value, link.reasons.value) == (None, {}, {})
+        assert (world.wanted, link.reasons) == (None, {})
 
 
 async def test_the_limit_now_is_told_and_its_outcome_heard(world: World) -> None:
     async with world.agent() as link:
         world.limits.set({PLACE: 4096})
         await eventually(lambda: world.wanted == {KEY: FOUR})
-        await eventually(lambda: link.reasons.value == {PLACE: setting.NOT_THERE})
-        assert link.told.value == {PLACE: 4096}
+        await eventually(lambda: link.reasons == {PLACE: setting.NOT_THERE})
         world.says({})
-        await eventually(lambda: link.reasons.value == {PLACE: setting.NOT_YET})
+        await eventually(lambda: link.reasons == {PLACE: setting.NOT_YET})
         world.says({KEY: LimitOutcome(FOUR, "no permission")})
-        await eventually(lambda: link.reasons.value == {PLACE: "no permission"})
+        await eventually(lambda: link.reasons == {PLACE: "no permission"})
         world.says({KEY: LimitOutcome(FOUR)})
-        await eventually(lambda: link.reasons.value == {})
+        await eventually(lambda: link.reasons == {})
         world.says({KEY: LimitOutcome(FOUR)}, beat_s=110.0 - setting.BEAT_S - 1)
-        await eventually(lambda: link.reasons.value == {PLACE: setting.SILENT})
+        await eventually(lambda: link.reasons == {PLACE: setting.SILENT})
 
 
 async def test_the_guarantee_is_the_soft_limit_if_it_is_wanted(world: World) -> None:
@@ -124,15 +123,14 @@ async def test_a_container_that_starts_again_is_told_and_an_ended_one_is_dropped
         await eventually(lambda: world.wanted == {LATER: FOUR})
         world.holdings = []
         await eventually(lambda: world.wanted == {})
-        assert (link.told.value, link.reasons.value) == ({}, {})
+        assert link.reasons == {}
 
 
 async def test_an_agent_that_starts_goes_on_where_the_last_one_was(world: World) -> None:
     """Also for a container that may not change any more: it gets back what it started with."""
     (world.directory / WANTED_FILE).write_text(write_wanted({KEY: FOUR, LATER: FOUR}))
-    async with world.agent() as link:
+    async with world.agent():
         await eventually(lambda: world.wanted == {KEY: MemoryLimit(12288)})
-        assert link.told.value == {PLACE: 12288}
 
 
 @pytest.mark.parametrize("content", ["{", "[" * 100_000, '{"version": 1, "limits": [{"pod_uid": "/"}]}'])
@@ -155,7 +153,7 @@ async def test_a_file_that_cannot_be_written_is_a_reason(world: World) -> None:
     (world.directory / WANTED_FILE).mkdir()
     world.limits.set({PLACE: 4096})
     async with world.agent() as link:
-        await eventually(lambda: "the agent cannot write" in link.reasons.value.get(PLACE, ""))
+        await eventually(lambda: "the agent cannot write" in link.reasons.get(PLACE, ""))
         (world.directory / WANTED_FILE).rmdir()
         await eventually(lambda: world.wanted == {KEY: FOUR})
 
@@ -166,17 +164,17 @@ async def test_a_state_that_cannot_be_read_is_a_reason(world: World, content: st
     path.mkdir() if content is None else path.write_text(content)
     world.limits.set({PLACE: 4096})
     async with world.agent() as link:
-        await eventually(lambda: why in link.reasons.value.get(PLACE, ""))
+        await eventually(lambda: why in link.reasons.get(PLACE, ""))
 
 
 async def test_a_reason_is_logged_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
     """And no more than mentioned where the helper, which is optional, is not there."""
     world.limits.set({PLACE: 4096})
     async with world.agent() as link:
-        await eventually(lambda: link.reasons.value)
+        await eventually(lambda: link.reasons)
         assert caplog.records == []
         world.says({KEY: LimitOutcome(FOUR, "no permission")})
-        await eventually(lambda: link.reasons.value == {PLACE: "no permission"})
+        await eventually(lambda: link.reasons == {PLACE: "no permission"})
         world.holdings = [replace(world.holdings[0], granted={A: 4097})]
         await rounds(3, POLL_S)
     assert [each.getMessage() for each in caplog.records] == ["the limit of a running container is not changed"]

@@ -14,7 +14,7 @@ from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, 
 from gpu_device_plugin.core.model.pods import Container, Pod
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import parse_id
-from gpu_device_plugin.core.node.elastic.growth import PodWish, elastics, fitting, owned, resize, taken_over
+from gpu_device_plugin.core.node.growth import PodWish, elastics, fitting, owned, resize, taken_over
 from tests.core.node.test_one_node import APP, CONTAINERS, INIT, OneNode
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_LIMIT, RESIZE_BOUND
-from gpu_device_plugin.core.contract.memoryfile import DIRECTORY, NAME, MemoryFile, read_memory_file
+from gpu_device_plugin.core.contract.memoryfile import DIRECTORY, NAME, MemoryFile
 from gpu_device_plugin.core.model.pods import ContainerKind
+from tests.memory import read_memory_file
 from tests.programs.node.cluster_harness import RIGHTS, Cluster, allocation, cluster, promise
 from tests.programs.node.harness import T4, container, envs_of, pod
 
@@ -194,6 +195,22 @@ async def test_a_borrower_that_refuses_is_evicted_after_its_grace() -> None:
         await its.it.node.until(lambda: not folder.exists())
 
 
+async def test_a_borrower_that_withdraws_its_limit_is_evicted_all_the_same() -> None:
+    async with scene(borrowers="evict", return_grace="1s") as its:
+        await its.borrower()
+        its.it.api.patch("pods", "nb", {"metadata": {"annotations": {MEMORY_LIMIT: None}}})
+        await its.it.node.until(
+            lambda: any(not p.annotations.keys() & {MEMORY_LIMIT} for p in its.it.cluster.pods.values())
+        )
+        await its.it.node.stop_agent()  # the next one knows nothing but the kubelet's record
+        await its.it.start_agent()
+        starting = asyncio.create_task(its.runs("new", 8))
+        await its.it.node.until(lambda: bool(its.told("GPUMemoryNotReturned")))
+        assert "deletionTimestamp" in its.it.api.get("pods", "nb")["metadata"]
+        its.use(nb=0)
+        assert (await starting).phase == "Running"
+
+
 async def test_where_nobody_may_borrow_the_limit_is_the_guarantee() -> None:
     async with scene(borrowers="off") as its:
         made = await its.runs("nb", 4, {MEMORY_LIMIT: "12"})
@@ -283,6 +300,35 @@ async def test_others_are_answered_while_a_container_waits() -> None:
         assert (await waiting).phase == "Running"
 
 
+async def test_who_finds_its_part_free_does_not_wait_for_what_another_waits_for() -> None:
+    async with scene() as its:
+        made = await its.borrower()
+        shortly(its)
+        assert (await its.runs("large", 8)).phase == "Pending"
+        small = await its.runs("small", 1)
+        assert small.phase == "Running"
+        its.use(small=GIB)
+        # While the kubelet waits to try the large one again, and while it tries.
+        assert (await its.it.node.kubelet.restart_container(small, "main")).phase == "Running"
+        large = next(pod for pod in its.it.node.kubelet.pods if pod.name == "large")
+        again = asyncio.create_task(its.it.node.kubelet.restart_container(large, "main"))
+        await its.it.node.until(lambda: bool(its.agent.borrowing._starting))
+        assert (await its.it.node.kubelet.restart_container(small, "main")).phase == "Running"
+        assert (await again).phase == "Pending"
+        assert its.file(made).needed_by == "default/large"
+
+
+async def test_of_two_that_find_room_for_one_the_other_waits() -> None:
+    async with scene() as its:
+        await its.borrower()
+        both = [asyncio.create_task(its.runs(name, 2)) for name in ("one", "two")]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        await its.it.node.until(lambda: bool(its.told("GPUMemoryWaits")))
+        assert [each.done() for each in both].count(True) == 1
+        its.use(nb=4 * GIB)
+        assert [(await each).phase for each in both] == ["Running"] * 2
+
+
 async def test_an_init_container_and_parts_of_two_gpus_do_not_borrow() -> None:
     async with scene(T4) as its:
         spec = pod("a", container("init", kind=ContainerKind.INIT, mem=4), container("main", mem=2))
@@ -307,6 +353,17 @@ async def test_where_use_is_not_read_nobody_waits_or_is_asked() -> None:
         assert (await its.runs("new", 8)).phase == "Running"
         assert time.monotonic() - began < 4
         await its.it.node.until(lambda: its.file(made).limit_mib < 8 * GIB)
+        assert its.agent.borrowing.returns.value.asked == {}
+
+
+async def test_nobody_stays_asked_once_use_is_not_read_any_more() -> None:
+    async with scene(return_grace="5m") as its:
+        made = await its.borrower()
+        shortly(its)
+        await its.runs("new", 8)
+        assert its.file(made).return_mib
+        its.agent.use_watch.every(0.0)
+        await its.it.node.until(lambda: not its.file(made).return_mib)
         assert its.agent.borrowing.returns.value.asked == {}
 
 

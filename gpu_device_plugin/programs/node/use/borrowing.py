@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.core.contract.elastic import Wishes, is_elastic
 from gpu_device_plugin.core.contract.memoryfile import MemoryFile
 from gpu_device_plugin.core.model.holds import HoldSource
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import parse_id
 from gpu_device_plugin.core.model.times import rfc3339
-from gpu_device_plugin.core.node.elastic.sizes import is_elastic, size_of
 from gpu_device_plugin.core.node.use.process_use import AttributedUse
-from gpu_device_plugin.core.node.use.returns import Returns, Terms
-from gpu_device_plugin.core.node.use.shortage import limits_now, uses_now
+from gpu_device_plugin.core.node.use.returns import Returns, Terms, limits_now, shortage_mib, uses_now
 from gpu_device_plugin.core.report.text.use_texts import borrowed, duration, ultimatum, waits
 
 if TYPE_CHECKING:
@@ -32,9 +31,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.node.use.process_use import Place, UseReading
     from gpu_device_plugin.core.node.use.returns import Asked
     from gpu_device_plugin.node_state import NodeState
-    from gpu_device_plugin.programs.node.elastic.memory_files import MemoryFiles
     from gpu_device_plugin.programs.node.node_api import NodeApi
     from gpu_device_plugin.programs.node.use.evictor import Evictor
+    from gpu_device_plugin.programs.node.use.memory_files import MemoryFiles
     from gpu_device_plugin.programs.node.use.use_reader import UseWatch
     from gpu_device_plugin.settings.node import NodeSettings
 
@@ -87,8 +86,8 @@ class Borrowing:
         self._starting: list[_Start] = []
         self._told: set[frozenset[str]] = set()
         """The devices of containers of which an Event says that they wait: the kubelet tries again and again."""
-        self._due: Mapping[Place, tuple[float, str]] = {}
-        """When each pod that is asked may be evicted, in monotonic seconds and as a text that does not change."""
+        self._due: Mapping[Place, str] = {}
+        """When each pod that is asked may be evicted, as a text that does not change."""
 
     # --- For the answers to the kubelet -------------------------------------------------------------------------------
 
@@ -105,8 +104,8 @@ class Borrowing:
         shared = self._state.node.shares.gpus[position]
         if shared.gpu.instance is not None:
             return None
-        total, annotations = len(shared.shares), match.pod.annotations
-        return size_of(request.container, annotations, given, total, may_borrow=self._watch.may_borrow()).limit
+        total, wishes = len(shared.shares), Wishes.of(match.pod.annotations)
+        return wishes.limit_of(request.container, given, total, may_borrow=self._watch.may_borrow())
 
     def mounts(self, owner: GrantOwner, device_ids: Sequence[str]) -> tuple[Mount, ...]:
         """Return the mount by which a container with a limit of its own, which is allocated now, sees its memory."""
@@ -117,7 +116,7 @@ class Borrowing:
         uuid, given = parse_id(device_ids[0])[0], len(device_ids) * share_mib
         new = AttributedUse(owner.pod_uid, owner.container, uuid, given, 0, limit_mib=most)
         uses = uses_now(self._watch.reading.value, self._watch.holdings(), [new])
-        found = limits_now(uses, self._capacity(), self.returns.value.asked.keys())
+        found = limits_now(uses, self._state.node.shares.capacity_mib, self.returns.value.asked.keys())
         return self._files.make(device_ids, MemoryFile(given, found.get(new.place, given), most))
 
     async def until_room(self, device_ids: Sequence[str], within_s: float) -> str:
@@ -126,6 +125,12 @@ class Borrowing:
         Returns:
             Why the container must not start, as a sentence without a full stop; empty if it may.
         """
+        why = await self._until_room(device_ids, within_s)
+        if not why:
+            self._told.discard(frozenset(device_ids))
+        return why
+
+    async def _until_room(self, device_ids: Sequence[str], within_s: float) -> str:
         if not self.limits_now.value:
             return ""
         share_mib, began = self._state.node.shares.share_mib, time.monotonic()
@@ -145,13 +150,11 @@ class Borrowing:
                 return ""
             if why := self._why_wait(start):
                 self._tell_waiting(start, why)
-                await within(
-                    began + within_s - time.monotonic(),
-                    self.returns.meets(lambda found: found.missing.keys().isdisjoint(mib)),
-                )
-            why = self._why_wait(start)
-            if not why:
-                self._told.discard(start.device_ids)
+            # Another one that waited, too, may just have taken what was free.
+            while (why := self._why_wait(start)) and await within(
+                began + within_s - time.monotonic(), self.returns.meets(lambda _: not self._why_wait(start))
+            ):
+                pass
             return why
         finally:
             self._starting.remove(start)
@@ -169,10 +172,24 @@ class Borrowing:
     def _why_wait(self, start: _Start) -> str:
         found = self.returns.value
         for uuid in sorted(start.mib.keys() & found.missing.keys()):
+            if self._finds_room(start, uuid):
+                continue
             asked = [each for place, each in found.asked.items() if place[2] == uuid and each.mib]
             evicts = self._settings.value.borrowers == "evict"
             return waits(found.missing[uuid], self._gpu(uuid), asked, time.monotonic(), evicts=evicts)
         return ""
+
+    def _finds_room(self, start: _Start, uuid: str) -> bool:
+        """Return whether a GPU lacks only what others that wait need: they get no more of it if this one waits, too."""
+        waiting = {each.device_ids for each in self._starting} | self._told
+        others = {(hold.pod_uid, hold.container) for hold in self._entries.value if hold.device_ids in waiting}
+        others |= {("", each.name) for each in self._starting}
+        own = self._owner(start, self._entries.value)
+        others.discard(("", start.name) if own is None else (own.pod_uid, own.container))
+        uses = [use for use in self._uses().get(uuid, ()) if use.place[:2] not in others]
+        return not shortage_mib(
+            uses, self._watch.reading.value.used_mib.get(uuid), self._state.node.shares.capacity_mib.get(uuid)
+        )
 
     def _tell_waiting(self, start: _Start, why: str) -> None:
         if start.device_ids in self._told:
@@ -192,7 +209,9 @@ class Borrowing:
         settings, before, uses = self._settings.value, self.returns.value, self._uses()
         terms = Terms(settings.return_grace_s, settings.borrowers == "evict")
         waiting = [use.place for use in self._starters()]
-        after = before.after(reading, uses, self._capacity(), terms, waiting)
+        after = Returns(reading.at)  # where use is not read, no other reading says soon that a shortage is over
+        if self._watch.interval_s:
+            after = before.after(reading, uses, self._state.node.shares.capacity_mib, terms, waiting)
         self._tell(before, after, uses)
         self.returns.set(after)
         self._publish(uses)
@@ -214,8 +233,13 @@ class Borrowing:
 
     def _concerned(self) -> bool:
         known = self.limits_now.value or self.returns.value.asked or self._starting
-        claimed = any(hold.limit_mib and hold.source is HoldSource.CLAIM for hold in self._entries.value)
-        return bool(known) or claimed or any(is_elastic(pod.annotations) for pod in self._api.pods.values())
+        lent = any(self._lent(hold) for hold in self._entries.value if hold.limit_mib)
+        return bool(known) or lent or any(is_elastic(pod.annotations) for pod in self._api.pods.values())
+
+    def _lent(self, hold: DeviceHold) -> bool:
+        """Return whether a container was started with a limit that may be more than its guarantee."""
+        given_mib = len(hold.device_ids) * self._state.node.shares.share_mib
+        return hold.source is HoldSource.CLAIM or (hold.kind is Kind.MEMORY and (hold.limit_mib or 0) > given_mib)
 
     def _uses(self) -> Mapping[str, tuple[AttributedUse, ...]]:
         return uses_now(self._watch.reading.value, self._watch.holdings(), self._starters())
@@ -229,18 +253,14 @@ class Borrowing:
             found += [AttributedUse(uid, name, uuid, mib, 0) for uuid, mib in start.mib.items()]
         return found
 
-    def _capacity(self) -> Mapping[str, int]:
-        gpus = self._state.node.shares.gpus
-        return {shared.gpu.uuid: shared.gpu.total_mib - shared.gpu.reserved_mib for shared in gpus}
-
     def _publish(self, uses: Mapping[str, tuple[AttributedUse, ...]]) -> bool:
         """Publish the limits now, on the node and in the files; return whether they have changed."""
         asked = self.returns.value.asked
-        found = limits_now(uses, self._capacity(), asked.keys())
+        found = limits_now(uses, self._state.node.shares.capacity_mib, asked.keys())
         changed = found != self.limits_now.value
         self.limits_now.change(found)
         self._due = {
-            place: self._due.get(place) or (each.until, rfc3339(time.time() - time.monotonic() + each.until))
+            place: self._due.get(place) or rfc3339(time.time() - time.monotonic() + each.until)
             for place, each in asked.items()
             if each.until is not None
         }
@@ -268,7 +288,7 @@ class Borrowing:
             memory = MemoryFile(use.granted_mib, limit, max(limit, use.allowed_mib))
             asked = self.returns.value.asked.get(use.place)
             if asked is not None and asked.mib:
-                _, due = self._due.get(use.place, (0.0, ""))
+                due = self._due.get(use.place, "")
                 memory = replace(memory, return_mib=asked.mib, return_by=due, needed_by=asked.needed_by)
             yield hold, use, memory
 

@@ -1,4 +1,4 @@
-"""How much of its GPU a container is guaranteed and may use."""
+"""How much of its GPU a container may use, and which containers may get more."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gpu_device_plugin.core.contract.elastic import Wishes, is_elastic
 from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_LIMIT
 from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.elastic.sizes import Size, elastic_gpu, is_elastic, size_of
+from gpu_device_plugin.core.node.holdings import elastic_gpu
 from tests.mig import mig_node
 from tests.nodes import ids, node
 
@@ -21,30 +22,28 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize(
-    ("annotations", "guaranteed", "size"),
+    ("annotations", "guaranteed", "limit"),
     [
-        ({}, 4, Size(4, 4)),
-        ({MEMORY_LIMIT: "12"}, 4, Size(4, 12)),
-        ({MEMORY_LIMIT: '{"main": 12}'}, 4, Size(4, 12)),
-        ({MEMORY_LIMIT: '{"side": 12}'}, 4, Size(4, 4)),
-        ({MEMORY_LIMIT: "40"}, 4, Size(4, 16)),
-        ({MEMORY_LIMIT: "twelve"}, 4, Size(4, 4)),
-        ({MEMORY_LIMIT: "2"}, 4, Size(4, 2)),
-        ({MEMORY_GUARANTEE: "6"}, 4, Size(4, 4)),
-        ({MEMORY_GUARANTEE: "6"}, 6, Size(6, 6)),
-        ({MEMORY_GUARANTEE: "3"}, 4, Size(4, 3)),
-        ({MEMORY_GUARANTEE: "3", MEMORY_LIMIT: "8"}, 4, Size(4, 8)),
+        ({}, 4, 4),
+        ({MEMORY_LIMIT: "12"}, 4, 12),
+        ({MEMORY_LIMIT: '{"main": 12}'}, 4, 12),
+        ({MEMORY_LIMIT: '{"side": 12}'}, 4, 4),
+        ({MEMORY_LIMIT: "40"}, 4, 16),
+        ({MEMORY_LIMIT: "twelve"}, 4, 4),
+        ({MEMORY_LIMIT: "2"}, 4, 2),
+        ({MEMORY_GUARANTEE: "6"}, 4, 4),
+        ({MEMORY_GUARANTEE: "6"}, 6, 6),
+        ({MEMORY_GUARANTEE: "3"}, 4, 3),
+        ({MEMORY_GUARANTEE: "3", MEMORY_LIMIT: "8"}, 4, 8),
     ],
 )
-def test_the_size_follows_from_the_wishes(annotations: Mapping[str, str], guaranteed: int, size: Size) -> None:
-    found = size_of("main", annotations, guaranteed, 16, may_borrow=True)
-    assert found == size
-    assert found.borrows is (size.limit > size.guaranteed)
+def test_the_limit_follows_from_the_wishes(annotations: Mapping[str, str], guaranteed: int, limit: int) -> None:
+    assert Wishes.of(annotations).limit_of("main", guaranteed, 16, may_borrow=True) == limit
 
 
 def test_where_nobody_may_borrow_the_limit_is_the_guarantee() -> None:
-    assert size_of("main", {MEMORY_LIMIT: "12"}, 4, 16, may_borrow=False) == Size(4, 4)
-    assert size_of("main", {MEMORY_LIMIT: "2"}, 4, 16, may_borrow=False) == Size(4, 2)
+    assert Wishes.of({MEMORY_LIMIT: "12"}).limit_of("main", 4, 16, may_borrow=False) == 4
+    assert Wishes.of({MEMORY_LIMIT: "2"}).limit_of("main", 4, 16, may_borrow=False) == 2
 
 
 def test_only_a_wish_makes_a_pod_elastic() -> None:

@@ -14,7 +14,7 @@ from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, 
 from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.elastic.growth import (
+from gpu_device_plugin.core.node.growth import (
     UNDECIDED,
     PodWish,
     Resize,
@@ -31,7 +31,7 @@ from tests.nodes import ids, node, uuid
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from gpu_device_plugin.core.node.elastic.growth import Elastic
+    from gpu_device_plugin.core.node.growth import Elastic
     from gpu_device_plugin.core.node.node import Node
 
 NOTHING: tuple[Mapping[int, int], int] = ({}, 0)

@@ -23,7 +23,7 @@ from gpu_device_plugin.core.contract.keys import (
 )
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.model.shares import parse_id
-from gpu_device_plugin.core.node.elastic.sizes import elastic_gpu
+from gpu_device_plugin.core.node.holdings import elastic_gpu
 from gpu_device_plugin.core.node.ledger import Growth, Hold
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from tests.programs.node.harness import pod
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from gpu_device_plugin.programs.node.elastic.guarantees import Guarantees
+    from gpu_device_plugin.programs.node.guarantees import Guarantees
     from tests.programs.node.cluster_harness import Cluster
 
 

@@ -30,7 +30,8 @@ class MemoryFiles:
     def __post_init__(self) -> None:
         self._made: dict[str, frozenset[str]] = {}
         """The devices of each directory that this agent made."""
-        self._texts: dict[str, str] = {}
+        self._written: dict[str, MemoryFile] = {}
+        """What the file in each directory says. Hundreds of containers are looked at with each reading of their use."""
 
     def make(self, device_ids: Iterable[str], memory: MemoryFile) -> tuple[Mount, ...]:
         """Make the directory of a container with its file, and return the mount; none if that fails.
@@ -46,7 +47,7 @@ class MemoryFiles:
             for path in (self._directory, folder):
                 path.mkdir(parents=True, exist_ok=True)
                 path.chmod(0o755)
-            self._texts.pop(name, None)
+            self._written.pop(name, None)
             self._replace(name, memory)
         except OSError as error:
             _log.warning("a container gets no file that tells it its memory: %s", error, extra={"once_per_s": 600})
@@ -60,7 +61,7 @@ class MemoryFiles:
             return
         name = slot(device_ids)
         try:
-            if (self._directory / name).is_dir():
+            if memory != self._written.get(name) and (self._directory / name).is_dir():
                 self._replace(name, memory)
         except OSError as error:
             _log.warning("a container is not told how much memory it may use: %s", error, extra={"once_per_s": 600})
@@ -71,19 +72,25 @@ class MemoryFiles:
         `held` are the devices of each container by the kubelet's records, `granted` all that the ledger has: a
         container that was just given some is not recorded yet.
         """
-        if self._directory is None or not self._directory.is_dir():
+        if self._directory is None:
+            return
+        try:
+            found = list(self._directory.iterdir())
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError):  # there is none before the first file
+                _log.warning("the files of ended containers are left: %s", error, extra={"once_per_s": 600})
             return
         kept = {slot(ids) for ids in held} | {name for name, ids in self._made.items() if not ids.isdisjoint(granted)}
-        for folder in self._directory.iterdir():
+        for folder in found:
             # An administrator may name a directory with something else in it.
             if folder.name not in kept and SLOT.fullmatch(folder.name):
                 shutil.rmtree(folder, ignore_errors=True)
                 self._made.pop(folder.name, None)
-                self._texts.pop(folder.name, None)
+                self._written.pop(folder.name, None)
 
     def _replace(self, name: str, memory: MemoryFile) -> None:
-        text = write_memory_file(memory)
-        if self._directory is not None and text != self._texts.get(name):
+        if self._directory is not None:
+            text = write_memory_file(memory)
             # Not lasting: the directory is one of /run, which is empty after a boot.
             files.replace_below(self._directory, f"{name}/{NAME}", text.encode(), lasting=False, mode=0o644)
-            self._texts[name] = text
+            self._written[name] = memory

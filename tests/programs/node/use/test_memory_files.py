@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.memoryfile import DIRECTORY, NAME, MemoryFile, read_memory_file, slot
+from gpu_device_plugin.core.contract.memoryfile import DIRECTORY, NAME, MemoryFile, slot
 from gpu_device_plugin.core.node.limits.extra_grant import Mount
-from gpu_device_plugin.programs.node.elastic.memory_files import MemoryFiles
+from gpu_device_plugin.programs.node.use.memory_files import MemoryFiles
+from tests.memory import read_memory_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,3 +55,10 @@ def test_a_file_that_cannot_be_written_harms_nothing(tmp_path: Path) -> None:
     (tmp_path / slot(IDS) / NAME).unlink()
     (tmp_path / slot(IDS) / NAME).mkdir()
     files.update(IDS, MemoryFile(1, 1, 1))
+
+
+def test_a_directory_that_cannot_be_listed_ends_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    MemoryFiles(tmp_path / "file").keep([IDS], ())
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    MemoryFiles(tmp_path / "loop").keep([IDS], ())

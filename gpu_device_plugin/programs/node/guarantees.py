@@ -13,7 +13,7 @@ from gpu_device_plugin.aio.waiting import together, within
 from gpu_device_plugin.core.contract.elastic import write_answer
 from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD
 from gpu_device_plugin.core.model.memory import format_mib
-from gpu_device_plugin.core.node.elastic.growth import (
+from gpu_device_plugin.core.node.growth import (
     UNDECIDED,
     PodWish,
     answer,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.core.contract.elastic import Allowance, Answer
     from gpu_device_plugin.core.model.holds import DeviceHold
-    from gpu_device_plugin.core.node.elastic.growth import Elastic, Resize
+    from gpu_device_plugin.core.node.growth import Elastic, Resize
     from gpu_device_plugin.core.node.ledger import ContainerKey, Growth
     from gpu_device_plugin.core.node.matching import WaitingPod
     from gpu_device_plugin.kubelet.statefile import SavedGuarantees

@@ -1,1 +1,0 @@
-"""Memory that changes while a container runs, on the node."""
