@@ -113,7 +113,7 @@ async def played(gpus: str, *titles: str) -> str:
     return stream.getvalue()
 
 
-BEGIN, SHARE, EXCEED, RUN_SHORT, _, _, WHOLE, REFUSED, FAILS, RECOVERS, *_ = SCENES
+BEGIN, SHARE, EXCEED, RUN_SHORT, _RETURNS, _GOES, WHOLE, REFUSED, FAILS, RECOVERS, *_ = SCENES
 OVER_USE = (BEGIN, SHARE, EXCEED, RUN_SHORT)
 
 
