@@ -37,7 +37,7 @@ class MemoryFile:
     return_by: str = ""
     """RFC 3339: when the pod may be evicted if it is not back; empty: it is not asked, or nobody evicts it."""
     needed_by: str = ""
-    """``namespace/name`` of the pod that needs it, the first of several."""
+    """``namespace/name`` of the pod that needs it, the first of several; empty: of another namespace, or not known."""
 
 
 def slot(device_ids: Iterable[str]) -> str:

@@ -85,13 +85,13 @@ def test_once_prints_every_scene_and_every_check_holds() -> None:
     for number, lines in {
         3: ("web-7: 1.4 of 1 GiB\n", "web-1..6: 0.5 of 1 GiB each\n"),
         4: ("6/7  healthy  web-1: 1.0 of 1 GiB\n", "web-2..6: 0.5 of 1 GiB each\n"),
-        11: ("ok  large, which waited for 8 GiB, runs here.\n",),
+        13: ("ok  large, which waited for 8 GiB, runs here.\n",),
     }.items():
         assert [line for line in lines if line not in scenes[number]] == []
     for number, sentence in {
         3: "container main uses 1,447 MiB of GPU 0, was given 1,024 MiB",
         4: "evicted: container main uses 4,519 MiB of GPU 0, was given 1,024 MiB",
-        6: "and its replacement waits for room",
+        8: "and its replacement waits for room",
     }.items():
         assert sentence in " ".join(scenes[number].split())
 
@@ -113,7 +113,7 @@ async def played(gpus: str, *titles: str) -> str:
     return stream.getvalue()
 
 
-BEGIN, SHARE, EXCEED, RUN_SHORT, WHOLE, REFUSED, FAILS, RECOVERS, *_ = SCENES
+BEGIN, SHARE, EXCEED, RUN_SHORT, _RETURNS, _GOES, WHOLE, REFUSED, FAILS, RECOVERS, *_ = SCENES
 OVER_USE = (BEGIN, SHARE, EXCEED, RUN_SHORT)
 
 

@@ -65,6 +65,12 @@ class Asked:
     spent_s: float = 0.0
     """What of its pod's grace was used up when it was asked."""
 
+    @property
+    def told_needed_by(self) -> str:
+        """`needed_by` as the owner of the container may know it: empty for a pod of another namespace."""
+        own = self.pod is not None and self.needed_by.partition("/")[0] == self.pod.namespace
+        return self.needed_by if own else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Returns:

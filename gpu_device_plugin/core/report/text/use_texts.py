@@ -195,8 +195,8 @@ def annotation(told: Iterable[tuple[Excess, str, str]], response: Response) -> s
 
 
 def borrowed(asked: Asked, gpu: str) -> str:
-    """Return what a container borrows, and who needs it, as a clause; `gpu` as for `use_of`."""
-    needed_by = f" for {asked.needed_by}" if asked.needed_by else ""
+    """Return what a container borrows, and who needs it, as a clause for its owner; `gpu` as for `use_of`."""
+    needed_by = f" for {asked.told_needed_by or 'another pod'}" if asked.needed_by else ""
     return (
         f"container {printable(asked.place[1])} borrows {asked.borrowed_mib:,} MiB of {gpu} beyond its guarantee, and "
         f"{asked.mib:,} MiB of that are needed{needed_by}"
@@ -214,13 +214,16 @@ def ultimatum(asked: Asked, now: float, *, evicts: bool) -> str:
     return "it is to be evicted"
 
 
-def waits(missing_mib: int, gpu: str, asked: Sequence[Asked], now: float, *, evicts: bool) -> str:
+def waits(missing_mib: int, gpu: str, asked: Sequence[Asked], now: float, namespace: str, *, evicts: bool) -> str:
     """Return why a container does not start while others borrow what it is guaranteed, as the end of a sentence.
 
-    `asked` are those that have to return something of the GPU, at least one.
+    `asked` are those that have to return something of the GPU, at least one; `namespace` is that of the container's
+    pod, whose owner learns no names of other namespaces.
     """
     first = max(asked, key=lambda each: each.mib)
-    pod = "a pod that the API does not show" if first.pod is None else f"{first.pod.namespace}/{first.pod.name}"
+    pod = "another pod"
+    if first.pod is not None and first.pod.namespace == namespace:
+        pod = f"{first.pod.namespace}/{first.pod.name}"
     more = f" and {counted(len(asked) - 1, 'other')} borrow" if len(asked) > 1 else " borrows"
     return (
         f"waits for {format_mib(missing_mib)} that {pod}{more} of {gpu}, asked to return {duration(now - first.since)} "

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.placing import Placement
+    from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.node.limits.extra_grant import GrantOwner, Mount
     from gpu_device_plugin.core.node.matching import Match
     from gpu_device_plugin.core.node.use.process_use import Place, UseReading
@@ -163,6 +164,10 @@ class Borrowing:
     def _owner(self, start: _Start, holds: Iterable[DeviceHold]) -> DeviceHold | None:
         return next((hold for hold in holds if hold.device_ids == start.device_ids), None)
 
+    def _pod(self, start: _Start) -> Pod | None:
+        hold = self._owner(start, self._entries.value)
+        return next((pod for pod in self._api.pods.values() if hold and pod.kubelet_uid == hold.pod_uid), None)
+
     def _restore(self, start: _Start) -> None:
         """Make the directory of a container again that has lost it, as with every boot of the node."""
         for hold, use, memory in self._memories(self._uses()):
@@ -176,7 +181,9 @@ class Borrowing:
                 continue
             asked = [each for place, each in found.asked.items() if place[2] == uuid and each.mib]
             evicts = self._settings.value.borrowers == "evict"
-            return waits(found.missing[uuid], self._gpu(uuid), asked, time.monotonic(), evicts=evicts)
+            pod = self._pod(start)
+            namespace = "" if pod is None else pod.namespace
+            return waits(found.missing[uuid], self._gpu(uuid), asked, time.monotonic(), namespace, evicts=evicts)
         return ""
 
     def _finds_room(self, start: _Start, uuid: str) -> bool:
@@ -195,9 +202,7 @@ class Borrowing:
         if start.device_ids in self._told:
             return
         self._told.add(start.device_ids)
-        hold = self._owner(start, self._entries.value)
-        pod = next((pod for pod in self._api.pods.values() if hold and pod.kubelet_uid == hold.pod_uid), None)
-        if pod is not None:
+        if (pod := self._pod(start)) is not None:
             self._api.pod_event(pod, "GPUMemoryWaits", why, "Start")
 
     # --- What follows from a reading ----------------------------------------------------------------------------------
@@ -289,7 +294,7 @@ class Borrowing:
             asked = self.returns.value.asked.get(use.place)
             if asked is not None and asked.mib:
                 due = self._due.get(use.place, "")
-                memory = replace(memory, return_mib=asked.mib, return_by=due, needed_by=asked.needed_by)
+                memory = replace(memory, return_mib=asked.mib, return_by=due, needed_by=asked.told_needed_by)
             yield hold, use, memory
 
     def _hasten(self) -> None:

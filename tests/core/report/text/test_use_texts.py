@@ -253,6 +253,8 @@ def test_a_borrower_is_told_how_much_is_needed_for_whom() -> None:
     told = "container main borrows 8,192 MiB of GPU 0 beyond its guarantee, and 3,072 MiB of that are needed"
     assert borrowed(LADDER, "GPU 0") == f"{told} for default/new"
     assert borrowed(replace(LADDER, needed_by=""), "GPU 0") == told
+    assert borrowed(replace(LADDER, needed_by="secret/new"), "GPU 0") == f"{told} for another pod"
+    assert borrowed(replace(LADDER, pod=None), "GPU 0") == f"{told} for another pod"
 
 
 @pytest.mark.parametrize(
@@ -269,13 +271,16 @@ def test_a_borrower_is_told_what_will_happen(asked: Asked, told: str, *, evicts:
 
 
 def test_who_waits_is_told_for_whom_and_what_will_happen() -> None:
-    assert waits(3072, "GPU 0", [LADDER], 112, evicts=True) == (
+    assert waits(3072, "GPU 0", [LADDER], 112, "default", evicts=True) == (
         "waits for 3 GiB that default/nb-2 borrows of GPU 0, asked to return 12 s ago; in 18 s it may be evicted"
     )
     unknown = replace(LADDER, pod=None, mib=4096, until=None)
-    assert waits(7168, "GPU 0", [LADDER, unknown], 112, evicts=False) == (
-        "waits for 7 GiB that a pod that the API does not show and 1 other borrow of GPU 0, asked to return 12 s ago; "
+    assert waits(7168, "GPU 0", [LADDER, unknown], 112, "default", evicts=False) == (
+        "waits for 7 GiB that another pod and 1 other borrow of GPU 0, asked to return 12 s ago; "
         "nothing evicts it, since the setting borrowers is report"
+    )
+    assert waits(3072, "GPU 0", [LADDER], 112, "other", evicts=True).startswith(
+        "waits for 3 GiB that another pod borrows"
     )
 
 
