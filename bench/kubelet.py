@@ -94,6 +94,10 @@ class Kubelet:
         answer = pb.ContainerAllocateResponse(envs={LIMITS: enforcement} if enforcement else {})
         self._held[pod_uid] = kubelet_files.Grant(pod_uid, "main", resource, {-1: tuple(device_ids)}, answer)
 
+    def drop(self, pod_uid: str) -> None:
+        """Let the devices of a pod be free again."""
+        del self._held[pod_uid]
+
     def write_checkpoint(self, resources: Sequence[str]) -> None:
         """Write down who has what, as the kubelet does after an allocation."""
         path = self.directory / kubelet_files.CHECKPOINT

@@ -1,0 +1,143 @@
+"""Measure what a reading of use costs an agent whose containers borrow GPU memory, and what it keeps others waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.core.contract.keys import ELASTIC, LONGEST, MEMORY_GUARANTEE, MEMORY_LIMIT
+from gpu_device_plugin.core.contract.nodereport import write_node_use
+from gpu_device_plugin.core.model.gpus import Gpu, Inventory
+from gpu_device_plugin.core.model.holds import DeviceHold
+from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.shares import Shares, share_id
+from gpu_device_plugin.core.node.node import Node
+from gpu_device_plugin.core.node.use.process_use import GpuProcess, GpuReading
+from gpu_device_plugin.kubelet.procfs import ProcessOwners
+from gpu_device_plugin.metrics import Metrics
+from gpu_device_plugin.node_state import NodeState
+from gpu_device_plugin.programs.node.elastic.borrowing import Borrowing
+from gpu_device_plugin.programs.node.elastic.memory_files import MemoryFiles
+from gpu_device_plugin.programs.node.node_api import NodeApi
+from gpu_device_plugin.programs.node.use.use_reader import UseReports, UseWatch
+from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner
+from gpu_device_plugin.settings.node import NodeSettings
+from gpu_device_plugin.settings.sources import Sources
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+GPUS, CONTAINERS, EACH = 8, 48, 16
+"""And the GiB that each container is guaranteed."""
+_MEMORY = "aliyun.com/gpu-mem"
+
+
+class _Api(NodeApi):
+    def __init__(self, pods: Mapping[str, Pod]) -> None:
+        super().__init__()
+        self._pods = pods
+
+    @property
+    def pods(self) -> Mapping[str, Pod]:
+        return self._pods
+
+
+class _Owners(ProcessOwners):
+    """Knows each process by its number, without /proc: what that takes is measured in `use`."""
+
+    def owners(self, pids: Collection[int], *, named_at: float = 0.0) -> Mapping[int, CgroupOwner | None]:
+        return {pid: CgroupOwner(f"uid-{pid}", f"{pid:064x}") for pid in pids}
+
+
+def wishes(*, longest: bool) -> Mapping[str, str]:
+    """Return the annotations of a pod that may borrow: short ones, or as long as they are read."""
+    if not longest:
+        return {MEMORY_LIMIT: "40"}
+    texts = {}
+    for key in sorted(ELASTIC):
+        amounts = {"main": 40 if key == MEMORY_LIMIT else EACH}
+        answer = key not in {MEMORY_LIMIT, MEMORY_GUARANTEE}
+        while len(text := json.dumps({"guarantees": amounts} if answer else amounts)) < LONGEST[key] - 20:
+            amounts[f"c{len(amounts):03}"] = 1
+        texts[key] = text
+    return texts
+
+
+def reading(*, longest: bool, rounds: int = 30) -> tuple[float, float, float]:
+    """Return what a reading costs in ms of CPU, the longest part in which nothing else runs, and the files written.
+
+    Every second reading finds all GPUs full, so that the borrowers are asked to return memory, and every file changes.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        return asyncio.run(_read(Path(folder), wishes(longest=longest), rounds))
+
+
+async def _read(folder: Path, annotations: Mapping[str, str], rounds: int) -> tuple[float, float, float]:
+    gpus = tuple(Gpu(f"GPU-{n}", n, "NVIDIA H200", 143_771) for n in range(GPUS))
+    shares = Shares(1024).with_inventory(Inventory(gpus))
+    app = (Container("main", ContainerKind.APP, 0, {_MEMORY: EACH}),)
+    pods = {
+        f"uid-{n}": Pod(
+            f"uid-{n}", "default", f"pod-{n}", phase="Running", annotations=annotations, containers=app,
+            container_ids={"main": f"{n:064x}"},
+        )
+        for n in range(CONTAINERS)
+    }  # fmt: skip
+    holds = tuple(
+        DeviceHold(uid, "main", Kind.MEMORY,
+                   frozenset(share_id(f"GPU-{n % GPUS}", n // GPUS * EACH + each) for each in range(EACH)))
+        for n, uid in enumerate(pods)
+    )  # fmt: skip
+    full = False
+
+    async def use() -> tuple[GpuReading, ...]:
+        # One of each GPU uses nothing of its part, and the others borrow.
+        used = {n: 0 if n < GPUS else (EACH + 5) * 1024 for n in range(CONTAINERS)}
+        return tuple(
+            GpuReading(
+                f"GPU-{gpu}",
+                tuple(GpuProcess(n, used[n]) for n in range(gpu, CONTAINERS, GPUS)),
+                143_771 if full else 110_000,
+            )
+            for gpu in range(GPUS)
+        )
+
+    entries, settings = Observable(holds), Observable(Sources(NodeSettings, {}, {}).read())
+    state = NodeState(Node(shares))
+    watch = UseWatch(
+        use, entries, lambda: shares, interval_s=15, pods=pods.values, processes=_Owners(), host_pids=lambda: True
+    )
+    files = MemoryFiles(folder)
+    borrowing = Borrowing(watch, entries, state, settings, _Api(pods), Metrics(), files)
+    written: list[str] = []
+    reports = UseReports(
+        watch, Observable({}), Observable({}), written.append, returns=borrowing.returns, clock=time.monotonic
+    )
+    borrowing.look()
+    for hold, _, memory in borrowing._memories(borrowing._uses()):
+        files.make(hold.device_ids, memory)
+    costs, longest, changed = [], [], []
+    for number in range(rounds):
+        full = number % 2 == 1
+        before = {path: path.stat().st_ino for path in folder.glob("*/memory.json")}
+        pieces: list[float] = []
+        began = time.thread_time()
+        await watch._read()  # its one part without an await is the attribution
+        pieces.append(time.thread_time() - began)
+        for act in (lambda: borrowing.act_on(watch.reading.value), lambda: write_node_use(reports.now())):
+            began = time.thread_time()
+            act()
+            pieces.append(time.thread_time() - began)
+        assert bool(borrowing.returns.value.asked) is full
+        costs.append(sum(pieces) * 1000)
+        longest.append(max(pieces) * 1000)
+        changed.append(sum(path.stat().st_ino != inode for path, inode in before.items()))
+    return statistics.median(costs), max(longest[1:]), max(changed)
