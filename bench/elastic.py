@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import importlib.util
 import json
-import os
 import random
 import sys
 import tempfile
@@ -22,21 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bench import elastic_reading, series, synthetic
-from bench.extender import asked, both, cluster, session
-from bench.extender import running as extending
-from bench.inside import named
-from bench.kubeapi import KubeApi, binaries
+from bench.extender import session
 from bench.node_agent import MEMORY, NODE, Row, add_only, allocating, first_list, machine, percentiles, running, show
-from bench.scheduler import PREFIX, Caller, create, delete, schedule
-from gpu_device_plugin.aio.waiting import within
-from gpu_device_plugin.core.contract.elastic import readable_answer
 from gpu_device_plugin.core.contract.keys import (
     ASSIGNED,
-    MEMORY_GUARANTEE,
-    MEMORY_HELD,
     MEMORY_LIMIT,
-    MEMORY_PROMISED,
-    RESIZE_BOUND,
 )
 from gpu_device_plugin.core.contract.memoryfile import NAME, slot
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
@@ -46,10 +35,7 @@ from gpu_device_plugin.testing.cluster.api_server import ApiServer
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
-    import aiohttp
-
     from bench.node_agent import Run
-    from gpu_device_plugin.testing.builders import Json
 
 T = TypeVar("T")
 RETURN_BAR_S, DECISION_BAR_S, BLOCKED_BAR_MS = 5.0, 1.0, 50.0
@@ -127,7 +113,10 @@ async def _returns(root: Path, times: int) -> list[float]:
             ended = program.follow(path)
             at_first = 0
             for number in range(1, times + 1):
-                await until(lambda: (found := _memory(path))["return"] is None and found["limit_mib"] >= at_first)
+                least_mib = at_first
+                await until(
+                    lambda: (found := _memory(path))["return"] is None and found["limit_mib"] >= least_mib  # noqa: B023
+                )
                 at_first = at_first or _memory(path)["limit_mib"]
                 program.use(_FULL_MIB)
                 await asyncio.sleep(1 + rng.random())  # the program looks once a second

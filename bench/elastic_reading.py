@@ -7,9 +7,8 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.core.contract.keys import ELASTIC, LONGEST, MEMORY_GUARANTEE, MEMORY_LIMIT
@@ -20,20 +19,20 @@ from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares, share_id
 from gpu_device_plugin.core.node.node import Node
+from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner
 from gpu_device_plugin.core.node.use.process_use import GpuProcess, GpuReading
 from gpu_device_plugin.kubelet.procfs import ProcessOwners
 from gpu_device_plugin.metrics import Metrics
 from gpu_device_plugin.node_state import NodeState
-from gpu_device_plugin.programs.node.elastic.borrowing import Borrowing
-from gpu_device_plugin.programs.node.elastic.memory_files import MemoryFiles
 from gpu_device_plugin.programs.node.node_api import NodeApi
+from gpu_device_plugin.programs.node.use.borrowing import Borrowing
+from gpu_device_plugin.programs.node.use.memory_files import MemoryFiles
 from gpu_device_plugin.programs.node.use.use_reader import UseReports, UseWatch
-from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Iterable, Mapping
 
 GPUS, CONTAINERS, EACH = 8, 48, 16
 """And the GiB that each container is guaranteed."""
@@ -53,7 +52,7 @@ class _Api(NodeApi):
 class _Owners(ProcessOwners):
     """Knows each process by its number, without /proc: what that takes is measured in `use`."""
 
-    def owners(self, pids: Collection[int], *, named_at: float = 0.0) -> Mapping[int, CgroupOwner | None]:
+    def owners(self, pids: Iterable[int], *, named_at: float | None = None) -> Mapping[int, CgroupOwner | None]:  # noqa: ARG002
         return {pid: CgroupOwner(f"uid-{pid}", f"{pid:064x}") for pid in pids}
 
 
@@ -127,7 +126,7 @@ async def _read(folder: Path, annotations: Mapping[str, str], rounds: int) -> tu
     costs, longest, changed = [], [], []
     for number in range(rounds):
         full = number % 2 == 1
-        before = {path: path.stat().st_ino for path in folder.glob("*/memory.json")}
+        before = {path: path.stat().st_ino for path in folder.glob("*/memory.json")}  # noqa: ASYNC240
         pieces: list[float] = []
         began = time.thread_time()
         await watch._read()  # its one part without an await is the attribution

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpu_device_plugin.cluster.objects.decoding import PodReader
+from gpu_device_plugin.cluster.objects.decoding import ObjectMeta, PodReader
 from gpu_device_plugin.core.contract.keys import (
     FRAMEWORKS,
     MEMORY_GUARANTEE,
@@ -22,12 +22,11 @@ from gpu_device_plugin.core.report.text.printing import shortened
 from gpu_device_plugin.core.report.why.pod_causes import DEFAULT_SCHEDULER, SchedulingStatus
 from gpu_device_plugin.core.report.why.scheduler_checks import NO_TERMS, Alternative, Requirement, Terms, Toleration
 from gpu_device_plugin.settings.knobs import nearest
-from gpu_device_plugin.view.objects import ApiObject, Condition, Named, Resources, decoded, readable
+from gpu_device_plugin.view.objects import ApiObject, Condition, Resources, decoded, readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from gpu_device_plugin.cluster.objects.decoding import ObjectMeta
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
 
@@ -93,7 +92,23 @@ class _PodStatus(ApiObject):
     conditions: list[Condition] | None = None
 
 
-class _Pod(Named):
+class _Owner(ApiObject):
+    kind: str = ""
+    name: str = ""
+    controller: bool | None = None
+
+    @property
+    def makes(self) -> bool:
+        """Whether it makes pods like this one; the node of a mirror pod does not."""
+        return bool(self.controller) and self.kind != "Node"
+
+
+class _Meta(ObjectMeta, rename="camel"):
+    owner_references: list[_Owner] | None = None
+
+
+class _Pod(ApiObject):
+    metadata: _Meta
     spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
     status: _PodStatus = msgspec.field(default_factory=_PodStatus)
 
@@ -128,6 +143,9 @@ def pod_and_status(raw: msgspec.Raw, resources: Iterable[Resource]) -> tuple[Pod
             for name in {**(each.resources.limits or {}), **(each.resources.requests or {})}
         ),
         claims=tuple(_claims(spec, status)),
+        controller=next(
+            (f"{each.kind} {each.name}" for each in more.metadata.owner_references or () if each.makes), ""
+        ),
     )
 
 

@@ -55,8 +55,17 @@ if "config" in words:
 else:
     from http.client import HTTPConnection
     connection = HTTPConnection("{address}")
-    connection.request("GET", words[words.index("--raw") + 1])
-    print(connection.getresponse().read().decode())
+    if words[0] == "patch":
+        (namespace,) = [word.split("=")[1] for word in words if word.startswith("--namespace=")]
+        kind = {{"Content-Type": "application/merge-patch+json"}}
+        body = words[words.index("-p") + 1]
+        connection.request("PATCH", f"/api/v1/namespaces/{{namespace}}/pods/{{words[2]}}", body, kind)
+    else:
+        connection.request("GET", words[words.index("--raw") + 1])
+    answer = connection.getresponse()
+    if answer.status != 200:
+        sys.exit(f"Error from server: {{answer.read().decode()}}")
+    print(answer.read().decode())
 """
 """As much of kubectl as `kubectl inspect gpushare` needs."""
 

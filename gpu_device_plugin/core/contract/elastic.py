@@ -32,6 +32,8 @@ _MOST_NAMES = 64
 _LONGEST_WISH = 512
 """Characters of a wish in an answer; of a longer one the beginning stands there."""
 _LONGEST_WHY = 512
+_LONGEST_AMOUNT = 24
+"""Characters of a malformed amount that a sentence repeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +208,10 @@ class Allowance:
         if self.used + more <= self.bound:
             return ""
         units = f"{self.bound} unit{'' if self.bound == 1 else 's'}"
-        return f"of the bound of {units} of namespace {self.namespace} {self.used} are in use"
+        return (
+            f"the pods of namespace {self.namespace} may have {units} beyond their requests (label {RESIZE_BOUND}), "
+            f"and have {self.used}"
+        )
 
 
 def _parsed(key: str, text: str) -> Mapping[str, Any]:
@@ -231,8 +236,10 @@ def _shares(key: str, value: object) -> int:
     if type(value) is int and 1 <= value <= MOST_SHARES:
         return value
     example = '12, or {"main": 12}' if key in {MEMORY_LIMIT, MEMORY_GUARANTEE} else '{"guarantees": {"main": 6}}'
+    text = json.dumps(value)
+    found = text if len(text) <= _LONGEST_AMOUNT else "a value"
     raise MalformedAnnotationError(
-        f"the annotation {key} holds a value that is not a whole number of units from 1 to {MOST_SHARES}; write it "
+        f"the annotation {key} holds {found}, which is not a whole number of units of GPU memory; write it "
         f"like {example}"
     )
 

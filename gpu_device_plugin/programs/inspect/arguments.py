@@ -21,6 +21,8 @@ REALLY = "really"
 _PODS_OF_KUBECTL = frozenset({"", "pod", "pods", "po"})
 """The words that kubectl accepts before the name of a pod."""
 
+_CONTROLLERS = frozenset({"deployment", "deploy", "statefulset", "sts", "replicaset", "rs", "daemonset", "ds"})
+
 COMMANDS = ("top", "why", "resize", "prices", "web", "doctor", "uninstall")
 """The words that are no node."""
 
@@ -60,6 +62,8 @@ def parse(prog: str, argv: Sequence[str]) -> argparse.Namespace:
         arguments.command = "top"
     # The tables show NAMESPACE/POD; kubectl accepts pod/POD.
     before, _, arguments.pod = pod.rpartition("/")
+    if arguments.command == "resize" and before in _CONTROLLERS:
+        raise UsageError(f"resize {before}/{arguments.pod}: it changes one running pod; kubectl get pods names them")
     if before not in _PODS_OF_KUBECTL:
         arguments.namespace = arguments.namespace or before
     _refuse_what_belongs_elsewhere(parser, arguments)

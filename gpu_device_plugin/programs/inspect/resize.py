@@ -10,11 +10,18 @@ import msgspec
 
 from gpu_device_plugin.core.cluster.resizing import sizes
 from gpu_device_plugin.core.cluster.usage import growable
-from gpu_device_plugin.core.contract.elastic import Wish, readable_wish, write_wish
+from gpu_device_plugin.core.contract.elastic import Allowance, Wish, readable_wish, write_wish
 from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_LIMIT, RESIZE_BOUND
 from gpu_device_plugin.core.contract.memoryfile import IN_CONTAINER
 from gpu_device_plugin.core.report.text.printing import counted
-from gpu_device_plugin.core.report.why.resizing import not_resizable, of_size, settled, why_not
+from gpu_device_plugin.core.report.why.resizing import (
+    gpu_of,
+    not_resizable,
+    of_size,
+    settled,
+    unreadable_wishes,
+    why_not,
+)
 from gpu_device_plugin.programs.commandline import FAILED, OK
 from gpu_device_plugin.programs.kubectl import MISSING_RIGHT, ClusterUnreadableError, unread
 from gpu_device_plugin.view.objects import Named, decoded
@@ -64,9 +71,13 @@ def resize(
             notes.append(f"The container has no {IN_CONTAINER} before its next start.")
         pod = _answered(kubectl, pod, resources, container, patience_s)
         size = _size(pod, resources, container)
-    found, why = [*map(str, of_size(pod, size, node)), *notes], why_not(pod, size)
+    if patch and status.controller:
+        notes.append(f"It lasts as long as this pod: other pods of {status.controller} have what their template says.")
+    found = [*map(str, of_size(pod, size, node)), *map(str, unreadable_wishes(pod)), *notes]
+    found += [f"Ignored: {ignored}." for ignored in status.ignored]
+    why = why_not(pod, size)
     if size.held < size.target:
-        found += _allow(kubectl, namespace, size.target - size.request, why)
+        found += _allow(kubectl, namespace, size, why)
     if not settled(why):
         found.append(
             f"There is no answer yet; the wish stays. See whether the agent runs on {pod.node_name} (kubectl inspect "
@@ -107,8 +118,7 @@ def _node_of(kubectl: Kubectl, pod: Pod, resources: Sequence[Resource]) -> NodeV
 
 def _too_large(arguments: argparse.Namespace, size: Size, node: NodeView | None) -> str:
     """Return why its GPU can never give a container as much; empty: it can, as far as is known."""
-    listed = () if node is None else node.candidate.gpus.gpus
-    gpu = next((each for each in listed if each.position == size.gpu), None)
+    gpu = gpu_of(size, node)
     if gpu is None:
         return ""
     if gpu.instance is not None:
@@ -167,20 +177,22 @@ def _size(pod: Pod, resources: Sequence[Resource], container: str) -> Size:
     return next(each for each in sizes(pod, resources) if each.container == container)
 
 
-def _allow(kubectl: Kubectl, namespace: str, growth: int, why: str) -> list[str]:
+def _allow(kubectl: Kubectl, namespace: str, size: Size, why: str) -> list[str]:
     """Return the command by which an administrator lets a guarantee grow, if the namespace keeps it from that."""
     try:
         labels = decoded(kubectl.raw(f"/api/v1/namespaces/{quote(namespace, safe='')}"), Named).metadata.labels or {}
-        missing = RESIZE_BOUND not in labels
     except ClusterUnreadableError:
-        missing = False
-    if not missing and RESIZE_BOUND not in why:
+        labels = None
+    allowance = Allowance.of(namespace, labels or {})
+    if RESIZE_BOUND not in why and (labels is None or allowance.bound is not None):
         return []
-    bound = (
-        f"In units, the label {RESIZE_BOUND} of the namespace bounds what its pods have beyond their requests in sum"
+    # What the namespace has in use is at most its bound.
+    enough = size.target - size.request if allowance.bound is None else allowance.bound + size.target - size.held
+    meaning = (
+        f"The label {RESIZE_BOUND} of a namespace is the sum of units that its pods may have beyond their requests"
     )
-    return [f"{bound}; {_label(namespace, growth)}"]
+    return [f"{meaning}; {_label(namespace, enough)}. The wish stays, and is tried again within a minute."]
 
 
-def _label(namespace: str, growth: int) -> str:
-    return f"an administrator sets it: kubectl label namespace {namespace} --overwrite {RESIZE_BOUND}={growth}"
+def _label(namespace: str, bound: int) -> str:
+    return f"an administrator sets it: kubectl label namespace {namespace} --overwrite {RESIZE_BOUND}={bound}"

@@ -189,7 +189,7 @@ UNSUITABLE: dict[str, tuple[Pod, Candidate | None, str]] = {
         pod("6 GiB"),
         node(),
         (
-            f"the annotation {MEMORY_GUARANTEE} holds a value that is not a whole number of units from 1 to 1048576; "
+            f'the annotation {MEMORY_GUARANTEE} holds "6 GiB", which is not a whole number of units of GPU memory; '
             'write it like 12, or {"main": 12}'
         ),
     ),
@@ -212,8 +212,16 @@ def test_a_wish_that_cannot_be_fulfilled_is_answered_by_a_sentence(
         ({}, 0, NO_LABEL),
         ({RESIZE_BOUND: "many"}, 0, NO_LABEL),
         ({RESIZE_BOUND: "-1"}, 0, NO_LABEL),
-        ({RESIZE_BOUND: "8"}, 7, "of the bound of 8 units of namespace team-a 7 are in use"),
-        ({RESIZE_BOUND: "1"}, 0, "of the bound of 1 unit of namespace team-a 0 are in use"),
+        (
+            {RESIZE_BOUND: "8"},
+            7,
+            f"the pods of namespace team-a may have 8 units beyond their requests (label {RESIZE_BOUND}), and have 7",
+        ),
+        (
+            {RESIZE_BOUND: "1"},
+            0,
+            f"the pods of namespace team-a may have 1 unit beyond their requests (label {RESIZE_BOUND}), and have 0",
+        ),
         ({RESIZE_BOUND: "8"}, 6, ""),
     ],
 )
@@ -231,7 +239,10 @@ def test_containers_of_one_pod_share_room_and_bound() -> None:
     asked = pod('{"a": 4, "b": 6, "c": 2}', a=2, b=3, c=1)
     found = resize(asked, RESOURCES, node(taken(1), of=asked), Allowance("team-a", 3))
     assert found.answer.guarantees == {"a": 4, "c": 2}
-    assert found.answer.why == "of the bound of 3 units of namespace team-a 0 are in use"
+    assert (
+        found.answer.why
+        == f"the pods of namespace team-a may have 3 units beyond their requests (label {RESIZE_BOUND}), and have 0"
+    )
     found = resize(asked, RESOURCES, node(taken(3), of=asked), PLENTY)
     assert found.answer.guarantees == {"a": 4, "c": 2}
     assert found.answer.why == "GPU 0 of node-1 has 1 GiB that is promised to nobody"

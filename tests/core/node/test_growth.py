@@ -180,7 +180,14 @@ def test_the_allowance_of_its_namespace_has_to_be_known_and_large_enough() -> No
     assert amounts(resize(there, both, NOTHING, {"default": Allowance("default", 5)})) == {"a/main": 3, "b/main": 2}
     refused = resize(there, both, NOTHING, {"default": Allowance("default", 4)})
     assert refused == Resize(
-        there.ledger.grown, {("b", "main"): "of the bound of 4 units of namespace default 3 are in use"}
+        there.ledger.grown,
+        {
+            (
+                "b",
+                "main",
+            ): f"the pods of namespace default may have 4 units beyond their requests (label {RESIZE_BOUND}), and "
+            "have 3"
+        },
     )
     assert resize(there, both, NOTHING, {"default": "it is away"}).refused == {("b", "main"): "it is away"}
 
@@ -192,7 +199,10 @@ def test_the_bound_is_a_label_of_the_namespace() -> None:
         "namespace web has no label gpu-device-plugin/resize-bound, and ResourceQuota does not see a guarantee that "
         "grows while a pod runs: ask an administrator to label it"
     )
-    assert Allowance("web", 1, 1).refusal(1) == "of the bound of 1 unit of namespace web 1 are in use"
+    assert (
+        Allowance("web", 1, 1).refusal(1)
+        == f"the pods of namespace web may have 1 unit beyond their requests (label {RESIZE_BOUND}), and have 1"
+    )
     assert Allowance("web", 2, 1).refusal(1) == ""
 
 

@@ -122,7 +122,9 @@ async def test_what_is_promised_is_promised_to_nobody_else() -> None:
         assert await w.bind("q", "a") == "node a: no GPU has 4 GiB free"
 
 
-@pytest.mark.parametrize(("bound", "why"), [(None, NO_LABEL), ("1", "of the bound of 1 unit of namespace default 0")])
+@pytest.mark.parametrize(
+    ("bound", "why"), [(None, NO_LABEL), ("1", "namespace default may have 1 unit beyond their requests")]
+)
 async def test_the_namespace_has_to_allow_it(bound: str | None, why: str) -> None:
     async with cluster(bound=bound) as w:
         wish(w, "p", 6)

@@ -118,7 +118,7 @@ async def test_the_label_of_the_namespace_bounds_what_its_pods_get_on_the_node()
         there.api.patch("namespaces", "default", {"metadata": {"labels": {RESIZE_BOUND: "3"}}}, namespace="")
         await holds(there, "a", 3, "3")
         wish(there, "b", "3")
-        why = "of the bound of 3 units of namespace default 2 are in use"
+        why = f"the pods of namespace default may have 3 units beyond their requests (label {RESIZE_BOUND}), and have 2"
         await there.node.until(lambda: held(there, "b").why == why)
 
 
@@ -138,7 +138,7 @@ async def test_what_the_owner_of_a_pod_writes_in_the_name_of_others_is_corrected
         there.api.patch("pods", "a", {"metadata": {"annotations": {MEMORY_HELD: forged, MEMORY_PROMISED: forged}}})
         await there.node.until(lambda: MEMORY_HELD not in there.annotations("a"))
         wish(there, "a", "12", promised=12)
-        await there.node.until(lambda: "of the bound of 0 units" in held(there, "a").why)
+        await there.node.until(lambda: "may have 0 units beyond their requests" in held(there, "a").why)
         assert held(there, "a").guarantees == {}
         assert there.node.healthy(MEM) == 14
 

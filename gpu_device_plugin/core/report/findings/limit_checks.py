@@ -302,7 +302,10 @@ def _unfulfilled(pod: Pod, resources: Sequence[Resource], shares: Mapping[tuple[
             yield warning("wish-too-large", text, f"{again} AMOUNT --limit {most}", pod=name, wanted=wanted,
                           container=size.container, most=most)  # fmt: skip
         elif pod.running and (why := why_not(pod, size)):
-            bound = f"kubectl label namespace {pod.namespace} --overwrite {RESIZE_BOUND}={size.target - size.request}"
+            bound = (
+                f"kubectl label namespace {pod.namespace} --overwrite {RESIZE_BOUND}=N, the sum of units that its pods "
+                "may have beyond their requests"
+            )
             advice = bound if RESIZE_BOUND in why else f"{again} AMOUNT; with --clear it stays as it is"
             text = "{pod}: container {container} is guaranteed {held} units instead of {target}: {why}"
             yield note("resize-waits", text, advice, pod=name, container=size.container, held=size.held,

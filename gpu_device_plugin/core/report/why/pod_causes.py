@@ -30,7 +30,7 @@ from gpu_device_plugin.core.report.text.printing import counted, first
 from gpu_device_plugin.core.report.why.mig_explanations import held_instances, out_of_service
 from gpu_device_plugin.core.report.why.mistaken_requests import asks_for_others, asks_for_several, asks_in_mib
 from gpu_device_plugin.core.report.why.pod_use import lent, of_pod, refusals, told_over_use
-from gpu_device_plugin.core.report.why.resizing import resizes
+from gpu_device_plugin.core.report.why.resizing import resizes, unreadable_wishes
 from gpu_device_plugin.core.report.why.scheduler_checks import NO_TERMS, Terms
 
 if TYPE_CHECKING:
@@ -70,6 +70,8 @@ class SchedulingStatus:
     """The latest warnings about it, one sentence each."""
     claims: tuple[PodClaim, ...] = ()
     """The ResourceClaims that it names, in the order of its spec."""
+    controller: str = ""
+    """The kind and name of the object that made it; empty: none did."""
 
 
 def causes(
@@ -86,7 +88,8 @@ def causes(
     instead = [*asks_for_others(status.limits, resources, offered), *asks_for_several(pod.containers)]
     if isinstance(asked, Ask) and asked.parts and not (pod.ended or pod.node_name or pod.deleting):
         in_mib = asks_in_mib(asked, resources, None if nodes is None else nodes.values())
-        facts = [*ignored, *instead, *in_mib, *_waiting(status, resources, nodes), *_events(status)]
+        mistakes = [*ignored, *unreadable_wishes(pod), *instead, *in_mib]
+        facts = [*mistakes, *_waiting(status, resources, nodes), *_events(status)]
         return facts, asked if nodes or nodes is None else None
     if pod.ended:
         node = (nodes or {}).get(pod.node_name)

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.cluster.resizing import Size
+    from gpu_device_plugin.core.contract.nodegpus import ListedGpu
+    from gpu_device_plugin.core.contract.nodereport import ContainerUse
     from gpu_device_plugin.core.model.pods import Container, Pod
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.report.finding import Finding
@@ -117,10 +119,28 @@ def of_size(pod: Pod, size: Size, node: NodeView | None) -> Iterator[Finding]:
         yield note("guaranteed", text, container=name, held=now)
     limit = readable_wish(pod.annotations, MEMORY_LIMIT).of(size.container)
     most = limit if limit is not None else min(size.held, size.wish or size.held)
-    if most != size.held:
-        text = "Its limit is {limit}" + (", of which it borrows what others do not need" if most > size.held else "")
+    gpu = gpu_of(size, node)
+    if gpu is not None and gpu.instance is not None:
+        yield note("instance", "It has shares of a MIG instance, which neither grow nor borrow.")
+    elif most != size.held:
+        whole = gpu is not None and most >= gpu.shares
+        most = min(most, gpu.shares) if gpu is not None else most
+        text = "Its limit is {limit}" + (", all of its GPU" if whole else "")
+        text += ", of which it borrows what others do not need" if most > size.held else ", less than its guarantee"
         how = _enforced(pod, size, node)
         yield note("limit", f"{text}; {{how}}." if how else f"{text}.", limit=amount(most), how=how)
+        if most > size.held and any(part.most_mib <= part.granted_mib for part in _parts(pod, size, node)):
+            yield note(
+                "lends-nothing",
+                "Its node did not let it borrow at the last report: the limit is newer, or the node's setting "
+                "borrowers is off.",
+            )
+
+
+def gpu_of(size: Size, node: NodeView | None) -> ListedGpu | None:
+    """Return the GPU of a container; None: it is not known."""
+    listed_gpus = () if node is None else node.candidate.gpus.gpus
+    return next((gpu for gpu in listed_gpus if gpu.position == size.gpu), None)
 
 
 def malformed_wishes(pod: Pod) -> Iterator[str]:
@@ -136,20 +156,35 @@ def resizes(pod: Pod, resources: Sequence[Resource], node: NodeView | None) -> I
     """Yield the same for each container of a pod on a node whose owner wants, or wanted, another size."""
     if pod.annotations.keys().isdisjoint(ELASTIC - {MEMORY_PROMISED}):
         return
-    for problem in malformed_wishes(pod):
-        yield note("wish-malformed", "{problem}; it counts as none.", problem=f"{problem[0].upper()}{problem[1:]}")
-    for size in sizes(pod, resources):
+    yield from unreadable_wishes(pod)
+    found = sizes(pod, resources)
+    if not found and not pod.annotations.keys().isdisjoint({MEMORY_LIMIT, MEMORY_GUARANTEE}):
+        why = _other_kind(list(pod.containers), pod, resources, claims=False)
+        yield note("wish-without-shares", "Its annotations for the size of its memory change nothing: {why}.", why=why)
+    for size in found:
         limit = readable_wish(pod.annotations, MEMORY_LIMIT).of(size.container)
         if size.wish is not None or limit is not None or size.held != size.request:
             yield from of_size(pod, size, node)
+
+
+def unreadable_wishes(pod: Pod) -> Iterator[Finding]:
+    """Yield a sentence for each wish of a pod's owner that cannot be parsed."""
+    for problem in malformed_wishes(pod):
+        yield note("wish-malformed", "{problem}; it counts as none.", problem=f"{problem[0].upper()}{problem[1:]}")
 
 
 def _enforced(pod: Pod, size: Size, node: NodeView | None) -> str:
     """Return what keeps a container within its limit: since its start, or for new ones on its GPU; empty: unknown."""
     if node is None:
         return ""
-    key = pod.namespace, pod.name, size.container
-    started = [part.enforcement for part in node.report.current if (part.namespace, part.pod, part.container) == key]
+    started = [part.enforcement for part in _parts(pod, size, node)]
     present = node.report.enforcement(size.gpu)
     found = next((each for each in started if each), None if present is None else present.enforcement)
     return "" if found is None else _ENFORCED.get(found, "")
+
+
+def _parts(pod: Pod, size: Size, node: NodeView | None) -> Sequence[ContainerUse]:
+    """Return what its node reports of a container."""
+    key = pod.namespace, pod.name, size.container
+    current = () if node is None else node.report.current
+    return [part for part in current if (part.namespace, part.pod, part.container) == key]

@@ -16,6 +16,7 @@ from gpu_device_plugin.core.contract.keys import (
     MEMORY_LIMIT,
     MEMORY_PROMISED,
 )
+from gpu_device_plugin.core.contract.nodegpus import ListedInstance
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus, causes
@@ -91,7 +92,7 @@ def test_a_wish_holds_or_there_is_a_reason(wishes: dict[str, str], held: int, wh
             None,
             [
                 "Container 'main' stays guaranteed its request, 4 GiB: the kubelet takes nothing back while it runs.",
-                "Its limit is 2 GiB.",
+                "Its limit is 2 GiB, less than its guarantee.",
             ],
         ),
         (
@@ -115,6 +116,26 @@ def test_what_kept_the_container_at_its_start_counts() -> None:
     facts = list(map(str, resizes(pod(limit="12"), RESOURCES, view)))
     assert facts[1].endswith("; MPS enforces it from the next start of the container on.")
     assert str(list(resizes(pod(limit="12"), RESOURCES, node_view("a", (15,))))[1]).endswith("do not need.")
+
+
+def test_who_may_not_borrow_at_the_last_report_is_told_so() -> None:
+    view = node_view("a", (15,), report=report(part("web", enforcement=Enforcement.ADVISORY)))
+    (_, _, fact) = map(str, resizes(pod(limit="40"), RESOURCES, view))
+    assert fact.endswith("the limit is newer, or the node's setting borrowers is off.")
+    assert "all of its GPU, of which it borrows" in str(list(resizes(pod(limit="40"), RESOURCES, view))[1])
+
+
+def test_a_wish_on_a_pod_without_shares_changes_nothing() -> None:
+    (fact,) = resizes(replace(pod(limit="8"), containers=(MIG,)), RESOURCES, None)
+    assert str(fact).startswith("Its annotations for the size of its memory change nothing: ")
+
+
+def test_shares_of_an_instance_neither_grow_nor_borrow() -> None:
+    view = node_view("a", (15,))
+    instance = ListedInstance("GPU-0", 0, 0, "1g.10gb", 1)
+    listed = tuple(replace(gpu, instance=instance) for gpu in view.candidate.gpus.gpus)
+    there = replace(view, candidate=replace(view.candidate, gpus=replace(view.candidate.gpus, gpus=listed)))
+    assert str(list(resizes(pod(limit="8"), RESOURCES, there))[-1]).startswith("It has shares of a MIG instance")
 
 
 def test_without_its_node_amounts_are_units() -> None:
