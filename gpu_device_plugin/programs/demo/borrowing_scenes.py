@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,6 +73,7 @@ async def borrow_and_go(story: Story) -> None:
         f"{world.settings.borrowers}."
     )
     before = world.pods.evictions
+    world.pods.grace = partial(asyncio.sleep, 0)  # the page shows nothing new before it has ended
     coming = asyncio.create_task(story.admit("assistant-2", world.memory, borrower.rest), name="admit the assistant")
     await story.expect(f"{pod.name} ends.", lambda: pod.uid not in _running(story))
     await story.expect("An Event says why.", lambda: world.pods.event(pod, "GPUMemoryNotReturned") is not None)
