@@ -81,7 +81,7 @@ def test_a_scheduler_knows_the_gpus_of_a_node(version: str, writer: Writer) -> N
         (3, "GPU-a10-1", "NVIDIA A10", 21, 23028, 1),
     ]
     assert [bool(gpu.unhealthy) for gpu in node.gpus] == [False, False, False, True]
-    by_default = "fit" if version == newest().name else "binpack"
+    by_default = "binpack" if version in {"before-0.1.0", "0.1.0"} else "fit"
     assert (node.share_mib, node.policy, node.driver, node.away) == (1024, by_default, "580.65.06", False)
     assert read_node_gpus(write_node_gpus(node)) == node
 
