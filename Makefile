@@ -84,6 +84,7 @@ protos-check: .venv-protos/.ready
 
 bench: $(VENV)/.ready  ## measure speed and size; prints a table
 	$(BIN)/python -m bench.node_agent $(ARGS)
+	$(BIN)/python -m bench.elastic
 	$(BIN)/python -m bench.mig
 	$(BIN)/python -m bench.dra
 	$(BIN)/python -m bench.extender

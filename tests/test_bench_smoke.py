@@ -21,6 +21,11 @@ from tests.patience import stretched
             {"start of the process to both resources registered", "Allocate of 8, standalone, p99"},
         ),
         (
+            "bench.elastic --only reading --times 3",
+            "a T4",
+            {"a reading with 48 containers that may borrow, CPU"},
+        ),
+        (
             "bench.extender --only sizes --nodes 3 --calls 20 --events 50 --pods 3",
             "8 GPUs of 16 GiB a node",
             {"start to ready, 3 nodes", "filter over HTTP, 3 nodes, 3 named, p99", "growth with scrapes, 3 nodes"},
