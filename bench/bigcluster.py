@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from bench import synthetic
+from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, RESIZE_BOUND
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from bench.synthetic import Placed
 
@@ -43,6 +44,8 @@ class BigCluster:
         self._nodes = range(nodes)
         self._pods = {synthetic.pod_name(pod.number): pod for node in self._nodes for pod in synthetic.pods_of(node)}
         self._names = list(self._pods)
+        self._growing = [name for name, pod in self._pods.items() if pod.shape == "gpu-mem 2"]
+        """Pods that may be resized."""
         self._created: dict[str, dict[str, Any]] = {}
         """Pods that somebody made over HTTP."""
         self._version = 1
@@ -55,6 +58,8 @@ class BigCluster:
         self._leases: dict[str, dict[str, Any]] = {}
         self._reviewed: dict[str, float] = {}
         self._reviews_in_all = self._reviews_again = 0
+        self._wished: dict[str, tuple[int, asyncio.Event]] = {}
+        """By name, the newest version of each pod whose owner changed its wish, and whether it was answered since."""
 
     def routes(self) -> list[web.RouteDef]:
         """Return what is answered."""
@@ -66,6 +71,8 @@ class BigCluster:
             web.get(pod + "/{name}", self._get),
             web.post(pod + "/{name}/binding", self._bind),
             web.delete(pod + "/{name}", self._delete),
+            web.patch(pod + "/{name}", self._patch),
+            web.get("/api/v1/namespaces/{namespace}", self._namespace),
             web.get(leases + "/{name}", self._lease),
             web.post(leases, self._write_lease),
             web.put(leases + "/{name}", self._write_lease),
@@ -74,6 +81,8 @@ class BigCluster:
             web.get("/bench/reviews", self._reviews),
             web.post("/bench/status", self._status),
             web.post("/bench/churn", self._churn),
+            web.post("/bench/wish", self._wish),
+            web.post("/bench/resize", self._resize),
         ]
 
     # --- Reading ------------------------------------------------------------------------------------------------------
@@ -203,6 +212,28 @@ class BigCluster:
         await self._tell(self._made("MODIFIED", pod) + self._made("DELETED", pod))
         return web.json_response(pod)
 
+    async def _patch(self, request: web.Request) -> web.Response:
+        """Write annotations on a pod whose owner has changed its wish, if nobody has since."""
+        name, meta = request.match_info["name"], (await request.json())["metadata"]
+        version, answered = self._wished[name]
+        if meta["resourceVersion"] != str(version):
+            return _failure(409, "Conflict")
+        made = await self._annotate(name, meta["annotations"])
+        answered.set()
+        return web.Response(text=made, content_type="application/json")
+
+    async def _annotate(self, name: str, annotations: Mapping[str, str]) -> str:
+        pod = self._pods[name]
+        self._pods[name] = pod = replace(pod, annotations={**pod.annotations, **annotations})
+        line = self._line("MODIFIED", _writer(pod), remember=False)
+        self._wished[name] = self._version, self._wished.get(name, (0, asyncio.Event()))[1]
+        await self._tell(line)
+        return synthetic.pod_json(pod, self._version)
+
+    async def _namespace(self, request: web.Request) -> web.Response:
+        meta = {"name": request.match_info["namespace"], "labels": {RESIZE_BOUND: "1000000"}}
+        return web.json_response({"kind": "Namespace", "apiVersion": "v1", "metadata": meta})
+
     # --- What happens in the cluster ----------------------------------------------------------------------------------
 
     async def _status(self, request: web.Request) -> web.Response:
@@ -246,6 +277,24 @@ class BigCluster:
         for begin in range(0, len(lines), _CHUNK):
             await self._tell(b"".join(lines[begin : begin + _CHUNK]))
         return web.json_response({"events": len(lines)})
+
+    async def _wish(self, request: web.Request) -> web.Response:
+        """Let the owner of one pod change its wish ``count`` times."""
+        name = self._growing[0]
+        for _ in range(int(request.query["count"])):
+            self._turn += 1
+            await self._annotate(name, {MEMORY_GUARANTEE: str(2 + self._turn % 9)})
+        return web.Response()
+
+    async def _resize(self, request: web.Request) -> web.Response:
+        """Let the owner of the pod ``number`` wish for more; tell in how many seconds the promise was written."""
+        name = self._growing[1 + int(request.query["number"]) % (len(self._growing) - 1)]
+        self._turn += 1
+        self._wished.pop(name, None)
+        began = time.monotonic()
+        await self._annotate(name, {MEMORY_GUARANTEE: str(3 + self._turn % 9)})
+        await self._wished[name][1].wait()
+        return web.json_response({"seconds": time.monotonic() - began})
 
 
 def _failure(status: int, reason: str) -> web.Response:

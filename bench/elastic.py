@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import importlib.util
 import json
 import random
@@ -20,20 +19,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bench import elastic_reading, series, synthetic
-from bench.extender import session
+from bench import elastic_reading, elastic_resizing, series, synthetic
+from bench.extender import both, session
+from bench.kubeapi import binaries
 from bench.node_agent import MEMORY, NODE, Row, add_only, allocating, first_list, machine, percentiles, running, show
-from gpu_device_plugin.core.contract.keys import (
-    ASSIGNED,
-    MEMORY_LIMIT,
-)
+from gpu_device_plugin.core.contract.keys import ASSIGNED, MEMORY_LIMIT
 from gpu_device_plugin.core.contract.memoryfile import NAME, slot
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from bench.node_agent import Run
 
@@ -43,7 +40,6 @@ _FULL_MIB, _PART = 14_000, 4
 """Of a T4 that are in use when its only container borrows all that it can get, and the shares of each container."""
 _PROGRAM = Path(__file__).parents[1] / "docs" / "examples" / "gpushare_memory.py"
 _PATIENCE_S = 60.0
-_WISHES_PER_S = 1000
 
 
 def worst(what: str, times_s: Sequence[float], bar_s: float | None = None, note: str = "") -> Iterator[Row]:
@@ -104,7 +100,7 @@ async def _returns(root: Path, times: int) -> list[float]:
     async with ApiServer() as api, session() as http:
         api.add(builders.node(NODE))
         flags = ("--api", api.url, "--node-name", NODE, "--memory-dir", str(memory_dir))
-        async with entered(running(root, *flags, gpus=str(program.description), proc=proc)) as run:
+        async with elastic_resizing.entered(running(root, *flags, gpus=str(program.description), proc=proc)) as run:
             ids = first_list(run)[1]
             ours = ids[:_PART]
             await _starts(run, api, 0, ours, {MEMORY_LIMIT: str(len(ids))})
@@ -161,17 +157,6 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.02)
 
 
-@contextlib.asynccontextmanager
-async def entered(context: contextlib.AbstractContextManager[T]) -> AsyncIterator[T]:
-    """Enter and leave a context that blocks, while others run."""
-    with contextlib.ExitStack() as stack:
-        value = await asyncio.to_thread(stack.enter_context, context)
-        try:
-            yield value
-        finally:
-            await asyncio.to_thread(stack.close)
-
-
 def reading(_: Path, options: argparse.Namespace) -> Iterator[Row]:
     """Measure what a reading costs on a node whose containers all may borrow."""
     of = f"{elastic_reading.CONTAINERS} containers that may borrow"
@@ -181,7 +166,34 @@ def reading(_: Path, options: argparse.Namespace) -> Iterator[Row]:
         yield Row(f"the longest part of a reading with {what}, CPU", piece, bar=BLOCKED_BAR_MS)
 
 
-PARTS: Mapping[str, Callable[[Path, argparse.Namespace], Iterator[Row]]] = {"returns": returns, "reading": reading}
+def resizes(root: Path, options: argparse.Namespace) -> Iterator[Row]:
+    """Measure how soon extender and agent answer a wish: beside the API double, and beside a real API server."""
+    for real in (False, True) if binaries() else (False,):
+        folder = root.with_suffix(f".{real}")
+        folder.mkdir()
+        found = asyncio.run(elastic_resizing.answers(folder, options.times, real=real))
+        how = "real API server and kube-scheduler" if real else "API double"
+        yield from worst(f"a wish for more to its promise, {how}", found.promised, DECISION_BAR_S)
+        yield from worst(f"a wish for more until it is held, {how}", found.held)
+        yield from worst(f"a wish for less until all have answered, {how}", found.lowered)
+
+
+def wishes(root: Path, options: argparse.Namespace) -> Iterator[Row]:
+    """Measure what a pod whose wish changes all the time costs the others."""
+    of = f"{options.nodes:,} nodes"
+    found = elastic_resizing.beside(root, options.nodes, options.calls, options.times)
+    yield from both(f"filter over HTTP, {of}", found.quiet_ms)
+    yield from both(f"filter over HTTP, {of}, a pod changes its wish all the time", found.filter_ms)
+    note = f"{found.wishes_per_s:,.0f} wishes a second"
+    yield from worst("a wish for more to its promise, meanwhile", found.promised_s, DECISION_BAR_S, note)
+
+
+PARTS: Mapping[str, Callable[[Path, argparse.Namespace], Iterator[Row]]] = {
+    "returns": returns,
+    "resizes": resizes,
+    "wishes": wishes,
+    "reading": reading,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -74,7 +74,7 @@ class Guarantees:
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self.pace_s = 1.0
+        self.pace_s = 0.5
         """Seconds between two rounds: no guarantee changes more often, however often the owner of a pod wants that."""
         self.again_s = 10.0
         """Seconds until something that was refused is looked at again: nobody follows the labels of namespaces."""
