@@ -21,9 +21,13 @@ from tests.patience import stretched
             {"start of the process to both resources registered", "Allocate of 8, standalone, p99"},
         ),
         (
-            "bench.elastic --only reading --times 3",
+            "bench.elastic --only reading wishes --times 4 --nodes 20 --calls 8",
             "a T4",
-            {"a reading with 48 containers that may borrow, CPU"},
+            {
+                "a reading with 48 containers that may borrow, CPU",
+                "filter over HTTP, 20 nodes, a pod changes its wish all the time, p99",
+                "a wish for more to its promise, meanwhile, worst",
+            },
         ),
         (
             "bench.extender --only sizes --nodes 3 --calls 20 --events 50 --pods 3",
