@@ -166,7 +166,9 @@ class Guide:
         followed = self.node.agent.cluster.followed
         await self.node.until(lambda: meta["uid"] in followed.pods)
         made = self.running[name] = await self.node.kubelet.admit(spec_of(body))
-        self.api.patch("pods", name, {"status": {"phase": made.phase}}, namespace, subresource="status")
+        states = [{"name": each.name, "state": {"running": {}}} for each in made.containers if each.running]
+        status = {"phase": made.phase, "containerStatuses": states}
+        self.api.patch("pods", name, {"status": status}, namespace, subresource="status")
         assert made.phase == "Running", made
         await self.node.until(
             lambda: (
@@ -261,6 +263,7 @@ async def guide(folder: Path, gpus: str = GPUS) -> AsyncIterator[Guide]:
         node = builders.node(NODE, labels={"gpushare": "true"})
         node["status"]["addresses"] = [{"type": "InternalIP", "address": "192.168.0.71"}]
         api.add(node)
+        api.add({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"}})
         async with world(gpus, api=api.url, node_name=NODE) as there:
             agent = there.launch()
             assert agent.cluster is not None

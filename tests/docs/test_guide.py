@@ -1,4 +1,4 @@
-"""The user guide and the README, walked: manifests are applied, and the answers shown are those that came."""
+"""The user guide, README and elastic.md, walked: manifests are applied, and the answers shown are those that came."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ if TYPE_CHECKING:
 
     from tests.docs.guide_world import Guide, Json
 
+APPLY = "kubectl apply -f "
 SECTIONS = {
     heading: body
-    for page in (DOCS / "guide.md", README)
+    for page in (DOCS / "guide.md", README, DOCS / "elastic.md")
     for heading, body in sections(text_of(page)).items()
-    if "$ kubectl inspect gpushare" in body
+    if "$ kubectl inspect gpushare" in body and f"$ {APPLY}" in body
 }
-APPLY = "kubectl apply -f "
 MIG = "MIG instances"
+HARDWARE = {MIG: DIVIDED, "Try it": "fake:1xT4"}
 INSPECT = "kubectl inspect gpushare"
 TAINT = f"kubectl taint node {NODE} "
 LABEL = f"kubectl label node {NODE} "
+NAMESPACE = "kubectl label namespace default "
 
 
 def applied(body: str) -> list[Path]:
@@ -44,7 +46,7 @@ def applied(body: str) -> list[Path]:
 
 @pytest.mark.parametrize("heading", SECTIONS)
 async def test_each_section_shows_what_comes_of_its_commands(heading: str, tmp_path: Path) -> None:
-    async with guide(tmp_path, DIVIDED if heading == MIG else GPUS) as world:
+    async with guide(tmp_path, HARDWARE.get(heading, GPUS)) as world:
         for block in blocks(SECTIONS[heading], "console"):
             for command, shown in block.commands:
                 await do(world, command, shown)
@@ -63,6 +65,10 @@ async def do(world: Guide, command: str, shown: str) -> None:
     elif command.startswith(LABEL):
         assert shown == ""
         await world.label(*command.removeprefix(LABEL).removesuffix(" --overwrite").split("="))
+    elif command.startswith(NAMESPACE):
+        assert shown == ""
+        key, value = command.removeprefix(NAMESPACE).split("=")
+        world.api.patch("namespaces", "default", {"metadata": {"labels": {key: value}}}, namespace="")
     else:
         assert (command.startswith(TAINT), shown) == (True, ""), command
 
