@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.kubectl import Kubectl
 
 PATIENCE_S, _EVERY_S = 15.0, 0.5
+_AGAIN = "the wish stays, and is tried again within a minute"
 _EDIT = (
     "an administrator gives it, for example by kubectl -n {namespace} create rolebinding edit-USER --clusterrole=edit "
     "--user=USER"
@@ -186,12 +187,14 @@ def _allow(kubectl: Kubectl, namespace: str, size: Size, why: str) -> list[str]:
     allowance = Allowance.of(namespace, labels or {})
     if RESIZE_BOUND not in why and (labels is None or allowance.bound is not None):
         return []
+    if allowance.bound is not None and Allowance(namespace, None).refusal(1) in why:
+        return [f"The namespace has the label now, {RESIZE_BOUND}={allowance.bound}: {_AGAIN}."]
     # What the namespace has in use is at most its bound.
     enough = size.target - size.request if allowance.bound is None else allowance.bound + size.target - size.held
     meaning = (
         f"The label {RESIZE_BOUND} of a namespace is the sum of units that its pods may have beyond their requests"
     )
-    return [f"{meaning}; {_label(namespace, enough)}. The wish stays, and is tried again within a minute."]
+    return [f"{meaning}; {_label(namespace, enough)}. {_AGAIN.capitalize()}."]
 
 
 def _label(namespace: str, bound: int) -> str:

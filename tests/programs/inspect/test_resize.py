@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.core.contract.elastic import Answer, write_answer
+from gpu_device_plugin.core.contract.elastic import Allowance, Answer, write_answer
 from gpu_device_plugin.core.contract.keys import (
     MEMORY_GUARANTEE,
     MEMORY_HELD,
@@ -103,6 +103,41 @@ def test_a_namespace_without_a_bound_is_told_with_the_command(
     code, lines = told(world, capsys, "web", "6")
     assert code == 1
     assert f"kubectl label namespace default --overwrite {RESIZE_BOUND}=2. The wish stays" in lines[-1]
+
+
+def test_a_bound_that_is_newer_than_the_answer_is_no_reason_to_ask_an_administrator(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    why = Allowance("default", None).refusal(2)
+    world.has(answers={MEMORY_PROMISED: answer("6", why=why)})
+    code, lines = told(world, capsys, "web", "6")
+    assert (code, lines[-1]) == (
+        1,
+        f"The namespace has the label now, {RESIZE_BOUND}=8: the wish stays, and is tried again within a minute.",
+    )
+    used_up = Allowance("default", 8, 7).refusal(2)
+    world.has(answers={MEMORY_PROMISED: answer("6", why=used_up)})
+    assert f" --overwrite {RESIZE_BOUND}=10. The wish stays" in told(world, capsys, "web", "6")[1][-1]
+
+
+def test_a_deployment_is_no_pod(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    code, lines = told(world, capsys, "deployment/web", "6")
+    assert (code, lines) == (
+        2,
+        ["resize deployment/web: it changes one running pod; kubectl get pods names them"],
+    )
+
+
+def test_a_pod_of_a_controller_is_replaced_by_one_of_its_template(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-5d8", "uid": "1", "controller": True}
+    made = annotated("one")
+    made["metadata"]["ownerReferences"] = [owner]
+    world.has(made, answers={MEMORY_HELD: answer("6", 6)})
+    code, lines = told(world, capsys, "one", "6")
+    assert code == 0
+    assert "It lasts as long as this pod: other pods of ReplicaSet web-5d8 have what their template says." in lines
 
 
 def test_without_an_answer_the_wish_stays(world: World) -> None:
