@@ -69,7 +69,7 @@ def resize(
     if patch := _changes(arguments, pod, container, resources):
         _write(kubectl, pod, patch, (arguments.amount or 0) - size.request)
         if pod.annotations.keys().isdisjoint({MEMORY_GUARANTEE, MEMORY_LIMIT}):
-            notes.append(f"The container has no {IN_CONTAINER} before its next start.")
+            notes.append(f"The container gets no {IN_CONTAINER}, unlike one whose pod is made with these annotations.")
         pod = _answered(kubectl, pod, resources, container, patience_s)
         size = _size(pod, resources, container)
     if patch and status.controller:

@@ -69,7 +69,9 @@ def test_a_guarantee_grows_once_both_have_answered(world: World, capsys: pytest.
     code, lines = told(world, capsys, "web", "6", "--limit", "12")
     assert (code, lines[0]) == (0, "default/web: Container 'main' is guaranteed 6 GiB.")
     assert lines[1] == "Its limit is 12 GiB, of which it borrows what others do not need."
-    assert lines[2] == "The container has no /run/gpushare/memory.json before its next start."
+    assert lines[2] == (
+        "The container gets no /run/gpushare/memory.json, unlike one whose pod is made with these annotations."
+    )
     assert annotations_of(world) | {MEMORY_GUARANTEE: "6", MEMORY_LIMIT: "12"} == annotations_of(world)
 
 

@@ -37,11 +37,12 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.report.finding import Finding
 
 _SAYS = " says: "
+# The kubelet gives a container that restarts the variables of its first start.
 _ENFORCED = {
     Enforcement.ADVISORY: f"nothing enforces it: the program has to follow {IN_CONTAINER}",
     Enforcement.DRIVER: "the driver keeps the limit of the container's start, unless the node runs the limit helper",
-    Enforcement.MPS: "MPS enforces it from the next start of the container on",
-    Enforcement.CUSTOM: "the library of the administrator enforces it from the next start of the container on",
+    Enforcement.MPS: "MPS keeps the limit with which the pod was made",
+    Enforcement.CUSTOM: "the library of the administrator keeps the limit with which the pod was made",
 }
 
 

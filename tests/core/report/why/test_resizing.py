@@ -114,7 +114,7 @@ def test_the_owner_is_told_what_holds(wishes: dict[str, str], enforcement: Enfor
 def test_what_kept_the_container_at_its_start_counts() -> None:
     view = node_view("a", (15,), report=report(part("web", enforcement=Enforcement.MPS), part("other")))
     facts = list(map(str, resizes(pod(limit="12"), RESOURCES, view)))
-    assert facts[1].endswith("; MPS enforces it from the next start of the container on.")
+    assert facts[1].endswith("; MPS keeps the limit with which the pod was made.")
     assert str(list(resizes(pod(limit="12"), RESOURCES, node_view("a", (15,))))[1]).endswith("do not need.")
 
 
