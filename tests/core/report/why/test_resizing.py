@@ -115,6 +115,7 @@ def test_what_kept_the_container_at_its_start_counts() -> None:
     view = node_view("a", (15,), report=report(part("web", enforcement=Enforcement.MPS), part("other")))
     facts = list(map(str, resizes(pod(limit="12"), RESOURCES, view)))
     assert facts[1].endswith("; MPS keeps the limit with which the pod was made.")
+    assert "or the node's setting borrowers is off" in facts[2], "the report says that it may use no more"
     assert str(list(resizes(pod(limit="12"), RESOURCES, node_view("a", (15,))))[1]).endswith("do not need.")
 
 
