@@ -194,7 +194,7 @@ def _allow(kubectl: Kubectl, namespace: str, size: Size, why: str) -> list[str]:
     meaning = (
         f"The label {RESIZE_BOUND} of a namespace is the sum of units that its pods may have beyond their requests"
     )
-    return [f"{meaning}; {_label(namespace, enough)}. {_AGAIN.capitalize()}."]
+    return [f"{_AGAIN.capitalize()}. {meaning}; {_label(namespace, enough)}"]
 
 
 def _label(namespace: str, bound: int) -> str:

@@ -104,7 +104,7 @@ def test_a_namespace_without_a_bound_is_told_with_the_command(
     )
     code, lines = told(world, capsys, "web", "6")
     assert code == 1
-    assert f"kubectl label namespace default --overwrite {RESIZE_BOUND}=2. The wish stays" in lines[-1]
+    assert lines[-1].endswith(f"kubectl label namespace default --overwrite {RESIZE_BOUND}=2")
 
 
 def test_a_bound_that_is_newer_than_the_answer_is_no_reason_to_ask_an_administrator(
@@ -119,7 +119,7 @@ def test_a_bound_that_is_newer_than_the_answer_is_no_reason_to_ask_an_administra
     )
     used_up = Allowance("default", 8, 7).refusal(2)
     world.has(answers={MEMORY_PROMISED: answer("6", why=used_up)})
-    assert f" --overwrite {RESIZE_BOUND}=10. The wish stays" in told(world, capsys, "web", "6")[1][-1]
+    assert told(world, capsys, "web", "6")[1][-1].endswith(f" --overwrite {RESIZE_BOUND}=10")
 
 
 def test_a_deployment_is_no_pod(world: World, capsys: pytest.CaptureFixture[str]) -> None:
