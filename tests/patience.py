@@ -12,10 +12,10 @@ import os
 import time
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 
 T = TypeVar("T")
 
@@ -111,6 +111,18 @@ async def patience(*watched: object, quiet_s: float = QUIET_S) -> AsyncIterator[
         if not deadline.expired():
             raise
         raise AssertionError(f"not within {limit_s:.0f} s: {', '.join(map(repr, watched))}") from None
+
+
+@asynccontextmanager
+async def beside(work: Coroutine[Any, Any, NoReturn]) -> AsyncIterator[None]:
+    """Let work that never ends by itself go on beside the block, at whose end it is still at it, and is cancelled."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        assert not task.done(), task
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def rounds(count: int, every_s: float) -> None:

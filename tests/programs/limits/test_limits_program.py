@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -31,7 +30,7 @@ from gpu_device_plugin.hardware.monitor import Hardware, MonitorTimings
 from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
 from gpu_device_plugin.programs.limits.limits_program import LimitHelper
 from tests.hardware.memory_limits import OUT_OF_MEMORY, LimitingLibrary, cgroup, times_set
-from tests.patience import eventually, rounds, stretched, until
+from tests.patience import beside, eventually, rounds, stretched, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -105,13 +104,8 @@ class Node:
         """Run a helper."""
         hardware = hardware or Hardware(str(self.description), timings=QUICK)
         helper = LimitHelper(self.directory, hardware, CgroupTree(self.cgroups), poll_s=POLL_S)
-        task = asyncio.create_task(helper.run(), name="helper")
-        try:
+        async with beside(helper.run()):
             yield hardware
-            assert not task.done(), task
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
 
 QUICK = MonitorTimings(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -26,7 +25,7 @@ from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.holdings import Holding
 from gpu_device_plugin.core.node.limits import limit_setting as setting
 from gpu_device_plugin.programs.node.limits.limit_link import LimitLink
-from tests.patience import eventually, rounds
+from tests.patience import beside, eventually, rounds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -72,13 +71,8 @@ class World:
         link = LimitLink(
             self.directory, lambda: self.holdings, self.limits, soft=soft, poll_s=POLL_S, clock=lambda: 110.0
         )
-        task = asyncio.create_task(link.run(), name="link")
-        try:
+        async with beside(link.run()):
             yield link
-            assert not task.done(), task
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
 
 @pytest.fixture

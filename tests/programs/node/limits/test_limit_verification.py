@@ -21,7 +21,7 @@ from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
 from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.limits.limit_verification import Verification
 from tests.nodes import node, uuid
-from tests.patience import eventually
+from tests.patience import beside, eventually
 from tests.programs.node.recorded_api import RecordedApi
 
 if TYPE_CHECKING:
@@ -123,13 +123,8 @@ UID, OTHER = (f"{number:032x}" for number in (1, 2))
 @asynccontextmanager
 async def verifying_on(root: Path) -> AsyncIterator[Node]:
     there = Node(root)
-    task = asyncio.create_task(there.verification.run())
-    try:
+    async with beside(there.verification.run()):
         yield there
-    finally:
-        assert not task.done(), task
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_a_limit_is_held_differs_or_is_missing(tmp_path: Path) -> None:
