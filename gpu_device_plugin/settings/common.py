@@ -57,17 +57,27 @@ class ResourceSettings:
         return self.managed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramSettings(ResourceSettings):
-    """The settings of a program that runs permanently."""
+def least_severity() -> str:
+    """Declare the setting `log_level`."""
+    return knob("info", one_of("debug", "info", "warning", "error"), "Least severity to log.", live=True)
 
-    log_level: str = knob("info", one_of("debug", "info", "warning", "error"), "Least severity to log.", live=True)
-    log_format: str = knob(
+
+def form_of_log() -> str:
+    """Declare the setting `log_format`."""
+    return knob(
         "auto",
         one_of("auto", "human", "json"),
         "Form of the log: human, json (one object per line), or auto (human on a terminal, else json).",
         in_profile=False,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramSettings(ResourceSettings):
+    """The settings of a program that runs permanently."""
+
+    log_level: str = least_severity()
+    log_format: str = form_of_log()
 
 
 def in_cluster_api() -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from gpu_device_plugin.settings.forms import DIRECTORY, GPU_SOURCE, one_of
+from gpu_device_plugin.settings.common import form_of_log, least_severity
+from gpu_device_plugin.settings.forms import DIRECTORY, GPU_SOURCE
 from gpu_device_plugin.settings.knobs import knob
 
 if TYPE_CHECKING:
@@ -28,9 +29,5 @@ class LimitSettings:
         GPU_SOURCE,
         "Source of the GPUs, the agent's setting gpus: nvml, or for tests a description of fake ones.",
     )
-    log_level: str = knob("info", one_of("debug", "info", "warning", "error"), "Least severity to log.", live=True)
-    log_format: str = knob(
-        "auto",
-        one_of("auto", "human", "json"),
-        "Form of the log: human, json (one object per line), or auto (human on a terminal, else json).",
-    )
+    log_level: str = least_severity()
+    log_format: str = form_of_log()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from gpu_device_plugin.settings.forms import DIRECTORY, OPTIONAL_ADDRESS, Address, one_of, size
+from gpu_device_plugin.settings.common import form_of_log, least_severity
+from gpu_device_plugin.settings.forms import DIRECTORY, OPTIONAL_ADDRESS, Address, size
 from gpu_device_plugin.settings.knobs import Form, knob
 
 if TYPE_CHECKING:
@@ -48,9 +49,5 @@ class MpsSettings:
         "Address of /metrics, /healthz and /readyz, such as 0.0.0.0:9446, or :9446 for all addresses. Empty or off: "
         "none.",
     )
-    log_level: str = knob("info", one_of("debug", "info", "warning", "error"), "Least severity to log.", live=True)
-    log_format: str = knob(
-        "auto",
-        one_of("auto", "human", "json"),
-        "Form of the log: human, json (one object per line), or auto (human on a terminal, else json).",
-    )
+    log_level: str = least_severity()
+    log_format: str = form_of_log()
