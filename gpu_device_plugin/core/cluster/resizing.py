@@ -106,8 +106,7 @@ def resize(
     lowered = {size.container: size.target for size in lower if _settled(pod, size, quiet=quiet)}
     if lowered:
         return Decision(Outcome.LOWERED, _answer(pod, found, promised | lowered))
-    named = [name for name in wish.containers if name not in promised]
-    why = [f"container {name!r} has no shares of one GPU, which alone can grow" for name in sorted(named)]
+    why = wish.in_vain(promised)
     raised: dict[str, int] = {}
     growth, by_bound = _Growth(node, allowance), False
     for size in found:

@@ -21,14 +21,13 @@ from gpu_device_plugin.core.contract.keys import (
     MalformedAnnotationError,
     too_long,
 )
+from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Mapping
 
 MOST_SHARES = 1 << 20
 """No GPU has more."""
-_MOST_NAMES = 64
-"""Containers in one value: no more of a pod get devices. Strangers write it, and each reading of use parses it."""
 _LONGEST_WISH = 512
 """Characters of a wish in an answer; of a longer one the beginning stands there."""
 _LONGEST_WHY = 512
@@ -47,6 +46,11 @@ class Wish:
     def of(self, container: str) -> int | None:
         """Return the shares for one container; None: no wish."""
         return self.containers.get(container, self.every)
+
+    def in_vain(self, resizable: Container[str]) -> list[str]:
+        """Return a sentence for each container that it names, and that is none of those that can be resized."""
+        named = sorted(name for name in self.containers if name not in resizable)
+        return [f"container {name!r} has no shares of one GPU, which alone can grow" for name in named]
 
 
 NO_WISH = Wish()
@@ -225,8 +229,9 @@ def _parsed(key: str, text: str) -> Mapping[str, Any]:
 
 
 def _by_container(key: str, amounts: Mapping[str, object]) -> Mapping[str, int]:
-    if len(amounts) > _MOST_NAMES:
-        raise MalformedAnnotationError(f"the annotation {key} names more than {_MOST_NAMES} containers")
+    # Strangers write it, and each reading of use parses it.
+    if len(amounts) > MOST_CONTAINERS:
+        raise MalformedAnnotationError(f"the annotation {key} names more than {MOST_CONTAINERS} containers")
     return {name: _shares(key, amount) for name, amount in amounts.items()}
 
 

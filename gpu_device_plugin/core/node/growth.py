@@ -335,10 +335,7 @@ def answer(
         return wish.held if MEMORY_HELD in pod.annotations else None
     why = [
         wish.malformed,
-        *(
-            f"container {name!r} has no shares of one GPU, which alone can grow"
-            for name in sorted(wish.wish.containers.keys() - names)
-        ),
+        *wish.wish.in_vain(names),
         "" if names or wish.wish.every is None else "no container has shares of one GPU, which alone can grow",
         wish.promised.why if wish.promised is not None and decided else "",
         UNDECIDED if waits else "",

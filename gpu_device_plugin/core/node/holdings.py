@@ -93,21 +93,22 @@ def holdings(
     kept = [hold for hold in holds if hold.pod_uid not in ended and not _over(hold, known.get(hold.pod_uid))]
     ids: dict[tuple[str, str], set[str]] = defaultdict(set)
     extra = Counter[tuple[str, str]]()
-    for hold in kept:
+    growths = [_growth(hold, grown) for hold in kept]
+    for hold, growth in zip(kept, growths, strict=True):
         for name in hold.device_ids:
             ids[hold.pod_uid, parse_id(name)[0]].add(name)
-        if (growth := _growth(hold, grown)) is not None:
+        if growth is not None:
             extra[hold.pod_uid, growth.uuid] += growth.shares * shares.share_mib
     wishes: dict[str, Wishes] = {}
     found = []
-    for hold in kept:
+    for hold, growth in zip(kept, growths, strict=True):
         whole = hold.kind is not Kind.MEMORY
         granted = {
             uuid: mib
             for uuid, count in Counter(parse_id(name)[0] for name in hold.device_ids).items()
             if (mib := _mib(shares, uuid, count, whole=whole))
         }
-        if (growth := _growth(hold, grown)) is not None and growth.uuid in granted:
+        if growth is not None and growth.uuid in granted:
             granted[growth.uuid] += growth.shares * shares.share_mib
         together = {
             uuid: _mib(shares, uuid, len(ids[hold.pod_uid, uuid]), whole=whole)

@@ -128,6 +128,9 @@ class Guarantees:
         await self._read_wishes()
         if grown := self._state.node.ledger.grown:
             self._state.update(Ledger.with_grown, owned(grown, self._entries.value))
+        elif not self._wishes:  # as on most nodes, whose ledger changes with every container all the same
+            self._answers = {}
+            return not self._saved.save({})
         found, decided = self._decide()
         if decided.unknown:
             await asyncio.gather(*(self._read_allowance(namespace) for namespace in sorted(decided.unknown)))

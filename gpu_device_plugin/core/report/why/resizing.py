@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.cluster.held_instances import asked_instances
 from gpu_device_plugin.core.cluster.resizing import sizes
 from gpu_device_plugin.core.cluster.usage import growable
-from gpu_device_plugin.core.contract.elastic import read_wish, readable_answer, readable_wish
+from gpu_device_plugin.core.contract.elastic import MOST_SHARES, Wishes, read_wish, readable_answer, readable_wish
 from gpu_device_plugin.core.contract.keys import (
     ELASTIC,
     MEMORY_GUARANTEE,
@@ -118,15 +118,13 @@ def of_size(pod: Pod, size: Size, node: NodeView | None) -> Iterator[Finding]:
     else:
         text = "Container {container} is guaranteed {held}" + (", its request." if size.held == size.request else ".")
         yield note("guaranteed", text, container=name, held=now)
-    limit = readable_wish(pod.annotations, MEMORY_LIMIT).of(size.container)
-    most = limit if limit is not None else min(size.held, size.wish or size.held)
     gpu = gpu_of(size, node)
+    in_all = MOST_SHARES if gpu is None else gpu.shares
+    most = Wishes.of(pod.annotations).limit_of(size.container, size.held, in_all, may_borrow=True)
     if gpu is not None and gpu.instance is not None:
         yield note("instance", "It has shares of a MIG instance, which neither grow nor borrow.")
     elif most != size.held:
-        whole = gpu is not None and most >= gpu.shares
-        most = min(most, gpu.shares) if gpu is not None else most
-        text = "Its limit is {limit}" + (", all of its GPU" if whole else "")
+        text = "Its limit is {limit}" + (", all of its GPU" if most == in_all else "")
         text += ", of which it borrows what others do not need" if most > size.held else ", less than its guarantee"
         how = _enforced(pod, size, node)
         yield note("limit", f"{text}; {{how}}." if how else f"{text}.", limit=amount(most), how=how)
