@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import random
-import threading
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import aiohttp
 
 from bench import synthetic
-from bench.extender import asked, cluster, readiness, session
+from bench.extender import asked, cluster, meanwhile, readiness, session
 from bench.extender import running as extending
 from bench.inside import named
 from bench.kubeapi import KubeApi
@@ -33,6 +32,7 @@ from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
@@ -207,15 +207,13 @@ async def _resized(api: _Api, path: str, wait: Wait, times: int) -> Answers:
 # --- Many wishes ------------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def wishing(api: str, counted: list[tuple[int, float]]) -> Iterator[None]:
+def wishing(api: str, counted: list[tuple[int, float]]) -> contextlib.AbstractContextManager[None]:
     """Let the owner of one pod change its wish a thousand times a second for as long as the block runs.
 
     Afterwards `counted` has how often it did so in how many seconds.
     """
-    done = threading.Event()
 
-    def go() -> None:
+    def go(done: threading.Event) -> None:
         caller = Caller(api)
         began, number = time.monotonic(), 0
         while not done.wait(max(0.0, began + number / WISHES_PER_S - time.monotonic())):
@@ -224,13 +222,7 @@ def wishing(api: str, counted: list[tuple[int, float]]) -> Iterator[None]:
         counted.append((number, time.monotonic() - began))
         caller.close()
 
-    thread = threading.Thread(target=go, name="wishes")
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
+    return meanwhile(go)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from gpu_device_plugin.core.contract.keys import LONGEST, USE_MODEL
 from gpu_device_plugin.core.report.exposition import samples
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from bench.scheduler import Outcome
     from gpu_device_plugin.testing.builders import Json
@@ -235,23 +235,28 @@ def _memory(what: str, extender: Extender, *, large: bool) -> Row:
 
 
 @contextlib.contextmanager
-def updates(api: str) -> Iterator[None]:
-    """Let kubelets update the status of pods for as long as the block runs."""
+def meanwhile(go: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Let `go` run in a thread beside the block, until the event that it is given is set."""
     done = threading.Event()
-
-    def go() -> None:
-        caller = Caller(api)
-        while not done.wait(0.1):
-            caller.post(f"/bench/status?count={_UPDATES_PER_S // 10}")
-        caller.close()
-
-    thread = threading.Thread(target=go, name="status updates")
+    thread = threading.Thread(target=go, args=(done,))
     thread.start()
     try:
         yield
     finally:
         done.set()
         thread.join()
+
+
+def updates(api: str) -> contextlib.AbstractContextManager[None]:
+    """Let kubelets update the status of pods for as long as the block runs."""
+
+    def go(done: threading.Event) -> None:
+        caller = Caller(api)
+        while not done.wait(0.1):
+            caller.post(f"/bench/status?count={_UPDATES_PER_S // 10}")
+        caller.close()
+
+    return meanwhile(go)
 
 
 def events(extender: Extender, api: str, options: argparse.Namespace) -> Iterator[Row]:
