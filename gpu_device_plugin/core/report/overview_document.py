@@ -217,14 +217,13 @@ def _stranger(parts: Sequence[ContainerUse], *, brief: bool) -> Fields:
     return known(fields) if brief else fields
 
 
-_SUMMED = ("usedMiB", "smPercent", "overSince", "enforcement", "held")
 _WEAKEST_FIRST = tuple(sorted(Enforcement, key=lambda enforcement: enforcement.strength))
 
 
 def _sum(parts: Sequence[ContainerUse]) -> Fields:
     """Return the use of one GPU by all containers of a pod together; what one of them lacks is unknown of all."""
     if not parts:
-        return dict.fromkeys(_SUMMED)
+        return dict.fromkeys(("usedMiB", "smPercent", "overSince", "enforcement", "held"))
     amounts = [part.used_mib for part in parts if part.used_mib is not None]
     percents = [part.sm_percent for part in parts if part.sm_percent is not None]
     enforcements = {part.enforcement for part in parts if part.enforcement is not None}
