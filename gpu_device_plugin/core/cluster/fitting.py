@@ -9,7 +9,7 @@ from gpu_device_plugin.core.cluster.candidate import Summary, summary
 from gpu_device_plugin.core.cluster.packing import MOST_STEPS, Packer, Packing, frees_of, groups, order
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.model.placing import FIT, POLICIES, Placement, Refusal, fits_kind, place, preference
-from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.contract.nodegpus import NodeGpus
     from gpu_device_plugin.core.contract.wishes import Wishes
     from gpu_device_plugin.core.model.placing import Demand, Rank, Ranks, Room
+    from gpu_device_plugin.core.model.resources import Amounts
 
     _Likeness = tuple[int, int, bool, bool, bool, bool]
 
@@ -97,6 +98,15 @@ def fit(ask: Ask, node: Candidate, policy: str, ranks: Ranks | None = None) -> F
     rank_of = ranks if ranks is not None and chosen == FIT else lambda _demand: POLICIES[chosen]
     placements = _preferred(demands, rooms, rank_of, node.gpus.links.connection) or _as_packed(demands, rooms, found)
     return Fit(tuple(placements[n] for n in range(len(demands))))
+
+
+def after(node: Candidate, found: Fit, amounts: Amounts = NO_AMOUNTS) -> Candidate:
+    """Return a node once a pod has its place there, and requests `amounts` of its CPU and memory."""
+    rooms = node.rooms
+    for placement in found.placements:
+        rooms = _without(rooms, placement)
+    left = None if node.left is None else node.left.without([amounts])
+    return replace(node, rooms=rooms, summary=summary(rooms), left=left)
 
 
 def by_claims(ask: Ask, node: Candidate) -> bool:

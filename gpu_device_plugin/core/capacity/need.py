@@ -1,0 +1,161 @@
+"""How many nodes of which type the waiting pods need: packed GPU by GPU, as a scheduler will place them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.cluster.candidate import candidate
+from gpu_device_plugin.core.cluster.fitting import Unfit, after, fit
+from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+
+    from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.core.cluster.pod_demand import Ask
+
+    Steps = Generator[None, None, "tuple[Candidate, Counter[int]]"]
+
+_AT_ONCE = 16
+"""Pods that are placed in one step, each within a tenth of a millisecond."""
+_POLICY = "binpack"
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Pods that wait for room and may be treated alike."""
+
+    ask: Ask
+    number: int = 1
+    amounts: Amounts = NO_AMOUNTS
+    """The CPU and memory that each requests."""
+    types: Collection[int] | None = None
+    """The types of nodes that the pods' own terms allow, by their place among all; None: every one."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewNode:
+    """A node that is needed, and the pods that it is for."""
+
+    type: int
+    """Its place among the types."""
+    pods: Mapping[int, int]
+    """How many of the pods of each `Waiting`, by its place among all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """The nodes that waiting pods need."""
+
+    nodes: tuple[NewNode, ...] = ()
+    nowhere: tuple[int, ...] = ()
+    """The places of those `Waiting` that fit on no empty node of any type."""
+
+
+def empty(node: Candidate) -> Candidate:
+    """Return a node of the same type as `node`, on which no pod is and every GPU works."""
+    gpus = tuple(replace(gpu, unhealthy="") for gpu in node.gpus.gpus)
+    return candidate("", replace(node.gpus, gpus=gpus, away=False, problem=""), (), node.allocatable)
+
+
+def needed(
+    waiting: Sequence[Waiting], types: Sequence[Candidate], coming: Iterable[int] = ()
+) -> Generator[None, None, Need]:
+    """Return the nodes that pods need which fit on none of those that exist, in steps of some milliseconds.
+
+    `types` are empty nodes, and `coming` the types of nodes that will soon exist: pods take their room first, and they
+    are not part of the answer. Each new node is of the type that takes the most of the pods that are left.
+    """
+    left = Counter({place: each.number for place, each in enumerate(waiting) if each.number})
+    order = sorted(left, key=lambda place: _size(waiting[place].ask), reverse=True)
+    for place in coming:
+        _, taken = yield from _filled(types[place], place, waiting, order, left)
+        left -= taken
+    nodes: list[NewNode] = []
+    while left:
+        best: tuple[tuple[float, float], int, Counter[int]] | None = None
+        for place, node in enumerate(types):
+            full, taken = yield from _filled(node, place, waiting, order, left)
+            # Of nodes that take as much, the smallest.
+            worth = float(full.summary.used), -float(node.summary.total)
+            if taken and (best is None or worth > best[0]):
+                best = worth, place, taken
+        if best is None:
+            break
+        _, place, taken = best
+        # As many nodes as can be filled with the same pods are needed of it: they need not be tried one by one.
+        alike = min(left[each] // number for each, number in taken.items())
+        nodes += [NewNode(place, taken)] * alike
+        left -= Counter({each: alike * number for each, number in taken.items()})
+    return Need(tuple(nodes), tuple(place for place in order if left[place]))
+
+
+def _filled(
+    node: Candidate, type_: int, waiting: Sequence[Waiting], order: Iterable[int], left: Mapping[int, int]
+) -> Steps:
+    """Return a node with as many of the pods as fit, the largest first, and how many of each these are."""
+    taken: Counter[int] = Counter()
+    placed = 0
+    for place in order:
+        pods = waiting[place]
+        if pods.types is not None and type_ not in pods.types:
+            continue
+        for _ in range(left[place]):
+            if node.left is not None and not node.left.cover(pods.amounts):
+                break
+            found = fit(pods.ask, node, _POLICY)
+            if isinstance(found, Unfit):
+                break
+            node = after(node, found, pods.amounts)
+            taken[place] += 1
+            placed += 1
+            if not placed % _AT_ONCE:
+                yield
+    yield
+    return node, taken
+
+
+def _size(ask: Ask) -> tuple[int, int]:
+    """Return by what pods are placed first: whole GPUs before shares, more before fewer."""
+    amounts = {
+        kind: [part.demand.amount // part.demand.gpus for part in ask.parts if part.demand.kind is kind]
+        for kind in Kind
+    }
+    return sum(amounts[Kind.COUNT]), max(amounts[Kind.MEMORY], default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Beyond:
+    """An amount of a resource that only a new node of a type can give, by the sums that an autoscaler goes by."""
+
+    kind: Kind
+    amount: int
+
+
+def beyond(present: Iterable[Candidate], samples: Iterable[Candidate]) -> Beyond | None:
+    """Return what a new node can give and no present node has left; None: there is no such amount.
+
+    An autoscaler takes any of the type's ready nodes (`samples`) for what a new one will be like, as it is: a GPU in
+    whole use is missing from its gpu-mem, and one whose shares are in use from its gpu-count. `present` are the nodes
+    that what asks for it might be placed on instead.
+    """
+    present, samples = tuple(present), tuple(samples)
+    for kind, given, free in ((Kind.MEMORY, _shares, _free_shares), (Kind.COUNT, _gpus, _gpus)):
+        amount = min(map(given, samples), default=0)
+        if amount > max(map(free, present), default=0):
+            return Beyond(kind, amount)
+    return None
+
+
+def _shares(node: Candidate) -> int:
+    return sum(room.total for room in node.rooms if room.gives_shares)
+
+
+def _free_shares(node: Candidate) -> int:
+    return sum(room.free for room in node.rooms if room.gives_shares)
+
+
+def _gpus(node: Candidate) -> int:
+    return len(node.summary.unused)
