@@ -17,6 +17,7 @@ from gpu_device_plugin.cluster.objects.requests import (
     OwnerReference,
     PodSpec,
     claims_of,
+    controller_of,
     repels,
     requests_of,
     static_uid,
@@ -24,7 +25,7 @@ from gpu_device_plugin.cluster.objects.requests import (
 from gpu_device_plugin.core.contract.keys import GPU_CONDITION, kept
 from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.core.model.mig import is_mig_resource
-from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.core.model.pods import Container, ContainerKind, Owner, Pod
 from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts
 from gpu_device_plugin.core.model.sharing import Shared
 
@@ -134,6 +135,7 @@ class PodReader:
         ids: bool = False,
         claims: bool = False,
         mig: bool = False,
+        owners: bool = False,
     ) -> None:
         """Read pods.
 
@@ -145,8 +147,9 @@ class PodReader:
             ids: also keep the IDs of the running containers.
             claims: also keep the names of the claims that the containers use.
             mig: also keep the limits of resources of MIG profiles, of any domain.
+            owners: also keep the controller of the pod.
         """
-        self._ids, self._claims, self._mig = ids, claims, mig
+        self._ids, self._claims, self._mig, self._controllers = ids, claims, mig, owners
         self._resources = frozenset(resources)
         self._keep = keep
         self._sums = RequestSums(self._resources) if sums else None
@@ -154,6 +157,7 @@ class PodReader:
         self._containers: Shared[tuple[object, ...], tuple[Container, ...]] = Shared()
         self._values: Shared[tuple[object, ...], Mapping[str, str]] = Shared()
         self._names: Shared[str, str] = Shared(_MOST_NAMES)
+        self._owners: Shared[Owner, Owner | None] = Shared(_MOST_NAMES)
         self._decoder = msgspec.json.Decoder(_Pod)
 
     def read(self, raw: bytes | msgspec.Raw) -> tuple[Pod, tuple[str, ...]]:
@@ -180,6 +184,7 @@ class PodReader:
         sums = self._sums if containers or self._every else None
         claims = claims_of(spec, pod.status) if self._claims else _NONE
         requests = {} if sums is None else requests_of(spec, sums)
+        owner = controller_of(meta.owner_references or ()) if self._controllers else None
         record = Pod(
             uid=meta.uid,
             namespace=self._names.one(meta.namespace, lambda: meta.namespace),
@@ -199,6 +204,7 @@ class PodReader:
             containers=self._equal(containers),
             container_ids=_container_ids(pod.status) if self._ids and (containers or claims) else _NONE,
             claims=claims,
+            owner=owner and self._owners.one(owner, lambda: owner),
             requests=requests if sums is None or not repels(spec) else None,
             amounts=NO_AMOUNTS if sums is None else sums.amounts(requests),
         )

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gpu_device_plugin.core.contract.keys import STATIC_POD
+from gpu_device_plugin.core.model.pods import Owner
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.cluster.objects.quantity import RequestSums
 
@@ -142,19 +143,25 @@ def claims_of(spec: PodSpec, status: ClaimStatuses) -> Mapping[str, tuple[str, .
     return found
 
 
-# --- Mirror pods of static pods ---------------------------------------------------------------------------------------
+# --- The owners of pods -----------------------------------------------------------------------------------------------
 
 _HASH = re.compile(r"[0-9a-f]{32}", re.ASCII)
 """The UID that a kubelet gives a static pod, a hash of its manifest. UIDs of the API have dashes."""
 
 
 class OwnerReference(msgspec.Struct, rename="camel", gc=False):
-    """An owner of an object, without its UID."""
+    """An owner of an object."""
 
     api_version: str = ""
     kind: str = ""
     name: str = ""
+    uid: str = ""
     controller: bool | None = None
+
+
+def controller_of(owners: Iterable[OwnerReference]) -> Owner | None:
+    """Return the owner that is the controller."""
+    return next((Owner(each.kind, each.name, each.uid, each.api_version) for each in owners if each.controller), None)
 
 
 def static_uid(annotations: Mapping[str, str], owners: Sequence[OwnerReference], node_name: str) -> str:
@@ -164,5 +171,7 @@ def static_uid(annotations: Mapping[str, str], owners: Sequence[OwnerReference],
     and that its node owns the pod (Kubernetes, pkg/kubelet/pod/mirror_client.go and pkg/kubelet/config/common.go).
     """
     uid = annotations.get(STATIC_POD, "")
-    owned = len(owners) == 1 and owners[0] == OwnerReference("v1", "Node", node_name, controller=True)
+    owned = [(each.api_version, each.kind, each.name, each.controller) for each in owners] == [
+        ("v1", "Node", node_name, True)
+    ]
     return uid if owned and node_name and _HASH.fullmatch(uid) else ""

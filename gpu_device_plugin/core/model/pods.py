@@ -47,6 +47,16 @@ class Container:
 
 
 @dataclass(frozen=True, slots=True)
+class Owner:
+    """The controller of a pod: the object that replaces it if it goes."""
+
+    kind: str
+    name: str
+    uid: str
+    api_version: str
+
+
+@dataclass(frozen=True, slots=True)
 class Pod:
     """A pod as the Kubernetes API describes it, reduced to the fields that we use."""
 
@@ -79,6 +89,8 @@ class Pod:
     claims: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The names of the ResourceClaims that each container uses, by the container's name. Only where the reader asks for
     them."""
+    owner: Owner | None = None
+    """Its controller; None: it has none. Only where the reader asks for it."""
     requests: Mapping[str, int] | None = field(default_factory=dict, compare=False)
     """The requests for other resources as kube-scheduler adds them up, CPU in thousandths; None: the amount that the
     pod's end frees is unknown. Only where the reader asks for it."""

@@ -20,7 +20,7 @@ from gpu_device_plugin.cluster.objects.decoding import (
 from gpu_device_plugin.cluster.objects.quantity import whole_quantity
 from gpu_device_plugin.core.contract.keys import ALLOCATION, AVOID_MODEL, READ_ON_PODS, TOO_LONG, USE_MODEL
 from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS
-from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.core.model.pods import Container, ContainerKind, Owner, Pod
 from gpu_device_plugin.core.model.resources import Amounts
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container, mirror, node, pod
 
@@ -144,6 +144,21 @@ def test_limits_of_mig_profiles_of_any_domain_are_kept_where_they_matter() -> No
     found, _ = PodReader([GPU_MEM], lambda _: False, mig=True).read(raw)
     assert [each.limits for each in found.containers] == [{"nvidia.com/mig-1g.10gb": 1, "example.com/mig-1g.5gb.me": 2}]
     assert READER.read(raw)[0].containers == ()
+
+
+def test_the_controller_of_a_pod_is_one_object_for_all_its_pods_where_it_matters() -> None:
+    other = {"apiVersion": "example.com/v1", "kind": "Queue", "name": "q", "uid": "u-q"}
+    controller = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "rs", "uid": "u-rs", "controller": True}
+    reader = PodReader([GPU_MEM], lambda _: False, owners=True)
+    bodies = [pod(name, container(mem=1), uid=name) for name in ("a", "b", "bare")]
+    for body in bodies[:2]:
+        body["metadata"]["ownerReferences"] = [other, controller]
+    bodies[2]["metadata"]["ownerReferences"] = [other]
+    one, two, bare = (reader.read(json.dumps(body).encode())[0].owner for body in bodies)
+    assert one == Owner("ReplicaSet", "rs", "u-rs", "apps/v1")
+    assert one is two
+    assert bare is None
+    assert read(bodies[0])[0].owner is None
 
 
 def test_the_priority_of_a_pod_is_read() -> None:
