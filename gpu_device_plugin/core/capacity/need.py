@@ -69,7 +69,7 @@ def needed(
     are not part of the answer. Each new node is of the type that takes the most of the pods that are left.
     """
     left = Counter({place: each.number for place, each in enumerate(waiting) if each.number})
-    order = sorted(left, key=lambda place: _size(waiting[place].ask), reverse=True)
+    order = sorted(left, key=lambda place: waiting[place].ask.size, reverse=True)
     for place in coming:
         _, taken = yield from _filled(types[place], place, waiting, order, left)
         left -= taken
@@ -115,15 +115,6 @@ def _filled(
                 yield
     yield
     return node, taken
-
-
-def _size(ask: Ask) -> tuple[int, int]:
-    """Return by what pods are placed first: whole GPUs before shares, more before fewer."""
-    amounts = {
-        kind: [part.demand.amount // part.demand.gpus for part in ask.parts if part.demand.kind is kind]
-        for kind in Kind
-    }
-    return sum(amounts[Kind.COUNT]), max(amounts[Kind.MEMORY], default=0)
 
 
 @dataclass(frozen=True, slots=True)

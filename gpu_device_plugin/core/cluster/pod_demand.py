@@ -46,6 +46,13 @@ class Ask:
     parts: tuple[Part, ...] = ()
     wishes: Wishes = NO_WISHES
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """Its whole GPUs, and the most shares that it asks of one GPU: of several pods the largest is placed first."""
+        whole = sum(part.demand.amount for part in self.parts if part.demand.kind is Kind.COUNT)
+        each = [part.demand.amount // part.demand.gpus for part in self.parts if part.demand.kind is Kind.MEMORY]
+        return whole, max(each, default=0)
+
 
 @dataclass(frozen=True, slots=True)
 class Impossible:

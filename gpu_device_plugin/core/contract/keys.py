@@ -79,7 +79,16 @@ INSTANCES = "gpu-device-plugin/mig-instances"
 OVER_USE = "gpu-device-plugin/over-use"
 """While the pod uses more GPU memory than it was granted: how much, since when, and what will happen; a sentence."""
 
-READ_ON_PODS = PLACES | WISHES | ELASTIC | {SPLIT_LABEL}
+# --- On a pod: moves between nodes ------------------------------------------------------------------------------------
+
+MOVE_TO = "gpu-device-plugin/move-to"
+"""By a person: the place that a running pod is to be moved to (`moves`)."""
+MOVE_REFUSED = "gpu-device-plugin/move-refused"
+"""By the scheduler extender: why it was not moved; a sentence."""
+STAND_IN = "gpu-device-plugin/stand-in"
+"""Label of a pod that stands for room which the cluster's autoscaler is to provide. No scheduler ever places it."""
+
+READ_ON_PODS = PLACES | WISHES | ELASTIC | {SPLIT_LABEL, MOVE_TO, STAND_IN}
 """The annotations and labels of a pod that the programs which place pods keep."""
 READ_BY_AGENT = READ_ON_PODS | POD_ANNOTATIONS | {FRAMEWORKS, INSTANCES, OVER_USE}
 """The annotations and labels of a pod that the agent of its node keeps, and the tools of people."""
@@ -131,6 +140,15 @@ AGENT_ANNOTATIONS = frozenset({NODE_GPUS, NODE_LIMITS, NODE_USE})
 RESIZE_BOUND = "gpu-device-plugin/resize-bound"
 """Label: the most shares, in sum, that the pods of the namespace may be guaranteed beyond their requests. Without it
 none is: ResourceQuota counts requests only."""
+
+# --- On a node, written by the scheduler extender ---------------------------------------------------------------------
+
+HELD_ROOM = "gpu-device-plugin/held-room"
+"""Annotation: the room that is held for replacements of pods that are being moved here, as JSON (`moves`)."""
+KEPT_NODE = "gpu-device-plugin/kept-node"
+"""Annotation: which of `KEEPS` on this node are the extender's, and why the node is kept, as JSON (`nodemarks`)."""
+KEEPS = ("cluster-autoscaler.kubernetes.io/scale-down-disabled", "karpenter.sh/do-not-disrupt")
+"""Annotations: autoscalers do not remove a node on which their own one is ``"true"``."""
 
 # --- On a node, written by administrators -----------------------------------------------------------------------------
 

@@ -11,15 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.capacity.need import Beyond, Need, NewNode, Waiting, beyond, empty, needed
+from gpu_device_plugin.core.capacity.need import Beyond, NewNode, Waiting, beyond, empty, needed
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.model.resources import Amounts, Kind
 from tests.core.cluster.test_fitting import asking, mem, node, whole
+from tests.steps import result_of
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
 
@@ -27,17 +28,8 @@ FOUR = node(8, 8, 8, 8)
 BIG = node(16, 16, models=("A100", "A100"))
 
 
-def found(steps: Generator[None, None, Need]) -> Need:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            need: Need = end.value
-            return need
-
-
 def number(waiting: Sequence[Waiting], types: Sequence[Candidate], coming: Sequence[int] = ()) -> dict[int, int]:
-    return dict(Counter(new.type for new in found(needed(waiting, types, coming)).nodes))
+    return dict(Counter(new.type for new in result_of(needed(waiting, types, coming)).nodes))
 
 
 @pytest.mark.parametrize(
@@ -63,13 +55,13 @@ def test_pods_are_packed_gpu_by_gpu(waiting: Sequence[Waiting], coming: Sequence
 
 
 def test_each_new_node_says_which_pods_it_is_for() -> None:
-    need = found(needed([Waiting(asking(mem(5)), 6), Waiting(asking(mem(3)), 9)], [FOUR]))
+    need = result_of(needed([Waiting(asking(mem(5)), 6), Waiting(asking(mem(3)), 9)], [FOUR]))
 
     assert need.nodes == (NewNode(0, {0: 4, 1: 4}), NewNode(0, {0: 2, 1: 5}))
 
 
 def test_pods_that_fit_on_no_empty_node_are_named() -> None:
-    need = found(needed([Waiting(asking(mem(99))), Waiting(asking(mem(1)))], [FOUR]))
+    need = result_of(needed([Waiting(asking(mem(99))), Waiting(asking(mem(1)))], [FOUR]))
 
     assert need.nodes == (NewNode(0, {1: 1}),)
     assert need.nowhere == (0,)
@@ -86,7 +78,7 @@ def test_cpu_and_memory_count_where_they_are_known() -> None:
 
     assert number([Waiting(asking(mem(1)), 4, Amounts(3000, 10))], [small]) == {0: 4}
     assert number([Waiting(asking(mem(1)), 4, Amounts(3000, 10))], [FOUR]) == {0: 1}
-    assert found(needed([Waiting(asking(mem(1)), 1, Amounts(5000, 10))], [small])).nowhere == (0,)
+    assert result_of(needed([Waiting(asking(mem(1)), 1, Amounts(5000, 10))], [small])).nowhere == (0,)
 
 
 def test_a_node_is_emptied_and_repaired() -> None:
@@ -123,7 +115,9 @@ def holds_all(pods: Sequence[int], frees: tuple[int, ...]) -> bool:
 @settings(deadline=None)
 def test_it_is_never_more_than_the_optimum_and_one(pods: list[int], sizes: list[tuple[int, ...]]) -> None:
     asked = Counter(pods)
-    need = found(needed([Waiting(asking(mem(size)), times) for size, times in asked.items()], [node(*s) for s in sizes]))
+    need = result_of(
+        needed([Waiting(asking(mem(size)), times) for size, times in asked.items()], [node(*s) for s in sizes])
+    )
     served = sorted((size for size in pods if size <= max(map(max, sizes))), reverse=True)
 
     fewer = max(0, len(need.nodes) - 2)

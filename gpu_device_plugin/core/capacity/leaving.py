@@ -1,0 +1,138 @@
+"""Which nodes may go without harm: all of their pods have a place on the GPUs of nodes that stay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.cluster.fitting import Fit, Unfit, after, fit
+from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+
+    from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.core.cluster.pod_demand import Ask
+
+_AT_ONCE = 32
+"""Places that are tried in one step, each within a tenth of a millisecond."""
+_POLICY = "binpack"
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A pod on a node, which its controller replaces when it is evicted."""
+
+    uid: str
+    name: str
+    """With its namespace: ``default/trainer-0``."""
+    ask: Ask
+    amounts: Amounts = NO_AMOUNTS
+    """The CPU and memory that it requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the replacement of a pod would go."""
+
+    tenant: Tenant
+    node: str
+    found: Fit
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Which nodes may go, all of them at once, and why the others stay."""
+
+    may_go: Mapping[str, tuple[Place, ...]] = field(default_factory=dict)
+    """By name, the places of its pods, on nodes that stay."""
+    stay: Mapping[str, str] = field(default_factory=dict)
+    """By name, the reason, as a sentence."""
+
+
+class _Trial:
+    """The nodes that stay, with the pods of those that may go."""
+
+    def __init__(self, nodes: Mapping[str, Candidate], allowed: Callable[[Tenant, str], bool]) -> None:
+        self.nodes = dict(nodes)
+        self.destinations: dict[str, str] = {}
+        """By name of a node that others rely on, the first of those."""
+        self._allowed = allowed
+        self._fullest = sorted(nodes, key=lambda name: (sum(nodes[name].summary.frees), name))
+        self._worth_trying: dict[Ask, list[str]] = {}
+        """Where an equal pod may still fit: room only becomes less."""
+
+    def places(self, leaver: str, tenants: Sequence[Tenant]) -> Generator[None, None, tuple[Place, ...] | Tenant]:
+        """Return places for all pods of a node, taken, or the first pod that has none."""
+        after_them: dict[str, Candidate] = {}
+        found: list[Place] = []
+        for tenant in tenants:
+            place = yield from self._place(leaver, tenant, after_them)
+            if place is None:
+                return tenant
+            found.append(place)
+        self.nodes.update(after_them)
+        for place in found:
+            self.destinations.setdefault(place.node, leaver)
+        del self.nodes[leaver]
+        return tuple(found)
+
+    def _place(
+        self, leaver: str, tenant: Tenant, after_them: dict[str, Candidate]
+    ) -> Generator[None, None, Place | None]:
+        names = self._worth_trying.setdefault(tenant.ask, self._fullest)
+        vain: set[str] = set()
+        chosen = None
+        for number, name in enumerate(names):
+            if not number % _AT_ONCE:
+                yield
+            node = after_them.get(name) or self.nodes.get(name)
+            if node is None or name == leaver:
+                continue
+            found = fit(tenant.ask, node, _POLICY)
+            if isinstance(found, Unfit):
+                if name not in after_them:
+                    vain.add(name)
+            elif (node.left is None or node.left.cover(tenant.amounts)) and self._allowed(tenant, name):
+                after_them[name] = after(node, found, tenant.amounts)
+                chosen = Place(tenant, name, found)
+                break
+        if vain:
+            self._worth_trying[tenant.ask] = [name for name in names if name not in vain]
+        return chosen
+
+
+def leaving(
+    nodes: Mapping[str, Candidate],
+    tenants: Mapping[str, Sequence[Tenant]],
+    allowed: Callable[[Tenant, str], bool] = lambda _tenant, _node: True,
+    tied: Collection[str] = (),
+) -> Generator[None, None, Leaving]:
+    """Return which nodes may go, any number of them at once, in steps of some milliseconds.
+
+    The emptiest may go first; no two rely on the same room, and none on a node that may go itself.
+
+    Args:
+        nodes: those that pods may be placed on now, by name.
+        tenants: the pods on them, by node; nodes without any may be left out.
+        allowed: whether a pod's own terms allow it on a node.
+        tied: nodes with pods that nothing replaces.
+    """
+    trial = _Trial(nodes, allowed)
+    may_go: dict[str, tuple[Place, ...]] = {}
+    stay: dict[str, str] = {}
+    for name in sorted(nodes, key=lambda name: (nodes[name].summary.used, name)):
+        if name in trial.destinations:
+            stay[name] = f"it has the room for the pods of node {trial.destinations[name]}"
+            continue
+        if name in tied:
+            stay[name] = "it has a pod that no controller replaces"
+            continue
+        largest = sorted(tenants.get(name, ()), key=lambda each: each.ask.size, reverse=True)
+        found = yield from trial.places(name, largest)
+        if isinstance(found, Tenant):
+            stay[name] = f"no GPU of another node has room for its pod {found.name}"
+        else:
+            may_go[name] = found
+        yield
+    return Leaving(may_go, stay)
