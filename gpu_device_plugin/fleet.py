@@ -46,6 +46,8 @@ class FleetEntry:
     just ended."""
     in_doubt: bool = False
     """Claimed, and it is unknown whether the pod is bound; that it is not shows once no request can take effect."""
+    held_for: str = ""
+    """It is no pod, but room for a pod of the controller with this UID; until `until` at the latest."""
 
     @classmethod
     def of(cls, pod: Pod, usage: Usage) -> FleetEntry:
@@ -270,7 +272,7 @@ class Fleet:
         """Replace all pods by `pods` at `now` (monotonic seconds). All others count as vanished."""
         there = {pod.uid for pod in pods}
         self.pending = {uid: pod for uid, pod in self.pending.items() if uid in there}
-        for entry in [entry for uid, entry in self.entries.items() if uid not in there]:
+        for entry in [entry for uid, entry in self.entries.items() if uid not in there and not entry.held_for]:
             self._vanish(entry, now)
         for pod in pods:
             known = self.entries.get(pod.uid)
@@ -336,6 +338,25 @@ class Fleet:
         entry = self.entries.get(uid)
         if entry is not None and entry.claimed:
             self._drop(uid)
+
+    def hold(self, room: FleetEntry) -> None:
+        """Hold room for a pod of the controller `held_for` until `room.until`."""
+        self._enter(room)
+
+    def let_go(self, uid: str) -> None:
+        """Give held room back."""
+        entry = self.entries.get(uid)
+        if entry is not None and entry.held_for:
+            self._drop(uid)
+
+    def with_held_room(self, uid: str) -> Candidate | None:
+        """Return the node of held room as the pod sees it that it is for: nothing but that room is free there."""
+        entry = self.entries[uid]
+        node = self._nodes[entry.node]
+        if node.gpus is None:
+            return None
+        others = [each for each in node.entries.values() if each.uid != uid and not each.settling]
+        return self._candidate(entry.node, node, node.gpus, others).restricted(dict(entry.usage.shares))
 
     def grow(self, pod: Pod, promised: str) -> None:
         """Count a bound pod with this value of `MEMORY_PROMISED`, whatever the watch shows, until `grown`."""

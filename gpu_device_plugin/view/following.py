@@ -6,24 +6,24 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-import msgspec
-
 from gpu_device_plugin.cluster.objects.decoding import NodeReader, NodeRecord, PodReader
 from gpu_device_plugin.cluster.store import Store, Versioned
 from gpu_device_plugin.core.cluster.claimed_gpus import pools, waits_for_ours, with_claims
 from gpu_device_plugin.core.cluster.held_instances import instance_pod
-from gpu_device_plugin.core.cluster.node_report import NodeView, Taint
+from gpu_device_plugin.core.cluster.node_report import NodeView
 from gpu_device_plugin.core.cluster.usage import Occupant
 from gpu_device_plugin.core.contract.keys import READ_BY_AGENT, READ_BY_INSPECT
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.contract.nodereport import STALE_S, NodeReport, node_report
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.fleet import Fleet
-from gpu_device_plugin.view.objects import ApiObject, Named, decoded
+from gpu_device_plugin.view.objects import Named, decoded
 from gpu_device_plugin.view.poddetails import bounded, pod_and_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+
+    import msgspec
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.held_instances import InstancePod
@@ -40,20 +40,11 @@ _OF_MIG = b"/mig-"
 """In the JSON of a pod that asks for MIG instances."""
 
 
-class _NodeSpec(ApiObject):
-    taints: tuple[Taint, ...] = ()
-
-
-class _Node(Named):
-    spec: _NodeSpec = msgspec.field(default_factory=_NodeSpec)
-
-
 @dataclass(frozen=True, slots=True)
 class FollowedNode:
     """A node as the API shows it."""
 
     record: NodeRecord
-    taints: tuple[Taint, ...]
     labels: Mapping[str, str]
     read_s: float
     """When it was read, seconds since the epoch."""
@@ -147,10 +138,10 @@ class FollowedCluster:
             UnreadableObjectError: it is none.
         """
         record = self._node_reader.read(raw)
-        more = decoded(raw, _Node)
+        labels = decoded(raw, Named).metadata.labels or {}
         now_s = self._wall_s()
         report, problems = node_report(record.annotations, now_s)
-        return FollowedNode(record, more.spec.taints, more.metadata.labels or {}, now_s, report, problems)
+        return FollowedNode(record, labels, now_s, report, problems)
 
     def read_pod(self, raw: msgspec.Raw) -> FollowedPod | None:
         """Read a pod from its JSON; None for one that asks for no GPU and names no claim by which it could.
@@ -204,7 +195,7 @@ class FollowedCluster:
             allocatable=record.allocatable,
             report=self._aged(node) if report is None else report,
             instance_pods=tuple(sorted(holders, key=lambda pod: (pod.namespace, pod.name, pod.uid))),
-            taints=node.taints,
+            taints=record.taints,
             labels=node.labels,
         )
         return with_claims(view, self._claims_on.get(name, {}).values())
@@ -278,8 +269,7 @@ class FollowedCluster:
         self.fleet.put_node(record.name, gpus)
         (self._serving.add if gpus.claims else self._serving.discard)(record.name)
         # A heartbeat changes nothing.
-        now = record, node.taints, node.labels
-        if before is None or (before.record, before.taints, before.labels) != now:
+        if before is None or (before.record, before.labels) != (record, node.labels):
             self._touched.add(record.name)
             self._on_change()
 

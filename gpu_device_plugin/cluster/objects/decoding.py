@@ -28,6 +28,7 @@ from gpu_device_plugin.core.model.mig import is_mig_resource
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Owner, Pod
 from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts
 from gpu_device_plugin.core.model.sharing import Shared
+from gpu_device_plugin.core.model.taints import Taint  # noqa: TC001 - msgspec reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -302,10 +303,14 @@ class NodeRecord:
     """The status of its condition `GPU_CONDITION`; empty: it has none."""
     runtime: str = ""
     """Its container runtime with the version, as the kubelet reports it: ``containerd://2.1.4``."""
+    taints: tuple[Taint, ...] = ()
+    created: str = ""
+    """RFC 3339, in UTC."""
 
 
 class _NodeSpec(msgspec.Struct, gc=False):
     unschedulable: bool | None = None
+    taints: tuple[Taint, ...] | None = None
 
 
 class _Condition(msgspec.Struct, gc=False):
@@ -372,6 +377,8 @@ class NodeReader:
             kubelet_version=info.kubelet_version,
             gpu_condition=next((one.status for one in status.conditions or () if one.type == GPU_CONDITION), ""),
             runtime=sys.intern(info.container_runtime_version),
+            taints=node.spec.taints or (),
+            created=meta.creation_timestamp or "",
         )
 
     def _kept(self, values: Mapping[str, str] | None) -> Mapping[str, str]:

@@ -10,7 +10,7 @@ from gpu_device_plugin.core.contract.nodegpus import NO_GPUS
 from gpu_device_plugin.core.model.placing import Room
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.contract.nodegpus import NodeGpus
     from gpu_device_plugin.core.model.resources import Amounts
@@ -65,6 +65,16 @@ class Candidate:
     def occupied(self, usages: Iterable[Usage]) -> Candidate:
         """Return this node with the room that other pods leave on its GPUs, whatever CPU and memory they request."""
         rooms = rooms_of(self.gpus, usages)
+        return replace(self, rooms=rooms, summary=summary(rooms))
+
+    def restricted(self, shares: Mapping[int, int]) -> Candidate:
+        """Return this node with no more free than these shares by position; a GPU with all of them free is unused."""
+        rooms = tuple(
+            replace(room, free=min(room.free, shares[room.position]))
+            if room.position in shares
+            else replace(room, free=0, shared=True)
+            for room in self.rooms
+        )
         return replace(self, rooms=rooms, summary=summary(rooms))
 
 

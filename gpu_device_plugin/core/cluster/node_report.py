@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.held_instances import InstancePod, Instances
     from gpu_device_plugin.core.contract.nodegpus import ListedGpu
     from gpu_device_plugin.core.contract.nodereport import ContainerUse, NodeReport
+    from gpu_device_plugin.core.model.taints import Taint
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +61,6 @@ class GpuView:
     def whole(self) -> bool:
         """Whether a pod holds it whole."""
         return any(held.whole for held in self.held)
-
-
-@dataclass(frozen=True, slots=True)
-class Taint:
-    """A taint of a node."""
-
-    key: str
-    value: str = ""
-    effect: str = "NoSchedule"
-
-    def __str__(self) -> str:
-        """Return the taint in kubectl's notation."""
-        return f"{self.key}{'=' if self.value else ''}{self.value}:{self.effect}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.cluster.node_report import Taint
 from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.taints import Taint
 from gpu_device_plugin.core.report.finding import Finding, note
 from gpu_device_plugin.core.report.why.pod_use import refusals
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.core.cluster.node_report import Taint
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.taints import Taint
 from gpu_device_plugin.core.report.why.scheduler_checks import (
     CORDON,
     NO_TERMS,

@@ -1,0 +1,103 @@
+"""Where a pod is to be moved, on the pod; and the room that is held there for its replacement, on the node."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpu_device_plugin.core.contract.keys import HELD_ROOM, MOVE_TO, MalformedAnnotationError
+from gpu_device_plugin.core.model.gpus import MOST_POSITIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_MOST_SHARES = 1 << 20
+_LONGEST = 1 << 16
+_LONGEST_NAME = 253
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """The GPUs that a pod is to be moved to."""
+
+    node: str
+    shares: tuple[tuple[int, int], ...]
+    """(position, shares), by position; of a whole GPU all of its shares."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRoom:
+    """Room on a node for the replacement of a pod, which the pod's controller makes."""
+
+    uid: str
+    """Of the pod that is replaced."""
+    namespace: str
+    owner: str
+    """The UID of its controller."""
+    shares: tuple[tuple[int, int], ...]
+    """(position, shares), by position."""
+    until_s: float
+    """When the room is given back, seconds since the epoch."""
+
+
+def read_destination(text: str) -> Destination:
+    """Read the value of `MOVE_TO`. Raises MalformedAnnotationError."""
+    try:
+        found = json.loads(text)
+        return Destination(_name(found["node"]), _shares(found["gpus"]))
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise MalformedAnnotationError(
+            f'the annotation {MOVE_TO} names no place; write {{"node": "NODE", "gpus": {{"0": 4}}}}: the shares by '
+            "position of the GPU"
+        ) from None
+
+
+def write_destination(destination: Destination) -> str:
+    """Return the value of `MOVE_TO`."""
+    return json.dumps({"node": destination.node, "gpus": dict(destination.shares)})
+
+
+def read_held(annotations: Mapping[str, str]) -> tuple[HeldRoom, ...]:
+    """Return the room that the annotations of a node hold. What cannot be read holds none."""
+    text = annotations.get(HELD_ROOM, "")
+    try:
+        entries = json.loads(text) if 0 < len(text) <= _LONGEST else {}
+        return tuple(
+            HeldRoom(
+                _name(uid), _name(each["namespace"]), _name(each["owner"]), _shares(each["gpus"]), float(each["until"])
+            )
+            for uid, each in entries.items()
+        )
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return ()
+
+
+def write_held(held: Iterable[HeldRoom]) -> str | None:
+    """Return the value of `HELD_ROOM`; None: nothing is held."""
+    entries = {
+        each.uid: {
+            "namespace": each.namespace,
+            "owner": each.owner,
+            "gpus": dict(each.shares),
+            "until": round(each.until_s, 3),
+        }
+        for each in held
+    }
+    return json.dumps(entries) if entries else None
+
+
+def _name(text: Any) -> str:
+    if not isinstance(text, str) or not 0 < len(text) <= _LONGEST_NAME:
+        raise ValueError
+    return text
+
+
+def _shares(gpus: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
+    shares = sorted((int(position), amount) for position, amount in gpus.items())
+    for position, amount in shares:
+        if not (0 <= position < MOST_POSITIONS and isinstance(amount, int) and 0 < amount <= _MOST_SHARES):
+            raise ValueError
+    if not shares:
+        raise ValueError
+    return tuple(shares)
