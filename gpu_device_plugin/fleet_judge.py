@@ -22,7 +22,7 @@ from gpu_device_plugin.core.value.marginal_value import NEVER, Appraiser, left_o
 from gpu_device_plugin.core.value.workload_mix import largest_kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, MutableSequence, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, MutableSequence, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.pod_demand import Ask
@@ -111,6 +111,13 @@ class Judge:
         """Return how many nodes with GPUs there are of each shape."""
         self.prepare()
         return +self._rows.node_types
+
+    def by_type(self) -> Iterator[tuple[NodeType, Candidate]]:
+        """Yield the nodes with GPUs, each with its shape."""
+        self.prepare()
+        for node_type, node in zip(self._rows.shape_at, self._rows.nodes, strict=True):
+            if node_type is not None and node is not None:
+                yield node_type, node
 
     @property
     def outdated(self) -> bool:

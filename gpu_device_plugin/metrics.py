@@ -110,6 +110,11 @@ RETURNING = Duration(
 )
 DURATIONS = (RPCS, RETURNING)
 
+MOVES = Count(
+    "gpushare_extender_moves_total",
+    "Pods that were to be moved to other GPUs: evicted, or refused.",
+    ("outcome",),
+)
 VERBS = Duration(
     "gpushare_extender_verb_duration_seconds",
     "Time to answer the scheduler.",
@@ -137,7 +142,7 @@ RESIZES = Count(
     ("outcome",),
 )
 
-EXTENDER_COUNTS = (VERDICTS, SAMPLE_MISSES, BINDS, DRIFT, RESIZES, MALFORMED_ANNOTATIONS, API_ERRORS)
+EXTENDER_COUNTS = (VERDICTS, SAMPLE_MISSES, BINDS, DRIFT, RESIZES, MOVES, MALFORMED_ANNOTATIONS, API_ERRORS)
 EXTENDER_DURATIONS = (VERBS,)
 
 

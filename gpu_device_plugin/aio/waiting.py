@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Coroutine
+    from collections.abc import Awaitable, Coroutine, Generator
     from typing import Any, NoReturn
+
+T = TypeVar("T")
 
 
 async def within(seconds: float | None, awaitable: Awaitable[object]) -> bool:
@@ -36,3 +38,14 @@ async def together(*works: Coroutine[Any, Any, object]) -> NoReturn:
         for work in works:
             tasks.create_task(work)
     raise AssertionError  # pragma: no cover (the tasks never return)
+
+
+async def last_of(steps: Generator[None, None, T]) -> T:
+    """Return the result of what is done in small steps; others run between them."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: T = end.value
+            return found
+        await asyncio.sleep(0)

@@ -120,6 +120,24 @@ class ExtenderSettings(ProgramSettings):
         "Name of the Lease by which the kube-schedulers of several extenders elect the active one. Its holder alone "
         "resizes pods. Empty: this extender is the only one, or leader_election is on.",
     )
+    grow: str = knob(
+        "off",
+        one_of("off", "auto", "buffers", "stand-ins"),
+        "Ask the cluster's autoscaler for nodes that waiting pods need GPU by GPU: by CapacityBuffers, by pods that "
+        "stand in for the room, or by what there is (auto). Needs deploy/optional/capacity.yaml.",
+    )
+    node_start_s: float = knob(
+        "10m",
+        duration(),
+        "How long a new node may take until its GPUs are offered; none is asked for in its place meanwhile.",
+        live=True,
+    )
+    keep_nodes: bool = knob(
+        "false",
+        SWITCH,
+        "Keep autoscalers from removing nodes whose pods have no place on other GPUs, and hold the places of those "
+        "that have. Needs deploy/optional/capacity.yaml.",
+    )
     identity: str = knob(
         "",
         Form("NAME", _identity),

@@ -49,15 +49,16 @@ _MOST_IGNORED = 8
 
 @dataclass(frozen=True, slots=True)
 class ObjectKind:
-    """A kind of object in version ``v1`` of its API group."""
+    """A kind of object in one version of its API group."""
 
     plural: str
     group: str = ""
     """API group; empty for the core group."""
+    version: str = "v1"
 
     def path(self, *, namespace: str = "", name: str = "", subresource: str = "") -> str:
         """Return the path of one object or, without a name, of all objects in a namespace or in the cluster."""
-        root = f"/apis/{self.group}/v1" if self.group else "/api/v1"
+        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         inside = ("namespaces", namespace) if namespace else ()
         # Names come from other objects; an invalid name must not lead to another path.
         parts = (*inside, self.plural, name, subresource)

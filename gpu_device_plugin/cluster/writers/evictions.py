@@ -54,8 +54,15 @@ class Eviction:
     """The patience that the API server asks for."""
 
 
-async def evict(client: Client, pod: Pod, *, most_grace_s: int, timeout_s: float = math.inf) -> Eviction:
-    """Evict a pod. One attempt; a failure of the API is an outcome, not an error.
+async def evict(
+    client: Client,
+    pod: Pod,
+    *,
+    most_grace_s: int,
+    timeout_s: float = math.inf,
+    manifest: str = "deploy/optional/evict.yaml (chart: agent.evict)",
+) -> Eviction:
+    """Evict a pod. One attempt; a failure of the API is an outcome, not an error. `manifest` grants the right.
 
     The pod has its own time to end, but no more than `most_grace_s` seconds: its owner may have written any number, and
     a pod that ignores SIGTERM runs until then. The deletion of a pod with a longer time is shortened to that, too.
@@ -74,11 +81,11 @@ async def evict(client: Client, pod: Pod, *, most_grace_s: int, timeout_s: float
             PODS, body, namespace=pod.namespace, name=pod.name, subresource="eviction", timeout_s=timeout_s
         )
     except ApiError as error:
-        return _refused(error)
+        return _refused(error, manifest)
     return Eviction(EvictionOutcome.EVICTED)
 
 
-def _refused(error: ApiError) -> Eviction:
+def _refused(error: ApiError, manifest: str) -> Eviction:
     match error:
         case NotFoundError() | ConflictError():
             return Eviction(EvictionOutcome.GONE)
@@ -87,7 +94,7 @@ def _refused(error: ApiError) -> Eviction:
                 EvictionOutcome.BLOCKED, "its PodDisruptionBudget allows no disruption now", error.retry_after_s
             )
         case ForbiddenError():
-            why = f"{error}; apply deploy/optional/evict.yaml (chart: agent.evict), which grants it"
+            why = f"{error}; apply {manifest}, which grants it"
             return Eviction(EvictionOutcome.FORBIDDEN, why)
         case _:
             return Eviction(EvictionOutcome.FAILED, str(error), error.retry_after_s)

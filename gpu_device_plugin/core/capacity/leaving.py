@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.fitting import Fit, Unfit, after, fit
 from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.pod_demand import Ask
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 _AT_ONCE = 32
 """Places that are tried in one step, each within a tenth of a millisecond."""
 _POLICY = "binpack"
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class _Trial:
         after_them: dict[str, Candidate] = {}
         found: list[Place] = []
         for tenant in tenants:
-            place = yield from self._place(leaver, tenant, after_them)
+            place = yield from self.place(leaver, tenant, after_them)
             if place is None:
                 return tenant
             found.append(place)
@@ -77,9 +79,10 @@ class _Trial:
         del self.nodes[leaver]
         return tuple(found)
 
-    def _place(
+    def place(
         self, leaver: str, tenant: Tenant, after_them: dict[str, Candidate]
     ) -> Generator[None, None, Place | None]:
+        """Return a place for one pod of a node, and note it in `after_them`; None: there is none."""
         names = self._worth_trying.setdefault(tenant.ask, self._fullest)
         vain: set[str] = set()
         chosen = None
@@ -102,11 +105,26 @@ class _Trial:
         return chosen
 
 
+def refuges(
+    nodes: Mapping[str, Candidate],
+    tenants: Sequence[Tenant],
+    allowed: Callable[[Tenant, str], bool] = lambda _tenant, _node: True,
+) -> Generator[None, None, Sequence[Place]]:
+    """Return places on `nodes` for pods that have to leave theirs, for as many as there is room; in small steps."""
+    trial = _Trial(nodes, allowed)
+    taken: dict[str, Candidate] = {}
+    found = []
+    for tenant in sorted(tenants, key=lambda each: each.ask.size, reverse=True):
+        place = yield from trial.place("", tenant, taken)
+        found += [] if place is None else [place]
+    return found
+
+
 def leaving(
     nodes: Mapping[str, Candidate],
     tenants: Mapping[str, Sequence[Tenant]],
     allowed: Callable[[Tenant, str], bool] = lambda _tenant, _node: True,
-    tied: Collection[str] = (),
+    tied: Mapping[str, str] = _NONE,
 ) -> Generator[None, None, Leaving]:
     """Return which nodes may go, any number of them at once, in steps of some milliseconds.
 
@@ -116,7 +134,7 @@ def leaving(
         nodes: those that pods may be placed on now, by name.
         tenants: the pods on them, by node; nodes without any may be left out.
         allowed: whether a pod's own terms allow it on a node.
-        tied: nodes with pods that nothing replaces.
+        tied: nodes that must stay anyway, with the reason as a sentence.
     """
     trial = _Trial(nodes, allowed)
     may_go: dict[str, tuple[Place, ...]] = {}
@@ -126,7 +144,7 @@ def leaving(
             stay[name] = f"it has the room for the pods of node {trial.destinations[name]}"
             continue
         if name in tied:
-            stay[name] = "it has a pod that no controller replaces"
+            stay[name] = tied[name]
             continue
         largest = sorted(tenants.get(name, ()), key=lambda each: each.ask.size, reverse=True)
         found = yield from trial.places(name, largest)

@@ -61,17 +61,18 @@ def empty(node: Candidate) -> Candidate:
 
 
 def needed(
-    waiting: Sequence[Waiting], types: Sequence[Candidate], coming: Iterable[int] = ()
+    waiting: Sequence[Waiting], types: Sequence[Candidate], coming: Iterable[tuple[int, Candidate]] = ()
 ) -> Generator[None, None, Need]:
     """Return the nodes that pods need which fit on none of those that exist, in steps of some milliseconds.
 
-    `types` are empty nodes, and `coming` the types of nodes that will soon exist: pods take their room first, and they
-    are not part of the answer. Each new node is of the type that takes the most of the pods that are left.
+    `types` are empty nodes. `coming` are nodes of these types that are so new that pods may not have been tried on them
+    yet, or that will soon exist: pods take their room first, and they are not part of the answer. Each new node is of
+    the type that takes the most of the pods that are left.
     """
     left = Counter({place: each.number for place, each in enumerate(waiting) if each.number})
     order = sorted(left, key=lambda place: waiting[place].ask.size, reverse=True)
-    for place in coming:
-        _, taken = yield from _filled(types[place], place, waiting, order, left)
+    for place, node in coming:
+        _, taken = yield from _filled(node, place, waiting, order, left)
         left -= taken
     nodes: list[NewNode] = []
     while left:

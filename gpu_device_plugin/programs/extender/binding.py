@@ -74,6 +74,10 @@ class Binding:
     gpu_policy: Callable[[], str]
     ranks: Callable[[Candidate, Amounts], Ranks | None]
     """Returns what the policy `fit` prefers on a node, for a pod that requests these amounts."""
+    held: Callable[[Pod, Ask], tuple[str, Candidate] | None] = lambda _pod, _ask: None
+    """Returns room that is held for a pod, as its UID and its node without any other room."""
+    taken: Callable[[str], None] = lambda _uid: None
+    """Called with the UID of held room once the pod is bound to it."""
     used_mib: Callable[[str], Mapping[int, int]] = lambda _node: {}
     """Returns the memory in use on the GPUs of a node by position, where it is known."""
     timeout_s: Callable[[], float]
@@ -144,13 +148,20 @@ class Binding:
         there = self._fleet.candidates.get(node)
         if there is None:
             return f"node {node} is not known to the GPU scheduler"
+        held = self.held(pod, asked)
+        if held is not None and held[1].name == node:
+            there = held[1]
         if by_claims(asked, there):
             return await self._without_promise(asked, pod, ref, there)
         found = self._promise(asked, pod, there)
         if isinstance(found, str):
             return found
         promised, wait_s = found
-        return await self._claimed(pod, ref, node, promised, wait_s)
+        why = await self._claimed(pod, ref, node, promised, wait_s)
+        if held is not None and not why:
+            # Until now the room counted twice. If the binding had failed, it would still be held.
+            self.taken(held[0])
+        return why
 
     def _unbindable(self, pod: Pod, ref: PodRef, node: str) -> str | None:
         """Return why the pod cannot be bound, an empty text if it is bound to `node` already, None if it can be."""

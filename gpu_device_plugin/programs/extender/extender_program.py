@@ -35,6 +35,11 @@ from gpu_device_plugin.core.contract.promises import promises
 from gpu_device_plugin.core.report.gauges import ExtenderMetrics
 from gpu_device_plugin.fleet import Fleet, FleetEntry
 from gpu_device_plugin.programs.extender.binding import Binding, Freshness
+from gpu_device_plugin.programs.extender.capacity.capacity import Capacity
+from gpu_device_plugin.programs.extender.capacity.followed import READ_ON_NODES as FOLLOWED_ON_NODES
+from gpu_device_plugin.programs.extender.capacity.followed import Followed
+from gpu_device_plugin.programs.extender.capacity.holds import Holds
+from gpu_device_plugin.programs.extender.capacity.parts import Parts
 from gpu_device_plugin.programs.extender.extender_routes import ExtenderRoutes, Readiness
 from gpu_device_plugin.programs.extender.followers import NodeStore, PodStore
 from gpu_device_plugin.programs.extender.nominating import Nominator
@@ -86,6 +91,8 @@ class ExtenderTimings:
     """How long a nomination waits for what kube-scheduler writes of the pod's failure, which would remove it."""
     resize_s: float = 0.2
     """Pause between the decisions on resizes of a few pods."""
+    capacity_s: float = 0.5
+    """Pause between the rounds of care for the cluster's capacity."""
     tick_s: float = 0.5
     """Interval at which vanished pods are expired."""
     quiet_s: float = 1.0
@@ -165,11 +172,11 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             else m.Metrics()
         )
         self._client = Client(config, timing=timings.api, on_error=self._count_error)
-        self._pod_reader = PodReader(names, READ_ON_PODS.__contains__, sums=True)
+        self._pod_reader = PodReader(names, READ_ON_PODS.__contains__, sums=True, owners=True)
         self._other_reader = OtherPodReader()
         # A pod whose JSON names none of our resources asks for none.
         self._ours = tuple(f'"{name}"'.encode() for name in names)
-        node_reader = NodeReader(names, (READ_ON_NODES | {NODE_USE}).__contains__)
+        node_reader = NodeReader(names, (READ_ON_NODES | FOLLOWED_ON_NODES | {NODE_USE}).__contains__)
         self._changed = asyncio.Event()
         self.fleet = Fleet(
             resources,
@@ -179,14 +186,16 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             on_unplaced=self._unplaced,
             on_change=self._changed.set,
         )
-        nodes = NodeStore(self.fleet, resources)
+        holds = Holds(self.fleet, self._client, clock=time.monotonic, wall=time.time)
+        followed = Followed(holds, every_pod=settings.keep_nodes)
+        nodes = NodeStore(self.fleet, resources, followed)
         self._nodes: Reflector[NodeRecord] = Reflector(
             self._client, NODES, lambda raw: nodes.without_use(node_reader.read(raw)), nodes, timing=timings.follow
         )
         self._nominator = Nominator(self._client, lambda: self.fleet.pending, delay_s=timings.nominate_s)
         self.verbs = Verbs(
             self.fleet,
-            PodReader(names, READ_ON_PODS.__contains__, sums=True, every=True),
+            PodReader(names, READ_ON_PODS.__contains__, sums=True, every=True, owners=True),
             resources,
             self._nominator,
             node_policy=lambda: self.settings.node_policy,
@@ -194,6 +203,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             ready=lambda: next(iter(self.unready()), ""),
             metrics=self._metrics,
             closed=nodes.closed,
+            held=holds.for_pod,
         )
         self._learner = Learner(self.verbs.judge, resources, time.monotonic, entries=self.fleet.entries.values)
         self.resizes = Resizes(self.fleet, resources, clock=time.monotonic)
@@ -201,7 +211,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             self._client,
             PODS,
             self._read_pod,
-            PodStore(self.fleet, time.monotonic, self._learner, self.resizes),
+            PodStore(self.fleet, time.monotonic, self._learner, self.resizes, followed),
             timing=timings.follow,
         )
         self.watches: Watches = {"nodes": self._nodes, "pods": self._pods}
@@ -226,22 +236,23 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         binder = Binder(
             self._client,
             # A binding in doubt is compared with all that was written.
-            PodReader(names, READ_BY_AGENT.__contains__, sums=True),
+            PodReader(names, READ_BY_AGENT.__contains__, sums=True, owners=True),
             timing=lambda: timings.bind or BinderTiming.within(self.settings.bind_timeout_s),
         )
         scheduler = settings.namespace(SERVICE_ACCOUNT), settings.scheduler_lease
+        leadership = Leadership(
+            self._client,
+            self.readiness,
+            lease=scheduler if settings.scheduler_lease else None,
+            identity=settings.holder(),
+            clock=time.monotonic,
+        )
         self._resizer = Resizer(
             self.resizes,
             self._client,
             binder,
             resources,
-            Leadership(
-                self._client,
-                self.readiness,
-                lease=scheduler if settings.scheduler_lease else None,
-                identity=settings.holder(),
-                clock=time.monotonic,
-            ),
+            leadership,
             self._metrics,
             catch_up=catch_up,
             clock=time.monotonic,
@@ -255,11 +266,22 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             current=self._fresh,
             gpu_policy=lambda: self.settings.gpu_policy,
             ranks=self._learner.ranks,
+            held=holds.for_pod,
+            taken=holds.let_go,
             used_mib=lambda node: nodes.used_mib.get(node, {}),
             timeout_s=lambda: self.settings.bind_timeout_s,
             clock=time.monotonic,
             wall_ns=time.time_ns,
             check_doubts_s=timings.check_doubts_s,
+        )
+        self.capacity = Capacity(
+            Parts(self.fleet, followed, holds, self._client, resources, self._metrics),
+            self.verbs.judge,
+            self.verbs.waiting,
+            leadership,
+            lambda: self.settings,
+            catch_up=catch_up,
+            pause_s=timings.capacity_s,
         )
         self.routes = ExtenderRoutes(
             self.verbs,
@@ -306,6 +328,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
                 tasks.create_task(self._tick(), name="expire vanished pods")
                 tasks.create_task(self._nominator.run(), name="nominate nodes")
                 tasks.create_task(self._resizer.run(), name="resize pods")
+                tasks.create_task(self.capacity.run(), name="care for the capacity")
                 tasks.create_task(self._log_when_ready(), name="log when ready")
                 if self._lease is not None:
                     tasks.create_task(self._lease.run(), name="elect a leader")

@@ -13,6 +13,7 @@ from gpu_device_plugin.core.contract.keys import NODE_USE
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.programs.extender.capacity.followed import is_stand_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.gpus import Links
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.fleet import Fleet
+    from gpu_device_plugin.programs.extender.capacity.followed import Followed
     from gpu_device_plugin.programs.extender.resizes import Resizes
     from gpu_device_plugin.programs.extender.workload_learning import Learner
 
@@ -42,6 +44,7 @@ class PodStore(Store[Pod | OtherPod]):
     """Returns monotonic seconds."""
     _learner: Learner
     _resizes: Resizes
+    _followed: Followed
 
     def replace(self, objects: Sequence[Pod | OtherPod]) -> None:
         """Replace all pods."""
@@ -49,9 +52,10 @@ class PodStore(Store[Pod | OtherPod]):
         arrivals = [pod for pod in objects if self._comes(pod)]
         for pod in sorted(arrivals, key=lambda pod: pod.created)[-_MOST_COUNTED:]:
             self._learner.observe(pod)
-        pods = [each for each in objects if isinstance(each, Pod)]
-        self._fleet.replace_pods(pods, self._clock())
-        self._resizes.replace({pod.uid: pod for pod in pods})
+        pods = {pod.uid: pod for pod in objects if isinstance(pod, Pod)}
+        self._fleet.replace_pods([pod for pod in pods.values() if not is_stand_in(pod)], self._clock())
+        self._resizes.replace(pods)
+        self._followed.replace(pods)
         self._fleet.replace_others(each for each in objects if isinstance(each, OtherPod))
 
     def put(self, object: Pod | OtherPod) -> None:  # noqa: A002 - the API's term
@@ -59,8 +63,10 @@ class PodStore(Store[Pod | OtherPod]):
         if self._comes(object):
             self._learner.observe(object)
         if isinstance(object, Pod):
-            self._fleet.put_pod(object, self._clock())
+            if not is_stand_in(object):
+                self._fleet.put_pod(object, self._clock())
             self._resizes.put(object)
+            self._followed.put(object)
         else:
             self._fleet.put_other(object)
 
@@ -69,6 +75,7 @@ class PodStore(Store[Pod | OtherPod]):
         if isinstance(object, Pod):
             self._fleet.remove_pod(object, self._clock())
             self._resizes.remove(object.uid)
+            self._followed.remove(object.uid)
         else:
             self._fleet.remove_other(object)
 
@@ -86,8 +93,9 @@ class PodStore(Store[Pod | OtherPod]):
 class NodeStore(Store[NodeRecord]):
     """Applies watched nodes to a fleet."""
 
-    def __init__(self, fleet: Fleet, resources: Iterable[Resource]) -> None:
+    def __init__(self, fleet: Fleet, resources: Iterable[Resource], followed: Followed) -> None:
         self._fleet = fleet
+        self._followed = followed
         self._names: Mapping[Kind, str] = {resource.kind: resource.name for resource in resources}
         self._links: dict[str, Links] = {}
         self.closed: set[str] = set()
@@ -110,17 +118,20 @@ class NodeStore(Store[NodeRecord]):
         there = {node.name for node in objects}
         self.used_mib = {name: used for name, used in self.used_mib.items() if name in there}
         self._fleet.replace_nodes({node.name: (self._gpus(node), node.cpu_and_memory) for node in objects})
+        self._followed.replace_nodes(objects)
 
     def put(self, object: NodeRecord) -> None:  # noqa: A002
         """Add or update a node."""
         (self.closed.discard if _open(object) else self.closed.add)(object.name)
         self._fleet.put_node(object.name, self._gpus(object), object.cpu_and_memory)
+        self._followed.put_node(object)
 
     def remove(self, object: NodeRecord) -> None:  # noqa: A002
         """Remove a node."""
         self.closed.discard(object.name)
         self.used_mib.pop(object.name, None)
         self._fleet.remove_node(object.name)
+        self._followed.remove_node(object.name)
 
     def _gpus(self, node: NodeRecord) -> NodeGpus:
         memory, count = (node.capacity.get(self._names[kind], 0) for kind in (Kind.MEMORY, Kind.COUNT))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections import Counter
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import islice, repeat
 from typing import TYPE_CHECKING
@@ -15,11 +13,11 @@ from gpu_device_plugin.cluster.objects.podspec import fits_by_requests_alone
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Impossible, ask
 from gpu_device_plugin.core.cluster.preempting import Preemptor, choose_on_each, where_evicting_may_help
 from gpu_device_plugin.core.cluster.usage import Occupant
-from gpu_device_plugin.core.model.times import epoch_s
 from gpu_device_plugin.core.report.gauges import WaitingReason
 from gpu_device_plugin.fleet_judge import UNKNOWN, Judge
 from gpu_device_plugin.metrics import SAMPLE_MISSES, VERDICTS
 from gpu_device_plugin.programs.extender.nominating import SMALLEST_SAMPLE
+from gpu_device_plugin.programs.extender.waiting import WaitingObserved
 from gpu_device_plugin.scheduler import wire
 
 if TYPE_CHECKING:
@@ -49,6 +47,8 @@ _NO_ANSWER = (wire.UnreadableRequestError, UnreadableObjectError, _NotReadyError
 
 _ELSEWHERE = "the pod may already be bound to another node: the API server has not answered"
 _OUTSIDE = "none of the {} nodes of kube-scheduler's sample has room; node {}, which {}, is proposed to it"
+_UNTOUCHABLE = 1 << 31
+"""A priority above that of every pod."""
 _MOST_TO_EVICT = 16
 """Nodes outside the sample that are compared where pods have to be evicted."""
 _SOON = "there will be room once pods that vanished while running, or whose binding got no answer, no longer count"
@@ -75,6 +75,8 @@ class Verbs:
     metrics: Metrics
     closed: Collection[str] = ()
     """The nodes that kube-scheduler's plugins refuse: cordoned, or not ready."""
+    held: Callable[[Pod, Ask], tuple[str, Candidate] | None] = lambda _pod, _ask: None
+    """Returns room that is held for a pod, as its UID and its node."""
 
     def __post_init__(self) -> None:
         self.waiting = WaitingObserved(self._fleet)
@@ -100,7 +102,6 @@ class Verbs:
         except _NO_ANSWER as error:
             return wire.filter_error(str(error))
         self._nominator.asked(pod.uid, placing.constraints, args.names)
-        claim = self._fleet.entries.get(pod.uid)
         passed: list[str] = []
         failed: dict[str, str] = {}
         unresolvable: dict[str, str] = {}
@@ -108,10 +109,9 @@ class Verbs:
             unresolvable = dict.fromkeys(args.names, asked.sentence)
         elif not asked.parts:
             passed = args.names
-        elif claim is not None and claim.claimed:
-            # Its binding got no answer. Its own claim takes the room on that node, and it must not go to another.
-            passed = [name for name in args.names if name == claim.node]
-            failed = {name: _ELSEWHERE for name in args.names if name != claim.node}
+        elif (node := self._only_node(pod, asked, args.names)) is not None:
+            passed = [name for name in args.names if name == node]
+            failed = {name: _ELSEWHERE for name in args.names if name != node}
         else:
             verdicts = self.judge.verdicts(asked, args.names)
             for name, why in zip(args.names, verdicts, strict=True):
@@ -126,8 +126,20 @@ class Verbs:
         why_again = "" if isinstance(asked, Impossible) else self._again(args.names, pod, asked, placing, failed)
         if why_again:
             return wire.filter_error(why_again)
+        refused_since = self.waiting.first_refused(pod.uid)
         self.waiting.filtered(pod.uid, self._reason(asked, failed))
+        if isinstance(asked, Ask) and not placing.nominated_node:
+            self.waiting.refused(pod, asked, placing.constraints, args.names, refused_since)
         return self._refused(args, pod, placing, failed, unresolvable)
+
+    def _only_node(self, pod: Pod, asked: Ask, names: Sequence[str]) -> str | None:
+        """Return the only node that a pod may go to; None: it may go to any that has room."""
+        claim = self._fleet.entries.get(pod.uid)
+        if claim is not None and claim.claimed:
+            # Its binding got no answer. Its own claim takes the room on that node, and it must not go to another.
+            return claim.node
+        held = self.held(pod, asked)
+        return held[1].name if held is not None and held[1].name in names else None
 
     def _refused(
         self, args: wire.ExtenderArgs, pod: Pod, placing: wire.Placing, failed: dict[str, str], final: dict[str, str]
@@ -270,7 +282,13 @@ class Verbs:
 
     def _occupants(self, node: str) -> Sequence[Occupant]:
         return [
-            Occupant(entry.uid, entry.usage, entry.priority, entry.deleting or entry.until is not None, entry.requests)
+            Occupant(
+                entry.uid,
+                entry.usage,
+                _UNTOUCHABLE if entry.held_for else entry.priority,
+                _ending(entry),
+                entry.requests,
+            )
             for entry in self._fleet.on_node(node)
         ]
 
@@ -315,6 +333,10 @@ class Verbs:
         _log.warning(
             "a scheduler request could not be answered", extra={"verb": verb, "why": str(error), "once_per_s": 60}
         )
+
+
+def _ending(entry: FleetEntry) -> bool:
+    return entry.deleting or (entry.until is not None and not entry.held_for)
 
 
 # --- Inspect ---------------------------------------------------------------------------------------------------------
@@ -372,54 +394,10 @@ def _pod(entry: FleetEntry, shares: int, gpus: int) -> wire.InspectedPod | None:
 
 
 def _state(entry: FleetEntry) -> str:
-    states = {"vanished": entry.until is not None, "deleting": entry.deleting, "binding": entry.claimed}
+    states = {
+        "held": bool(entry.held_for),
+        "vanished": entry.until is not None,
+        "deleting": entry.deleting,
+        "binding": entry.claimed,
+    }
     return next((state for state, is_so in states.items() if is_so), "bound")
-
-
-_SPARE = 256
-"""Remembered verdicts beyond two for each waiting pod, before those of pods that no longer wait are forgotten."""
-_NEWEST = 64
-"""Verdicts that are kept then anyway: the scheduler may know a pod before our watch shows it."""
-
-
-@dataclass(eq=False, repr=False)
-class WaitingObserved:
-    """The last verdict on each waiting pod. Only a leader is asked for verdicts."""
-
-    _fleet: Fleet
-    _wall: Callable[[], float] = time.time
-    """Returns seconds since the epoch."""
-
-    def __post_init__(self) -> None:
-        self._reasons: dict[str, WaitingReason] = {}
-        """By pod UID, the latest verdict at the end."""
-
-    def filtered(self, uid: str, reason: WaitingReason) -> None:
-        """Remember the result of a filter call about a pod."""
-        self._reasons.pop(uid, None)
-        self._reasons[uid] = reason
-        if len(self._reasons) > 2 * len(self._fleet.pending) + _SPARE:
-            newest = frozenset(list(self._reasons)[-_NEWEST:])
-            self._reasons = {
-                uid: reason for uid, reason in self._reasons.items() if uid in newest or uid in self._fleet.pending
-            }
-
-    def preempted(self, uid: str, *, helps: bool) -> None:
-        """Remember whether an eviction that the scheduler proposed makes room for a pod.
-
-        It proposes only pods of a lower priority: without one that helps, other pods may still end. It asks also about
-        a pod that was never filtered, because the sums of no node are sufficient.
-        """
-        never = self._reasons.get(uid) is WaitingReason.NEVER_FITS and not helps
-        self.filtered(uid, WaitingReason.NEVER_FITS if never else WaitingReason.NO_ROOM)
-
-    def counts(self) -> Mapping[WaitingReason, int]:
-        """Return the number of waiting pods by reason."""
-        return Counter(self._reasons.get(pod.uid, WaitingReason.NOT_ASKED) for pod in self._fleet.pending.values())
-
-    def oldest_s(self) -> float:
-        """Return the age of the oldest waiting pod in seconds; 0 if no pod waits."""
-        # Times in UTC sort as texts do. The clock of the API server may be ahead of ours.
-        created = (pod.created for pod in self._fleet.pending.values() if pod.created.endswith("Z"))
-        first_s = epoch_s(min(created, default=""))
-        return 0.0 if first_s is None else max(0.0, self._wall() - first_s)

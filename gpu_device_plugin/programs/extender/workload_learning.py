@@ -6,8 +6,9 @@ import asyncio
 import logging
 import math
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn
 
+from gpu_device_plugin.aio.waiting import last_of
 from gpu_device_plugin.core.cluster.other_pods import OtherPod
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.model.times import epoch_s
@@ -17,7 +18,7 @@ from gpu_device_plugin.core.value.price_learning import mean_gpu
 from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix, kinds_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.model.placing import Ranks
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.fleet_judge import Judge
 
 _log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _ENTRIES = 1000
 """After so many pods others run."""
@@ -107,8 +106,8 @@ class Learner:
     async def learn(self) -> None:
         """Learn now; the scheduler's calls are answered meanwhile."""
         arrivals, node_types = self._mix.arrivals, self._judge.node_types()
-        study = await _last(studying(self._mix, node_types))
-        await _last(self._judge.learned(study.usable))
+        study = await last_of(studying(self._mix, node_types))
+        await last_of(self._judge.learned(study.usable))
         self._appraiser = None if study.usable is None else Appraiser(study.usable)
         self.distrusted = study.distrusted
         said = _log.debug if self._learned_from else _log.info
@@ -133,14 +132,3 @@ class Learner:
                     "the policy fit is binpack until it learns again: binpack gave out more GPUs to the pods that come",
                     extra=figures,
                 )
-
-
-async def _last(steps: Generator[None, None, T]) -> T:
-    """Return the result of steps; others run between them."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            found: T = end.value
-            return found
-        await asyncio.sleep(0)

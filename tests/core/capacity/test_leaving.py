@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.capacity.leaving import Leaving, Tenant, leaving
+from gpu_device_plugin.core.capacity.leaving import Leaving, Tenant, leaving, refuges
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.model.resources import Amounts
@@ -17,7 +17,7 @@ from tests.core.cluster.test_fitting import asking, mem, node, whole
 from tests.steps import result_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Mapping
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
 
@@ -46,9 +46,9 @@ def tenants_of(cluster: Cluster) -> dict[str, list[Tenant]]:
 def found(
     cluster: Cluster,
     allowed: Callable[[Tenant, str], bool] = lambda _tenant, _node: True,
-    tied: Collection[str] = (),
+    tied: Mapping[str, str] | None = None,
 ) -> Leaving:
-    return result_of(leaving(nodes_of(cluster), tenants_of(cluster), allowed, tied))
+    return result_of(leaving(nodes_of(cluster), tenants_of(cluster), allowed, tied or {}))
 
 
 @pytest.mark.parametrize(
@@ -88,16 +88,16 @@ def test_where_the_pods_own_terms_forbid_a_node_they_do_not_go_there() -> None:
 
 
 def test_a_pod_that_nothing_replaces_ties_its_node() -> None:
-    result = found({"a": [[3]], "b": [[5]]}, tied={"a"})
+    result = found({"a": [[3]], "b": [[5]]}, tied={"a": "it has a guest"})
 
-    assert result.stay["a"] == "it has a pod that no controller replaces"
+    assert result.stay["a"] == "it has a guest"
 
 
 def test_cpu_and_memory_count() -> None:
     full = candidate("b", node(8).gpus, (Usage(((0, 1),)),), Amounts(1000, 100), [Amounts(900, 0)])
     tenants = {"a": [Tenant("1", "p", asking(mem(1)), Amounts(200, 1))]}
 
-    assert "a" in result_of(leaving({"a": node(8, used={0: 1}), "b": full}, tenants, tied={"b"})).stay
+    assert "a" in result_of(leaving({"a": node(8, used={0: 1}), "b": full}, tenants, tied={"b": "kept"})).stay
 
 
 def test_many_nodes_take_many_steps() -> None:
@@ -111,9 +111,16 @@ def test_whole_gpus_are_placed_first() -> None:
     nodes = {"a": node(8, 8, used={1: 3}, taken=(0,)), "b": node(8, 8, used={0: 5})}
     tenants = {"a": [Tenant("1", "s", asking(mem(3))), Tenant("2", "w", asking(whole(1)))], "b": []}
 
-    places = result_of(leaving(nodes, tenants, tied={"b"})).may_go["a"]
+    places = result_of(leaving(nodes, tenants, tied={"b": "kept"})).may_go["a"]
 
     assert [place.tenant.uid for place in places] == ["2", "1"]
+
+
+def test_pods_that_must_leave_get_as_many_places_as_there_are() -> None:
+    tenants = [Tenant("1", "p1", asking(mem(3))), Tenant("2", "p2", asking(mem(6))), Tenant("3", "p3", asking(mem(5)))]
+    places = result_of(refuges({"a": node(8, used={0: 1}), "b": node(8, used={0: 3})}, tenants))
+
+    assert [(place.tenant.uid, place.node) for place in places] == [("2", "a"), ("3", "b")]
 
 
 POD = st.integers(1, 8)

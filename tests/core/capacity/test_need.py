@@ -29,7 +29,11 @@ BIG = node(16, 16, models=("A100", "A100"))
 
 
 def number(waiting: Sequence[Waiting], types: Sequence[Candidate], coming: Sequence[int] = ()) -> dict[int, int]:
-    return dict(Counter(new.type for new in result_of(needed(waiting, types, coming)).nodes))
+    return dict(
+        Counter(
+            new.type for new in result_of(needed(waiting, types, [(place, types[place]) for place in coming])).nodes
+        )
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from gpu_device_plugin.core.contract.keys import NODE_GPUS, NODE_USE, PLACEMENT_
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Amounts
 from gpu_device_plugin.fleet import Fleet
+from gpu_device_plugin.programs.extender.capacity.followed import Followed
+from gpu_device_plugin.programs.extender.capacity.holds import Holds
 from gpu_device_plugin.programs.extender.followers import NodeStore, PodStore
 from gpu_device_plugin.programs.extender.resizes import Resizes
 from gpu_device_plugin.testing import builders
@@ -21,11 +23,16 @@ from tests.resources import RESOURCES
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.programs.extender.workload_learning import Learner
 
 
 def fleet() -> Fleet:
     return Fleet(RESOURCES, vanished_grace_s=30)
+
+
+def followed(fleet: Fleet) -> Followed:
+    return Followed(Holds(fleet, cast("Client", None), clock=lambda: 0.0, wall=lambda: 0.0), every_pod=False)
 
 
 def node(
@@ -59,7 +66,7 @@ class Arrivals:
 
 def pods_of(fleet: Fleet, arrivals: Arrivals | None = None, clock: Callable[[], float] = lambda: 0.0) -> PodStore:
     resizes = Resizes(fleet, RESOURCES, clock=clock)
-    return PodStore(fleet, clock, cast("Learner", arrivals or Arrivals()), resizes)
+    return PodStore(fleet, clock, cast("Learner", arrivals or Arrivals()), resizes, followed(fleet))
 
 
 def frees(fleet: Fleet, name: str) -> tuple[int, ...]:
@@ -72,7 +79,7 @@ def test_a_node_is_what_its_agent_says_or_what_its_capacity_divides_into() -> No
     said = json.dumps(
         {"version": 1, "shareMiB": 256, "gpus": [{"index": 0, "shares": 5}, {"index": 1, "shares": 3}], "links": []}
     )
-    store = NodeStore(made, RESOURCES)
+    store = NodeStore(made, RESOURCES, followed(made))
     store.replace([node("a", 16, 2), node("b", 16, 2, {NODE_GPUS: said}, {PLACEMENT_LABEL: "spread"}), node("cpu")])
     assert (frees(made, "a"), frees(made, "b"), frees(made, "cpu")) == ((8, 8), (5, 3), ())
     assert (made.candidates["b"].gpus.policy, made.candidates["b"].gpus.share_mib) == ("spread", 256)
@@ -86,7 +93,7 @@ def test_a_node_is_what_its_agent_says_or_what_its_capacity_divides_into() -> No
 
 def test_a_node_with_half_of_the_two_numbers_shares_nothing() -> None:
     made = fleet()
-    NodeStore(made, RESOURCES).replace([node("mem", 16), node("count", None, 2)])
+    NodeStore(made, RESOURCES, followed(made)).replace([node("mem", 16), node("count", None, 2)])
     assert (frees(made, "mem"), frees(made, "count")) == ((), ())
 
 
@@ -94,7 +101,7 @@ def test_pods_come_change_and_go_at_the_time_of_the_clock() -> None:
     """At 100 a pod vanishes while it runs: it counts until 130."""
     made = fleet()
     now = 100.0
-    NodeStore(made, RESOURCES).put(node("a", 8, 1))
+    NodeStore(made, RESOURCES, followed(made)).put(node("a", 8, 1))
     store = pods_of(made, clock=lambda: now)
     store.replace([pod("p", 3, "a"), pod("waits", 1)])
     assert (frees(made, "a"), len(made.pending)) == ((5,), 1)
@@ -120,7 +127,7 @@ def other(name: str, node_name: str, *, ended: bool = False, bound: bool = False
 def test_every_pod_that_takes_room_for_gpus_is_counted_once_when_it_is_bound() -> None:
     """And those of a list in the order of their creation. A pod that waits costs its owner nothing."""
     made, arrivals = fleet(), Arrivals()
-    NodeStore(made, RESOURCES).replace([node("a", 16, 2), node("cpu")])
+    NodeStore(made, RESOURCES, followed(made)).replace([node("a", 16, 2), node("cpu")])
     store = pods_of(made, arrivals)
     first, waits = pod("first", 3, "a"), pod("waits", 1)
     store.replace(
@@ -156,7 +163,7 @@ def test_every_pod_that_takes_room_for_gpus_is_counted_once_when_it_is_bound() -
 def test_pods_without_gpus_leave_less_cpu_to_the_others() -> None:
     """A node of the double has 16 CPUs and 64 GiB."""
     made = fleet()
-    NodeStore(made, RESOURCES).put(node("a", 16, 2))
+    NodeStore(made, RESOURCES, followed(made)).put(node("a", 16, 2))
     store = pods_of(made)
     store.put(other("p", "a"))
     assert made.candidates["a"].left == Amounts(15_500, 65_472)
@@ -167,7 +174,7 @@ def test_pods_without_gpus_leave_less_cpu_to_the_others() -> None:
 def test_pods_that_teach_nothing_do_not_push_others_out_of_the_count() -> None:
     """Two pods with GPUs are older than 10,000 pods on a node without GPUs."""
     made, arrivals = fleet(), Arrivals()
-    NodeStore(made, RESOURCES).replace([node("a", 16, 2), node("cpu")])
+    NodeStore(made, RESOURCES, followed(made)).replace([node("a", 16, 2), node("cpu")])
     old = [replace(pod(name, 1, "a"), created="2026-11-20T12:00:00Z") for name in ("p", "q")]
     others = [other(f"o{number}", "cpu", created="2026-11-21T12:00:00Z") for number in range(10_000)]
     pods_of(made, arrivals).replace([*others, *old])
@@ -175,7 +182,8 @@ def test_pods_that_teach_nothing_do_not_push_others_out_of_the_count() -> None:
 
 
 def test_of_a_nodes_use_only_the_memory_of_each_gpu_is_kept_and_with_the_node_it_goes() -> None:
-    store = NodeStore(fleet(), RESOURCES)
+    made = fleet()
+    store = NodeStore(made, RESOURCES, followed(made))
     reader = NodeReader((MEM, COUNT), {NODE_GPUS, NODE_USE}.__contains__)
 
     def told(use: str | None) -> NodeRecord:

@@ -1,0 +1,157 @@
+"""Have the objects in the cluster by which its autoscaler learns which room is wanted: these, and no others."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpu_device_plugin.cluster.client.api_client import PatchType
+from gpu_device_plugin.cluster.client.errors import ConflictError, NotFoundError
+from gpu_device_plugin.cluster.objects.decoding import PODS, ObjectKind, read_metadata
+from gpu_device_plugin.core.capacity.stand_ins import UNSCHEDULABLE, buffer_of, named, pod_of
+from gpu_device_plugin.core.contract.keys import STAND_IN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from gpu_device_plugin.cluster.client.api_client import Client
+    from gpu_device_plugin.core.capacity.stand_ins import Wanted
+    from gpu_device_plugin.programs.extender.capacity.followed import Followed
+
+    Templates = Mapping[str, dict[str, Any]]
+
+_log = logging.getLogger(__name__)
+
+_BUFFERS = tuple(ObjectKind("capacitybuffers", "autoscaling.x-k8s.io", each) for each in ("v1beta1", "v1alpha1"))
+_TEMPLATES = ObjectKind("podtemplates")
+_LOOK_S = 60.0
+"""How often to look which buffers there are, and whether the API server has any."""
+_CALL_S = 5.0
+
+
+@dataclass(eq=False)
+class Autoscaler:
+    """The cluster's autoscaler, as far as it can be asked."""
+
+    _client: Client
+    _followed: Followed
+    _: KW_ONLY
+    namespace: str
+    """In which the objects are made."""
+    own_pod: str
+    """The name of this extender's pod, which owns them: they end with it. Without such a pod nothing owns them."""
+    clock: Callable[[], float]
+    """Returns monotonic seconds."""
+
+    def __post_init__(self) -> None:
+        self._looked_at: float | None = None
+        self._kind: ObjectKind | None = None
+        """The version of CapacityBuffers that the API server has; None: it has none."""
+        self._buffers: set[str] = set()
+        """The names of ours."""
+        self._owners: list[dict[str, Any]] | None = None
+        self._told: set[str] = set()
+        """UIDs of the pods whose condition is written."""
+
+    def forget(self) -> None:
+        """Look at everything again: another extender has been active."""
+        self._looked_at = None
+        self._told.clear()
+
+    async def ask(self, wanted: Sequence[Wanted], how: str) -> None:
+        """Have it know what is wanted: by ``buffers``, by ``stand-ins``, or as the API server allows (``auto``).
+
+        Raises ApiError: among others where ``buffers`` are to be used and the API server has none.
+        """
+        templates = named(wanted)
+        if how != "stand-ins":
+            await self._look(must=how == "buffers")
+        by_buffers = self._kind is not None and how != "stand-ins"
+        await self._have_pods({} if by_buffers else templates)
+        if self._kind is not None:
+            await self._have_buffers(self._kind, templates if by_buffers else {})
+
+    # --- Pods ---------------------------------------------------------------------------------------------------------
+
+    async def _have_pods(self, templates: Templates) -> None:
+        there = {pod.name: pod for pod in self._followed.stand_ins.values() if pod.namespace == self.namespace}
+        for name, pod in there.items():
+            if name not in templates and not pod.deleting:
+                with suppress(NotFoundError, ConflictError):
+                    await self._client.delete(PODS, name, namespace=self.namespace, uid=pod.uid)
+            elif pod.uid not in self._told and not pod.deleting:
+                await self._tell(name, pod.uid)
+        self._told.intersection_update(self._followed.stand_ins)
+        for name, template in templates.items():
+            if name not in there:
+                # One of this name that the watch does not show yet is that which is wanted.
+                with suppress(ConflictError):
+                    body = pod_of(name, self.namespace, template, await self._owned())
+                    made = await self._client.create(PODS, body, namespace=self.namespace, timeout_s=_CALL_S)
+                    await self._tell(name, read_metadata(made).uid)
+                    self._log(name, template)
+
+    async def _tell(self, name: str, uid: str) -> None:
+        body = {"metadata": {"uid": uid}, "status": {"conditions": [UNSCHEDULABLE]}}
+        with suppress(NotFoundError, ConflictError):
+            await self._client.patch(
+                PODS, name, body, namespace=self.namespace, subresource="status", how=PatchType.STRATEGIC
+            )
+            self._told.add(uid)
+
+    # --- Buffers ------------------------------------------------------------------------------------------------------
+
+    async def _look(self, *, must: bool) -> None:
+        """Find out which buffers there are. Raises ApiError."""
+        if self._looked_at is not None and self.clock() - self._looked_at < _LOOK_S:
+            return
+        self._kind = None
+        for kind in _BUFFERS:
+            try:
+                self._buffers = await self._names(kind)
+                self._kind = kind
+                break
+            except NotFoundError:
+                if must and kind is _BUFFERS[-1]:
+                    raise
+        self._looked_at = self.clock()
+
+    async def _names(self, kind: ObjectKind) -> set[str]:
+        return {
+            read_metadata(raw).name
+            async for page in self._client.pages(kind, namespace=self.namespace, labels=STAND_IN)
+            for raw in page.items or ()
+        }
+
+    async def _have_buffers(self, kind: ObjectKind, templates: Templates) -> None:
+        for name in self._buffers - templates.keys():
+            for each in (kind, _TEMPLATES):
+                with suppress(NotFoundError):
+                    await self._client.delete(each, name, namespace=self.namespace)
+            self._buffers.discard(name)
+        for name in templates.keys() - self._buffers:
+            objects = buffer_of(name, self.namespace, templates[name], await self._owned(), kind.version)
+            for each, body in zip((_TEMPLATES, kind), objects, strict=True):
+                with suppress(ConflictError):
+                    await self._client.create(each, body, namespace=self.namespace, timeout_s=_CALL_S)
+            self._buffers.add(name)
+            self._log(name, templates[name])
+
+    # --- Both ---------------------------------------------------------------------------------------------------------
+
+    async def _owned(self) -> list[dict[str, Any]]:
+        """Return the references to what owns the objects: this extender's pod, if it runs in one."""
+        if self._owners is None:
+            try:
+                raw = await self._client.get(PODS, self.own_pod, namespace=self.namespace, timeout_s=_CALL_S)
+                meta = read_metadata(raw)
+                self._owners = [{"apiVersion": "v1", "kind": "Pod", "name": meta.name, "uid": meta.uid}]
+            except NotFoundError:
+                self._owners = []
+        return self._owners
+
+    def _log(self, name: str, template: Mapping[str, Any]) -> None:
+        about = dict(template["metadata"]["annotations"])
+        _log.info("a new node is asked for", extra={"object": name, "pods": ", ".join(about.values())})

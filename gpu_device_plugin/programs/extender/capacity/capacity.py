@@ -1,0 +1,107 @@
+"""Run the care for the cluster's capacity while this extender is the active one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, NoReturn
+
+from gpu_device_plugin.cluster.client.config import SERVICE_ACCOUNT
+from gpu_device_plugin.cluster.client.errors import ApiError
+from gpu_device_plugin.programs.extender.capacity.autoscaler import Autoscaler
+from gpu_device_plugin.programs.extender.capacity.growing import Grower
+from gpu_device_plugin.programs.extender.capacity.keeping import Keeper
+from gpu_device_plugin.programs.extender.capacity.moving import Mover
+from gpu_device_plugin.settings.common import own_namespace
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Hashable
+
+    from gpu_device_plugin.fleet_judge import Judge
+    from gpu_device_plugin.programs.extender.capacity.parts import Parts
+    from gpu_device_plugin.programs.extender.resizing import Leadership
+    from gpu_device_plugin.programs.extender.waiting import WaitingObserved
+    from gpu_device_plugin.settings.extender import ExtenderSettings
+
+_log = logging.getLogger(__name__)
+
+_REST = 20.0
+"""Which nodes may go is decided anew after so many times what it took: it takes a twentieth of a CPU at most."""
+
+
+class Capacity:
+    """Does one thing after the other, so that none of them meets the half-done work of another."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        judge: Judge,
+        waiting: WaitingObserved,
+        leadership: Leadership,
+        settings: Callable[[], ExtenderSettings],
+        *,
+        catch_up: Callable[[], Awaitable[None]],
+        pause_s: float,
+    ) -> None:
+        """Prepare to do it with a pause between two rounds.
+
+        `catch_up` returns once the fleet has all bindings that other extenders have made; it raises ApiError or
+        TimeoutError.
+        """
+        self._parts = parts
+        self._leadership = leadership
+        self._settings = settings
+        self._catch_up = catch_up
+        self._pause_s = pause_s
+        self.mover = Mover(parts)
+        self.keeper = Keeper(parts)
+        self.grower = Grower(parts, judge, waiting, node_start_s=lambda: settings().node_start_s)
+        self._autoscaler = Autoscaler(
+            parts.client,
+            parts.followed,
+            namespace=own_namespace(SERVICE_ACCOUNT, "kube-system"),
+            own_pod=settings().holder(),
+            clock=parts.clock,
+        )
+        self._term: Hashable | None = None
+        self._decided: tuple[int, int] | None = None
+        """The state of fleet and nodes for which it was decided last which nodes may go."""
+        self._decide_at = 0.0
+
+    async def run(self) -> NoReturn:
+        """Take care. Ends only by cancellation."""
+        while True:
+            try:
+                await self.round()
+            except (ApiError, TimeoutError) as error:
+                _log.warning("the care for the cluster's capacity waits", extra={"why": str(error), "once_per_s": 60})
+            await asyncio.sleep(self._pause_s)
+
+    async def round(self) -> None:
+        """Do what is due, if this extender is the active one. Raises ApiError or TimeoutError."""
+        term = await self._leadership.term()
+        if term is None:
+            self._term = None
+            return
+        if term != self._term:
+            await self._catch_up()
+            self._autoscaler.forget()
+            self._term, self._decided = term, None
+        settings, holds = self._settings(), self._parts.holds
+        holds.expire()
+        if settings.keep_nodes:
+            await self.keeper.shelter(self.mover.moving)
+        await holds.write()
+        await self.mover.obey()
+        if settings.grow != "off":
+            await self._autoscaler.ask(await self.grower.wanted(), settings.grow)
+        if settings.keep_nodes:
+            await self._keep()
+
+    async def _keep(self) -> None:
+        began = self._parts.clock()
+        state = self._parts.fleet.now.changed_since(0)[0], self._parts.followed.changes
+        if state != self._decided and began >= self._decide_at:
+            await self.keeper.mark()
+            self._decided = state
+            self._decide_at = self._parts.clock() + _REST * (self._parts.clock() - began)

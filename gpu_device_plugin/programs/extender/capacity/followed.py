@@ -1,0 +1,152 @@
+"""The pods and nodes of the cluster as far as capacity depends on more of them than the fleet keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.contract.keys import HELD_ROOM, KEEPS, KEPT_NODE, MOVE_TO, STAND_IN, SWITCH_LABEL
+from gpu_device_plugin.core.contract.nodelabels import switched_on
+from gpu_device_plugin.core.model.times import epoch_s
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from gpu_device_plugin.cluster.objects.decoding import NodeRecord
+    from gpu_device_plugin.core.model.pods import Owner, Pod
+    from gpu_device_plugin.programs.extender.capacity.holds import Holds
+
+_KEPT = frozenset({KEPT_NODE, *KEEPS})
+READ_ON_NODES = _KEPT | {HELD_ROOM, SWITCH_LABEL}
+"""The annotations and labels of a node that are read here."""
+_GOING = frozenset({"ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted", "karpenter.sh/disruption"})
+"""Keys of the taints of a node whose pods an autoscaler evicts before it removes the node."""
+_OF_ONE_NODE = frozenset({"DaemonSet", "Node"})
+"""The kinds of controllers whose pods can run on their node alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedNode:
+    """What is kept of a node."""
+
+    annotations: Mapping[str, str]
+    """Those that keep autoscalers from it."""
+    going: bool
+    """An autoscaler is about to remove it."""
+    cordoned: bool
+    ready: bool
+    shares_gpus: bool
+    """Its label enables sharing, whether or not its agent runs yet."""
+    created_s: float
+    """Seconds since the epoch."""
+    version: str = field(compare=False)
+
+    @property
+    def open(self) -> bool:
+        """Whether pods may come to it."""
+        return self.ready and not self.cordoned and not self.going
+
+
+@dataclass(eq=False)
+class Followed:
+    """Follows pods and nodes. Of bound pods it keeps all, or those alone that somebody wants to move."""
+
+    _holds: Holds
+    every_pod: bool
+    pods: dict[str, Pod] = field(default_factory=dict)
+    """By UID, bound and not ended."""
+    nodes: dict[str, FollowedNode] = field(default_factory=dict)
+    """By name."""
+    changes: int = 0
+    """How often what is kept of a node has changed."""
+    stand_ins: dict[str, Pod] = field(default_factory=dict)
+    """By UID, the pods that stand for wanted room."""
+
+    def __post_init__(self) -> None:
+        self._on_node: dict[str, dict[str, Pod]] = {}
+
+    # --- Pods ---------------------------------------------------------------------------------------------------------
+
+    def put(self, pod: Pod) -> None:
+        """Add or update a pod with GPUs."""
+        if is_stand_in(pod):
+            self.stand_ins[pod.uid] = pod
+        elif pod.ended or not pod.node_name or not (self.every_pod or MOVE_TO in pod.annotations):
+            self.remove(pod.uid)
+        else:
+            self.pods[pod.uid] = pod
+            self._on_node.setdefault(pod.node_name, {})[pod.uid] = pod
+
+    def remove(self, uid: str) -> None:
+        """Forget a pod."""
+        self.stand_ins.pop(uid, None)
+        pod = self.pods.pop(uid, None)
+        if pod is not None:
+            there = self._on_node[pod.node_name]
+            del there[uid]
+            if not there:
+                del self._on_node[pod.node_name]
+
+    def replace(self, pods: Mapping[str, Pod]) -> None:
+        """Replace all pods with GPUs, given by UID."""
+        for uid in [uid for uid in (*self.pods, *self.stand_ins) if uid not in pods]:
+            self.remove(uid)
+        for pod in pods.values():
+            self.put(pod)
+
+    def on_node(self, name: str) -> Iterable[Pod]:
+        """Return the pods on a node."""
+        return self._on_node.get(name, {}).values()
+
+    def to_move(self) -> Sequence[Pod]:
+        """Return the pods that somebody wants to move."""
+        return [pod for pod in self.pods.values() if MOVE_TO in pod.annotations and not pod.deleting]
+
+    # --- Nodes --------------------------------------------------------------------------------------------------------
+
+    def put_node(self, node: NodeRecord) -> None:
+        """Add or update a node."""
+        now = FollowedNode(
+            {key: text for key, text in node.annotations.items() if key in _KEPT},
+            any(taint.key in _GOING for taint in node.taints),
+            node.unschedulable,
+            node.ready,
+            switched_on(node.labels),
+            epoch_s(node.created) or 0.0,
+            node.resource_version,
+        )
+        self.changes += self.nodes.get(node.name) != now
+        self.nodes[node.name] = now
+        self._holds.put_node(node)
+
+    def remove_node(self, name: str) -> None:
+        """Forget a node."""
+        self.changes += self.nodes.pop(name, None) is not None
+        self._holds.remove_node(name)
+
+    def replace_nodes(self, nodes: Sequence[NodeRecord]) -> None:
+        """Replace all nodes."""
+        there = {node.name for node in nodes}
+        for name in [name for name in self.nodes if name not in there]:
+            self.remove_node(name)
+        for node in nodes:
+            self.put_node(node)
+
+    def young(self, since_s: float) -> Iterator[str]:
+        """Yield the nodes that share GPUs and were made after `since_s`, seconds since the epoch."""
+        return (name for name, node in self.nodes.items() if node.created_s > since_s and node.shares_gpus)
+
+
+def is_stand_in(pod: Pod) -> bool:
+    """Return whether a pod only stands for wanted room: once it is bound, it counts like any other."""
+    return STAND_IN in pod.labels and not pod.node_name
+
+
+def replaceable(pod: Pod) -> Owner | None:
+    """Return the controller that replaces a pod on another node; None: none does."""
+    return None if pod.owner is None or pod.owner.kind in _OF_ONE_NODE else pod.owner
+
+
+def of_one_node(pod: Pod) -> bool:
+    """Return whether a pod ends with its node, and nobody waits for it elsewhere."""
+    return pod.owner is not None and pod.owner.kind in _OF_ONE_NODE

@@ -1,0 +1,197 @@
+"""Ask the cluster's autoscaler for the nodes that waiting pods need, as long as they need them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from gpu_device_plugin.aio.waiting import last_of
+from gpu_device_plugin.cluster.client.errors import NotFoundError
+from gpu_device_plugin.cluster.objects.decoding import PODS
+from gpu_device_plugin.core.capacity.need import Need, Waiting, beyond, empty, needed
+from gpu_device_plugin.core.capacity.stand_ins import Wanted, terms_of
+from gpu_device_plugin.core.cluster.fitting import unfit
+from gpu_device_plugin.core.contract.keys import NODE_LABELS
+from gpu_device_plugin.core.contract.nodelabels import label_value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.core.cluster.pod_demand import Ask
+    from gpu_device_plugin.core.model.resources import Amounts
+    from gpu_device_plugin.core.value.node_types import NodeType
+    from gpu_device_plugin.fleet_judge import Judge
+    from gpu_device_plugin.programs.extender.capacity.parts import Parts
+    from gpu_device_plugin.programs.extender.waiting import Refused, WaitingObserved
+
+_log = logging.getLogger(__name__)
+
+_SETTLED_S = 3.0
+"""A pod counts once it has been refused for so long: until then others may end, or an eviction may make room."""
+_MOST_NODES = 100
+"""Nodes that are asked for at the same time."""
+_MOST_TYPES = 64
+_MOST_KINDS = 256
+"""Pods with different terms whose nodes are remembered."""
+_CALL_S = 5.0
+
+
+@dataclass(eq=False)
+class Grower:
+    """Works out which nodes are wanted."""
+
+    _parts: Parts
+    _judge: Judge
+    _waiting: WaitingObserved
+    _: KW_ONLY
+    node_start_s: Callable[[], float]
+    """How long a new node takes until pods can be placed on it, seconds."""
+    need: Need = field(default_factory=Need, init=False)
+    """The latest result."""
+
+    def __post_init__(self) -> None:
+        self._types: dict[NodeType, Candidate] = {}
+        """The types of nodes that the cluster has or had, with an empty node of each."""
+        self._terms: dict[int, Mapping[str, Any]] = {}
+        """By the pods' constraints, what their specs say of nodes."""
+
+    async def wanted(self) -> Sequence[Wanted]:
+        """Return the room that is wanted of new nodes, one for each node. Raises ApiError."""
+        refused = await self._still_without_room(self._waiting.without_room(_SETTLED_S))
+        if not refused:
+            self.need = Need()
+            return []
+        by_type = self._by_type()
+        types = list(self._types)
+        groups: dict[tuple[Ask, Amounts, int], list[Refused]] = {}
+        for each in refused:
+            groups.setdefault((each.ask, each.pod.amounts, each.constraints), []).append(each)
+        allowed = {constraints: self._named_types(constraints, types, by_type) for _, _, constraints in groups}
+        empties = list(self._types.values())
+        waiting = [
+            Waiting(asked, len(pods), amounts, self._useful(asked, allowed[constraints], empties))
+            for (asked, amounts, constraints), pods in groups.items()
+        ]
+        self.need = await last_of(needed(waiting, empties, self._coming(types, by_type)))
+        found: list[Wanted] = []
+        lists = list(groups.values())
+        for new in self.need.nodes[:_MOST_NODES]:
+            pods = [pod for place, number in new.pods.items() for pod in lists[place][:number]]
+            room = await self._room(types[new.type], by_type.get(types[new.type], ()), pods)
+            found += [] if room is None else [room]
+        return found
+
+    async def _still_without_room(self, refused: Sequence[Refused]) -> Sequence[Refused]:
+        """Leave out pods for which there is room by now: kube-scheduler is about to try them again."""
+        found = []
+        known: dict[tuple[Ask, int], bool] = {}
+        for each in refused:
+            key = each.ask, each.constraints
+            if key not in known:
+                known[key] = None in self._judge.verdicts(each.ask, self._waiting.names[each.constraints])
+                await asyncio.sleep(0)
+            if not known[key]:
+                found.append(each)
+        return found
+
+    def _by_type(self) -> Mapping[NodeType, Sequence[Candidate]]:
+        """Return the nodes of each type, and remember the types."""
+        found: dict[NodeType, list[Candidate]] = {}
+        for node_type, node in self._judge.by_type():
+            found.setdefault(node_type, []).append(node)
+        for node_type, nodes in found.items():
+            if node_type not in self._types and len(self._types) < _MOST_TYPES:
+                self._types[node_type] = empty(nodes[0])
+        return found
+
+    def _named_types(
+        self, constraints: int, types: Sequence[NodeType], by_type: Mapping[NodeType, Sequence[Candidate]]
+    ) -> set[int]:
+        """Return the types of the nodes that kube-scheduler has named for pods with these constraints."""
+        names = set(self._waiting.names[constraints])
+        return {
+            place
+            for place, node_type in enumerate(types)
+            if any(node.name in names for node in by_type.get(node_type, ()))
+        }
+
+    def _useful(self, asked: Ask, named: set[int], empties: Sequence[Candidate]) -> set[int] | None:
+        """Return the types that kube-scheduler allows pods, as far as is known, and where they fit; None: any."""
+        useful = {place for place in named if unfit(asked, empties[place]) is None}
+        # Of other types it may have named no node because none is free by the sums.
+        return useful or None
+
+    def _coming(
+        self, types: Sequence[NodeType], by_type: Mapping[NodeType, Sequence[Candidate]]
+    ) -> Sequence[tuple[int, Candidate]]:
+        """Return the new nodes: those with GPUs as they are, those without yet as what is most likely."""
+        young = set(self._parts.followed.young(self._parts.wall() - self.node_start_s()))
+        known = [
+            (place, node)
+            for place, node_type in enumerate(types)
+            for node in by_type.get(node_type, ())
+            if node.name in young
+        ]
+        starting = len(young.difference(node.name for _, node in known))
+        # They are of the types that were wanted last, else of the commonest.
+        last = [new.type for new in self.need.nodes]
+        common = Counter({place: len(by_type.get(node_type, ())) for place, node_type in enumerate(types)})
+        guess = (last or [common.most_common(1)[0][0]] if common else last)[:1]
+        likely = [*last, *(guess * starting)][:starting]
+        empties = list(self._types.values())
+        return [*((place, empty(node)) if node.gpus.problem else (place, node) for place, node in known)] + [
+            (place, empties[place]) for place in likely
+        ]
+
+    async def _room(self, node_type: NodeType, nodes: Sequence[Candidate], pods: Sequence[Refused]) -> Wanted | None:
+        first = pods[0]
+        names = set(self._waiting.names[first.constraints])
+        present = [node for node in nodes if node.name in names]
+        ready = [
+            node for node in nodes if (kept := self._parts.followed.nodes.get(node.name)) is not None and kept.ready
+        ]
+        amount = beyond(present, ready or [self._types[node_type]])
+        about = [f"{each.pod.namespace}/{each.pod.name}" for each in pods]
+        if amount is None:
+            _log.warning(
+                "a node is needed that no autoscaler can be asked for: the nodes of this type differ too much in what "
+                "is in whole use",
+                extra={"pods": ", ".join(about[:10]), "once_per_s": 600},
+            )
+            return None
+        largest = max((each.pod.amounts for each in pods), key=lambda amounts: (amounts.cpu_milli, amounts.memory_mib))
+        return Wanted(
+            next(each.name for each in self._parts.resources if each.kind is amount.kind),
+            amount.amount,
+            await self._terms_of(first),
+            self._labels(node_type),
+            largest,
+            tuple(about),
+        )
+
+    def _labels(self, node_type: NodeType) -> Mapping[str, str]:
+        """Return the labels that tell nodes of a type from those of the others, as far as the agents write some."""
+        models = {gpu.model for gpu in self._types[node_type].gpus.gpus if gpu.uuid and gpu.instance is None}
+        if len(self._types) < 2 or len(models) != 1:
+            return {}
+        return {f"{NODE_LABELS}product": label_value(models.pop())}
+
+    async def _terms_of(self, refused: Refused) -> Mapping[str, Any]:
+        found = self._terms.get(refused.constraints)
+        if found is None:
+            pod = refused.pod
+            try:
+                raw = await self._parts.client.get(PODS, pod.name, namespace=pod.namespace, timeout_s=_CALL_S)
+            except NotFoundError:
+                return {}
+            found = terms_of(msgspec.json.decode(raw).get("spec") or {})
+            if len(self._terms) >= _MOST_KINDS:
+                self._terms.clear()
+            self._terms[refused.constraints] = found
+        return found

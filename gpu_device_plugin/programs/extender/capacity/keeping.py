@@ -1,0 +1,152 @@
+"""Keep autoscalers from nodes whose pods have no other place, and hold places for the pods of nodes that go."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.aio.waiting import last_of
+from gpu_device_plugin.cluster.client.errors import ConflictError, InvalidError, NotFoundError
+from gpu_device_plugin.cluster.objects.decoding import NODES
+from gpu_device_plugin.core.capacity.leaving import Leaving, Tenant, leaving, refuges
+from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
+from gpu_device_plugin.core.contract.moves import HeldRoom
+from gpu_device_plugin.core.contract.nodemarks import kept, let_go
+from gpu_device_plugin.programs.extender.capacity.followed import of_one_node, replaceable
+from gpu_device_plugin.programs.extender.capacity.moving import HELD_S
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from gpu_device_plugin.core.capacity.leaving import Place
+    from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.programs.extender.capacity.parts import Parts
+
+_log = logging.getLogger(__name__)
+
+_AT_ONCE = 8
+"""Nodes that are written at the same time."""
+_CALL_S = 5.0
+_HELD = "room is held on it for pods that are being moved"
+_ALONE = "it has a pod that no controller replaces"
+
+
+@dataclass(eq=False)
+class Keeper:
+    """Decides which nodes may go, and writes it on them."""
+
+    _parts: Parts
+    latest: Leaving = field(default_factory=Leaving, init=False)
+    """The latest decision."""
+
+    async def mark(self) -> None:
+        """Decide which nodes may go, and write on the others that they must not. Raises ApiError."""
+        nodes = self._open()
+        tied = dict.fromkeys((at for at, _ in self._parts.holds.rooms.values()), _HELD)
+        tenants: dict[str, list[Tenant]] = {}
+        for number, name in enumerate(nodes):
+            if not number % 64:
+                await asyncio.sleep(0)
+            for pod in self._parts.followed.on_node(name):
+                if replaceable(pod) is not None:
+                    tenants.setdefault(name, []).extend(self._tenant(pod))
+                elif not of_one_node(pod):
+                    tied.setdefault(name, _ALONE)
+        self.latest = await last_of(leaving(nodes, tenants, tied=tied))
+        wanted = {
+            **{name: kept(self._parts.followed.nodes[name].annotations, why) for name, why in self.latest.stay.items()},
+            **{name: let_go(self._parts.followed.nodes[name].annotations) for name in self.latest.may_go},
+        }
+        changes = [(name, change) for name, change in wanted.items() if change]
+        for first in range(0, len(changes), _AT_ONCE):
+            await asyncio.gather(*(self._write(*each) for each in changes[first : first + _AT_ONCE]))
+
+    async def release(self) -> None:
+        """Remove what was written on nodes. Raises ApiError."""
+        for name, node in tuple(self._parts.followed.nodes.items()):
+            if change := let_go(node.annotations):
+                await self._write(name, change)
+
+    async def _write(self, name: str, change: Mapping[str, str | None]) -> None:
+        # Only on the node as it was seen: a person may be writing the same annotations.
+        body = {"metadata": {"resourceVersion": self._parts.followed.nodes[name].version, "annotations": dict(change)}}
+        try:
+            await self._parts.client.patch(NODES, name, body, timeout_s=_CALL_S)
+        except (ConflictError, InvalidError, NotFoundError):
+            return  # the watch shows it as it is now
+        if name in self.latest.stay:
+            _log.info("a node is kept from autoscalers", extra={"node": name, "why": self.latest.stay[name]})
+
+    def _open(self) -> Mapping[str, Candidate]:
+        """Return the nodes that pods with GPUs may come to."""
+        followed = self._parts.followed.nodes
+        return {
+            name: node
+            for name, node in self._parts.fleet.candidates.items()
+            if node.rooms and not node.gpus.claims and name in followed and followed[name].open
+        }
+
+    def _tenant(self, pod: Pod) -> Sequence[Tenant]:
+        asked = ask(pod, self._parts.resources)
+        name = f"{pod.namespace}/{pod.name}"
+        return [Tenant(pod.uid, name, asked, pod.amounts)] if isinstance(asked, Ask) and asked.parts else []
+
+    # --- Nodes that go ------------------------------------------------------------------------------------------------
+
+    async def shelter(self, moving: Collection[str] = ()) -> None:
+        """Hold places for the pods of nodes that are being drained; `moving` have theirs."""
+        self._give_back(moving)
+        awaited = Counter(pod.owner.uid for pod in self._parts.fleet.pending.values() if pod.owner is not None)
+        awaited.subtract(
+            room.owner for uid, (_, room) in self._parts.holds.rooms.items() if uid not in self._parts.followed.pods
+        )
+        for name, node in self._parts.followed.nodes.items():
+            if not (node.going or node.cordoned):
+                continue
+            leavers = []
+            for pod in self._parts.followed.on_node(name):
+                owner = replaceable(pod)
+                if owner is None or pod.uid in self._parts.holds.rooms:
+                    continue
+                if pod.deleting:
+                    # Its replacement waits already, or has found a place.
+                    awaited[owner.uid] -= 1
+                    if awaited[owner.uid] >= 0:
+                        leavers.append(pod)
+                elif node.going:
+                    leavers.append(pod)
+            if leavers:
+                await self._hold_for(name, leavers)
+
+    async def _hold_for(self, name: str, leavers: Sequence[Pod]) -> None:
+        nodes, may_go = self._open(), self.latest.may_go
+        pods = {pod.uid: pod for pod in leavers}
+        tenants = [tenant for pod in leavers for tenant in self._tenant(pod)]
+        places: list[Place] = []
+        # Those that stay first: a place on a node that may go itself would have to be left again.
+        for some in ({each for each in nodes if each not in may_go}, set(may_go)):
+            rest = [tenant for tenant in tenants if tenant.uid not in {place.tenant.uid for place in places}]
+            found = refuges({each: node for each, node in nodes.items() if each in some}, rest)
+            places += await last_of(found)
+        for place in places:
+            pod = pods[place.tenant.uid]
+            if pod.owner is None:
+                continue
+            shares = tuple(sorted(share for each in place.found.placements for share in each.shares))
+            until_s = self._parts.wall() + HELD_S + pod.grace_s
+            self._parts.holds.hold(place.node, HeldRoom(pod.uid, pod.namespace, pod.owner.uid, shares, until_s))
+            _log.info("a place is held for a pod of a node that goes", extra={"pod": place.tenant.name, "node": name})
+
+    def _give_back(self, moving: Collection[str]) -> None:
+        """Give back the places of pods that stay after all."""
+        for uid in tuple(self._parts.holds.rooms):
+            pod = self._parts.followed.pods.get(uid)
+            if pod is None or pod.deleting or uid in moving:
+                continue
+            node = self._parts.followed.nodes.get(pod.node_name)
+            if node is not None and not node.going:
+                self._parts.holds.let_go(uid)
