@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
+import yaml
 
 from bench.kubeapi import shipped
 from gpu_device_plugin.programs.extender.extender_program import Extender
@@ -40,6 +41,7 @@ Json = dict[str, Any]
 GPUS, SHARES = 4, 8
 """Of every node."""
 SCHEDULER = "gpushare-scheduler"
+CAPACITY = Path(__file__).parents[2] / "deploy/optional/capacity.yaml"
 
 _QUICK = {
     "scan-interval": "1s",
@@ -349,6 +351,9 @@ async def autoscaled(
             await cluster.ask("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", CAPACITY_BUFFER)
             served = "/apis/autoscaling.x-k8s.io/v1beta1/capacitybuffers"
             await eventually(lambda: _served(cluster, served), "CapacityBuffers are served")
+        for each in yaml.safe_load_all(CAPACITY.read_text()):
+            if each["kind"] == "PriorityClass":
+                await cluster.ask("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", each)
         settings = {"listen": "127.0.0.1:0", "http": "127.0.0.1:0", **(extender or {})}
         ours = Extender(
             Sources(ExtenderSettings, flags=settings, environ={}).read(),

@@ -7,11 +7,11 @@ import logging
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.cluster.client.config import SERVICE_ACCOUNT
-from gpu_device_plugin.cluster.client.errors import ApiError
+from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError
 from gpu_device_plugin.programs.extender.capacity.autoscaler import Autoscaler
 from gpu_device_plugin.programs.extender.capacity.growing import Grower
 from gpu_device_plugin.programs.extender.capacity.keeping import Keeper
-from gpu_device_plugin.programs.extender.capacity.moving import Mover
+from gpu_device_plugin.programs.extender.capacity.moving import MANIFEST, Mover
 from gpu_device_plugin.settings.common import own_namespace
 
 if TYPE_CHECKING:
@@ -72,36 +72,52 @@ class Capacity:
         """Take care. Ends only by cancellation."""
         while True:
             try:
-                await self.round()
+                if await self._leads():
+                    for step in (self._shelter, self.mover.obey, self._grow, self._keep):
+                        await self._done(step)
             except (ApiError, TimeoutError) as error:
-                _log.warning("the care for the cluster's capacity waits", extra={"why": str(error), "once_per_s": 60})
+                _told(error)
             await asyncio.sleep(self._pause_s)
 
-    async def round(self) -> None:
-        """Do what is due, if this extender is the active one. Raises ApiError or TimeoutError."""
+    async def _leads(self) -> bool:
+        """Return whether this extender is the active one, and knows what others have done. Raises ApiError."""
         term = await self._leadership.term()
-        if term is None:
-            self._term = None
-            return
-        if term != self._term:
+        if term is not None and term != self._term:
             await self._catch_up()
             self._autoscaler.forget()
-            self._term, self._decided = term, None
-        settings, holds = self._settings(), self._parts.holds
-        holds.expire()
-        if settings.keep_nodes:
+            self._decided = None
+        self._term = term
+        return term is not None
+
+    async def _done(self, step: Callable[[], Awaitable[None]]) -> None:
+        """Take one step, whose failure keeps none of the others."""
+        try:
+            await step()
+        except ApiError as error:
+            _told(error)
+
+    async def _shelter(self) -> None:
+        self._parts.holds.expire()
+        if self._settings().keep_nodes:
             await self.keeper.shelter(self.mover.moving)
-        await holds.write()
-        await self.mover.obey()
-        if settings.grow != "off":
-            await self._autoscaler.ask(await self.grower.wanted(), settings.grow)
-        if settings.keep_nodes:
-            await self._keep()
+        await self._parts.holds.write()
+
+    async def _grow(self) -> None:
+        how = self._settings().grow
+        if how != "off":
+            await self._autoscaler.ask(await self.grower.wanted(), how)
 
     async def _keep(self) -> None:
+        if not self._settings().keep_nodes:
+            return
         began = self._parts.clock()
         state = self._parts.fleet.now.changed_since(0)[0], self._parts.followed.changes
         if state != self._decided and began >= self._decide_at:
             await self.keeper.mark()
             self._decided = state
             self._decide_at = self._parts.clock() + _REST * (self._parts.clock() - began)
+
+
+def _told(error: Exception) -> None:
+    hint = f"; apply {MANIFEST}" if isinstance(error, ForbiddenError) else ""
+    _log.warning("the care for the cluster's capacity waits", extra={"why": f"{error}{hint}", "once_per_s": 60})

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 HELD_S = 300.0
 """How long room is held once the pod has ended: its controller makes the replacement within seconds."""
 _CALL_S = 5.0
-_MANIFEST = "deploy/optional/capacity.yaml (chart: scheduler.capacity)"
+MANIFEST = "deploy/optional/capacity.yaml (chart: scheduler.capacity)"
 
 
 @dataclass(eq=False)
@@ -87,8 +87,8 @@ class Mover:
             await self._parts.holds.write()
         except ApiError as error:
             self._parts.holds.let_go(pod.uid)
-            return f"the room could not be held: {error}; apply {_MANIFEST}"
-        done = await evict(self._parts.client, pod, most_grace_s=pod.grace_s, timeout_s=_CALL_S, manifest=_MANIFEST)
+            return f"the room could not be held: {error}; apply {MANIFEST}"
+        done = await evict(self._parts.client, pod, most_grace_s=pod.grace_s, timeout_s=_CALL_S, manifest=MANIFEST)
         if done.outcome is EvictionOutcome.EVICTED:
             return ""
         if done.outcome is not EvictionOutcome.FAILED:
