@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gpu_device_plugin.cluster.objects.decoding import ObjectMeta, PodReader
+from gpu_device_plugin.core.capacity.terms import NO_TERMS, Alternative, Requirement, Terms, Toleration
 from gpu_device_plugin.core.contract.keys import (
     FRAMEWORKS,
     MEMORY_GUARANTEE,
@@ -20,7 +21,6 @@ from gpu_device_plugin.core.contract.keys import (
 from gpu_device_plugin.core.model.resource_claims import PodClaim
 from gpu_device_plugin.core.report.text.printing import shortened
 from gpu_device_plugin.core.report.why.pod_causes import DEFAULT_SCHEDULER, SchedulingStatus
-from gpu_device_plugin.core.report.why.scheduler_checks import NO_TERMS, Alternative, Requirement, Terms, Toleration
 from gpu_device_plugin.settings.knobs import nearest
 from gpu_device_plugin.view.objects import ApiObject, Condition, Resources, decoded, readable
 

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from gpu_device_plugin.cluster.objects.resource_claims import read_claim
+from gpu_device_plugin.core.capacity.terms import NO_TERMS
 from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.contract.keys import ALLOCATION, INSTANCES, NODE_GPUS, NODE_USE
 from gpu_device_plugin.core.contract.nodegpus import NodeGpus, write_node_gpus
-from gpu_device_plugin.core.report.why.scheduler_checks import NO_TERMS
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.testing.builders import container, node, pod
 from gpu_device_plugin.view.following import FollowedCluster, FollowedNode, FollowedPod

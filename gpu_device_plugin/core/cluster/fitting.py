@@ -362,7 +362,7 @@ def _preferred(
             placement = next(ways, None)
             if placement is None or steps < 0:
                 return None
-            left = _without(rooms, placement)
+            left = without(rooms, placement)
             packing = others(*frees_of(left), steps)
             steps -= 1 + packing.steps
             found[n] = placement
@@ -420,7 +420,7 @@ def _likeness(room: Room) -> _Likeness:
     return room.total, room.free, room.healthy, room.shared, room.whole, room.card is None
 
 
-def _without(rooms: Sequence[Room], placement: Placement) -> tuple[Room, ...]:
+def without(rooms: Sequence[Room], placement: Placement) -> tuple[Room, ...]:
     """Return the room that a placement leaves; a GPU taken whole has no free share, and counts as shared."""
     taken = dict(placement.shares)
     return tuple(

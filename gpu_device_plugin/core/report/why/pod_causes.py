@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.capacity.terms import NO_TERMS, Terms
 from gpu_device_plugin.core.cluster.claimed_gpus import (
     asks_for_instances,
     asks_for_ours,
@@ -31,7 +32,6 @@ from gpu_device_plugin.core.report.why.mig_explanations import held_instances, o
 from gpu_device_plugin.core.report.why.mistaken_requests import asks_for_others, asks_for_several, asks_in_mib
 from gpu_device_plugin.core.report.why.pod_use import lent, of_pod, refusals, told_over_use
 from gpu_device_plugin.core.report.why.resizing import resizes, unreadable_wishes
-from gpu_device_plugin.core.report.why.scheduler_checks import NO_TERMS, Terms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

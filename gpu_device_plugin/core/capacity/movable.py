@@ -1,0 +1,223 @@
+"""Which pods may be moved to other GPUs, and why the others may not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.capacity.terms import NO_TERMS, Terms, obstacles
+from gpu_device_plugin.core.cluster.held_instances import asked_instances
+from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
+from gpu_device_plugin.core.cluster.usage import NOTHING, Occupant, Usage
+from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from gpu_device_plugin.core.capacity.terms import NodeFacts
+    from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.core.model.placing import Placement
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.model.resources import Resource
+
+_STANDARD = frozenset({"cpu", "memory", "ephemeral-storage", "pods"})
+"""The resources that every node has."""
+
+
+class Stays(StrEnum):
+    """Why a pod is not moved, as a clause about the pod."""
+
+    ENDING = "it is being deleted"
+    NO_CONTROLLER = "no controller would replace it"
+    DAEMON_SET = "a DaemonSet made it for its node"
+    STATIC = "its kubelet made it from a file"
+    FORBIDDEN = "its annotation safe-to-evict is false"
+    STORAGE = "it has local storage (emptyDir or hostPath)"
+    VOLUME = "its volumes may be tied to its node or zone"
+    NEIGHBOURS = "it depends on the places of other pods (affinity or topology spread)"
+    RESOURCES = "it asks for resources that are not counted here"
+    BUDGET = "its PodDisruptionBudget allows no disruption"
+    BUDGETS = "several PodDisruptionBudgets select it, and such pods cannot be evicted"
+    CLAIMS = "kube-scheduler gave it its GPUs by a ResourceClaim (DRA)"
+    UNPLACED = "its GPU is not known"
+    IMPORTANT = "its priority is higher"
+    PLANNED = "room is made for it"
+
+
+@dataclass(frozen=True, slots=True)
+class Evictability:
+    """What of a pod besides its GPUs decides whether it may be evicted."""
+
+    controller: str = ""
+    """The kind of the owner that is its controller; empty: it has none."""
+    safe_to_evict: bool | None = None
+    """The Cluster Autoscaler's annotation; None: it has none."""
+    local_storage: bool = False
+    """It has a hostPath, or an emptyDir on a disk, that the Cluster Autoscaler's annotation does not release."""
+    claims_volumes: bool = False
+    """It has PersistentVolumeClaims."""
+    neighbours: bool = False
+    """Required affinity or anti-affinity to pods, or topology spread constraints that keep it from nodes."""
+    budgets: tuple[str, ...] = ()
+    """The PodDisruptionBudgets that select it, as ``namespace/name``."""
+    terms: Terms = NO_TERMS
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tenant:
+    """A pod that counts on a node. Compared by identity."""
+
+    pod: Occupant
+    ask: Ask = field(default_factory=Ask)
+    """What its replacement asks for."""
+    amounts: Amounts = NO_AMOUNTS
+    nodes: frozenset[str] | None = None
+    """The nodes that its own terms allow; None: all."""
+    budget: str = ""
+    """The PodDisruptionBudget that counts its eviction."""
+    stays: Stays | None = None
+    """None: it may be moved."""
+
+    def __str__(self) -> str:
+        """Return ``namespace/name``."""
+        return str(self.pod)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A node, with everything that counts on its GPUs."""
+
+    node: Candidate
+    """With the room that its tenants leave, and the CPU and memory that no pod requests."""
+    tenants: tuple[Tenant, ...] = ()
+    open: bool = True
+    """Pods may be moved to it."""
+
+    def changed(self, gone: Tenant | None = None, come: Tenant | None = None) -> Site:
+        """Return the node without a tenant, or with another one."""
+        tenants = tuple([each for each in self.tenants if each is not gone]) + (() if come is None else (come,))
+        node = self.node.occupied([each.pod.usage for each in tenants])
+        left = node.left
+        if left is not None and gone is not None:
+            left = Amounts(left.cpu_milli + gone.amounts.cpu_milli, left.memory_mib + gone.amounts.memory_mib)
+        if left is not None and come is not None:
+            left = left.without([come.amounts])
+        return replace(self, node=replace(node, left=left), tenants=tenants)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """The eviction of a pod once room is held for its replacement."""
+
+    pod: Tenant
+    """As it is before the move."""
+    origin: str
+    node: str
+    placements: tuple[Placement, ...]
+    """Of its replacement, one for each part of its demand."""
+
+    @property
+    def shares(self) -> Mapping[int, int]:
+        """The shares that the replacement gets, by GPU position; all shares of a whole GPU."""
+        sums: Counter[int] = Counter()
+        for placement in self.placements:
+            sums.update(dict(placement.shares))
+        return dict(sorted(sums.items()))
+
+    @property
+    def replacement(self) -> Tenant:
+        """The pod as it is after the move."""
+        return replace(self.pod, pod=replace(self.pod.pod, usage=usage_at(self.placements)))
+
+
+def usage_at(placements: Iterable[Placement]) -> Usage:
+    """Return the usage of a pod with these placements, without anything beyond its requests."""
+    shares: Counter[int] = Counter()
+    whole: list[int] = []
+    for placement in placements:
+        if placement.demand.kind is Kind.COUNT:
+            whole += placement.positions
+        else:
+            shares.update(dict(placement.shares))
+    return Usage(tuple(sorted(shares.items())), tuple(sorted(whole)))
+
+
+def after(sites: Iterable[Site], moves: Sequence[Move]) -> tuple[Site, ...]:
+    """Return the nodes as they are once all moves are done, one after the other."""
+    by_name = {site.node.name: site for site in sites}
+    for move in moves:
+        by_name[move.origin] = by_name[move.origin].changed(gone=_there(by_name[move.origin], move))
+        by_name[move.node] = by_name[move.node].changed(come=move.replacement)
+    return tuple(by_name.values())
+
+
+def _there(site: Site, move: Move) -> Tenant:
+    """Return the pod of a move as it is now: an earlier move may have replaced it."""
+    return next(each for each in site.tenants if each.pod.uid == move.pod.pod.uid)
+
+
+class Tenants:
+    """Makes tenants of the pods of a cluster; pods with equal terms share the names of the nodes that these allow."""
+
+    def __init__(
+        self,
+        nodes: Sequence[NodeFacts],
+        resources: Iterable[Resource],
+        budgets: Mapping[str, int],
+        open_: Iterable[str],
+    ) -> None:
+        """`budgets` are the disruptions that each PodDisruptionBudget allows; `open_` the nodes that serve pods."""
+        self._resources = tuple(resources)
+        self._ours = frozenset(resource.name for resource in self._resources)
+        self._budgets = budgets
+        self._nodes = [node for node in nodes if node.name in set(open_)]
+        self._known: list[tuple[Terms, frozenset[str]]] = []
+
+    def allowed(self, terms: Terms) -> frozenset[str]:
+        """Return the names of the nodes that terms allow."""
+        for known, names in self._known:
+            if known == terms:
+                return names
+        names = frozenset(node.name for node in self._nodes if next(obstacles(node, terms), None) is None)
+        self._known.append((terms, names))
+        return names
+
+    def of(self, pod: Pod, usage: Usage, facts: Evictability | None) -> Tenant:
+        """Return a pod with this usage; `facts` None: kube-scheduler gave it its GPUs by a ResourceClaim."""
+        occupant = Occupant(
+            pod.uid, usage, pod.priority, pod.deleting, pod.requests, pod.namespace, pod.name
+        )  # fmt: skip
+        asked = ask(pod, self._resources)
+        if facts is None or not isinstance(asked, Ask):
+            return Tenant(occupant, amounts=pod.amounts, stays=Stays.CLAIMS if facts is None else Stays.RESOURCES)
+        stays = why_it_stays(pod, usage, facts, self._budgets, self._ours)
+        budget = next(iter(facts.budgets), "")
+        return Tenant(occupant, asked, pod.amounts, self.allowed(facts.terms), budget, stays)
+
+
+def why_it_stays(
+    pod: Pod, usage: Usage, facts: Evictability, budgets: Mapping[str, int], ours: frozenset[str]
+) -> Stays | None:
+    """Return why a pod is not moved; None: it may be.
+
+    `budgets` are the disruptions that each PodDisruptionBudget still allows, `ours` the names of our resources. Local
+    storage counts as it does for the Cluster Autoscaler.
+    """
+    others = {name for name in pod.requests or {} if name not in _STANDARD and name not in ours}
+    reasons = (
+        (pod.deleting or pod.ended, Stays.ENDING),
+        (pod.static_uid or facts.controller == "Node", Stays.STATIC),
+        (facts.controller == "DaemonSet", Stays.DAEMON_SET),
+        (not facts.controller, Stays.NO_CONTROLLER),
+        (facts.safe_to_evict is False, Stays.FORBIDDEN),
+        (facts.local_storage and not facts.safe_to_evict, Stays.STORAGE),
+        (facts.claims_volumes and not facts.safe_to_evict, Stays.VOLUME),
+        (facts.neighbours or pod.requests is None, Stays.NEIGHBOURS),
+        (others or asked_instances(pod), Stays.RESOURCES),
+        (usage.unplaced or usage == NOTHING, Stays.UNPLACED),
+        (len(facts.budgets) > 1, Stays.BUDGETS),
+        (any(budgets.get(name, 0) < 1 for name in facts.budgets), Stays.BUDGET),
+    )
+    return next((why for applies, why in reasons if applies), None)
