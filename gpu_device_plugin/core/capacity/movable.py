@@ -66,7 +66,7 @@ class Evictability:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tenant:
+class Resident:
     """A pod that counts on a node. Compared by identity."""
 
     pod: Occupant
@@ -90,28 +90,28 @@ class Site:
     """A node, with everything that counts on its GPUs."""
 
     node: Candidate
-    """With the room that its tenants leave, and the CPU and memory that no pod requests."""
-    tenants: tuple[Tenant, ...] = ()
+    """With the room that its residents leave, and the CPU and memory that no pod requests."""
+    residents: tuple[Resident, ...] = ()
     open: bool = True
     """Pods may be moved to it."""
 
-    def changed(self, gone: Tenant | None = None, come: Tenant | None = None) -> Site:
-        """Return the node without a tenant, or with another one."""
-        tenants = tuple([each for each in self.tenants if each is not gone]) + (() if come is None else (come,))
-        node = self.node.occupied([each.pod.usage for each in tenants])
+    def changed(self, gone: Resident | None = None, come: Resident | None = None) -> Site:
+        """Return the node without a resident, or with another one."""
+        residents = tuple([each for each in self.residents if each is not gone]) + (() if come is None else (come,))
+        node = self.node.occupied([each.pod.usage for each in residents])
         left = node.left
         if left is not None and gone is not None:
             left = Amounts(left.cpu_milli + gone.amounts.cpu_milli, left.memory_mib + gone.amounts.memory_mib)
         if left is not None and come is not None:
             left = left.without([come.amounts])
-        return replace(self, node=replace(node, left=left), tenants=tenants)
+        return replace(self, node=replace(node, left=left), residents=residents)
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
     """The eviction of a pod once room is held for its replacement."""
 
-    pod: Tenant
+    pod: Resident
     """As it is before the move."""
     origin: str
     node: str
@@ -127,7 +127,7 @@ class Move:
         return dict(sorted(sums.items()))
 
     @property
-    def replacement(self) -> Tenant:
+    def replacement(self) -> Resident:
         """The pod as it is after the move."""
         return replace(self.pod, pod=replace(self.pod.pod, usage=usage_at(self.placements)))
 
@@ -153,13 +153,13 @@ def after(sites: Iterable[Site], moves: Sequence[Move]) -> tuple[Site, ...]:
     return tuple(by_name.values())
 
 
-def _there(site: Site, move: Move) -> Tenant:
+def _there(site: Site, move: Move) -> Resident:
     """Return the pod of a move as it is now: an earlier move may have replaced it."""
-    return next(each for each in site.tenants if each.pod.uid == move.pod.pod.uid)
+    return next(each for each in site.residents if each.pod.uid == move.pod.pod.uid)
 
 
-class Tenants:
-    """Makes tenants of the pods of a cluster; pods with equal terms share the names of the nodes that these allow."""
+class Residents:
+    """Makes residents of the pods of a cluster; pods with equal terms share the names of the nodes that these allow."""
 
     def __init__(
         self,
@@ -184,17 +184,17 @@ class Tenants:
         self._known.append((terms, names))
         return names
 
-    def of(self, pod: Pod, usage: Usage, facts: Evictability | None) -> Tenant:
+    def of(self, pod: Pod, usage: Usage, facts: Evictability | None) -> Resident:
         """Return a pod with this usage; `facts` None: kube-scheduler gave it its GPUs by a ResourceClaim."""
         occupant = Occupant(
             pod.uid, usage, pod.priority, pod.deleting, pod.requests, pod.namespace, pod.name
         )  # fmt: skip
         asked = ask(pod, self._resources)
         if facts is None or not isinstance(asked, Ask):
-            return Tenant(occupant, amounts=pod.amounts, stays=Stays.CLAIMS if facts is None else Stays.RESOURCES)
+            return Resident(occupant, amounts=pod.amounts, stays=Stays.CLAIMS if facts is None else Stays.RESOURCES)
         stays = why_it_stays(pod, usage, facts, self._budgets, self._ours)
         budget = next(iter(facts.budgets), "")
-        return Tenant(occupant, asked, pod.amounts, self.allowed(facts.terms), budget, stays)
+        return Resident(occupant, asked, pod.amounts, self.allowed(facts.terms), budget, stays)
 
 
 def why_it_stays(

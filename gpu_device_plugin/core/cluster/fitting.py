@@ -104,7 +104,7 @@ def after(node: Candidate, found: Fit, amounts: Amounts = NO_AMOUNTS) -> Candida
     """Return a node once a pod has its place there, and requests `amounts` of its CPU and memory."""
     rooms = node.rooms
     for placement in found.placements:
-        rooms = _without(rooms, placement)
+        rooms = without(rooms, placement)
     left = None if node.left is None else node.left.without([amounts])
     return replace(node, rooms=rooms, summary=summary(rooms), left=left)
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.capacity.movable import Site, Stays, Tenant, usage_at
-from gpu_device_plugin.core.capacity.plans import Fits, Goal, NodesFree
+from gpu_device_plugin.core.capacity.movable import Resident, Site, Stays, usage_at
+from gpu_device_plugin.core.capacity.places import Fits, Goal, NodesFree
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.fitting import Fit, fit
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
@@ -38,7 +38,7 @@ class World:
     budgets: Mapping[str, int]
 
 
-def tenant(name: str, demands: Sequence[Demand], site: Site, **more: object) -> Tenant | None:
+def resident(name: str, demands: Sequence[Demand], site: Site, **more: object) -> Resident | None:
     """Return a pod on the emptiest GPUs of a node; None: it has no room there."""
     wishes = Wishes(use_models=tuple(more.pop("models", ())))  # type: ignore[call-overload]
     asked = Ask(tuple(map(Part, demands)), wishes)
@@ -47,7 +47,7 @@ def tenant(name: str, demands: Sequence[Demand], site: Site, **more: object) -> 
     if not isinstance(found, Fit) or (site.node.left is not None and not site.node.left.cover(amounts)):  # type: ignore[arg-type]
         return None
     occupant = Occupant(name, usage_at(found.placements), int(more.pop("priority", 0)), False, {}, "ns", name)  # type: ignore[call-overload]
-    return Tenant(occupant, asked, **more)  # type: ignore[arg-type]
+    return Resident(occupant, asked, **more)  # type: ignore[arg-type]
 
 
 def node(name: str, sizes: Sequence[int], *, cpu: int | None = None, model: str = "T4") -> Site:
@@ -65,11 +65,21 @@ def random_demands(chance: random.Random, size: int) -> list[Demand]:
             return [Demand(Kind.MEMORY, 2 * chance.randint(1, size // 2), 2)]
         case "parts":
             return [Demand(Kind.MEMORY, chance.randint(1, size // 2)) for _ in range(2)]
-    return [Demand(Kind.MEMORY, chance.randint(1, size))]
+    return [Demand(Kind.MEMORY, chance.randint(1, size - 1))]
 
 
 def random_world(chance: random.Random) -> World:
-    """Return a cluster so small that all of its states can be counted."""
+    """Return a cluster so small that all of its states can be counted, mostly one whose goal is not reached yet."""
+    for _ in range(3):
+        world = _world(chance)
+        wants, begin = world.goal, (tuple(_place(pod, site) for site in world.sites for pod in site.residents), ())
+        pods = [pod for site in world.sites for pod in site.residents]
+        if not _reached(wants, begin, pods, {site.node.name: site for site in world.sites}):
+            break
+    return world
+
+
+def _world(chance: random.Random) -> World:
     size = chance.choice([4, 6, 8])
     cpu = chance.choice([None, None, 3, 4])
     sites: dict[str, Site] = {}
@@ -79,9 +89,9 @@ def random_world(chance: random.Random) -> World:
         sites[f"n{number}"] = replace(site, open=chance.random() < 0.9)
     names = sorted(sites)
     budgets = {"ns/one": 1, "ns/two": 2}
-    for number in range(chance.randint(2, 6)):
+    for number in range(chance.randint(4, 7)):
         name = chance.choice(names)
-        found = tenant(
+        found = resident(
             f"p{number}",
             random_demands(chance, size),
             sites[name],
@@ -89,7 +99,7 @@ def random_world(chance: random.Random) -> World:
             amounts=Amounts(chance.choice([0, 1, 2]), 0) if cpu else Amounts(),
             nodes=frozenset({name, *chance.sample(names, 2)}) if chance.random() < 0.2 else None,
             budget=chance.choice(["", "", "", "ns/one", "ns/two"]),
-            stays=Stays.NO_CONTROLLER if chance.random() < 0.15 else None,
+            stays=Stays.NO_CONTROLLER if chance.random() < 0.1 else None,
             models=[MODELS[0]] if sites[name].node.gpus.models == {MODELS[0]} and chance.random() < 0.2 else [],
         )
         if found is not None:
@@ -109,11 +119,11 @@ def cheapest(world: World) -> tuple[int, int, int] | None:
     """Return the fewest moves, their highest priority and their shares, by trying everything; None: there is no way."""
     sites = {site.node.name: site for site in world.sites}
     highest = world.goal.priority if isinstance(world.goal, Fits) else None
-    pods = [pod for site in world.sites for pod in site.tenants]
+    pods = [pod for site in world.sites for pod in site.residents]
     movable = [pod.stays is None and (highest is None or pod.pod.priority <= highest) for pod in pods]
     names = sorted(world.budgets)
     begin: State = (
-        tuple(_place(pod, site) for site in world.sites for pod in site.tenants),
+        tuple(_place(pod, site) for site in world.sites for pod in site.residents),
         (0,) * len(names),
     )
     layer: dict[State, set[tuple[int, int]]] = {begin: {(-1, 0)}}
@@ -151,20 +161,20 @@ def _undominated(costs: set[tuple[int, int]]) -> set[tuple[int, int]]:
     }
 
 
-def _place(pod: Tenant, site: Site) -> Place:
+def _place(pod: Resident, site: Site) -> Place:
     usage, sizes = pod.pod.usage, site.node.gpus.sizes
     shares = [(at, amount, False) for at, amount in usage.shares] + [(at, sizes[at], True) for at in usage.whole]
     return site.node.name, tuple(sorted(shares))
 
 
-def _reached(goal: Goal, state: State, pods: Sequence[Tenant], sites: Mapping[str, Site]) -> bool:
+def _reached(goal: Goal, state: State, pods: Sequence[Resident], sites: Mapping[str, Site]) -> bool:
     if isinstance(goal, Fits):
         return next(_places(goal, state, pods, sites), None) is not None
     used = {name for name, _ in state[0]}
     return sum(name not in used for name in sites) >= goal.number
 
 
-def _places(want: Fits, state: State, pods: Sequence[Tenant], sites: Mapping[str, Site]) -> Iterator[Place]:
+def _places(want: Fits, state: State, pods: Sequence[Resident], sites: Mapping[str, Site]) -> Iterator[Place]:
     for name, site in sites.items():
         if not site.open or (want.nodes is not None and name not in want.nodes):
             continue

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.capacity.movable import after
-from gpu_device_plugin.core.capacity.plans import Fits, plan
+from gpu_device_plugin.core.capacity.places import Fits
+from gpu_device_plugin.core.capacity.plans import plan
 from gpu_device_plugin.core.cluster.fitting import unfit
 from tests.core.capacity.clusters import cheapest, random_world
 
@@ -28,7 +29,9 @@ def checked(world: World, found: Plan) -> tuple[int, int, int] | None:
     for move in found.moves:
         by_name = {site.node.name: site for site in now}
         target, pod = by_name[move.node], move.pod
-        assert pod.pod in {each.pod for each in by_name[move.origin].tenants}
+        assert (pod.pod.uid, pod.pod.usage) in {
+            (each.pod.uid, each.pod.usage) for each in by_name[move.origin].residents
+        }
         assert pod.stays is None
         assert highest is None or pod.pod.priority <= highest
         assert target.open
@@ -48,7 +51,7 @@ def checked(world: World, found: Plan) -> tuple[int, int, int] | None:
         now = after(now, [move])
     assert spent.items() <= {name: min(count, world.budgets[name]) for name, count in spent.items()}.items()
     assert reached(world, now)
-    assert sum(len(site.tenants) for site in now) == sum(len(site.tenants) for site in world.sites)
+    assert sum(len(site.residents) for site in now) == sum(len(site.residents) for site in world.sites)
     return len(found.moves), priority, shares
 
 
@@ -61,16 +64,20 @@ def reached(world: World, sites: tuple[Site, ...]) -> bool:
             and (site.node.left is None or site.node.left.cover(goal.amounts))
             for site in sites
         )
-    return sum(not site.tenants for site in sites) >= goal.number
+    return sum(not site.residents for site in sites) >= goal.number
 
 
 @pytest.mark.chance
-def test_plans_are_as_short_and_as_cheap_as_the_best_of_all_ways(chance_seed: int) -> None:
+def test_plans_are_as_short_and_as_cheap_as_the_best_of_all_ways(
+    chance_seed: int, request: pytest.FixtureRequest
+) -> None:
+    """210 clusters, and 1,002 where `make explore` chooses the seeds."""
     chance = random.Random(chance_seed)  # noqa: S311
-    for _ in range(35):
+    for _ in range(35 if request.config.getoption("--hypothesis-seed") is None else 167):
         world = random_world(chance)
         found = plan(world.sites, world.goal, world.budgets)
         best = cheapest(world)
-        assert found.exact
         assert checked(world, found) == best
-        assert found.bound == (None if best is None else best[0])
+        # That there is no way at all shows only once all states were seen.
+        assert found.exact or best is None
+        assert not found.exact or found.bound == (None if best is None else best[0])
