@@ -65,6 +65,26 @@ class _NodeAffinity(ApiObject):
 
 class _Affinity(ApiObject):
     node_affinity: _NodeAffinity | None = None
+    pod_affinity: dict[str, msgspec.Raw] | None = None
+    pod_anti_affinity: dict[str, msgspec.Raw] | None = None
+
+
+class SchedulingSpec(ApiObject):
+    """The part of a pod's spec that names the nodes that it may go to."""
+
+    scheduling_gates: list[_Gate] | None = None
+    tolerations: tuple[Toleration, ...] = ()
+    node_selector: dict[str, str] | None = None
+    affinity: _Affinity | None = None
+
+    @property
+    def terms(self) -> Terms:
+        """The nodes that it may go to."""
+        of_node = None if self.affinity is None else self.affinity.node_affinity
+        required = None if of_node is None else of_node.required
+        terms = () if required is None else required.node_selector_terms or ()
+        alternatives = tuple(Alternative(term.match_expressions, term.match_fields) for term in terms)
+        return Terms(self.tolerations, self.node_selector or {}, None if required is None else alternatives)
 
 
 class _PodClaim(ApiObject):
@@ -73,15 +93,11 @@ class _PodClaim(ApiObject):
     resource_claim_template_name: str | None = None
 
 
-class _PodSpec(ApiObject):
+class _PodSpec(SchedulingSpec):
     resource_claims: list[_PodClaim] | None = None
     containers: list[_Container] | None = None
     init_containers: list[_Container] | None = None
     scheduler_name: str | None = None
-    scheduling_gates: list[_Gate] | None = None
-    tolerations: tuple[Toleration, ...] = ()
-    node_selector: dict[str, str] | None = None
-    affinity: _Affinity | None = None
 
 
 class _PodStatus(ApiObject):
@@ -124,10 +140,6 @@ def pod_and_status(raw: msgspec.Raw, resources: Iterable[Resource]) -> tuple[Pod
     spec, status = more.spec, more.status
     conditions = status.conditions or ()
     refused = next((one for one in conditions if one.type == "PodScheduled" and one.status != "True"), Condition())
-    of_node = None if spec.affinity is None else spec.affinity.node_affinity
-    required = None if of_node is None else of_node.required
-    terms = () if required is None else required.node_selector_terms or ()
-    alternatives = tuple(Alternative(term.match_expressions, term.match_fields) for term in terms)
     return pod, SchedulingStatus(
         scheduler=spec.scheduler_name or DEFAULT_SCHEDULER,
         reason=status.reason or "",
@@ -135,7 +147,7 @@ def pod_and_status(raw: msgspec.Raw, resources: Iterable[Resource]) -> tuple[Pod
         condition_reason=refused.reason or "",
         condition=refused.message or "",
         gates=tuple(gate.name for gate in spec.scheduling_gates or ()),
-        terms=Terms(spec.tolerations, spec.node_selector or {}, None if required is None else alternatives),
+        terms=spec.terms,
         ignored=(*ignored, *_misspelt(more.metadata)),
         limits=tuple(
             name

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.capacity.terms import NO_TERMS, Terms, obstacles
 from gpu_device_plugin.core.cluster.held_instances import asked_instances
-from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
+from gpu_device_plugin.core.cluster.pod_demand import Ask, Impossible, ask
 from gpu_device_plugin.core.cluster.usage import NOTHING, Occupant, Usage
 from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts, Kind
 
@@ -42,7 +42,7 @@ class Stays(StrEnum):
     BUDGETS = "several PodDisruptionBudgets select it, and such pods cannot be evicted"
     CLAIMS = "kube-scheduler gave it its GPUs by a ResourceClaim (DRA)"
     UNPLACED = "its GPU is not known"
-    IMPORTANT = "its priority is higher"
+    HELD = "it is room that is held for a pod"
     PLANNED = "room is made for it"
 
 
@@ -50,8 +50,6 @@ class Stays(StrEnum):
 class Evictability:
     """What of a pod besides its GPUs decides whether it may be evicted."""
 
-    controller: str = ""
-    """The kind of the owner that is its controller; empty: it has none."""
     safe_to_evict: bool | None = None
     """The Cluster Autoscaler's annotation; None: it has none."""
     local_storage: bool = False
@@ -161,18 +159,12 @@ def _there(site: Site, move: Move) -> Resident:
 class Residents:
     """Makes residents of the pods of a cluster; pods with equal terms share the names of the nodes that these allow."""
 
-    def __init__(
-        self,
-        nodes: Sequence[NodeFacts],
-        resources: Iterable[Resource],
-        budgets: Mapping[str, int],
-        open_: Iterable[str],
-    ) -> None:
-        """`budgets` are the disruptions that each PodDisruptionBudget allows; `open_` the nodes that serve pods."""
+    def __init__(self, nodes: Iterable[NodeFacts], resources: Iterable[Resource], budgets: Mapping[str, int]) -> None:
+        """`nodes` are those that pods may come to, `budgets` the evictions that PodDisruptionBudgets allow."""
         self._resources = tuple(resources)
         self._ours = frozenset(resource.name for resource in self._resources)
         self._budgets = budgets
-        self._nodes = [node for node in nodes if node.name in set(open_)]
+        self._nodes = tuple(nodes)
         self._known: list[tuple[Terms, frozenset[str]]] = []
 
     def allowed(self, terms: Terms) -> frozenset[str]:
@@ -184,17 +176,20 @@ class Residents:
         self._known.append((terms, names))
         return names
 
-    def of(self, pod: Pod, usage: Usage, facts: Evictability | None) -> Resident:
-        """Return a pod with this usage; `facts` None: kube-scheduler gave it its GPUs by a ResourceClaim."""
-        occupant = Occupant(
-            pod.uid, usage, pod.priority, pod.deleting, pod.requests, pod.namespace, pod.name
-        )  # fmt: skip
+    def of(self, pod: Pod, facts: Evictability, occupant: Occupant | None = None) -> Resident:
+        """Return a pod that counts on its node as `occupant`; None: it waits."""
+        counts = Occupant(pod.uid, NOTHING, pod.priority, pod.deleting, pod.requests, pod.namespace, pod.name)
         asked = ask(pod, self._resources)
-        if facts is None or not isinstance(asked, Ask):
-            return Resident(occupant, amounts=pod.amounts, stays=Stays.CLAIMS if facts is None else Stays.RESOURCES)
-        stays = why_it_stays(pod, usage, facts, self._budgets, self._ours)
-        budget = next(iter(facts.budgets), "")
-        return Resident(occupant, asked, pod.amounts, self.allowed(facts.terms), budget, stays)
+        if isinstance(asked, Impossible):
+            return Resident(occupant or counts, stays=Stays.RESOURCES)
+        return Resident(
+            occupant or counts,
+            asked,
+            pod.amounts,
+            self.allowed(facts.terms),
+            next(iter(facts.budgets), ""),
+            None if occupant is None else why_it_stays(pod, occupant.usage, facts, self._budgets, self._ours),
+        )
 
 
 def why_it_stays(
@@ -208,9 +203,9 @@ def why_it_stays(
     others = {name for name in pod.requests or {} if name not in _STANDARD and name not in ours}
     reasons = (
         (pod.deleting or pod.ended, Stays.ENDING),
-        (pod.static_uid or facts.controller == "Node", Stays.STATIC),
-        (facts.controller == "DaemonSet", Stays.DAEMON_SET),
-        (not facts.controller, Stays.NO_CONTROLLER),
+        (pod.owner is None, Stays.NO_CONTROLLER),
+        (pod.owner is not None and pod.owner.kind == "Node", Stays.STATIC),
+        (pod.owner is not None and pod.owner.kind == "DaemonSet", Stays.DAEMON_SET),
         (facts.safe_to_evict is False, Stays.FORBIDDEN),
         (facts.local_storage and not facts.safe_to_evict, Stays.STORAGE),
         (facts.claims_volumes and not facts.safe_to_evict, Stays.VOLUME),

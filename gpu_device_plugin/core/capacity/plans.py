@@ -5,19 +5,21 @@ The room of a move is free while the pod that moves still runs: it is held for t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import nsmallest
 from math import inf
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.capacity.places import Fits
+from gpu_device_plugin.core.capacity.movable import Stays, after, usage_at
+from gpu_device_plugin.core.capacity.places import Fits, covers
 from gpu_device_plugin.core.capacity.states import STEPS_AT_ONCE, Layouts, State
+from gpu_device_plugin.core.cluster.fitting import Fit, fit
 from gpu_device_plugin.core.cluster.packing import TooLongError
 from gpu_device_plugin.core.cluster.victims import VictimSearch
 from gpu_device_plugin.core.model.resources import NO_AMOUNTS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterable, Mapping
+    from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 
     from gpu_device_plugin.core.capacity.movable import Move, Resident, Site
     from gpu_device_plugin.core.capacity.places import Goal
@@ -31,6 +33,7 @@ _MOST_NODES, _MOST_SETS = 48, 4
 _DEEPEST = 2
 """How many pods make room for one another in a row, for the heuristic."""
 _MOST_MOVES = 64
+_POLICY = "binpack"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,40 @@ def plan(
         except StopIteration as done:
             found: Plan = done.value
             return found
+
+
+def plan_each(
+    sites: Iterable[Site], waiting: Iterable[Resident], budgets: Mapping[str, int], most_steps: int = MOST_STEPS
+) -> Iterator[tuple[Resident, Plan, tuple[Site, ...]]]:
+    """Yield for each waiting pod its plan, and the nodes once the plan is carried out and the pod is there.
+
+    The most important pods come first. Each plan begins with the nodes as the one before leaves them.
+    """
+    now, left = tuple(sites), dict(budgets)
+    hopeless: set[Fits] = set()
+    for pod in sorted(waiting, key=lambda pod: -pod.pod.priority):
+        goal = Fits(pod.ask, pod.amounts, pod.nodes, pod.pod.priority)
+        found = Plan(None, None, exact=False) if goal in hopeless else plan(now, goal, left, most_steps)
+        if found.moves is None:
+            hopeless.add(goal)
+        else:
+            now = after(now, found.moves)
+            for move in found.moves:
+                left[move.pod.budget] = left.get(move.pod.budget, 0) - 1
+            now = settled(now, pod)
+        yield pod, found, now
+
+
+def settled(sites: Iterable[Site], pod: Resident) -> tuple[Site, ...]:
+    """Return the nodes with a waiting pod on the first one where it has room; as they are: it has room nowhere."""
+    goal, done = Fits(pod.ask, pod.amounts, pod.nodes), list(sites)
+    for index, site in enumerate(done):
+        found = fit(pod.ask, site.node, _POLICY) if goal.allows(site) and covers(site, pod.amounts) else None
+        if isinstance(found, Fit):
+            placed = replace(pod.pod, usage=usage_at(found.placements))
+            done[index] = site.changed(come=replace(pod, pod=placed, stays=Stays.PLANNED))
+            break
+    return tuple(done)
 
 
 def planning(

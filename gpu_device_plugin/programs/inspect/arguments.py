@@ -23,7 +23,7 @@ _PODS_OF_KUBECTL = frozenset({"", "pod", "pods", "po"})
 
 _CONTROLLERS = frozenset({"deployment", "deploy", "statefulset", "sts", "replicaset", "rs", "daemonset", "ds"})
 
-COMMANDS = ("top", "why", "resize", "prices", "web", "doctor", "uninstall")
+COMMANDS = ("top", "why", "resize", "plan", "prices", "web", "doctor", "uninstall")
 """The words that are no node."""
 
 MOST_EXPLAINED = 10
@@ -61,6 +61,8 @@ def parse(prog: str, argv: Sequence[str]) -> argparse.Namespace:
     if arguments.watch and arguments.command == "overview":
         arguments.command = "top"
     # The tables show NAMESPACE/POD; kubectl accepts pod/POD.
+    if arguments.for_pod is not None and arguments.command == "plan":
+        pod = arguments.for_pod
     before, _, arguments.pod = pod.rpartition("/")
     if arguments.command == "resize" and before in _CONTROLLERS:
         raise UsageError(f"resize {before}/{arguments.pod}: it changes one running pod; kubectl get pods names them")
@@ -107,6 +109,7 @@ def _units(name: str, text: str | None) -> int | None:
 _OF_ALL_NODES: Mapping[str, str] = {
     "doctor": "it examines the whole cluster; for one node run gpu-device-plugin doctor there",
     "web": "it shows the whole cluster; the page itself has filters",
+    "plan": "it moves pods between all nodes; to name a pod that waits write --for POD",
     "prices": "it learns from the pods of the whole cluster; leave the name out",
 }
 
@@ -122,12 +125,12 @@ def _command(prog: str, words: Sequence[str]) -> tuple[str, str, str]:
             return "why", "", pod
         case ["top" | "uninstall" as command, *nodes] if len(nodes) < 2:
             return command, "".join(nodes), ""
-        case ["doctor" | "web" | "prices" as command]:
+        case ["doctor" | "web" | "prices" | "plan" as command]:
             return command, "", ""
-        case ["doctor" | "web" | "prices" as command, _]:
+        case ["doctor" | "web" | "prices" | "plan" as command, _]:
             raise UsageError(f"{command}: {_OF_ALL_NODES[command]}")
         case [word, other]:
-            meant = nearest(word, ["why", "top", "resize", "uninstall", "web", "prices"], "")
+            meant = nearest(word, ["why", "top", "resize", "plan", "uninstall", "web", "prices"], "")
             hint = f"there is no such command; {meant}" if meant else f"name one node, {prog} NODE, or why POD"
             raise UsageError(f"{word} {other}: {hint}")
         case [_, _, *_]:
@@ -137,8 +140,8 @@ def _command(prog: str, words: Sequence[str]) -> tuple[str, str, str]:
 
 
 _GOES_WITH: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "output": ("-d or -o", ("overview", "prices")),
-    "namespace": ("-n", ("overview", "top", "why", "resize")),
+    "output": ("-d or -o", ("overview", "prices", "plan")),
+    "namespace": ("-n", ("overview", "top", "why", "resize", "plan")),
     "selector": ("-l", ("overview", "top")),
     "watch": ("-w", ("overview", "top")),
     "sort_by": ("--sort-by", ("top",)),
@@ -147,6 +150,10 @@ _GOES_WITH: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "limit": ("--limit", ("resize",)),
     "container": ("-c", ("resize",)),
     "clear": ("--clear", ("resize",)),
+    "for_pod": ("--for", ("plan",)),
+    "nodes_free": ("--nodes-free", ("plan",)),
+    "apply": ("--apply", ("plan",)),
+    "yes": ("--yes", ("plan",)),
     "json": ("--json", ("doctor",)),
     "port": ("--port", ("web",)),
     "no_browser": ("--no-browser", ("web",)),
@@ -165,12 +172,23 @@ def _refuse_what_belongs_elsewhere(parser: Parser, arguments: argparse.Namespace
         raise UsageError(f"--interval: {arguments.interval:g} s; choose {_SHORTEST_S:g} to {_LONGEST_S:g} seconds")
     if not 0 <= (port := arguments.port or 0) < 1 << 16:
         raise UsageError(f"--port: {port} is no port; choose one from 1024 to 65535, or leave it out")
-    if command == "prices" and arguments.output not in {"summary", "json"}:
-        raise UsageError(f"-o {arguments.output}: prices are a table or -o json; write one of them")
+    if command in {"prices", "plan"} and arguments.output not in {"summary", "json"}:
+        raise UsageError(f"-o {arguments.output}: {command} prints a table or -o json; write one of them")
+    if command == "plan":
+        _check_plan(arguments)
     if command == "overview" and arguments.namespace and (arguments.node or arguments.selector):
         raise UsageError("-n: the pods of a namespace are shown wherever they run; leave out the node and -l")
     if command == "overview" and arguments.namespace and arguments.output != "summary":
         raise UsageError("-n: -d and -o show the pods of all namespaces; leave one of the two out")
+
+
+def _check_plan(arguments: argparse.Namespace) -> None:
+    if arguments.apply and arguments.output == "json":
+        raise UsageError("--apply: it shows the plan in a table; leave out -o json")
+    if arguments.nodes_free is not None and arguments.for_pod is not None:
+        raise UsageError("--nodes-free: a plan has one goal; leave out --for")
+    if arguments.nodes_free is not None and arguments.nodes_free < 1:
+        raise UsageError(f"--nodes-free: {arguments.nodes_free} is no number of nodes; write 1, for example")
 
 
 def _parser(prog: str) -> Parser:
@@ -180,18 +198,20 @@ def _parser(prog: str) -> Parser:
         "       %(prog)s top [--sort-by WORD] [--interval SECONDS] [-n NAMESPACE] [-l LABELS] [NODE]\n"
         "       %(prog)s why POD [-n NAMESPACE]\n"
         "       %(prog)s resize POD [AMOUNT] [--limit N] [--clear] [-c CONTAINER] [-n NAMESPACE]\n"
+        "       %(prog)s plan [--for POD | --nodes-free N] [-n NAMESPACE] [-o json | --apply [--yes]]\n"
         "       %(prog)s prices [-o json]\n"
         "       %(prog)s web [--port N] [--no-browser]\n       %(prog)s doctor [--json]\n"
         f"       %(prog)s uninstall [NODE] [--dry-run] [--all={REALLY}]",
         description="Show which pods use which GPU of the cluster, also live in a browser, why a pod gets none, or "
-        "what is wrong; resize a pod, or clean up.",
+        "what is wrong; resize or move pods, or clean up.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "words",
         nargs="*",
-        metavar="NODE | top [NODE] | why POD | resize POD [AMOUNT] | prices | web | doctor | uninstall [NODE]",
+        metavar="NODE | top [NODE] | why POD | resize POD [AMOUNT] | plan | prices | web | doctor | uninstall [NODE]",
         help="show one node; draw GPUs and pods again and again; explain a pod; change the memory of a running pod; "
+        "plan which pods to move so that others have room; "
         "show what room is worth to the policy fit; show the cluster live in a browser; diagnose it; or clean up nodes "
         "that no longer share GPUs",
     )
@@ -210,7 +230,7 @@ def _parser(prog: str) -> Parser:
     parser.add_argument(
         "-n",
         "--namespace",
-        help="with why and resize: namespace of the pod, by default that of kubectl's context; else show only its pods",
+        help="with why, resize and plan: of the pod, by default that of kubectl's context; else show only its pods",
     )
     parser.add_argument("-w", "--watch", action="store_true", help="as top")
     parser.add_argument("-l", "--selector", default="", metavar="LABELS", help="only nodes with these labels")
@@ -224,6 +244,10 @@ def _parser(prog: str) -> Parser:
     parser.add_argument("--limit", metavar="N", help="the most that resize lets the container use, in units of gpu-mem")
     parser.add_argument("--clear", action="store_true", help="resize back to the container's request")
     parser.add_argument("-c", "--container", default="", help="the container to resize, where several have shares")
+    parser.add_argument("--for", dest="for_pod", metavar="POD", help="plan moves after which this waiting pod fits")
+    parser.add_argument("--nodes-free", type=int, metavar="N", help="plan moves after which N nodes have no GPU pods")
+    parser.add_argument("--apply", action="store_true", help="make the moves of the plan, one after the other")
+    parser.add_argument("--yes", action="store_true", help="with --apply: do not ask")
     parser.add_argument("--port", type=int, metavar="N", help="port of the page on 127.0.0.1; default: a free one")
     parser.add_argument("--no-browser", action="store_true", help="only print the address of the page")
     parser.add_argument("--json", action="store_true", help="print the doctor's findings as JSON")

@@ -35,6 +35,7 @@ from gpu_device_plugin.core.report.why.explanations import explain, explain_brie
 from gpu_device_plugin.programs.commandline import FAILED, OK, ending, resources_in
 from gpu_device_plugin.programs.inspect.arguments import COMMANDS, INTERVAL_S, MOST_EXPLAINED, REALLY, parse, passed_on
 from gpu_device_plugin.programs.inspect.cluster_reading import symptoms_in
+from gpu_device_plugin.programs.inspect.plan import plan_moves
 from gpu_device_plugin.programs.inspect.resize import named_pod, resize
 from gpu_device_plugin.programs.inspect.top_screen import top
 from gpu_device_plugin.programs.inspect.uninstall import uninstall
@@ -380,6 +381,17 @@ def _prices(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence
     return price_lines(found, _columns() or _UNBOUNDED), OK
 
 
+def _plan(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
+    try:
+        raw_nodes, raw_pods = kubectl.items(_NODES), kubectl.items(_PODS, _COUNTING[1:])
+    except ClusterUnreadableError:
+        if not (lacking := kubectl.denied("nodes") or kubectl.denied("pods")):
+            raise
+        raise ClusterUnreadableError(f"{lacking}: a plan needs all of them; {GRANT}") from None
+    found = _cluster(raw_nodes, raw_pods, resources, kubectl)
+    return plan_moves(arguments, kubectl, resources, (raw_nodes, raw_pods), found)
+
+
 def _doctor(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
     """Examine the cluster, as far as the rights of the user reach.
 
@@ -435,6 +447,7 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace, Kubectl, Sequence[Resource
     "why": _why,
     "resize": resize,
     "prices": _prices,
+    "plan": _plan,
     "doctor": _doctor,
     "uninstall": _uninstall,
 }

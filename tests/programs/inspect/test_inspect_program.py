@@ -62,6 +62,19 @@ if words[0] == "patch":
     if patched == "Pod":
         after = merge(after, {{"metadata": {{"annotations": script["answers"]}}}})
     script["objects"][script["objects"].index(before)] = after
+    if (wish := (after["metadata"].get("annotations") or {{}}).get("gpu-device-plugin/move-to")) and script["mover"]:
+        destination = json.loads(wish)
+        if script["mover"].startswith("no: "):
+            answers = {{"gpu-device-plugin/move-to": None, "gpu-device-plugin/move-refused": script["mover"][4:]}}
+            refused = merge(after, {{"metadata": {{"annotations": answers}}}})
+            script["objects"][script["objects"].index(after)] = refused
+        else:
+            script["objects"].remove(after)
+            new = json.loads(json.dumps(before))
+            new["metadata"] |= {{"name": name + "-new", "uid": before["metadata"]["uid"] + "-new"}}
+            new["spec"]["nodeName"] = script["mover"] if script["mover"] != "obeys" else destination["node"]
+            new["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_IDX"] = next(iter(destination["gpus"]))
+            script["objects"].append(new)
     (home / "script.json").write_text(json.dumps(script))
     sys.exit(0)
 url = urlsplit(words[words.index("--raw") + 1])
@@ -91,7 +104,8 @@ if [verb, plural, namespace or ""] in script["forbidden"]:
     print(f"Error from server (Forbidden): {{what}} is forbidden: {{denied}}", file=sys.stderr)
     sys.exit(1)
 kinds = {{"pods": "Pod", "nodes": "Node", "events": "Event", "configmaps": "ConfigMap", "namespaces": "Namespace"}}
-kind = (kinds | {{"resourceclaims": "ResourceClaim"}})[plural]
+kinds |= {{"resourceclaims": "ResourceClaim", "poddisruptionbudgets": "PodDisruptionBudget"}}
+kind = kinds[plural]
 found = [
     one for one in script["objects"]
     if one.get("kind") == kind and namespace in (None, one["metadata"].get("namespace"))
@@ -141,6 +155,7 @@ class World:
             "refuse": "",
             "refused": "",
             "answers": {},
+            "mover": "",
         }
         self.kubectl.write_text(KUBECTL.format(python=sys.executable, home=str(self.home)), encoding="utf-8")
         self.kubectl.chmod(0o755)

@@ -1,0 +1,155 @@
+"""Plans of moves as people and programs read them: the moves, the GPUs before and after, and the pods that stay."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from gpu_device_plugin.core.capacity.movable import Stays
+from gpu_device_plugin.core.model.memory import format_mib
+from gpu_device_plugin.core.report.text.columns import Layout, Line, Row, table
+from gpu_device_plugin.core.report.text.printing import counted, first, ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from gpu_device_plugin.core.capacity.movable import Move, Resident, Site
+    from gpu_device_plugin.core.capacity.plans import Plan
+
+    Json = dict[str, Any]
+
+_MOVES = Layout(("MOVE", "POD", "FROM", "TO"), shrink={"POD": 16, "TO": 10, "FROM": 10})
+_GPUS = Layout(("NODE", "GPU", "BEFORE", "AFTER"), shrink={"AFTER": 24, "BEFORE": 24, "NODE": 8})
+_BLOCKING = frozenset(Stays) - {Stays.ENDING, Stays.PLANNED, Stays.HELD}
+
+
+def moves_of(plans: Iterable[Plan]) -> list[Move]:
+    """Return the moves of all plans, in the order in which they are made."""
+    return [move for each in plans for move in each.moves or ()]
+
+
+def verdict(found: Plan, goal: str) -> str:
+    """Return what is known of a plan, as a sentence; `goal` completes "N moves ...", as "make room for a/b"."""
+    if found.moves is None and found.bound is None and found.exact:
+        return f"No moves of pods {goal}."
+    if found.moves is None:
+        least = f"; it would take {counted(found.bound, 'move')} at least" if found.bound else ""
+        return f"No moves were found that {goal}{least}."
+    if not found.moves:
+        return f"No move is needed to {goal}."
+    number = len(found.moves)
+    moves = f"{counted(number, 'move')} {_third(goal) if number == 1 else goal}"
+    if found.exact:
+        return f"{moves}. No plan has fewer moves, or as many that are cheaper."
+    if found.fewest:
+        return f"{moves}. No plan has fewer moves; there may be one with as many that is cheaper."
+    return f"{moves}. There may be a plan with fewer, though none with fewer than {found.bound}."
+
+
+def _third(goal: str) -> str:
+    verb, _, rest = goal.partition(" ")
+    return f"{verb}s {rest}"
+
+
+def move_lines(moves: Sequence[Move], width: int) -> list[Line]:
+    """Return a table of moves, in the order in which they are made."""
+    rows = [
+        Row((str(number), str(move.pod), _from(move), f"{move.node} GPU {ranges(move.shares)}"))
+        for number, move in enumerate(moves, 1)
+    ]
+    return table(_MOVES, rows, width)
+
+
+def _from(move: Move) -> str:
+    return f"{move.origin} GPU {ranges(sorted(positions(move.pod)))}"
+
+
+def positions(pod: Resident) -> Mapping[int, int]:
+    """Return the shares of a pod by GPU position, 0 for a whole GPU."""
+    return dict(pod.pod.usage.shares) | dict.fromkeys(pod.pod.usage.whole, 0)
+
+
+def changed_gpus(before: Iterable[Site], after: Iterable[Site]) -> Iterator[tuple[str, int, Site, Site]]:
+    """Yield the node and the position of each GPU that changes, with its node before and after."""
+    now = {site.node.name: site for site in after}
+    for site in sorted(before, key=lambda site: site.node.name):
+        then = now[site.node.name]
+        for gpu in site.node.gpus.gpus:
+            if _on(site, gpu.position) != _on(then, gpu.position):
+                yield site.node.name, gpu.position, site, then
+
+
+def gpu_lines(before: Iterable[Site], after: Iterable[Site], width: int) -> list[Line]:
+    """Return a table of the GPUs that change, with the pods on each before and after."""
+    rows = [
+        Row((node, str(position), _held(was, position), _held(then, position)))
+        for node, position, was, then in changed_gpus(before, after)
+    ]
+    return table(_GPUS, rows, width) if rows else []
+
+
+def _on(site: Site, position: int) -> Mapping[str, int]:
+    """Return the shares of the pods on a GPU by their names, 0 for all of it."""
+    return {
+        f"{pod} (new)" if pod.stays is Stays.PLANNED else str(pod): shares
+        for pod in site.residents
+        if (shares := positions(pod).get(position)) is not None
+    }
+
+
+def _held(site: Site, position: int) -> str:
+    held = [f"{pod} ({_amount(site, shares) if shares else 'whole'})" for pod, shares in _on(site, position).items()]
+    room = next(room for room in site.node.rooms if room.position == position)
+    free = room.free if room.gives_shares else 0
+    return ", ".join([*held, f"{_amount(site, free)} free"])
+
+
+def _amount(site: Site, shares: int) -> str:
+    share_mib = site.node.gpus.share_mib
+    return str(shares) if share_mib is None else format_mib(shares * share_mib)
+
+
+def staying_lines(sites: Iterable[Site]) -> list[str]:
+    """Return the pods that are not moved, by reason."""
+    by_reason: dict[Stays, list[str]] = defaultdict(list)
+    for site in sites:
+        for pod in site.residents:
+            if pod.stays in _BLOCKING:
+                by_reason[pod.stays].append(str(pod))
+    return [
+        f"  {why}: {first(sorted(by_reason[why]))}" for why in Stays if why in by_reason
+    ]  # fmt: skip
+
+
+def plan_document(plans: Sequence[tuple[str, Plan]], before: Sequence[Site], after: Sequence[Site]) -> Json:
+    """Return plans as JSON has them, each with what it is for: `namespace/name` of a pod, or a number of nodes."""
+    return {
+        "version": 1,
+        "plans": [
+            {
+                "for": what,
+                "found": found.moves is not None,
+                "fewestPossible": found.bound,
+                "exact": found.exact,
+                "moves": [
+                    {
+                        "pod": str(move.pod),
+                        "from": {"node": move.origin, "gpus": sorted(positions(move.pod))},
+                        "to": {"node": move.node, "gpus": {str(at): shares for at, shares in move.shares.items()}},
+                    }
+                    for move in found.moves or ()
+                ],
+            }
+            for what, found in plans
+        ],
+        "gpus": [
+            {"node": node, "gpu": position, "before": _on(was, position), "after": _on(then, position)}
+            for node, position, was, then in changed_gpus(before, after)
+        ],
+        "stays": [
+            {"pod": str(pod), "node": site.node.name, "why": str(pod.stays)}
+            for site in before
+            for pod in site.residents
+            if pod.stays in _BLOCKING
+        ],
+    }

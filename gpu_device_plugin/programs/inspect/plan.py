@@ -1,0 +1,275 @@
+"""`kubectl inspect gpushare plan`: which pods to move so that others have room, and the moves one after the other."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from gpu_device_plugin.cluster.objects.decoding import PodReader
+from gpu_device_plugin.core.capacity.movable import after, usage_at
+from gpu_device_plugin.core.capacity.places import NodesFree
+from gpu_device_plugin.core.capacity.plans import plan, plan_each
+from gpu_device_plugin.core.cluster.usage import usage_of
+from gpu_device_plugin.core.contract.keys import MOVE_REFUSED, MOVE_TO, READ_BY_AGENT
+from gpu_device_plugin.core.contract.moves import Destination, write_destination
+from gpu_device_plugin.core.report.text.plan_texts import (
+    gpu_lines,
+    move_lines,
+    moves_of,
+    plan_document,
+    staying_lines,
+    verdict,
+)
+from gpu_device_plugin.core.report.text.printing import counted
+from gpu_device_plugin.programs.commandline import FAILED, OK
+from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, unread
+from gpu_device_plugin.programs.terminal import say
+from gpu_device_plugin.view.movable_pods import BUDGETS, arrangement
+from gpu_device_plugin.view.objects import readable
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Sequence
+
+    import msgspec
+
+    from gpu_device_plugin.core.capacity.movable import Move, Resident, Site
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.core.report.text.columns import Line
+    from gpu_device_plugin.programs.kubectl import Kubectl
+    from gpu_device_plugin.view.following import FollowedCluster
+    from gpu_device_plugin.view.movable_pods import Arrangement
+
+_UNBOUNDED = 10_000
+_MANIFEST = "deploy/optional/capacity.yaml (chart: scheduler.capacity)"
+_GONE = "(NotFound)"
+"""In kubectl's message where an object does not exist."""
+
+
+def plan_moves(
+    arguments: argparse.Namespace,
+    kubectl: Kubectl,
+    resources: Sequence[Resource],
+    raw: tuple[Sequence[msgspec.Raw], Sequence[msgspec.Raw]],
+    cluster: FollowedCluster,
+) -> tuple[list[str | Line], int]:
+    """Return the plan that the arguments ask for, with the exit code, given all nodes and pods; make it if they say so.
+
+    Raises:
+        ClusterUnreadableError: the pod does not wait for GPUs.
+    """
+    raw_nodes, raw_pods = raw
+    found = arrangement(
+        cluster.views, raw_nodes, raw_pods, _budgets(kubectl), resources, now_s=time.time()
+    )  # fmt: skip
+    if arguments.nodes_free:
+        one = plan(found.sites, NodesFree(arguments.nodes_free), found.budgets)
+        goal = f"{counted(arguments.nodes_free, 'node')} without GPU pods"
+        plans, then = [(goal, one)], after(found.sites, one.moves or ())
+        said = [verdict(one, f"leave {goal}")]
+    else:
+        planned = list(plan_each(found.sites, _wanted(arguments, kubectl, found), found.budgets))
+        then = planned[-1][2] if planned else found.sites
+        plans = [(str(pod), one) for pod, one, _ in planned if arguments.pod or one.moves != ()]
+        said = [verdict(one, f"make room for {what}") for what, one in plans]
+    moves = moves_of(one for _, one in plans)
+    complete = all(one.moves is not None for _, one in plans)
+    if arguments.output == "json":
+        lines: list[str | Line] = [*json.dumps(plan_document(plans, found.sites, then), indent=2).splitlines()]
+    else:
+        lines = [*(said or ["No pod waits that fits nowhere."]), *_details(found, moves, then, complete=complete)]
+    if not (arguments.apply and moves):
+        return lines, OK if complete else FAILED
+    return _confirmed(arguments, kubectl, resources, moves, lines)
+
+
+def _budgets(kubectl: Kubectl) -> Sequence[msgspec.Raw]:
+    try:
+        return kubectl.items(BUDGETS.path(), optional=True)
+    except ClusterUnreadableError as error:
+        say(sys.stderr, f"warning: {unread(error)}: the API server may refuse evictions that the plan counts on")
+        return ()
+
+
+def _wanted(arguments: argparse.Namespace, kubectl: Kubectl, found: Arrangement) -> Sequence[Resident]:
+    if not arguments.pod:
+        return found.waiting
+    name = f"{arguments.namespace or kubectl.namespace()}/{arguments.pod}"
+    wanted = [pod for pod in found.waiting if str(pod) == name]
+    if not wanted:
+        raise ClusterUnreadableError(
+            f"{name} does not wait for GPUs by its limits; kubectl inspect gpushare why {name} says what it does"
+        )
+    return wanted
+
+
+def _details(found: Arrangement, moves: Sequence[Move], then: Sequence[Site], *, complete: bool) -> list[str | Line]:
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _UNBOUNDED
+    lines: list[str | Line] = []
+    if moves:
+        lines += ["", *move_lines(moves, width), "", *gpu_lines(found.sites, then, width)]
+    touched = {name for move in moves for name in (move.origin, move.node)}
+    staying = staying_lines(site for site in found.sites if not complete or site.node.name in touched)
+    return [*lines, *(["", "Pods that are not moved:", *staying] if staying else [])]
+
+
+# --- The moves, one after the other -----------------------------------------------------------------------------------
+
+
+def _confirmed(
+    arguments: argparse.Namespace,
+    kubectl: Kubectl,
+    resources: Sequence[Resource],
+    moves: Sequence[Move],
+    lines: list[str | Line],
+) -> tuple[list[str | Line], int]:
+    for line in lines:
+        say(sys.stdout, line if isinstance(line, str) else line.text)
+    if not arguments.yes:
+        say(sys.stdout, f"Evict {counted(len(moves), 'pod')}, one after the other? Write yes:")
+        if sys.stdin.readline().strip() != "yes":
+            return ["Nothing was moved."], FAILED
+    mover = Mover(kubectl, resources, PATIENCE)
+    done = 0
+    try:
+        for move in moves:
+            say(sys.stdout, mover.make(move))
+            done += 1
+    except MoveStoppedError as error:
+        left = len(moves) - done
+        stands = f"{done} of {counted(len(moves), 'move')} made, {left} not"
+        return [f"Stopped: {error}.", f"{stands}. Run the command again: it plans anew from what there is."], FAILED
+    return [f"Done: {counted(done, 'move')}."], OK
+
+
+class MoveStoppedError(Exception):
+    """A move did not go as planned. The message says what happened, without a full stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to wait, in seconds."""
+
+    answer_s: float = 60.0
+    """For the extender to evict the pod."""
+    replaced_s: float = 300.0
+    """For the replacement, beyond the grace period of the pod: as long as the extender holds the room."""
+    every_s: float = 1.0
+
+
+PATIENCE = Patience()
+
+
+@dataclass(frozen=True)
+class Mover:
+    """Asks the scheduler extender for moves, and watches what comes of them."""
+
+    _kubectl: Kubectl
+    _resources: Sequence[Resource]
+    _patience: Patience = PATIENCE
+    _sleep: Callable[[float], None] = time.sleep
+
+    def make(self, move: Move) -> str:
+        """Make a move; return what was done, as a sentence.
+
+        Raises:
+            MoveStoppedError: it was not made, or not as planned.
+        """
+        pod = self._pod(move)
+        if pod is None or pod.uid != move.pod.pod.uid or pod.deleting or pod.node_name != move.origin:
+            raise MoveStoppedError(f"{move.pod} is not on {move.origin} any more")
+        siblings = {each.uid for each in self._siblings(pod)}
+        try:
+            self._wish(pod, write_destination(Destination(move.node, tuple(move.shares.items()))))
+            self._await_eviction(move, pod)
+        except KeyboardInterrupt:
+            self._wish(pod, None)
+            raise MoveStoppedError(f"you interrupted it, and the wish to move {move.pod} is withdrawn") from None
+        try:
+            return self._await_replacement(move, pod, siblings)
+        except KeyboardInterrupt:
+            raise MoveStoppedError(
+                f"you interrupted it; {move.pod} is being evicted, and room on {move.node} is held for its replacement"
+            ) from None
+
+    def _await_eviction(self, move: Move, pod: Pod) -> None:
+        def evicted() -> bool:
+            now = self._pod(move)
+            if now is not None and now.uid == pod.uid and (why := now.annotations.get(MOVE_REFUSED)):
+                raise MoveStoppedError(f"the scheduler extender does not move {move.pod}: {why}")
+            return now is None or now.uid != pod.uid or now.deleting
+
+        if not self._until(evicted, self._patience.answer_s):
+            self._wish(pod, None)
+            raise MoveStoppedError(
+                f"no scheduler extender has moved {move.pod} within {self._patience.answer_s:g} s, and the wish is "
+                f"withdrawn; it moves pods where its rights are given: {_MANIFEST}"
+            )
+
+    def _await_replacement(self, move: Move, pod: Pod, siblings: set[str]) -> str:
+        wanted = move.node, usage_at(move.placements)
+        new: list[Pod] = []
+
+        def in_place(each: Pod) -> bool:
+            return (each.node_name, usage_of(each, self._resources)) == wanted
+
+        def bound() -> bool:
+            new[:] = [each for each in self._siblings(pod) if each.uid not in siblings]
+            # As long as one waits it may come there; else all that came went elsewhere.
+            return any(map(in_place, new)) or (bool(new) and all(each.node_name for each in new))
+
+        self._until(bound, pod.grace_s + self._patience.replaced_s)
+        for each in filter(in_place, new):
+            return f"{move.pod} is replaced by {each.namespace}/{each.name} on {move.node}."
+        where = ", ".join(f"{each.name} is on {each.node_name or 'no node'}" for each in new) or "there is none yet"
+        raise MoveStoppedError(f"{move.pod} was evicted, and no replacement is in its place on {move.node}: {where}")
+
+    def _until(self, done: Callable[[], bool], within_s: float) -> bool:
+        end = time.monotonic() + within_s
+        while not done():
+            if time.monotonic() >= end:
+                return False
+            self._sleep(self._patience.every_s)
+        return True
+
+    def _wish(self, pod: Pod, destination: str | None) -> None:
+        body = {"metadata": {"uid": pod.uid, "annotations": {MOVE_TO: destination, MOVE_REFUSED: None}}}
+        try:
+            self._kubectl.patch("pod", pod.name, body, namespace=pod.namespace)
+        except ClusterUnreadableError as error:
+            if destination is not None:
+                raise MoveStoppedError(f"the wish cannot be written: {unread(error)}") from error
+
+    def _pod(self, move: Move) -> Pod | None:
+        """Return the pod of this name as it is now; None: it is gone."""
+        pod = move.pod.pod
+        try:
+            raw = self._kubectl.raw(f"{_pods(pod.namespace)}/{quote(pod.name, safe='')}")
+        except ClusterUnreadableError as error:
+            if _GONE in str(error):
+                return None
+            raise MoveStoppedError(f"{move.pod} cannot be read: {unread(error)}") from error
+        return self._reader().read(raw)[0]
+
+    def _siblings(self, pod: Pod) -> list[Pod]:
+        """Return the pods of the same controller."""
+        try:
+            raw = self._kubectl.items(_pods(pod.namespace), optional=True)
+        except ClusterUnreadableError as error:
+            raise MoveStoppedError(f"the pods of {pod.namespace} cannot be read: {unread(error)}") from error
+        every = [each for each, _ in readable(raw, self._reader().read)]
+        return [each for each in every if each.owner is not None and each.owner == pod.owner]
+
+    def _reader(self) -> PodReader:
+        keep = READ_BY_AGENT | {MOVE_TO, MOVE_REFUSED}
+        return PodReader([each.name for each in self._resources], keep.__contains__, owners=True)
+
+
+def _pods(namespace: str) -> str:
+    return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods"

@@ -1,0 +1,193 @@
+"""The pods of a cluster with all that decides whether they may be moved, read from objects of the API."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gpu_device_plugin.cluster.objects.decoding import NodeReader, ObjectKind, ObjectMeta, PodReader
+from gpu_device_plugin.core.capacity.movable import Evictability, Resident, Residents, Site, Stays
+from gpu_device_plugin.core.capacity.terms import Requirement  # noqa: TC001 - msgspec reads the annotations
+from gpu_device_plugin.core.cluster.candidate import candidate
+from gpu_device_plugin.core.cluster.usage import Occupant, Usage
+from gpu_device_plugin.core.contract.keys import HELD_ROOM, READ_BY_AGENT
+from gpu_device_plugin.core.contract.moves import read_held
+from gpu_device_plugin.view.objects import ApiObject, Named, decoded, readable
+from gpu_device_plugin.view.poddetails import SchedulingSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from gpu_device_plugin.cluster.objects.decoding import NodeRecord
+    from gpu_device_plugin.core.cluster.node_report import NodeView
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.model.resources import Amounts, Resource
+
+BUDGETS = ObjectKind("poddisruptionbudgets", group="policy")
+_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+_EVICT_VOLUMES = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
+"""Annotation of a pod: the names of the local volumes that do not keep it from being evicted, separated by commas."""
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+class _EmptyDir(ApiObject):
+    medium: str = ""
+
+
+class _Volume(ApiObject):
+    name: str = ""
+    host_path: dict[str, msgspec.Raw] | None = None
+    empty_dir: _EmptyDir | None = None
+    persistent_volume_claim: dict[str, msgspec.Raw] | None = None
+    ephemeral: dict[str, msgspec.Raw] | None = None
+
+    @property
+    def local(self) -> bool:
+        """Whether the Cluster Autoscaler keeps the pod for it (utils/drain/drain.go, 1.36)."""
+        return self.host_path is not None or (self.empty_dir is not None and self.empty_dir.medium != "Memory")
+
+
+class _Spread(ApiObject):
+    when_unsatisfiable: str = ""
+
+
+class _Spec(SchedulingSpec):
+    volumes: list[_Volume] | None = None
+    topology_spread_constraints: list[_Spread] | None = None
+
+
+class _Pod(Named):
+    spec: _Spec
+
+
+class _Selector(ApiObject):
+    match_labels: dict[str, str] | None = None
+    match_expressions: tuple[Requirement, ...] = ()
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        wanted = (self.match_labels or {}).items()
+        return wanted <= labels.items() and all(each.holds(labels) for each in self.match_expressions)
+
+
+class _BudgetSpec(ApiObject):
+    selector: _Selector | None = None
+
+
+class _BudgetStatus(ApiObject):
+    disruptions_allowed: int = 0
+
+
+class _Budget(ApiObject):
+    metadata: ObjectMeta
+    spec: _BudgetSpec = msgspec.field(default_factory=_BudgetSpec)
+    status: _BudgetStatus = msgspec.field(default_factory=_BudgetStatus)
+
+    @property
+    def name(self) -> str:
+        return f"{self.metadata.namespace}/{self.metadata.name}"
+
+    def selects(self, meta: ObjectMeta) -> bool:
+        selector = self.spec.selector
+        return (
+            selector is not None and meta.namespace == self.metadata.namespace and selector.matches(meta.labels or {})
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """The nodes with their pods, and the pods that wait."""
+
+    sites: tuple[Site, ...]
+    waiting: tuple[Resident, ...]
+    """By limits, the oldest first; without those that a scheduling gate holds back."""
+    budgets: Mapping[str, int]
+    """By ``namespace/name`` the evictions that each PodDisruptionBudget allows."""
+
+
+def arrangement(
+    views: Sequence[NodeView],
+    raw_nodes: Iterable[msgspec.Raw],
+    raw_pods: Iterable[msgspec.Raw],
+    raw_budgets: Iterable[msgspec.Raw],
+    resources: Sequence[Resource],
+    *,
+    now_s: float,
+) -> Arrangement:
+    """Return the nodes that share GPUs, `views`, with what decides about moves; unreadable objects are left out.
+
+    `now_s` is in seconds since the epoch: until when room is held.
+    """
+    budgets = list(readable(raw_budgets, partial(decoded, kind=_Budget)))
+    allowed = {budget.name: budget.status.disruptions_allowed for budget in budgets}
+    reader = NodeReader((), {HELD_ROOM}.__contains__)
+    records = {node.name: node for node in readable(raw_nodes, reader.read)}
+    open_ = [view for view in views if view.takes_pods and not view.candidate.gpus.problem]
+    residents = Residents(open_, resources, allowed)
+    pods = PodReader([each.name for each in resources], READ_BY_AGENT.__contains__, sums=True, every=True, owners=True)
+    amounts: dict[str, list[Amounts]] = defaultdict(list)
+    known: dict[str, tuple[Pod, Evictability]] = {}
+    waiting: list[tuple[Pod, Resident]] = []
+    for raw in raw_pods:
+        for pod, _ in readable([raw], pods.read):
+            if pod.node_name and not pod.ended:
+                amounts[pod.node_name].append(pod.amounts)
+            if pod.containers and not pod.ended:
+                more = decoded(raw, _Pod)
+                known[pod.uid] = pod, _evictability(more, budgets)
+                if not (pod.node_name or pod.deleting or more.spec.scheduling_gates):
+                    waiting.append((pod, residents.of(*known[pod.uid])))
+    names = {view.name for view in open_}
+    sites = [
+        _site(view, records[view.name], known, residents, amounts[view.name], now_s=now_s, open_=view.name in names)
+        for view in views
+        if view.name in records
+    ]
+    waiting.sort(key=lambda each: (each[0].created, each[0].uid))
+    return Arrangement(tuple(sites), tuple(pod for _, pod in waiting if pod.ask.parts), allowed)
+
+
+def _site(
+    view: NodeView,
+    record: NodeRecord,
+    known: Mapping[str, tuple[Pod, Evictability]],
+    residents: Residents,
+    amounts: Iterable[Amounts],
+    *,
+    now_s: float,
+    open_: bool,
+) -> Site:
+    there = [
+        residents.of(*known[pod.uid], pod) if pod.uid in known and not pod.claims else Resident(pod, stays=Stays.CLAIMS)
+        for pod in view.pods
+    ]
+    there += _held(record, now_s)
+    node = candidate(view.name, view.candidate.gpus, [pod.pod.usage for pod in there], record.cpu_and_memory, amounts)
+    return Site(node, tuple(there), open_)
+
+
+def _held(record: NodeRecord, now_s: float) -> Iterator[Resident]:
+    for room in read_held(record.annotations):
+        if room.until_s > now_s:
+            occupant = Occupant(f"held/{room.uid}", Usage(room.shares), namespace=room.namespace, name="held room")
+            yield Resident(occupant, stays=Stays.HELD)
+
+
+def _evictability(pod: _Pod, budgets: Iterable[_Budget]) -> Evictability:
+    annotations, spec = pod.metadata.annotations or {}, pod.spec
+    released = {name.strip() for name in annotations.get(_EVICT_VOLUMES, "").split(",")}
+    volumes = spec.volumes or ()
+    affinity = spec.affinity
+    near = () if affinity is None else (*(affinity.pod_affinity or ()), *(affinity.pod_anti_affinity or ()))
+    return Evictability(
+        safe_to_evict={"true": True, "false": False}.get(annotations.get(_EVICT, "")),
+        local_storage=any(volume.local and volume.name not in released for volume in volumes),
+        claims_volumes=any(volume.persistent_volume_claim or volume.ephemeral for volume in volumes),
+        neighbours=_REQUIRED in near
+        or any(each.when_unsatisfiable == "DoNotSchedule" for each in spec.topology_spread_constraints or ()),
+        budgets=tuple(budget.name for budget in budgets if budget.selects(pod.metadata)),
+        terms=spec.terms,
+    )
