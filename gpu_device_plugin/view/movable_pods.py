@@ -176,6 +176,15 @@ def _held(record: NodeRecord, now_s: float) -> Iterator[Resident]:
             yield Resident(occupant, stays=Stays.HELD)
 
 
+def evictability(raw: msgspec.Raw) -> Evictability:
+    """Return what of a pod decides whether it may be evicted, but for PodDisruptionBudgets.
+
+    Raises:
+        UnreadableObjectError: it is none.
+    """
+    return _evictability(decoded(raw, _Pod), ())
+
+
 def _evictability(pod: _Pod, budgets: Iterable[_Budget]) -> Evictability:
     annotations, spec = pod.metadata.annotations or {}, pod.spec
     released = {name.strip() for name in annotations.get(_EVICT_VOLUMES, "").split(",")}

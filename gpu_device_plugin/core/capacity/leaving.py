@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.cluster.fitting import Fit, Unfit, after, fit
-from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts
+from gpu_device_plugin.core.capacity.movable import Move, Resident
+from gpu_device_plugin.core.cluster.fitting import Unfit, after, fit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.pod_demand import Ask
@@ -22,32 +22,11 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Tenant:
-    """A pod on a node, which its controller replaces when it is evicted."""
-
-    uid: str
-    name: str
-    """With its namespace: ``default/trainer-0``."""
-    ask: Ask
-    amounts: Amounts = NO_AMOUNTS
-    """The CPU and memory that it requests."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where the replacement of a pod would go."""
-
-    tenant: Tenant
-    node: str
-    found: Fit
-
-
-@dataclass(frozen=True, slots=True)
 class Leaving:
     """Which nodes may go, all of them at once, and why the others stay."""
 
-    may_go: Mapping[str, tuple[Place, ...]] = field(default_factory=dict)
-    """By name, the places of its pods, on nodes that stay."""
+    may_go: Mapping[str, tuple[Move, ...]] = field(default_factory=dict)
+    """By name, the moves of its pods to nodes that stay."""
     stay: Mapping[str, str] = field(default_factory=dict)
     """By name, the reason, as a sentence."""
 
@@ -55,23 +34,22 @@ class Leaving:
 class _Trial:
     """The nodes that stay, with the pods of those that may go."""
 
-    def __init__(self, nodes: Mapping[str, Candidate], allowed: Callable[[Tenant, str], bool]) -> None:
+    def __init__(self, nodes: Mapping[str, Candidate]) -> None:
         self.nodes = dict(nodes)
         self.destinations: dict[str, str] = {}
         """By name of a node that others rely on, the first of those."""
-        self._allowed = allowed
         self._fullest = sorted(nodes, key=lambda name: (sum(nodes[name].summary.frees), name))
         self._worth_trying: dict[Ask, list[str]] = {}
         """Where an equal pod may still fit: room only becomes less."""
 
-    def places(self, leaver: str, tenants: Sequence[Tenant]) -> Generator[None, None, tuple[Place, ...] | Tenant]:
+    def places(self, leaver: str, residents: Sequence[Resident]) -> Generator[None, None, tuple[Move, ...] | Resident]:
         """Return places for all pods of a node, taken, or the first pod that has none."""
         after_them: dict[str, Candidate] = {}
-        found: list[Place] = []
-        for tenant in tenants:
-            place = yield from self.place(leaver, tenant, after_them)
+        found: list[Move] = []
+        for pod in residents:
+            place = yield from self.place(leaver, pod, after_them)
             if place is None:
-                return tenant
+                return pod
             found.append(place)
         self.nodes.update(after_them)
         for place in found:
@@ -79,11 +57,9 @@ class _Trial:
         del self.nodes[leaver]
         return tuple(found)
 
-    def place(
-        self, leaver: str, tenant: Tenant, after_them: dict[str, Candidate]
-    ) -> Generator[None, None, Place | None]:
+    def place(self, leaver: str, pod: Resident, after_them: dict[str, Candidate]) -> Generator[None, None, Move | None]:
         """Return a place for one pod of a node, and note it in `after_them`; None: there is none."""
-        names = self._worth_trying.setdefault(tenant.ask, self._fullest)
+        names = self._worth_trying.setdefault(pod.ask, self._fullest)
         vain: set[str] = set()
         chosen = None
         for number, name in enumerate(names):
@@ -92,38 +68,36 @@ class _Trial:
             node = after_them.get(name) or self.nodes.get(name)
             if node is None or name == leaver:
                 continue
-            found = fit(tenant.ask, node, _POLICY)
+            found = fit(pod.ask, node, _POLICY)
             if isinstance(found, Unfit):
                 if name not in after_them:
                     vain.add(name)
-            elif (node.left is None or node.left.cover(tenant.amounts)) and self._allowed(tenant, name):
-                after_them[name] = after(node, found, tenant.amounts)
-                chosen = Place(tenant, name, found)
+            elif (node.left is None or node.left.cover(pod.amounts)) and (pod.nodes is None or name in pod.nodes):
+                after_them[name] = after(node, found, pod.amounts)
+                chosen = Move(pod, leaver, name, found.placements)
                 break
         if vain:
-            self._worth_trying[tenant.ask] = [name for name in names if name not in vain]
+            self._worth_trying[pod.ask] = [name for name in names if name not in vain]
         return chosen
 
 
 def refuges(
     nodes: Mapping[str, Candidate],
-    tenants: Sequence[Tenant],
-    allowed: Callable[[Tenant, str], bool] = lambda _tenant, _node: True,
-) -> Generator[None, None, Sequence[Place]]:
+    residents: Sequence[Resident],
+) -> Generator[None, None, Sequence[Move]]:
     """Return places on `nodes` for pods that have to leave theirs, for as many as there is room; in small steps."""
-    trial = _Trial(nodes, allowed)
+    trial = _Trial(nodes)
     taken: dict[str, Candidate] = {}
     found = []
-    for tenant in sorted(tenants, key=lambda each: each.ask.size, reverse=True):
-        place = yield from trial.place("", tenant, taken)
+    for pod in sorted(residents, key=lambda each: each.ask.size, reverse=True):
+        place = yield from trial.place("", pod, taken)
         found += [] if place is None else [place]
     return found
 
 
 def leaving(
     nodes: Mapping[str, Candidate],
-    tenants: Mapping[str, Sequence[Tenant]],
-    allowed: Callable[[Tenant, str], bool] = lambda _tenant, _node: True,
+    residents: Mapping[str, Sequence[Resident]],
     tied: Mapping[str, str] = _NONE,
 ) -> Generator[None, None, Leaving]:
     """Return which nodes may go, any number of them at once, in steps of some milliseconds.
@@ -132,12 +106,11 @@ def leaving(
 
     Args:
         nodes: those that pods may be placed on now, by name.
-        tenants: the pods on them, by node; nodes without any may be left out.
-        allowed: whether a pod's own terms allow it on a node.
+        residents: the pods on them that have to be replaced, by node; nodes without any may be left out.
         tied: nodes that must stay anyway, with the reason as a sentence.
     """
-    trial = _Trial(nodes, allowed)
-    may_go: dict[str, tuple[Place, ...]] = {}
+    trial = _Trial(nodes)
+    may_go: dict[str, tuple[Move, ...]] = {}
     stay: dict[str, str] = {}
     for name in sorted(nodes, key=lambda name: (nodes[name].summary.used, name)):
         if name in trial.destinations:
@@ -146,10 +119,10 @@ def leaving(
         if name in tied:
             stay[name] = tied[name]
             continue
-        largest = sorted(tenants.get(name, ()), key=lambda each: each.ask.size, reverse=True)
+        largest = sorted(residents.get(name, ()), key=lambda each: each.ask.size, reverse=True)
         found = yield from trial.places(name, largest)
-        if isinstance(found, Tenant):
-            stay[name] = f"no GPU of another node has room for its pod {found.name}"
+        if isinstance(found, Resident):
+            stay[name] = f"no GPU of another node has room for its pod {found}"
         else:
             may_go[name] = found
         yield

@@ -176,7 +176,9 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         self._other_reader = OtherPodReader()
         # A pod whose JSON names none of our resources asks for none.
         self._ours = tuple(f'"{name}"'.encode() for name in names)
-        node_reader = NodeReader(names, (READ_ON_NODES | FOLLOWED_ON_NODES | {NODE_USE}).__contains__)
+        kept = READ_ON_NODES | FOLLOWED_ON_NODES | {NODE_USE}
+        # Pods that are to go elsewhere may go where the labels of nodes allow it.
+        node_reader = NodeReader(names, kept.__contains__ if not settings.keep_nodes else lambda _key: True)
         self._changed = asyncio.Event()
         self.fleet = Fleet(
             resources,
@@ -187,7 +189,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             on_change=self._changed.set,
         )
         holds = Holds(self.fleet, self._client, clock=time.monotonic, wall=time.time)
-        followed = Followed(holds, every_pod=settings.keep_nodes)
+        self._followed = followed = Followed(holds, every_pod=settings.keep_nodes)
         nodes = NodeStore(self.fleet, resources, followed)
         self._nodes: Reflector[NodeRecord] = Reflector(
             self._client, NODES, lambda raw: nodes.without_use(node_reader.read(raw)), nodes, timing=timings.follow
@@ -362,6 +364,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             _log.warning(
                 "ignoring invalid limits of a pod", extra={"pod": f"{pod.namespace}/{pod.name}", "why": ignored[0]}
             )
+        self._followed.note(pod, raw)
         return pod if pod.containers else self._other_reader.read(raw)
 
     def _unplaced(self, pod: Pod) -> None:

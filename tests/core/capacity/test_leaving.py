@@ -9,17 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.capacity.leaving import Leaving, Tenant, leaving, refuges
+from gpu_device_plugin.core.capacity.leaving import Leaving, leaving, refuges
+from gpu_device_plugin.core.capacity.movable import Resident
 from gpu_device_plugin.core.cluster.candidate import candidate
-from gpu_device_plugin.core.cluster.usage import Usage
-from gpu_device_plugin.core.model.resources import Amounts
+from gpu_device_plugin.core.cluster.usage import Occupant, Usage
+from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts
 from tests.core.cluster.test_fitting import asking, mem, node, whole
 from tests.steps import result_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.core.model.placing import Demand
 
 Cluster = dict[str, list[list[int]]]
 """By node and by GPU of 8 shares, the shares of each pod."""
@@ -32,10 +34,16 @@ def nodes_of(cluster: Cluster) -> dict[str, Candidate]:
     }
 
 
-def tenants_of(cluster: Cluster) -> dict[str, list[Tenant]]:
+def pod(
+    uid: str, demand: Demand, namespace: str = "", amounts: Amounts = NO_AMOUNTS, nodes: frozenset[str] | None = None
+) -> Resident:
+    return Resident(Occupant(uid, Usage(), namespace=namespace, name=uid), asking(demand), amounts, nodes)
+
+
+def residents_of(cluster: Cluster, nodes: frozenset[str] | None = None) -> dict[str, list[Resident]]:
     return {
         name: [
-            Tenant(f"{name}{at}{n}", f"{name}/{at}{n}", asking(mem(size)))
+            pod(f"{name}{at}{n}", mem(size), namespace=name, nodes=nodes)
             for at, pods in enumerate(gpus)
             for n, size in enumerate(pods)
         ]
@@ -45,10 +53,10 @@ def tenants_of(cluster: Cluster) -> dict[str, list[Tenant]]:
 
 def found(
     cluster: Cluster,
-    allowed: Callable[[Tenant, str], bool] = lambda _tenant, _node: True,
+    nodes: frozenset[str] | None = None,
     tied: Mapping[str, str] | None = None,
 ) -> Leaving:
-    return result_of(leaving(nodes_of(cluster), tenants_of(cluster), allowed, tied or {}))
+    return result_of(leaving(nodes_of(cluster), residents_of(cluster, nodes), tied or {}))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +84,7 @@ def test_the_reasons_name_the_pod_or_the_node_that_counts_on_this_one() -> None:
 
     assert result.stay == {
         "a": "it has the room for the pods of node b",
-        "c": "no GPU of another node has room for its pod c/00",
+        "c": "no GPU of another node has room for its pod c/c00",
     }
 
 
@@ -84,7 +92,7 @@ def test_where_the_pods_own_terms_forbid_a_node_they_do_not_go_there() -> None:
     cluster: Cluster = {"a": [[3]], "b": [[4]], "c": [[5]]}
 
     assert [place.node for place in found(cluster).may_go["a"]] == ["c"]
-    assert [place.node for place in found(cluster, lambda _tenant, name: name != "c").may_go["a"]] == ["b"]
+    assert [place.node for place in found(cluster, frozenset({"a", "b"})).may_go["a"]] == ["b"]
 
 
 def test_a_pod_that_nothing_replaces_ties_its_node() -> None:
@@ -95,32 +103,32 @@ def test_a_pod_that_nothing_replaces_ties_its_node() -> None:
 
 def test_cpu_and_memory_count() -> None:
     full = candidate("b", node(8).gpus, (Usage(((0, 1),)),), Amounts(1000, 100), [Amounts(900, 0)])
-    tenants = {"a": [Tenant("1", "p", asking(mem(1)), Amounts(200, 1))]}
+    residents = {"a": [pod("1", mem(1), amounts=Amounts(200, 1))]}
 
-    assert "a" in result_of(leaving({"a": node(8, used={0: 1}), "b": full}, tenants, tied={"b": "kept"})).stay
+    assert "a" in result_of(leaving({"a": node(8, used={0: 1}), "b": full}, residents, tied={"b": "kept"})).stay
 
 
 def test_many_nodes_take_many_steps() -> None:
     cluster: Cluster = {f"n{n}": [[5]] for n in range(100)}
-    steps = leaving(nodes_of(cluster), tenants_of(cluster))
+    steps = leaving(nodes_of(cluster), residents_of(cluster))
 
     assert sum(1 for _ in steps) > 100
 
 
 def test_whole_gpus_are_placed_first() -> None:
     nodes = {"a": node(8, 8, used={1: 3}, taken=(0,)), "b": node(8, 8, used={0: 5})}
-    tenants = {"a": [Tenant("1", "s", asking(mem(3))), Tenant("2", "w", asking(whole(1)))], "b": []}
+    residents = {"a": [pod("1", mem(3)), pod("2", whole(1))], "b": []}
 
-    places = result_of(leaving(nodes, tenants, tied={"b": "kept"})).may_go["a"]
+    places = result_of(leaving(nodes, residents, tied={"b": "kept"})).may_go["a"]
 
-    assert [place.tenant.uid for place in places] == ["2", "1"]
+    assert [place.pod.pod.uid for place in places] == ["2", "1"]
 
 
 def test_pods_that_must_leave_get_as_many_places_as_there_are() -> None:
-    tenants = [Tenant("1", "p1", asking(mem(3))), Tenant("2", "p2", asking(mem(6))), Tenant("3", "p3", asking(mem(5)))]
-    places = result_of(refuges({"a": node(8, used={0: 1}), "b": node(8, used={0: 3})}, tenants))
+    residents = [pod("1", mem(3)), pod("2", mem(6)), pod("3", mem(5))]
+    places = result_of(refuges({"a": node(8, used={0: 1}), "b": node(8, used={0: 3})}, residents))
 
-    assert [(place.tenant.uid, place.node) for place in places] == [("2", "a"), ("3", "b")]
+    assert [(place.pod.pod.uid, place.node) for place in places] == [("2", "a"), ("3", "b")]
 
 
 POD = st.integers(1, 8)
@@ -155,7 +163,7 @@ def test_any_of_them_may_go_and_all_of_their_pods_fit(cluster: Cluster, data: st
         assert len(result.may_go[name]) == sum(map(len, cluster[name]))
         for place in result.may_go[name]:
             assert place.node not in result.may_go
-            for placement in place.found.placements:
+            for placement in place.placements:
                 for at, shares in placement.shares:
                     used[place.node, at] += shares
     assert all(shares <= 8 for (name, _), shares in used.items() if name not in gone)

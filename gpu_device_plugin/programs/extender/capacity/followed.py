@@ -5,20 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.capacity.movable import Evictability
 from gpu_device_plugin.core.contract.keys import HELD_ROOM, KEEPS, KEPT_NODE, MOVE_TO, STAND_IN, SWITCH_LABEL
 from gpu_device_plugin.core.contract.nodelabels import switched_on
+from gpu_device_plugin.core.model.sharing import Shared
 from gpu_device_plugin.core.model.times import epoch_s
+from gpu_device_plugin.view.movable_pods import evictability
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    import msgspec
+
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
     from gpu_device_plugin.core.model.pods import Owner, Pod
+    from gpu_device_plugin.core.model.taints import Taint
     from gpu_device_plugin.programs.extender.capacity.holds import Holds
 
 _KEPT = frozenset({KEPT_NODE, *KEEPS})
 READ_ON_NODES = _KEPT | {HELD_ROOM, SWITCH_LABEL}
 """The annotations and labels of a node that are read here."""
+_NO_FACTS = Evictability()
 _GOING = frozenset({"ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted", "karpenter.sh/disruption"})
 """Keys of the taints of a node whose pods an autoscaler evicts before it removes the node."""
 _OF_ONE_NODE = frozenset({"DaemonSet", "Node"})
@@ -29,11 +36,14 @@ _OF_ONE_NODE = frozenset({"DaemonSet", "Node"})
 class FollowedNode:
     """What is kept of a node."""
 
+    name: str
     annotations: Mapping[str, str]
     """Those that keep autoscalers from it."""
-    going: bool
-    """An autoscaler is about to remove it."""
-    cordoned: bool
+    labels: Mapping[str, str]
+    """Where every pod is followed; else none."""
+    taints: tuple[Taint, ...]
+    unschedulable: bool
+    """Cordoned."""
     ready: bool
     shares_gpus: bool
     """Its label enables sharing, whether or not its agent runs yet."""
@@ -42,17 +52,23 @@ class FollowedNode:
     version: str = field(compare=False)
 
     @property
+    def going(self) -> bool:
+        """Whether an autoscaler is about to remove it."""
+        return any(taint.key in _GOING for taint in self.taints)
+
+    @property
     def open(self) -> bool:
         """Whether pods may come to it."""
-        return self.ready and not self.cordoned and not self.going
+        return self.ready and not self.unschedulable and not self.going
 
 
 @dataclass(eq=False)
 class Followed:
-    """Follows pods and nodes. Of bound pods it keeps all, or those alone that somebody wants to move."""
+    """Follows pods and nodes."""
 
     _holds: Holds
     every_pod: bool
+    """Keep all bound pods, with what decides whether they may be moved; not those alone that somebody wants to move."""
     pods: dict[str, Pod] = field(default_factory=dict)
     """By UID, bound and not ended."""
     nodes: dict[str, FollowedNode] = field(default_factory=dict)
@@ -64,6 +80,8 @@ class Followed:
 
     def __post_init__(self) -> None:
         self._on_node: dict[str, dict[str, Pod]] = {}
+        self._facts: dict[str, Evictability] = {}
+        self._shared: Shared[str, Evictability] = Shared()
 
     # --- Pods ---------------------------------------------------------------------------------------------------------
 
@@ -77,9 +95,20 @@ class Followed:
             self.pods[pod.uid] = pod
             self._on_node.setdefault(pod.node_name, {})[pod.uid] = pod
 
+    def note(self, pod: Pod, raw: msgspec.Raw) -> None:
+        """Note what of a pod's JSON decides whether it may be moved, before the pod itself is added."""
+        if self.every_pod and pod.node_name and not pod.ended:
+            facts = evictability(raw)
+            self._facts[pod.uid] = self._shared.one(repr(facts), lambda: facts)
+
+    def facts(self, uid: str) -> Evictability:
+        """Return what decides whether a pod may be moved."""
+        return self._facts.get(uid, _NO_FACTS)
+
     def remove(self, uid: str) -> None:
         """Forget a pod."""
         self.stand_ins.pop(uid, None)
+        self._facts.pop(uid, None)
         pod = self.pods.pop(uid, None)
         if pod is not None:
             there = self._on_node[pod.node_name]
@@ -107,8 +136,10 @@ class Followed:
     def put_node(self, node: NodeRecord) -> None:
         """Add or update a node."""
         now = FollowedNode(
+            node.name,
             {key: text for key, text in node.annotations.items() if key in _KEPT},
-            any(taint.key in _GOING for taint in node.taints),
+            node.labels if self.every_pod else {},
+            node.taints,
             node.unschedulable,
             node.ready,
             switched_on(node.labels),
@@ -145,8 +176,3 @@ def is_stand_in(pod: Pod) -> bool:
 def replaceable(pod: Pod) -> Owner | None:
     """Return the controller that replaces a pod on another node; None: none does."""
     return None if pod.owner is None or pod.owner.kind in _OF_ONE_NODE else pod.owner
-
-
-def of_one_node(pod: Pod) -> bool:
-    """Return whether a pod ends with its node, and nobody waits for it elsewhere."""
-    return pod.owner is not None and pod.owner.kind in _OF_ONE_NODE

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.aio.waiting import last_of
 from gpu_device_plugin.cluster.client.errors import ConflictError, InvalidError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import NODES
-from gpu_device_plugin.core.capacity.leaving import Leaving, Tenant, leaving, refuges
-from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
+from gpu_device_plugin.core.capacity.leaving import Leaving, leaving, refuges
+from gpu_device_plugin.core.capacity.movable import Residents
 from gpu_device_plugin.core.contract.moves import HeldRoom
 from gpu_device_plugin.core.contract.nodemarks import kept, let_go
-from gpu_device_plugin.programs.extender.capacity.followed import of_one_node, replaceable
+from gpu_device_plugin.programs.extender.capacity.followed import replaceable
 from gpu_device_plugin.programs.extender.capacity.moving import HELD_S
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.core.capacity.leaving import Place
+    from gpu_device_plugin.core.capacity.movable import Move, Resident
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.programs.extender.capacity.parts import Parts
@@ -30,6 +30,8 @@ _log = logging.getLogger(__name__)
 
 _AT_ONCE = 8
 """Nodes that are written at the same time."""
+_NODES_AT_ONCE = 16
+"""Nodes whose pods are looked at in one step."""
 _CALL_S = 5.0
 _HELD = "room is held on it for pods that are being moved"
 _ALONE = "it has a pod that no controller replaces"
@@ -47,16 +49,17 @@ class Keeper:
         """Decide which nodes may go, and write on the others that they must not. Raises ApiError."""
         nodes = self._open()
         tied = dict.fromkeys((at for at, _ in self._parts.holds.rooms.values()), _HELD)
-        tenants: dict[str, list[Tenant]] = {}
+        residents = self._residents(nodes)
+        on_nodes: dict[str, list[Resident]] = {}
         for number, name in enumerate(nodes):
-            if not number % 64:
+            if not number % _NODES_AT_ONCE:
                 await asyncio.sleep(0)
             for pod in self._parts.followed.on_node(name):
                 if replaceable(pod) is not None:
-                    tenants.setdefault(name, []).extend(self._tenant(pod))
-                elif not of_one_node(pod):
+                    on_nodes.setdefault(name, []).append(self._resident(residents, pod))
+                elif pod.owner is None:
                     tied.setdefault(name, _ALONE)
-        self.latest = await last_of(leaving(nodes, tenants, tied=tied))
+        self.latest = await last_of(leaving(nodes, on_nodes, tied))
         wanted = {
             **{name: kept(self._parts.followed.nodes[name].annotations, why) for name, why in self.latest.stay.items()},
             **{name: let_go(self._parts.followed.nodes[name].annotations) for name in self.latest.may_go},
@@ -90,10 +93,13 @@ class Keeper:
             if node.rooms and not node.gpus.claims and name in followed and followed[name].open
         }
 
-    def _tenant(self, pod: Pod) -> Sequence[Tenant]:
-        asked = ask(pod, self._parts.resources)
-        name = f"{pod.namespace}/{pod.name}"
-        return [Tenant(pod.uid, name, asked, pod.amounts)] if isinstance(asked, Ask) and asked.parts else []
+    def _residents(self, nodes: Iterable[str]) -> Residents:
+        followed = self._parts.followed.nodes
+        # The eviction itself asks PodDisruptionBudgets.
+        return Residents([followed[name] for name in nodes], self._parts.resources, {})
+
+    def _resident(self, residents: Residents, pod: Pod) -> Resident:
+        return residents.of(pod, self._parts.followed.facts(pod.uid))
 
     # --- Nodes that go ------------------------------------------------------------------------------------------------
 
@@ -105,7 +111,7 @@ class Keeper:
             room.owner for uid, (_, room) in self._parts.holds.rooms.items() if uid not in self._parts.followed.pods
         )
         for name, node in self._parts.followed.nodes.items():
-            if not (node.going or node.cordoned):
+            if not (node.going or node.unschedulable):
                 continue
             leavers = []
             for pod in self._parts.followed.on_node(name):
@@ -125,21 +131,25 @@ class Keeper:
     async def _hold_for(self, name: str, leavers: Sequence[Pod]) -> None:
         nodes, may_go = self._open(), self.latest.may_go
         pods = {pod.uid: pod for pod in leavers}
-        tenants = [tenant for pod in leavers for tenant in self._tenant(pod)]
-        places: list[Place] = []
+        known = self._residents(nodes)
+        residents = [self._resident(known, pod) for pod in leavers]
+        places: list[Move] = []
         # Those that stay first: a place on a node that may go itself would have to be left again.
         for some in ({each for each in nodes if each not in may_go}, set(may_go)):
-            rest = [tenant for tenant in tenants if tenant.uid not in {place.tenant.uid for place in places}]
+            rest = [each for each in residents if each not in {place.pod for place in places}]
             found = refuges({each: node for each, node in nodes.items() if each in some}, rest)
             places += await last_of(found)
         for place in places:
-            pod = pods[place.tenant.uid]
+            pod = pods[place.pod.pod.uid]
             if pod.owner is None:
                 continue
-            shares = tuple(sorted(share for each in place.found.placements for share in each.shares))
+            shares = tuple(place.shares.items())
             until_s = self._parts.wall() + HELD_S + pod.grace_s
             self._parts.holds.hold(place.node, HeldRoom(pod.uid, pod.namespace, pod.owner.uid, shares, until_s))
-            _log.info("a place is held for a pod of a node that goes", extra={"pod": place.tenant.name, "node": name})
+            _log.info(
+                "a place is held for a pod of a node that goes",
+                extra={"pod": str(place.pod), "from": name, "to": place.node},
+            )
 
     def _give_back(self, moving: Collection[str]) -> None:
         """Give back the places of pods that stay after all."""
