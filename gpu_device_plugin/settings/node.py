@@ -254,6 +254,19 @@ class NodeSettings(ProgramSettings):
         "How long a container must exceed its part, in every reading, before it is reported.",
         live=True,
     )
+    idle_after_s: float = knob(
+        "0s",
+        duration(zero=True),
+        "How long a pod must leave its GPUs idle, in every reading, before that is told (metric, Event, annotation). "
+        "0s: never.",
+        live=True,
+    )
+    idle_below: int = knob(
+        "1",
+        number(0, 100),
+        "The most percent of the multiprocessors' time that an idle container uses.",
+        live=True,
+    )
     borrowers: str = knob(
         "report",
         one_of("off", "report", "evict"),
@@ -350,6 +363,12 @@ class NodeSettings(ProgramSettings):
                 "limits is custom, and no file says what containers get for that; name it in extra_grant, or choose "
                 "another value of limits",
                 ("limits", "extra_grant"),
+            )
+        if self.idle_after_s and not self.usage_interval_s:
+            yield SettingsError(
+                "idle pods are found by the use of their GPUs, which usage_interval=0s forbids to read; give an "
+                "interval, or set idle_after to 0s",
+                ("idle_after", "usage_interval"),
             )
         if self.serve == ServingMode.DRA and self.api == "off":
             yield SettingsError(

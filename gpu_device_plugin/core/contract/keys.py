@@ -79,6 +79,9 @@ INSTANCES = "gpu-device-plugin/mig-instances"
 OVER_USE = "gpu-device-plugin/over-use"
 """While the pod uses more GPU memory than it was granted: how much, since when, and what will happen; a sentence."""
 
+IDLE_SINCE = "gpu-device-plugin/idle-since"
+"""While the pod leaves its GPUs idle: RFC 3339, in UTC, since when."""
+
 # --- On a pod: moves between nodes ------------------------------------------------------------------------------------
 
 MOVE_TO = "gpu-device-plugin/move-to"
@@ -88,7 +91,15 @@ MOVE_REFUSED = "gpu-device-plugin/move-refused"
 STAND_IN = "gpu-device-plugin/stand-in"
 """Label of a pod that stands for room which the cluster's autoscaler is to provide. No scheduler ever places it."""
 
-READ_ON_PODS = PLACES | WISHES | ELASTIC | {SPLIT_LABEL, MOVE_TO, STAND_IN}
+# --- On a pod or a namespace, by their owners: what becomes of idle pods (`idle`) -------------------------------------
+
+WHEN_IDLE = "gpu-device-plugin/when-idle"
+"""Annotation: what the scheduler extender does with an idle pod, a word of `core.capacity.idle.WhenIdle`. That of the
+pod takes precedence over its namespace's."""
+REPLICAS_BEFORE_IDLE = "gpu-device-plugin/replicas-before-idle"
+"""Annotation of a Deployment, a StatefulSet or a Notebook that the extender has scaled to zero: its replicas before."""
+
+READ_ON_PODS = PLACES | WISHES | ELASTIC | {SPLIT_LABEL, MOVE_TO, STAND_IN, IDLE_SINCE, WHEN_IDLE}
 """The annotations and labels of a pod that the programs which place pods keep."""
 READ_BY_AGENT = READ_ON_PODS | POD_ANNOTATIONS | {FRAMEWORKS, INSTANCES, OVER_USE}
 """The annotations and labels of a pod that the agent of its node keeps, and the tools of people."""

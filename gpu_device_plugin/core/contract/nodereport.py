@@ -148,6 +148,8 @@ class ContainerUse:
     """RFC 3339: when its pod is evicted if it does not; empty: nothing evicts it."""
     needed_by: str = ""
     """``namespace/name`` of the pod that needs what it borrows."""
+    idle_since: str = ""
+    """RFC 3339: since when its pod has left all of its GPUs idle; empty: it has not, or that is not known."""
 
     @property
     def borrowed_mib(self) -> int | None:
@@ -200,6 +202,7 @@ _PART = {
     "asked_at": "asked",
     "return_by": "until",
     "needed_by": "for",
+    "idle_since": "idle",
 }
 # A value that is not known here is of a newer agent.
 _ENFORCEMENTS: Mapping[Any, Enforcement] = {enforcement.value: enforcement for enforcement in Enforcement}
@@ -284,6 +287,12 @@ def trespasses(part: ContainerUse) -> bool:
 def to_return(part: ContainerUse) -> bool:
     """Return whether a container is asked to return memory that it borrows."""
     return bool(part.asked_at)
+
+
+def idle_s(use: NodeUse, part: ContainerUse) -> float | None:
+    """Return how long the pod of a container had been idle when that was read, in seconds; None: it was not."""
+    since, read = epoch_s(part.idle_since), epoch_s(use.at)
+    return None if since is None or read is None else max(0.0, read - since)
 
 
 def not_held(part: ContainerUse) -> bool:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.nodereport import NO_LIMITS, GpuUse, NodeLimits, NodeUse, to_return
+from gpu_device_plugin.core.contract.nodereport import NO_LIMITS, GpuUse, NodeLimits, NodeUse, idle_s, to_return
 from gpu_device_plugin.core.model.limits import LimitStatus
 from gpu_device_plugin.core.report.exposition import Gauge
 
@@ -87,6 +87,11 @@ _ASKED = Gauge(
     "1 while the container is asked to return the GPU memory that it borrows.",
     _PLACE,
 )
+_IDLE = Gauge(
+    "gpushare_container_gpu_idle_seconds",
+    "How long the container's pod has left its GPUs idle, if for the setting idle_after or longer.",
+    _PLACE,
+)
 _SHORT = Gauge("gpushare_pods_short_of_memory", "Pods of which others borrow guaranteed GPU memory that they need now.")
 _LIMITS = Gauge("gpushare_limit_states", "Memory limits of running containers by what was read back.", ("state",))
 STREAM_UP = Gauge("gpushare_stream_up", "1 while the kubelet's ListAndWatch stream is open.", ("resource",))
@@ -134,6 +139,7 @@ class NodeMetrics:
         yield from _columns(_CONTAINER, [(place, _container(part)) for place, part in places])
         yield _LIMIT, [_limit(place, part) for place, part in places if part.enforcement is not None]
         yield _ASKED, [(place, 1) for place, part in places if to_return(part)]
+        yield _IDLE, [(place, idle) for place, part in places if (idle := idle_s(self.use, part)) is not None]
         yield _SHORT, [((), len({part.needed_by for part in self.use.parts if part.needed_by}))]
 
     def _counted(self) -> Sequence[SharedGpu]:

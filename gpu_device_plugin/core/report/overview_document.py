@@ -223,7 +223,7 @@ _WEAKEST_FIRST = tuple(sorted(Enforcement, key=lambda enforcement: enforcement.s
 def _sum(parts: Sequence[ContainerUse]) -> Fields:
     """Return the use of one GPU by all containers of a pod together; what one of them lacks is unknown of all."""
     if not parts:
-        return dict.fromkeys(("usedMiB", "smPercent", "overSince", "enforcement", "held"))
+        return dict.fromkeys(("usedMiB", "smPercent", "overSince", "idleSince", "enforcement", "held"))
     amounts = [part.used_mib for part in parts if part.used_mib is not None]
     percents = [part.sm_percent for part in parts if part.sm_percent is not None]
     enforcements = {part.enforcement for part in parts if part.enforcement is not None}
@@ -234,6 +234,7 @@ def _sum(parts: Sequence[ContainerUse]) -> Fields:
         "usedMiB": sum(amounts) if len(amounts) == len(parts) else None,
         "smPercent": percent,
         "overSince": min((part.over_since for part in parts if part.over_since), default=None),
+        "idleSince": min((part.idle_since for part in parts if part.idle_since), default=None),
         "enforcement": next((enforcement.value for enforcement in _WEAKEST_FIRST if enforcement in enforcements), None),
         "held": None if worst is None else worst.value,
     } | _elastic(parts)
@@ -262,6 +263,7 @@ def _container_use(part: ContainerUse) -> Fields:
         "smPercent": part.sm_percent,
         "trespassing": trespasses(part),
         "overSince": part.over_since or None,
+        "idleSince": part.idle_since or None,
         "enforcement": None if part.enforcement is None else part.enforcement.value,
         "held": None if part.held is None else part.held.value,
         "foundMiB": part.found_mib,

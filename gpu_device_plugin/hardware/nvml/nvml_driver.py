@@ -330,11 +330,12 @@ class Nvml:
                 return {"uuid": uuid, "processes": None, "used_mib": used_mib}
         except self._nvml.NVMLError:
             return {"uuid": uuid, "processes": None, "used_mib": None}
-        percents: dict[int, int] = {}
+        percents, others = dict[int, int | None](), None
         if utilisation:
             since = self._sampled_us.get(uuid, 0)
             percents, self._sampled_us[uuid] = nvml_use.sm_percents(self._nvml, handle, since)
-        listed = nvml_use.processes(self._nvml, handle, percents)
+            others = nvml_use.percent_of_others(self._nvml, handle, percents)
+        listed = nvml_use.processes(self._nvml, handle, percents, others=others)
         return {"uuid": uuid, "processes": listed, "used_mib": used_mib}
 
     def _remapping(self, handle: Any) -> tuple[bool | None, bool | None]:

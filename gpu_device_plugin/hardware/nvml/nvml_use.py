@@ -28,13 +28,16 @@ _MOST_USED_MIB = 1 << 26  # as in hardware/messages.py, where a larger amount en
 _MOST_PERCENT = 100
 
 
-def processes(nvml: Any, handle: Any, percents: dict[int, int]) -> list[Record] | None:
+def processes(
+    nvml: Any, handle: Any, percents: dict[int, int | None], *, others: int | None = None
+) -> list[Record] | None:
     """Return the processes on a GPU; None if the driver has no list of any kind, or one of its lists cannot be read.
 
     The other lists alone would tell of a GPU in use that nobody uses it.
 
     A process that is in several lists (a client of MPS is in that of compute processes, too) is one process. Where the
     lists differ about its memory, the larger amount counts: each is all memory of the process on this GPU (nvml.h).
+    `percents` is the use of the multiprocessors by process, `others` that of all other processes; None: unknown.
     """
     found: dict[int, int | None] = {}
     known = False
@@ -53,28 +56,51 @@ def processes(nvml: Any, handle: Any, percents: dict[int, int]) -> list[Record] 
     if not known:
         return None
     return [
-        {"pid": pid, "used_mib": used, "sm_percent": percents.get(pid)}
+        {"pid": pid, "used_mib": used, "sm_percent": percents.get(pid, others)}
         for pid, used in sorted(found.items())[:MOST_PROCESSES]
     ]
 
 
-def sm_percents(nvml: Any, handle: Any, since_us: int) -> tuple[dict[int, int], int]:
+def sm_percents(nvml: Any, handle: Any, since_us: int) -> tuple[dict[int, int | None], int]:
     """Return each process's use of the multiprocessors after `since_us`, and the time of the newest sample.
 
-    Times are NVML's, in microseconds. The driver also returns empty and outdated samples, and percentages over 100.
+    Times are NVML's, in microseconds. The driver also returns empty and outdated samples, and percentages over 100: a
+    process that has only those has an unknown use, None.
     """
-    newest, found = since_us, dict[int, tuple[int, int]]()
+    newest, found = since_us, dict[int, tuple[int, int | None]]()
     try:
         samples = nvml.nvmlDeviceGetProcessUtilization(handle, since_us)
     except (nvml.NVMLError, AttributeError):  # none yet, not supported, or unknown to this pynvml
         return {}, since_us
     for sample in samples:
         stamp = sample.timeStamp
-        if sample.pid and stamp > since_us and sample.smUtil <= _MOST_PERCENT:
+        if not sample.pid or stamp <= since_us:
+            continue
+        if sample.smUtil > _MOST_PERCENT:
+            found.setdefault(sample.pid, (0, None))
+        else:
             newest = max(newest, stamp)
             if stamp >= found.get(sample.pid, (0, 0))[0]:
                 found[sample.pid] = stamp, sample.smUtil
     return {pid: percent for pid, (_, percent) in found.items()}, newest
+
+
+def percent_of_others(nvml: Any, handle: Any, percents: dict[int, int | None]) -> int | None:
+    """Return the use of the multiprocessors by the processes without a sample: 0, or None if it is not known.
+
+    The driver has samples only of processes that kept multiprocessors busy, and none at all of an idle GPU (nvml.h;
+    NVML_ERROR_NOT_FOUND). So no sample is no use, if the driver samples this GPU: it has a sample of another process,
+    or says that the GPU as a whole was not in use. Under MPS the server's samples may be those of its clients, so there
+    only the latter tells it.
+    """
+    try:
+        if nvml.nvmlDeviceGetUtilizationRates(handle).gpu == 0:
+            return 0
+        mps = _first(nvml, _LISTS[2], handle)
+    except (nvml.NVMLError, AttributeError):
+        return None
+    sampled = any(percent is not None for percent in percents.values())
+    return 0 if sampled and not mps else None
 
 
 def limit(nvml: Any, handle: Any, uuid: str, path: str) -> Record:

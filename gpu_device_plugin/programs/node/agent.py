@@ -46,6 +46,7 @@ from gpu_device_plugin.programs.node.node_api import NodeApi, reach_api
 from gpu_device_plugin.programs.node.node_events import Reports
 from gpu_device_plugin.programs.node.orphaned_instances import OrphanedInstances
 from gpu_device_plugin.programs.node.use.borrowing import Borrowing
+from gpu_device_plugin.programs.node.use.idle_watch import IdlePods
 from gpu_device_plugin.programs.node.use.memory_files import MemoryFiles
 from gpu_device_plugin.programs.node.use.over_use_watch import OverUse
 from gpu_device_plugin.programs.node.use.use_reader import UseReports, UseWatch
@@ -150,8 +151,7 @@ class NodeAgent:
             limits_now=lambda: self.borrowing.limits_now.value,
             interval_s=settings.usage_interval_s,
         )
-        self.evictor = None
-        self.failures = None
+        self.evictor = self.failures = None
         if cluster is not None:
             from gpu_device_plugin.programs.node.use.evictor import Evictor, GpuFailures  # noqa: PLC0415 - see node_api.reach_api
 
@@ -183,12 +183,14 @@ class NodeAgent:
             borrowing=self.borrowing,
         )
         self.over_use = OverUse(self.state, self.settings, api, self.evictor)
+        self.idle_pods = IdlePods(self.settings, api)
         self.use_reports = UseReports(
             self.use_watch,
             self.verification.states,
             self.over_use.excesses,
             (lambda _: None) if cluster is None else cluster.show_use,
             returns=self.borrowing.returns,
+            idle=self.idle_pods.since,
         )
         self.registration = RegistrationLoop(
             settings.device_plugin_dir,
@@ -280,8 +282,7 @@ class NodeAgent:
             self.conflicting_plugins.run(),
             self.mps.run(),
             self.serving_switch.run(),
-            self.use_watch.reading.follow(self.over_use.act_on),
-            self.use_watch.reading.follow(self.borrowing.act_on),
+            *map(self.use_watch.reading.follow, (self.over_use.act_on, self.borrowing.act_on, self.idle_pods.act_on)),
             self.entries.follow(self.borrowing.holders_changed),
             self.settings.follow(self.borrowing.look),
             self.reconciler.rounds.follow(self._round_over),

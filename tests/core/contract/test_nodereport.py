@@ -22,6 +22,7 @@ from gpu_device_plugin.core.contract.nodereport import (
     NodeLimits,
     NodeUse,
     exceeds,
+    idle_s,
     node_report,
     not_held,
     read_node_limits,
@@ -138,6 +139,7 @@ _USES = st.builds(
             found_mib=_MIB,
             why=_SENTENCES,
             over_since=st.sampled_from(["", AT]),
+            idle_since=st.sampled_from(["", AT]),
         ),
         max_size=6,
         unique_by=lambda part: (part.gpu, part.namespace, part.pod, part.container),
@@ -332,6 +334,21 @@ def test_figures_that_are_old_show_nothing_of_the_present(
 ) -> None:
     report, _ = node_report({NODE_USE: write_node_use(NodeUse(at, parts=(PART,)))}, NOW_S + later_s)
     assert (report.use_age_s, report.stale, report.current) == (age_s, stale, () if stale else (PART,))
+
+
+@pytest.mark.parametrize(
+    ("since", "at", "expected"),
+    [
+        ("2026-11-22T09:00:00Z", "2026-11-22T09:30:00Z", 1800.0),
+        ("2026-11-22T09:30:00Z", "2026-11-22T09:00:00Z", 0.0),
+        ("", AT, None),
+        ("once", AT, None),
+        (AT, "", None),
+    ],
+)
+def test_how_long_a_pod_is_idle_goes_by_the_clock_of_its_node(since: str, at: str, expected: float | None) -> None:
+    part = ContainerUse("d", "p", "c", 0, 4096, 0, idle_since=since)
+    assert idle_s(NodeUse(at, parts=(part,)), part) == expected
 
 
 def test_what_is_wrong_with_a_container_is_told_apart() -> None:

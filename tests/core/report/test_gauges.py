@@ -236,6 +236,13 @@ def test_the_cluster_is_shown_as_it_stands() -> None:
     ]
 
 
+def test_a_container_of_an_idle_pod_has_a_line_that_says_for_how_long() -> None:
+    idle = replace(PART, idle_since="2026-11-22T09:56:00Z")
+    metrics = NodeMetrics(node(16), NodeUse("2026-11-22T10:56:30Z", parts=(idle,)))
+    assert [line.rpartition(" ")[2] for line in lines(metrics, "container_gpu_idle")] == ["3630.0"]
+    assert lines(replace(metrics, use=NodeUse("2026-11-22T10:56:30Z", parts=(PART,))), "container_gpu_idle") == []
+
+
 def test_a_borrower_has_lines_for_what_it_borrows_and_while_it_is_asked() -> None:
     borrower = replace(PART, used_mib=7168, limit_mib=12288, found_mib=None)
     assert containers(borrower)[2] == "memory_borrowed_bytes{} 3.221225472e+09"

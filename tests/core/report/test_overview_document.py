@@ -27,7 +27,7 @@ LINKED = NodeGpus(
     driver="580.95",
     links=Links(((0, 1, Closeness.NVLINK, 4),)),
 )
-NO_USE: dict[str, Any] = dict.fromkeys(("usedMiB", "smPercent", "overSince", "enforcement", "held"))
+NO_USE: dict[str, Any] = dict.fromkeys(("usedMiB", "smPercent", "overSince", "idleSince", "enforcement", "held"))
 
 
 def brief(node: NodeView) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def test_the_document_has_every_figure() -> None:
     first, second = node["gpus"]
     assert [first[key] for key in ("usedMiB", "unattributedMiB", "limits", "limitsReason")] == [8320, 300, None, None]
     assert [second[key] for key in ("limits", "limitsReason", "refusal")] == ["driver", "why", "refused"]
-    unknown: dict[str, Any] = dict.fromkeys(("smPercent", "enforcement", "held", "foundMiB", "why"))
+    unknown: dict[str, Any] = dict.fromkeys(("smPercent", "idleSince", "enforcement", "held", "foundMiB", "why"))
     spy = {"namespace": "default", "pod": "spy", "container": "main", "grantedMiB": 0, "usedMiB": 700}
     assert first["containers"] == [{**spy, "trespassing": True, "overSince": SINCE, **unknown}]
     assert first["strangers"] == [
@@ -122,6 +122,12 @@ def test_the_document_has_every_figure() -> None:
     ]
     timeless = node_document(node_view("a", (15,), report=NodeReport(None, read.use, None)))
     assert (timeless["limits"], timeless["use"]["ageSeconds"], timeless["gpus"][0]["refusal"]) == (None, None, None)
+
+
+def test_since_when_a_pod_is_idle_stands_with_its_use() -> None:
+    parts = [replace(used("web", 0), idle_since=SINCE, container=name) for name in ("main", "side")]
+    gpu = node_document(node_view("a", (15,), pod_on("web", {0: 4}), report=report(*parts)))["gpus"][0]
+    assert [each["idleSince"] for each in (*gpu["pods"], *gpu["containers"])] == [SINCE, SINCE, SINCE]
 
 
 def test_a_brief_document_has_no_field_that_says_nothing() -> None:

@@ -110,7 +110,7 @@ def test_the_newest_plausible_sample_of_each_process_counts() -> None:
     samples = [sample(1, 10, 105), sample(1, 20, 110), sample(1, 30, 107)]
     samples += [sample(0, 5, 120), sample(2, 101, 130), sample(3, 9, 100)]
     library = Library(nvmlDeviceGetProcessUtilization=samples)
-    assert nvml_use.sm_percents(library, NO_HANDLE, 100) == ({1: 20}, 110)
+    assert nvml_use.sm_percents(library, NO_HANDLE, 100) == ({1: 20, 2: None}, 110)
 
 
 @pytest.mark.parametrize("library", [Library(), Library(nvmlDeviceGetProcessUtilization=NOT_FOUND)])
@@ -118,10 +118,43 @@ def test_no_sample_is_an_unknown_use(library: Library) -> None:
     assert nvml_use.sm_percents(library, NO_HANDLE, 100) == ({}, 100)
 
 
+def test_an_implausible_sample_does_not_hide_a_plausible_one() -> None:
+    library = Library(nvmlDeviceGetProcessUtilization=[sample(1, 101, 130), sample(1, 7, 120), sample(1, 102, 140)])
+    assert nvml_use.sm_percents(library, NO_HANDLE, 100) == ({1: 7}, 120)
+
+
+@pytest.mark.parametrize(
+    ("rate", "mps", "percents", "expected"),
+    [
+        (0, [], {}, 0),
+        (0, [process(1)], {}, 0),
+        (30, [], {}, None),
+        (30, [], {1: 30}, 0),
+        (30, [], {1: None}, None),
+        (30, [process(1)], {2: 30}, None),
+        (30, UNKNOWN, {1: 30}, None),
+        (30, NOT_SUPPORTED, {1: 30}, 0),
+        (NOT_SUPPORTED, [], {1: 30}, None),
+    ],
+)
+def test_a_process_without_a_sample_is_idle_only_if_the_driver_samples_its_gpu(
+    rate: int, mps: Any, percents: dict[int, int | None], expected: int | None
+) -> None:
+    rates = rate if rate == NOT_SUPPORTED else SimpleNamespace(gpu=rate)
+    library = Library(nvmlDeviceGetUtilizationRates=rates, nvmlDeviceGetMPSComputeRunningProcesses_v3=mps)
+    assert nvml_use.percent_of_others(library, NO_HANDLE, percents) == expected
+
+
+def test_a_pynvml_without_rates_tells_nothing_of_processes_without_a_sample() -> None:
+    assert nvml_use.percent_of_others(Library(), NO_HANDLE, {1: 30}) is None
+
+
 def test_the_use_is_beside_the_memory_of_its_process() -> None:
     library = Library(nvmlDeviceGetComputeRunningProcesses_v3=[process(1), process(2)])
     listed = nvml_use.processes(library, NO_HANDLE, {2: 40})
     assert [(each["pid"], each["sm_percent"]) for each in listed or ()] == [(1, None), (2, 40)]
+    listed = nvml_use.processes(library, NO_HANDLE, {2: None}, others=0)
+    assert [(each["pid"], each["sm_percent"]) for each in listed or ()] == [(1, 0), (2, None)]
 
 
 def test_a_pynvml_without_the_function_has_no_limits() -> None:
@@ -183,6 +216,17 @@ def test_structures_have_the_size_that_nvml_has() -> None:
     limits = pynvml.c_nvmlGetMemoryLimits_v1_t
     assert [ctypes.sizeof(each) for each in (process, sample, limits)] == [24, 32, 32]
     assert (limits.softLimit.offset, limits.hardLimit.offset, limits.currentUsed.offset) == (8, 16, 24)
+
+
+RATES = """
+typedef struct { unsigned gpu, memory; } Rates;
+int nvmlDeviceGetUtilizationRates(void *handle, Rates *rates) { rates->gpu = rates->memory = 0; return 0; }
+"""
+
+
+async def test_on_an_idle_gpu_processes_without_samples_use_nothing(with_library: Any) -> None:
+    (reading,) = await with_library(PROCESSES + RATES, lambda hardware: hardware.use(utilisation=True))
+    assert [each.sm_percent for each in reading.processes] == [37, 0, 0]
 
 
 async def test_a_sample_of_the_use_counts_once(with_library: Any) -> None:

@@ -59,6 +59,7 @@ class AttributedUse:
     used_mib: int | None
     """None: not known, see `UseReading.blind`, or the driver does not tell it of this GPU."""
     sm_percent: int | None = None
+    """0: its processes kept no multiprocessor busy, or it has none; None: not known."""
     holding: Holding | None = None
     """None for a container that was not given this GPU."""
     pod: Pod | None = None
@@ -239,7 +240,7 @@ def _uses(
         mixed = holding is not None and not holding.container_id and (uid, "") in parts
         unknown = reading.processes is None or mixed
         used = measured.get((uid, name, reading.uuid), None if unknown else _sum(each.used_mib for each in processes))
-        percent = None if unknown or not processes else _sum(each.sm_percent for each in processes)
+        percent = None if unknown else _sum(each.sm_percent for each in processes)
         found.append(
             AttributedUse(
                 uid,

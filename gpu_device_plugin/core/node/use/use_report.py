@@ -43,9 +43,14 @@ Names: TypeAlias = "Mapping[str, tuple[str, str]]"
 """Namespace and name of pods, by UID as the kubelet knows them."""
 
 
+def longest_pause_s(interval_s: float) -> float:
+    """Return after how many seconds without another reading the figures of the newest are not the present ones."""
+    return max(FRESH_S, 3 * interval_s)
+
+
 def fresh(reading: UseReading, now: float, interval_s: float) -> bool:
     """Whether the figures of a reading still are the present ones, at `now` (monotonic seconds)."""
-    return now - reading.at <= max(FRESH_S, 3 * interval_s)
+    return now - reading.at <= longest_pause_s(interval_s)
 
 
 def names(before: Names, holdings: Iterable[Holding], reading: UseReading) -> Names:
@@ -77,6 +82,7 @@ def node_use(
     fresh: bool = True,
     there: Collection[str] | None = None,
     asked: Mapping[Place, Asked] = MappingProxyType({}),
+    idle: Mapping[str, str] = MappingProxyType({}),
 ) -> NodeUse:
     """Return who holds and who uses the GPUs, no container twice on one GPU.
 
@@ -85,6 +91,7 @@ def node_use(
 
     Monotonic time was 0 at `epoch`, in seconds since the epoch; `there` are the UIDs, as the kubelet knows them, of the
     pods in the API that have not ended, None: there is no API. `asked` are those that were asked to return memory.
+    `idle` tells since when pods are idle, RFC 3339 by UID.
     """
     uses = {(use.pod_uid, use.container, use.uuid): use for use in reading.containers} if fresh else {}
     granted = _granted(holdings)
@@ -121,6 +128,7 @@ def node_use(
             "" if asking is None else rfc3339(epoch + asking.since),
             "" if asking is None or asking.until is None else rfc3339(epoch + asking.until),
             "" if asking is None else asking.needed_by,
+            idle.get(uid, "") if use is not None else "",
         )
         parts.setdefault(part.place, part)
     gpus = {
@@ -179,7 +187,7 @@ def _states(use: NodeUse) -> object:
     parts = {
         part.place: (
             *(part.granted_mib, part.limit_mib, part.enforcement, part.held, part.found_mib),
-            *(bool(part.over_since), bool(part.asked_at)),
+            *(bool(part.over_since), bool(part.asked_at), bool(part.idle_since)),
         )
         for part in use.parts
     }

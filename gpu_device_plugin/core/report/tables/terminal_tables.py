@@ -13,7 +13,7 @@ from gpu_device_plugin.core.contract.keys import OVER_USE
 from gpu_device_plugin.core.contract.nodereport import exceeds, not_held, to_return, trespasses
 from gpu_device_plugin.core.report.text.columns import Layout, Line, Row, Tone, columns, fitted, table
 from gpu_device_plugin.core.report.text.printing import counted, place, ranges
-from gpu_device_plugin.core.report.text.use_texts import age, limit
+from gpu_device_plugin.core.report.text.use_texts import age, duration, idle, limit
 from gpu_device_plugin.core.report.why.explanations import asked_amounts
 from gpu_device_plugin.core.report.why.pod_causes import asked_amount
 
@@ -229,6 +229,8 @@ class PodRow:
     limit: str = ""
     state: str = ""
     bad: bool = False
+    idle_s: float | None = None
+    """Seconds since which it has left its GPUs idle; None: it has not, or unknown."""
 
     @property
     def percent(self) -> int | None:
@@ -251,6 +253,7 @@ SORTS: Mapping[str, tuple[Callable[[NodeView], float], Callable[[PodRow], tuple[
         lambda node: -sum(exceeds(part) or trespasses(part) for part in node.report.current),
         lambda row: (not row.bad, -(row.percent or 0)),
     ),
+    "idle": (lambda node: -(idle(node.report, node.report.current) or 0), lambda row: (-(row.idle_s or 0),)),
 }
 """How nodes and pods are sorted, by the words of ``--sort-by``: the largest first, and equal ones by name."""
 
@@ -271,9 +274,8 @@ def _on(node: NodeView) -> Iterable[PodRow]:
             else:
                 yield _row(node, view, held, str(held.shares) if share_mib is None else gib(mib), mib)
         for parts in view.strangers:
-            yield _with_use(
-                PodRow(f"{parts[0].namespace}/{parts[0].pod}", node.name, place(view.gpu), "nothing", 0), parts
-            )
+            row = PodRow(f"{parts[0].namespace}/{parts[0].pod}", node.name, place(view.gpu), "nothing", 0)
+            yield _with_use(row, node, parts)
     for offer in node.instances():
         for view in node.instance_views(offer):
             for held in view.held:
@@ -287,10 +289,10 @@ def _on(node: NodeView) -> Iterable[PodRow]:
 
 def _row(node: NodeView, view: GpuView, held: PodShare, given: str, given_mib: int) -> PodRow:
     row = PodRow(str(held.pod), node.name, place(view.gpu), given, given_mib)
-    return _with_use(row, held.use, "ending" if held.pod.terminating else "")
+    return _with_use(row, node, held.use, "ending" if held.pod.terminating else "")
 
 
-def _with_use(row: PodRow, parts: Sequence[ContainerUse], ending: str = "") -> PodRow:
+def _with_use(row: PodRow, node: NodeView, parts: Sequence[ContainerUse], ending: str = "") -> PodRow:
     amounts = [part.used_mib for part in parts]
     known = [amount for amount in amounts if amount is not None]
     used = sum(known) if known and len(known) == len(amounts) else None
@@ -302,9 +304,15 @@ def _with_use(row: PodRow, parts: Sequence[ContainerUse], ending: str = "") -> P
     if any(part.limit_mib is not None for part in parts):
         limits.append(f"up to {gib(sum(part.most_mib for part in parts))}")
     borrowed = sum(part.borrowed_mib or 0 for part in parts)
-    elastic = (f"borrows {gib(borrowed)}" if borrowed else "", "asked to return" if any(map(to_return, parts)) else "")
-    state = "; ".join(filter(None, (*words, *elastic, ending)))
-    return replace(row, used_mib=used, limit=", ".join(limits), state=state, bad=bool(words))
+    idle_s = idle(node.report, parts)
+    others = (
+        f"borrows {gib(borrowed)}" if borrowed else "",
+        "asked to return" if any(map(to_return, parts)) else "",
+        "" if idle_s is None else f"idle {duration(idle_s)}",
+        ending,
+    )
+    state = "; ".join(filter(None, (*words, *others)))
+    return replace(row, used_mib=used, limit=", ".join(limits), state=state, bad=bool(words), idle_s=idle_s)
 
 
 def rows_alone(pods: Iterable[tuple[Pod, Usage]]) -> list[PodRow]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.nodereport import exceeds, not_held, to_return, trespasses
+from gpu_device_plugin.core.contract.nodereport import exceeds, idle_s, not_held, to_return, trespasses
 from gpu_device_plugin.core.model.limits import Enforcement, LimitStatus
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.node.use.eviction_choice import spared
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
-    from gpu_device_plugin.core.contract.nodereport import ContainerUse, NodeUse
+    from gpu_device_plugin.core.contract.nodereport import ContainerUse, NodeReport, NodeUse
     from gpu_device_plugin.core.node.use.over_use import Excess
     from gpu_device_plugin.core.node.use.returns import Asked
 
@@ -87,6 +87,14 @@ def asked(part: ContainerUse) -> str:
     return f"is asked since {part.asked_at} to return it{needed}{evicted}"
 
 
+def idle(report: NodeReport, parts: Iterable[ContainerUse]) -> float | None:
+    """Return how long a pod has left its GPUs idle, by the node's clock, in seconds; None: it has not, or unknown."""
+    if report.use is None or report.stale:
+        return None
+    found = [seconds for part in parts if (seconds := idle_s(report.use, part)) is not None]
+    return max(found) + (report.use_age_s or 0.0) if found else None
+
+
 def does_not_hold(part: ContainerUse) -> str:
     """Return why the limit of a container does not hold, as the end of a sentence that begins with its name."""
     if part.held is LimitStatus.DIFFERS:
@@ -151,7 +159,8 @@ def _remark(part: ContainerUse) -> str:
         return "was not given this GPU"
     most = "" if part.limit_mib is None else f"may use {mib(part.limit_mib)}"
     over = part.over_since and f"over since {part.over_since}"
-    return "; ".join(filter(None, (most, borrows(part), asked(part), over, part.why)))
+    idle_since = part.idle_since and f"idle since {part.idle_since}"
+    return "; ".join(filter(None, (most, borrows(part), asked(part), over, idle_since, part.why)))
 
 
 # --- What an agent writes on a pod that exceeds -----------------------------------------------------------------------

@@ -173,6 +173,8 @@ class UseReports:
     _: KW_ONLY
     returns: Observable[Returns] = field(default_factory=lambda: Observable(Returns()))
     """The containers that were asked to return memory."""
+    idle: Observable[Mapping[str, str]] = field(default_factory=lambda: Observable({}))
+    """Since when pods are idle, RFC 3339 by UID."""
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -199,7 +201,7 @@ class UseReports:
     async def run(self) -> NoReturn:
         """Publish until cancelled, see `due_in_s`; nothing before the first reading."""
         await self._watch.reading.after(0)
-        sources: tuple[Observable[Any], ...] = (self._watch.reading, self._limits, self._over, self.returns)
+        sources: tuple[Observable[Any], ...] = (self._watch.reading, self._limits, self._over, self.returns, self.idle)
         await together(self._writings(), *(source.follow(self._wake) for source in sources))
 
     async def _writings(self) -> NoReturn:
@@ -225,6 +227,7 @@ class UseReports:
             fresh=fresh,
             there=None if watch.pods is None else {pod.kubelet_uid for pod in watch.pods() if not pod.ended},
             asked=self.returns.value.asked,
+            idle=self.idle.value,
         )
 
     def _write_if_due(self) -> float:

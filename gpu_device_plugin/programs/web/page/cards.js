@@ -5,7 +5,7 @@ import { gpusOf, gpuUseKnown, isIdle, partName, partUseKnown, podToOpen, takesPo
 import { lookOf } from "./colours.js";
 import { make, reconcile, setAttribute, setClass, setStyle, setText } from "./dom.js";
 import { oneStop } from "./keys.js";
-import { givenSaying, gpuName, gpuSaying, migId, modelsSaying, notesOf, partSaying, podOf, enforcementHint, enforcementSaying, staleSaying } from "./sayings.js";
+import { givenSaying, gpuName, gpuSaying, idleBadge, migId, modelsSaying, notesOf, partSaying, podOf, enforcementHint, enforcementSaying, staleSaying } from "./sayings.js";
 import { serverSaying } from "./sentences.js";
 import { t } from "./words.js";
 
@@ -220,7 +220,7 @@ function updatePart(element, node, gpu, part, matching) {
   const half = name.length > WHOLE_NAME ? Math.ceil(name.length / 2) : name.length;
   setText(to.begin, name.slice(0, half));
   setText(to.end, name.slice(half));
-  setText(to.idle, isIdle(node, part) ? t("idle") : "");
+  setText(to.idle, isIdle(node, part) ? idleBadge(part) : "");
   setText(to.use, known ? [memory(part.usedMiB), part.smPercent && percent(part.smPercent / 100)].filter(Boolean).join(" · ") : "");
   to.sm.hidden = !part.smPercent;
   setStyle(to.sm, "width", `${Math.min(100, part.smPercent ?? 0)}%`);

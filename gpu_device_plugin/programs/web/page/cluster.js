@@ -107,7 +107,7 @@ export function isTroubled(node) {
 
 /** Whether a pod computes nothing with the memory that it holds, as far as that is known. */
 export function isIdle(node, part) {
-  return partUseKnown(node, part) && part.usedMiB > 0 && part.smPercent === 0;
+  return Boolean(part.idleSince) || (partUseKnown(node, part) && part.usedMiB > 0 && part.smPercent === 0);
 }
 
 /** Whether memory in use on a node is known. */

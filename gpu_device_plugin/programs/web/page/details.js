@@ -5,7 +5,7 @@ import { makeCard, meterOf, updateCard } from "./cards.js";
 import { gpusOf, partName, partsOf, podToOpen } from "./cluster.js";
 import { lookOf } from "./colours.js";
 import { make } from "./dom.js";
-import { elasticSaying, givenSaying, migId, modelsSaying, partSaying, placeOf, enforcementSaying } from "./sayings.js";
+import { elasticSaying, givenSaying, idleSaying, migId, modelsSaying, partSaying, placeOf, enforcementSaying } from "./sayings.js";
 import { serverSaying } from "./sentences.js";
 import { t } from "./words.js";
 
@@ -62,6 +62,7 @@ function use(each) {
     each.held && t(`held_${each.held}`),
     each.foundMiB && t("found_limit", { amount: memory(each.foundMiB) }),
     ...elasticSaying(each),
+    each.idleSince && idleSaying(each),
     each.overSince && t("part_over", { age: ageOf(each.overSince) }),
     each.trespassing && t("part_trespass"),
     each.why,

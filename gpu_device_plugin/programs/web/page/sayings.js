@@ -53,7 +53,7 @@ export function partSaying(node, gpu, part) {
     part.trespassing ? t("part_trespass") : part.whole ? t(gpu.mig ? "part_whole_mig" : "part_whole") : t("part_given", { amount: amount(node, part.shares) }),
     partUseKnown(node, part) && t("part_used", { amount: memory(part.usedMiB) }),
     part.smPercent !== undefined && t("part_sm", { percent: percent(part.smPercent / 100) }),
-    isIdle(node, part) && t("part_idle"),
+    isIdle(node, part) && idleSaying(part),
     ...elasticSaying(part),
     part.overSince && overFor(part),
     part.enforcement && enforcementSaying(part.enforcement),
@@ -72,6 +72,16 @@ export function elasticSaying(part) {
     part.returnBy && t("part_until", { age: age(-secondsSince(part.returnBy)) }),
     part.neededBy && t("part_needed", { pod: part.neededBy }),
   ].filter(Boolean);
+}
+
+/** That a part is idle, in words: for how long, once its agent says that. */
+export function idleSaying(part) {
+  return part.idleSince ? t("part_idle_for", { age: ageOf(part.idleSince) }) : t("part_idle");
+}
+
+/** The same, as short as it stands on a bar. */
+export function idleBadge(part) {
+  return part.idleSince ? t("idle_for", { age: ageOf(part.idleSince) }) : t("idle");
 }
 
 function overFor(part) {

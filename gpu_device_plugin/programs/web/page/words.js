@@ -62,6 +62,8 @@ const WORDS = {
   problem_trespass: ["uses {amount} of a GPU that it was not given", "未被分配却使用了 {amount}"],
   idle: ["idle", "空转"],
   part_idle: ["idle: it holds memory and computes nothing", "空转：占用显存但没有计算"],
+  idle_for: ["idle {age}", "空转 {age}"],
+  part_idle_for: ["idle for {age}: it computes nothing, and its memory does not grow", "已空转 {age}：没有计算，显存也未增长"],
   sort: ["Sort", "排序"],
   sort_name: ["by name", "按名称"],
   sort_full: ["fullest first", "最满优先"],

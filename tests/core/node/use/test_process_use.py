@@ -234,7 +234,7 @@ def test_memory_that_two_processes_share_makes_no_negative_rest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("percents", "expected"), [([30, 25], 55), ([80, 80], 100), ([None, 20], None), ([0], 0), ([], None)]
+    ("percents", "expected"), [([30, 25], 55), ([80, 80], 100), ([None, 20], None), ([0], 0), ([], 0)]
 )
 def test_the_use_of_multiprocessors_adds_up(percents: list[int | None], expected: int | None) -> None:
     processes = tuple(GpuProcess(pid, 10, percent) for pid, percent in enumerate(percents))

@@ -67,6 +67,13 @@ def test_a_borrower_is_reported_with_what_it_is_asked(mib: int, until: float | N
     assert [part.borrowed_mib for part in shown((HELD,), (USE,))] == [None]
 
 
+def test_since_when_its_pod_is_idle_is_reported_with_the_figures_that_show_it() -> None:
+    idle = {"uid-web": "2026-11-20T09:00:00Z"}
+    assert [part.idle_since for part in shown(uses=(USE,), idle=idle)] == ["2026-11-20T09:00:00Z"]
+    assert [part.idle_since for part in shown(uses=(USE,), idle=idle, fresh=False)] == [""]
+    assert [part.idle_since for part in shown(uses=(USE,))] == [""]
+
+
 def test_everything_that_is_known_is_reported() -> None:
     """6 GiB of 4 are used, 35 % of the time; the driver has a limit of 5 GiB, which differs."""
     reading = UseReading(
@@ -241,6 +248,7 @@ def test_figures_wait_for_their_minute(now: NodeUse) -> None:
         with_part(granted_mib=2048),
         with_part(limit_mib=20_480),
         with_part(asked_at="2026-11-22T09:33:00Z"),
+        with_part(idle_since="2026-11-22T09:33:00Z"),
         with_part(container="side"),
         replace(WRITTEN, parts=()),
         replace(WRITTEN, parts=(MAIN, replace(MAIN, pod="web-1"))),

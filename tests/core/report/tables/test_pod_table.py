@@ -8,8 +8,10 @@ import pytest
 
 from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.contract.keys import OVER_USE
+from gpu_device_plugin.core.contract.nodereport import ContainerUse, NodeReport, NodeUse
 from gpu_device_plugin.core.model.limits import Enforcement, LimitStatus
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.core.model.times import epoch_s, rfc3339
 from gpu_device_plugin.core.report.tables.terminal_tables import (
     SORTS,
     PodRow,
@@ -55,6 +57,31 @@ def test_over_use_trespass_and_loose_limits_are_said() -> None:
     over, thief = pod_rows([view])
     assert (over.state, over.bad) == ("over; limit not held; ending", True)
     assert (thief.pod, thief.given, thief.state, thief.percent) == ("default/thief", "nothing", "not given", None)
+
+
+def test_how_long_a_pod_is_idle_is_said_and_sorts() -> None:
+    hour, day = (replace(part(name, used=0), idle_since=SINCE) for name in ("hour", "day"))
+    now = epoch_s(SINCE)
+    assert now is not None
+    views = [
+        node_view(name, (15,), pod_on(name, {0: 4}), report=idle_report(each, now + seconds, age_s=10))
+        for name, each, seconds in (("hour", hour, 3600 * 3), ("day", day, 86400 * 2), ("busy", part("busy"), 5))
+    ]
+    rows = sorted(pod_rows(views), key=SORTS["idle"][1])
+    assert [(row.pod, row.state, row.idle_s) for row in rows] == [
+        ("default/day", "idle 2 days", 86400 * 2 + 10),
+        ("default/hour", "idle 3 h", 3600 * 3 + 10),
+        ("default/busy", "", None),
+    ]
+    assert [view.name for view in sorted(views, key=SORTS["idle"][0])] == ["day", "hour", "busy"]
+    stale = node_view("n", (15,), pod_on("hour", {0: 4}), report=idle_report(hour, now + 3600, age_s=5000))
+    assert [row.idle_s for row in pod_rows([stale])] == [None]
+    unread = node_view("n", (15,), pod_on("hour", {0: 4}))
+    assert [row.idle_s for row in pod_rows([unread])] == [None]
+
+
+def idle_report(part: ContainerUse, at: float, age_s: float) -> NodeReport:
+    return NodeReport(None, NodeUse(rfc3339(at), parts=(part,)), age_s)
 
 
 def test_the_use_of_one_container_that_is_not_known_makes_that_of_the_pod_unknown() -> None:
