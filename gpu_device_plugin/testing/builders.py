@@ -84,6 +84,31 @@ def mirror(pod: Json, uid: str) -> Json:
     return {**pod, "metadata": {**meta, "annotations": annotations, "ownerReferences": [owner]}}
 
 
+def workload(
+    name: str, *containers: Json, kind: str = "Deployment", replicas: int | None = None, namespace: str = "default"
+) -> Json:
+    """Return a Deployment, ReplicaSet or StatefulSet of pods with the label ``app`` and these containers."""
+    template = pod(name, *containers, labels={"app": name})
+    return {
+        "apiVersion": "apps/v1",
+        "kind": kind,
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {
+            **({} if replicas is None else {"replicas": replicas}),
+            "selector": {"matchLabels": {"app": name}},
+            "template": {"metadata": {"labels": {"app": name}}, "spec": template["spec"]},
+        },
+    }
+
+
+def owned(body: Json, owner: Json) -> Json:
+    """Return an object with this controller, which has a UID."""
+    reference = {key: owner[key] for key in ("apiVersion", "kind")} | {
+        key: owner["metadata"][key] for key in ("name", "uid")
+    }
+    return {**body, "metadata": {**body["metadata"], "ownerReferences": [{**reference, "controller": True}]}}
+
+
 def node(
     name: str,
     *,

@@ -26,6 +26,8 @@ from gpu_device_plugin.testing.cluster.cluster_kinds import (
     applied,
     invalid,
     kind_of,
+    scale_of,
+    scaled,
     without_new_fields,
 )
 from gpu_device_plugin.testing.cluster.cluster_proxy import proxied, to_pod
@@ -360,7 +362,8 @@ class ApiServer:
         return web.json_response(made, status=201)
 
     async def _do_get(self, _http: web.Request, served: Served, request: ApiRequest) -> web.StreamResponse:
-        return web.json_response(self.store.get(served, served.key(request.namespace, request.name)))
+        found = self.store.get(served, served.key(request.namespace, request.name))
+        return web.json_response(scale_of(found) if request.resource.endswith("/scale") else found)
 
     async def _do_create(self, http: web.Request, served: Served, request: ApiRequest) -> web.StreamResponse:
         body = await http.json()
@@ -395,6 +398,9 @@ class ApiServer:
         key = served.key(request.namespace, request.name)
         subresource = request.resource.partition("/")[2]
         admit = partial(self._ask_policies, served)
+        if subresource == "scale":
+            found = self.store.change(served, key, lambda found: scaled(found, apply(scale_of(found))), admit=admit)
+            return web.json_response(scale_of(found))
         return web.json_response(self.store.change(served, key, apply, subresource=subresource, admit=admit))
 
     async def _do_delete(self, http: web.Request, served: Served, request: ApiRequest) -> web.StreamResponse:

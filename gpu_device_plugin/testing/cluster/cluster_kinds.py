@@ -334,9 +334,47 @@ def _create_budget(new: Json) -> None:
     new.setdefault("status", {})
 
 
-def _change_budget(before: Json, after: Json) -> None:
+def _count_generation(before: Json, after: Json) -> None:
     if before.get("spec") != after.get("spec"):  # its controller has to look at it again
         after["metadata"]["generation"] = before["metadata"]["generation"] + 1
+
+
+def _create_workload(served: Served, new: Json) -> None:
+    spec = new.setdefault("spec", {})
+    for required in ("selector", "template"):
+        if not spec.get(required):
+            raise invalid(served, new["metadata"]["name"], f"spec.{required}", "FieldValueRequired", "Required value")
+    spec.setdefault("replicas", 1)
+    new["metadata"].setdefault("generation", 1)
+    new.setdefault("status", {} if served.kind == "Deployment" else {"replicas": 0})
+
+
+def _change_workload(served: Served, before: Json, after: Json) -> None:
+    if (replicas := after["spec"]["replicas"]) < 0:
+        why = f"Invalid value: {replicas}: must be greater than or equal to 0"
+        raise invalid(served, after["metadata"]["name"], "spec.replicas", "FieldValueInvalid", why)
+    _count_generation(before, after)
+
+
+def scale_of(found: Json) -> Json:
+    """Return the subresource ``scale`` of a workload."""
+    kept = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
+    labels = found["spec"]["selector"].get("matchLabels", {})
+    selector = ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
+    return {
+        "kind": "Scale",
+        "apiVersion": "autoscaling/v1",
+        "metadata": {key: found["metadata"][key] for key in kept},
+        "spec": {"replicas": replicas} if (replicas := found["spec"]["replicas"]) else {},
+        "status": {"replicas": found["status"].get("replicas", 0), "selector": selector},
+    }
+
+
+def scaled(found: Json, scale: Json) -> Json:
+    """Return a workload as it is after a change of its subresource ``scale``."""
+    replicas = (scale.get("spec") or {}).get("replicas", 0)
+    meta = found["metadata"] | {key: scale["metadata"][key] for key in ("uid", "resourceVersion")}
+    return {**found, "metadata": meta, "spec": {**found["spec"], "replicas": replicas}}
 
 
 def canonical_quantity(text: str) -> str:
@@ -382,11 +420,28 @@ BUDGETS = Served(
     group="policy",
     subresources=frozenset({"status"}),
     on_create=_create_budget,
-    on_change=_change_budget,
+    on_change=_count_generation,
 )
+
+
+def _workload(plural: str, kind: str) -> Served:
+    served = Served(
+        plural,
+        kind,
+        group="apps",
+        subresources=frozenset({"status", "scale"}),
+        on_create=lambda new: _create_workload(served, new),
+        on_change=lambda before, after: _change_workload(served, before, after),
+    )
+    return served
+
+
+WORKLOADS = tuple(_workload(f"{kind.lower()}s", kind) for kind in ("Deployment", "ReplicaSet", "StatefulSet"))
+NOTEBOOKS = Served("notebooks", "Notebook", group="kubeflow.org")
+"""Of Kubeflow, whose schema is not checked."""
 KINDS = {
     (kind.group, kind.plural): kind
-    for kind in (PODS, NODES, NAMESPACES, EVENTS, LEASES, BUDGETS, SLICES, CLAIMS, CLASSES)
+    for kind in (PODS, NODES, NAMESPACES, EVENTS, LEASES, BUDGETS, SLICES, CLAIMS, CLASSES, *WORKLOADS, NOTEBOOKS)
 }
 
 

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.core.model.times import epoch_s, rfc3339
-from gpu_device_plugin.testing.cluster.cluster_kinds import BUDGETS, KINDS, PODS, Served, StatusError, invalid
+from gpu_device_plugin.testing.cluster.cluster_kinds import (
+    BUDGETS,
+    KINDS,
+    PODS,
+    WORKLOADS,
+    Served,
+    StatusError,
+    invalid,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -134,7 +142,7 @@ class Store:
         if not as_given:
             for ours in ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"):
                 meta.pop(ours, None)
-            if served in {PODS, BUDGETS}:
+            if served in {PODS, BUDGETS, *WORKLOADS}:
                 new.pop("status", None)
         meta.setdefault("uid", str(uuid.uuid4()))
         meta.setdefault("creationTimestamp", rfc3339(time.time()))
