@@ -142,7 +142,16 @@ RESIZES = Count(
     ("outcome",),
 )
 
-EXTENDER_COUNTS = (VERDICTS, SAMPLE_MISSES, BINDS, DRIFT, RESIZES, MOVES, MALFORMED_ANNOTATIONS, API_ERRORS)
+IDLE_ACTIONS = Count(
+    "gpushare_extender_idle_actions_total",
+    "What was done about idle pods and their workloads, by wish and outcome.",
+    ("wish", "outcome"),
+)
+
+EXTENDER_COUNTS = (
+    *(VERDICTS, SAMPLE_MISSES, BINDS, DRIFT, RESIZES, MOVES, IDLE_ACTIONS),
+    *(MALFORMED_ANNOTATIONS, API_ERRORS),
+)
 EXTENDER_DURATIONS = (VERBS,)
 
 

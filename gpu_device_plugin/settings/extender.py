@@ -98,6 +98,13 @@ class ExtenderSettings(ProgramSettings):
         "Timeout of binding a pod; kube-scheduler's own (httpTimeout) is 5s by default.",
         live=True,
     )
+    idle_warning_s: float = knob(
+        "10m",
+        duration(zero=True),
+        "How long a pod that leaves its GPUs idle is warned before it is evicted or its workload scaled to zero, where "
+        "the annotation gpu-device-plugin/when-idle of the pod or its namespace says so.",
+        live=True,
+    )
     leader_election: bool = knob(
         "false",
         SWITCH,

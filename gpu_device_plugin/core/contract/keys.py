@@ -98,6 +98,8 @@ WHEN_IDLE = "gpu-device-plugin/when-idle"
 pod takes precedence over its namespace's."""
 REPLICAS_BEFORE_IDLE = "gpu-device-plugin/replicas-before-idle"
 """Annotation of a Deployment, a StatefulSet or a Notebook that the extender has scaled to zero: its replicas before."""
+NOTEBOOK_STOPPED = "kubeflow-resource-stopped"
+"""Of Kubeflow: annotation that stops a Notebook, with the time since when in RFC 3339."""
 
 READ_ON_PODS = PLACES | WISHES | ELASTIC | {SPLIT_LABEL, MOVE_TO, STAND_IN, IDLE_SINCE, WHEN_IDLE}
 """The annotations and labels of a pod that the programs which place pods keep."""

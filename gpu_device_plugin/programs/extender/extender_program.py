@@ -277,7 +277,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             check_doubts_s=timings.check_doubts_s,
         )
         self.capacity = Capacity(
-            Parts(self.fleet, followed, holds, self._client, resources, self._metrics),
+            Parts(self.fleet, followed, holds, self._client, resources, self._metrics, binder, nodes.use_read_at),
             self.verbs.judge,
             self.verbs.waiting,
             leadership,

@@ -102,13 +102,18 @@ class NodeStore(Store[NodeRecord]):
         """The nodes that are cordoned or not ready."""
         self.used_mib: dict[str, Mapping[int, int]] = {}
         """By node, the memory in use on each GPU by position, where its agent tells it."""
+        self.use_read_at: dict[str, float] = {}
+        """By node, when its agent last read the use of its GPUs, in seconds since the epoch."""
 
     def without_use(self, node: NodeRecord) -> NodeRecord:
         """Note the memory in use on a node's GPUs; return the node without the long annotation that tells it."""
+        self.use_read_at.pop(node.name, None)
         if NODE_USE not in node.annotations:
             self.used_mib.pop(node.name, None)
             return node
-        self.used_mib[node.name] = used_mib(node.annotations[NODE_USE])
+        self.used_mib[node.name], read_at = used_mib(node.annotations[NODE_USE])
+        if read_at is not None:
+            self.use_read_at[node.name] = read_at
         return replace(node, annotations={key: text for key, text in node.annotations.items() if key != NODE_USE})
 
     def replace(self, objects: Sequence[NodeRecord]) -> None:
@@ -116,7 +121,9 @@ class NodeStore(Store[NodeRecord]):
         self.closed.clear()
         self.closed.update(node.name for node in objects if not _open(node))
         there = {node.name for node in objects}
-        self.used_mib = {name: used for name, used in self.used_mib.items() if name in there}
+        for known in (self.used_mib, self.use_read_at):
+            for name in known.keys() - there:
+                del known[name]
         self._fleet.replace_nodes({node.name: (self._gpus(node), node.cpu_and_memory) for node in objects})
         self._followed.replace_nodes(objects)
 
@@ -130,6 +137,7 @@ class NodeStore(Store[NodeRecord]):
         """Remove a node."""
         self.closed.discard(object.name)
         self.used_mib.pop(object.name, None)
+        self.use_read_at.pop(object.name, None)
         self._fleet.remove_node(object.name)
         self._followed.remove_node(object.name)
 

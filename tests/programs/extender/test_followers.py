@@ -11,6 +11,7 @@ from gpu_device_plugin.core.cluster.other_pods import OtherPod
 from gpu_device_plugin.core.contract.keys import NODE_GPUS, NODE_USE, PLACEMENT_LABEL
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Amounts
+from gpu_device_plugin.core.model.times import epoch_s
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.programs.extender.capacity.followed import Followed
 from gpu_device_plugin.programs.extender.capacity.holds import Holds
@@ -191,15 +192,20 @@ def test_of_a_nodes_use_only_the_memory_of_each_gpu_is_kept_and_with_the_node_it
         made["metadata"]["uid"] = "uid-a"
         return store.without_use(reader.read(json.dumps(made).encode()))
 
-    record = told('{"version":1,"gpus":[{"index":0,"used":700}],"containers":[{"pod":"p"}]}')
+    at = "2026-01-01T00:00:00Z"
+    text = json.dumps({"version": 1, "at": at, "gpus": [{"index": 0, "used": 700}], "containers": [{"pod": "p"}]})
+    record = told(text)
     assert (dict(record.annotations), store.used_mib) == ({}, {"a": {0: 700}})
+    assert store.use_read_at == {"a": epoch_s(at)}
     store.put(record)
     told("junk")
-    assert store.used_mib == {"a": {}}
+    assert (store.used_mib, store.use_read_at) == ({"a": {}}, {})
+    told(text)
     store.replace([node("b", 8, 1)])
-    assert store.used_mib == {}
-    store.put(told('{"gpus":[{"index":0,"used":1}]}'))
+    assert (store.used_mib, store.use_read_at) == ({}, {})
+    store.put(told(text))
     store.remove(record)
-    assert store.used_mib == {}
+    assert (store.used_mib, store.use_read_at) == ({}, {})
+    told(text)
     told(None)
-    assert store.used_mib == {}
+    assert (store.used_mib, store.use_read_at) == ({}, {})

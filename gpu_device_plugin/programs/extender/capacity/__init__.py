@@ -1,1 +1,1 @@
-"""The active extender's care for the cluster as a whole: nodes that it lacks, nodes that may go, pods that move."""
+"""The active extender's care for the cluster as a whole: nodes that it lacks or may lose, pods that move, idle pods."""

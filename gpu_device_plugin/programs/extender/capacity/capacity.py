@@ -6,10 +6,13 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, NoReturn
 
+from gpu_device_plugin.aio.waiting import together
 from gpu_device_plugin.cluster.client.config import SERVICE_ACCOUNT
 from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError
+from gpu_device_plugin.cluster.writers.events import EventWriter
 from gpu_device_plugin.programs.extender.capacity.autoscaler import Autoscaler
 from gpu_device_plugin.programs.extender.capacity.growing import Grower
+from gpu_device_plugin.programs.extender.capacity.idle_actions import IdleActions
 from gpu_device_plugin.programs.extender.capacity.keeping import Keeper
 from gpu_device_plugin.programs.extender.capacity.moving import MANIFEST, Mover
 from gpu_device_plugin.settings.common import own_namespace
@@ -56,6 +59,8 @@ class Capacity:
         self.mover = Mover(parts)
         self.keeper = Keeper(parts)
         self.grower = Grower(parts, judge, waiting, node_start_s=lambda: settings().node_start_s)
+        self._events = EventWriter(parts.client, instance=settings().holder())
+        self.idle = IdleActions(parts, self._events, warning_s=lambda: settings().idle_warning_s)
         self._autoscaler = Autoscaler(
             parts.client,
             parts.followed,
@@ -70,10 +75,13 @@ class Capacity:
 
     async def run(self) -> NoReturn:
         """Take care. Ends only by cancellation."""
+        await together(self._rounds(), self._events.run())
+
+    async def _rounds(self) -> NoReturn:
         while True:
             try:
                 if await self._leads():
-                    for step in (self._shelter, self.mover.obey, self._grow, self._keep):
+                    for step in (self._shelter, self.mover.obey, self.idle.look, self._grow, self._keep):
                         await self._done(step)
             except (ApiError, TimeoutError) as error:
                 _told(error)
@@ -85,6 +93,7 @@ class Capacity:
         if term is not None and term != self._term:
             await self._catch_up()
             self._autoscaler.forget()
+            self.idle.forget()
             self._decided = None
         self._term = term
         return term is not None

@@ -6,7 +6,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.capacity.movable import Evictability
-from gpu_device_plugin.core.contract.keys import HELD_ROOM, KEEPS, KEPT_NODE, MOVE_TO, STAND_IN, SWITCH_LABEL
+from gpu_device_plugin.core.contract.keys import (
+    HELD_ROOM,
+    IDLE_SINCE,
+    KEEPS,
+    KEPT_NODE,
+    MOVE_TO,
+    STAND_IN,
+    SWITCH_LABEL,
+)
 from gpu_device_plugin.core.contract.nodelabels import switched_on
 from gpu_device_plugin.core.model.sharing import Shared
 from gpu_device_plugin.core.model.times import epoch_s
@@ -26,6 +34,8 @@ _KEPT = frozenset({KEPT_NODE, *KEEPS})
 READ_ON_NODES = _KEPT | {HELD_ROOM, SWITCH_LABEL}
 """The annotations and labels of a node that are read here."""
 _NO_FACTS = Evictability()
+_ACTED_ON = frozenset({MOVE_TO, IDLE_SINCE})
+"""The annotations of pods that ask for something to be done."""
 _GOING = frozenset({"ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted", "karpenter.sh/disruption"})
 """Keys of the taints of a node whose pods an autoscaler evicts before it removes the node."""
 _OF_ONE_NODE = frozenset({"DaemonSet", "Node"})
@@ -89,7 +99,7 @@ class Followed:
         """Add or update a pod with GPUs."""
         if is_stand_in(pod):
             self.stand_ins[pod.uid] = pod
-        elif pod.ended or not pod.node_name or not (self.every_pod or MOVE_TO in pod.annotations):
+        elif pod.ended or not pod.node_name or not (self.every_pod or _ACTED_ON & pod.annotations.keys()):
             self.remove(pod.uid)
         else:
             self.pods[pod.uid] = pod
@@ -130,6 +140,10 @@ class Followed:
     def to_move(self) -> Sequence[Pod]:
         """Return the pods that somebody wants to move."""
         return [pod for pod in self.pods.values() if MOVE_TO in pod.annotations and not pod.deleting]
+
+    def idle(self) -> Sequence[Pod]:
+        """Return the pods of which their agents say that they are idle."""
+        return [pod for pod in self.pods.values() if IDLE_SINCE in pod.annotations]
 
     # --- Nodes --------------------------------------------------------------------------------------------------------
 

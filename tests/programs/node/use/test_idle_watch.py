@@ -73,7 +73,7 @@ def test_use_removes_the_mark_and_idleness_is_told_anew() -> None:
     its = Scene(POD)
     its.read(1000)
     its.read(1060)
-    its.api.known["u"] = replace(POD, annotations=dict(its.api.annotated[0][1]))
+    its.api.known["u"] = replace(POD, annotations={IDLE_SINCE: its.idle.since.value["u"]})
     its.read(1075, percent=2)
     assert (its.marked()[-1], its.idle.since.value) == (None, {})
     its.api.known["u"] = POD
