@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -82,6 +83,16 @@ def _kinds(module: str) -> dict[str, ObjectKind]:
     return {name: kind for name, kind in vars(import_module(module)).items() if isinstance(kind, ObjectKind)}
 
 
+def _tables(module: str) -> dict[str, Mapping[object, ObjectKind]]:
+    """Return the tables of kinds that a module can name: a call with an entry of one may be of each."""
+    named = vars(import_module(module)).items()
+    return {
+        name: table
+        for name, table in named
+        if isinstance(table, Mapping) and table and all(isinstance(each, ObjectKind) for each in table.values())
+    }
+
+
 def _given_to(function: str, module: str, tree: ast.Module) -> Iterator[ObjectKind]:
     """Yield the kinds that a function or a class is called with."""
     kinds = _kinds(module)
@@ -91,7 +102,7 @@ def _given_to(function: str, module: str, tree: ast.Module) -> Iterator[ObjectKi
 
 
 def _calls(module: str, tree: ast.Module, followed: Iterable[ObjectKind]) -> Iterator[Right]:
-    kinds = _kinds(module)
+    kinds, tables = _kinds(module), _tables(module)
     for call in ast.walk(tree):
         if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in VERBS):
             continue
@@ -100,6 +111,8 @@ def _calls(module: str, tree: ast.Module, followed: Iterable[ObjectKind]) -> Ite
                 asked: Iterable[ObjectKind] = (kinds[name],)
             case [ast.Attribute(attr="_kind"), *_]:
                 asked = followed
+            case [ast.Subscript(value=ast.Name(id=table)), *_] if table in tables:
+                asked = tables[table].values()
             case _:
                 assert not _is_client(call.func.value), f"of which kind? {ast.unparse(call)}"
                 continue

@@ -510,6 +510,8 @@ AGENT_CASES = (
          Request("POST", "/api/v1/namespaces/default/pods/plain/eviction",
                  {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "plain"}}), user=AGENT_A),
     Case("an agent marks a pod of its node", annotate("plain", {wire.OVER_USE: "it uses too much"}), user=AGENT_A),
+    Case("an agent marks an idle pod of its node", annotate("plain", {wire.IDLE_SINCE: "2026-01-02T03:04:05Z"}),
+         user=AGENT_A),
     Case("an agent tells what it holds", annotate("plain", {wire.MEMORY_HELD: "{}"}), user=AGENT_A),
     Case("a person on any node", annotate_node("node-b")),
     Case("a kubelet on its node", annotate_node("node-a"), user=KUBELET),
@@ -533,7 +535,8 @@ EVENT_CASES = (
         Case(f"an agent tells of a pod: {reason}", tell(event("node-a", regarding=A_POD, reason=reason)), user=AGENT_A)
         for reason in ("GPUMemoryExceeded", "GPUTrespass", "GPUMemoryEvicted", "GPUEvictionBlocked",
                        "GPUFailureEvicted", "GPULimitNotHeld", "GPUMemoryAsked", "GPUMemoryWaits",
-                       "GPUMemoryNotReturned", "GPUMemoryResized", "GPUMemoryNotResized", "MigInstanceGone")
+                       "GPUMemoryNotReturned", "GPUMemoryResized", "GPUMemoryNotResized", "MigInstanceGone",
+                       "GPUIdle")
     ),
     Case("an agent speaks as the kubelet", tell(event("node-a", reportingController="kubelet")),
          {OWN_EVENTS: "Node 'node-a' as 'kubelet' of 'node-a': a node agent"}, user=AGENT_A),

@@ -79,6 +79,7 @@ SAME: list[tuple[Json, tuple[str, ...]]] = [
     ({"mps": {"enabled": True}}, (*ALL, "optional/mps", "patches/mps-agent")),
     ({"limits": {"enabled": True}}, (*ALL, "optional/limits")),
     ({"agent": {"evict": True, "nodeCondition": True}}, (*ALL, "optional/evict")),
+    ({"scheduler": {"idle": True}}, (*ALL, "optional/idle")),
     ({"web": {"enabled": True}}, (*ALL, "optional/web")),
     ({"agent": {"dra": {"enabled": True}}}, (*ALL, "optional/dra", "patches/dra-agent")),
     ({"agent": {"migMonitor": True}}, (*ALL, "patches/mig-agent")),

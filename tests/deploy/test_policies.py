@@ -161,7 +161,7 @@ def test_annotations_are_those_of_the_wire_contract() -> None:
     answers = {wire.MEMORY_PROMISED, wire.MEMORY_HELD}
     assert quoted(changes) == wire.POD_ANNOTATIONS | {wire.INSTANCES} | answers
     assert changes.replace("exists(", "filter(") == variable("gpushare-placement", "changed")
-    told = {wire.OVER_USE, wire.INSTANCES}
+    told = {wire.OVER_USE, wire.INSTANCES, wire.IDLE_SINCE}
     assert quoted(variable("gpushare-size", "annotations")) == wire.POD_ANNOTATIONS | told | answers
     overlong = variable("gpushare-size", "overlong")
     assert {key: wire.LONGEST[key] for key in quoted(overlong) if key} == dict.fromkeys(LISTS, 4096)

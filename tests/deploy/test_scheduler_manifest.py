@@ -22,6 +22,7 @@ SECOND = DEPLOY / "scheduler.yaml"
 LOOPBACK = DEPLOY / "optional" / "extender-loopback.yaml"
 ALONE = DEPLOY / "optional" / "extender-alone.yaml"
 MANIFESTS = (SECOND, LOOPBACK, ALONE)
+IDLE = DEPLOY / "optional" / "idle.yaml"
 CONFIG = DEPLOY / "optional" / "kube-scheduler-config.yaml"
 PAGE = DEPLOY.parent / "docs" / "scheduler.md"
 
@@ -260,7 +261,9 @@ def test_f12_rbac_grants_what_the_extender_calls_and_nothing_else(manifest: Path
     leases = {right for right in needed if right[1] == "leases"}
     assert leases
     own = leases if manifest == ALONE else {("coordination.k8s.io", "leases", "get")} if manifest == LOOPBACK else set()
-    assert granted == needed - leases | own
+    if_asked = roles(IDLE, "ClusterRole", "gpushare-extender-idle")
+    assert granted | if_asked == needed - leases | own
+    assert not granted & if_asked, "what only some clusters need is granted apart"
 
 
 def test_the_agent_and_the_extender_are_told_apart() -> None:
