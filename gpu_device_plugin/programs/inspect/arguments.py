@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from itertools import takewhile
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import __version__
@@ -23,7 +24,16 @@ _PODS_OF_KUBECTL = frozenset({"", "pod", "pods", "po"})
 
 _CONTROLLERS = frozenset({"deployment", "deploy", "statefulset", "sts", "replicaset", "rs", "daemonset", "ds"})
 
-COMMANDS = ("top", "why", "resize", "plan", "prices", "web", "doctor", "uninstall")
+_WORKLOADS: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("deployment", "deployments", "deploy"), "deployment"),
+        **dict.fromkeys(("statefulset", "statefulsets", "sts"), "statefulset"),
+        **dict.fromkeys(("notebook", "notebooks"), "notebook"),
+    }
+)
+"""The kinds of workloads that wake brings back, by the words for them."""
+
+COMMANDS = ("top", "why", "resize", "wake", "plan", "prices", "web", "doctor", "uninstall")
 """The words that are no node."""
 
 MOST_EXPLAINED = 10
@@ -53,7 +63,11 @@ def parse(prog: str, argv: Sequence[str]) -> argparse.Namespace:
             raise UsageError(f"{flag}: the overview shows the pods of all namespaces; leave it out")
         raise no_such_argument(flag, parser.flags, f"see {prog} --help")
     amount: str | None = None
-    if arguments.words[:1] == ["resize"]:
+    arguments.workload = None
+    if arguments.words[:1] == ["wake"]:
+        arguments.command, arguments.node, pod = "wake", "", ""
+        arguments.workload = _woken(arguments.words[1:])
+    elif arguments.words[:1] == ["resize"]:
         arguments.command, arguments.node = "resize", ""
         pod, amount = _resized(prog, arguments.words[1:])
     else:
@@ -85,6 +99,18 @@ def _resized(prog: str, words: Sequence[str]) -> tuple[str, str | None]:
         case [pod, amount]:
             return pod, amount
     raise UsageError(f"resize: name a pod: {prog} resize POD [AMOUNT] [--limit N] [-n NAMESPACE]")
+
+
+def _woken(words: Sequence[str]) -> tuple[str, str] | None:
+    """Return kind and name of the workload after the word wake; None: none is named."""
+    if not words:
+        return None
+    kind, _, name = "/".join(words).partition("/")
+    if kind not in _WORKLOADS or not name or "/" in name:
+        raise UsageError(
+            f"wake {' '.join(words)}: name a workload as deployment/NAME, statefulset/NAME or notebook/NAME"
+        )
+    return _WORKLOADS[kind], name
 
 
 def _read_amounts(arguments: argparse.Namespace, amount: str | None) -> None:
@@ -130,7 +156,7 @@ def _command(prog: str, words: Sequence[str]) -> tuple[str, str, str]:
         case ["doctor" | "web" | "prices" | "plan" as command, _]:
             raise UsageError(f"{command}: {_OF_ALL_NODES[command]}")
         case [word, other]:
-            meant = nearest(word, ["why", "top", "resize", "plan", "uninstall", "web", "prices"], "")
+            meant = nearest(word, ["why", "top", "resize", "wake", "plan", "uninstall", "web", "prices"], "")
             hint = f"there is no such command; {meant}" if meant else f"name one node, {prog} NODE, or why POD"
             raise UsageError(f"{word} {other}: {hint}")
         case [_, _, *_]:
@@ -141,7 +167,7 @@ def _command(prog: str, words: Sequence[str]) -> tuple[str, str, str]:
 
 _GOES_WITH: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "output": ("-d or -o", ("overview", "prices", "plan")),
-    "namespace": ("-n", ("overview", "top", "why", "resize", "plan")),
+    "namespace": ("-n", ("overview", "top", "why", "resize", "wake", "plan")),
     "selector": ("-l", ("overview", "top")),
     "watch": ("-w", ("overview", "top")),
     "sort_by": ("--sort-by", ("top",)),
@@ -199,19 +225,21 @@ def _parser(prog: str) -> Parser:
         "       %(prog)s why POD [-n NAMESPACE]\n"
         "       %(prog)s resize POD [AMOUNT] [--limit N] [--clear] [-c CONTAINER] [-n NAMESPACE]\n"
         "       %(prog)s plan [--for POD | --nodes-free N] [-n NAMESPACE] [-o json | --apply [--yes]]\n"
+        "       %(prog)s wake [KIND/NAME] [-n NAMESPACE]\n"
         "       %(prog)s prices [-o json]\n"
         "       %(prog)s web [--port N] [--no-browser]\n       %(prog)s doctor [--json]\n"
         f"       %(prog)s uninstall [NODE] [--dry-run] [--all={REALLY}]",
         description="Show which pods use which GPU of the cluster, also live in a browser, why a pod gets none, or "
-        "what is wrong; resize or move pods, or clean up.",
+        "what is wrong; resize or move pods, wake a workload, or clean up.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "words",
         nargs="*",
-        metavar="NODE | top [NODE] | why POD | resize POD [AMOUNT] | plan | prices | web | doctor | uninstall [NODE]",
+        metavar="NODE | top [NODE] | why POD | resize POD [AMOUNT] | plan | wake [KIND/NAME] | prices | web | doctor | "
+        "uninstall [NODE]",
         help="show one node; draw GPUs and pods again and again; explain a pod; change the memory of a running pod; "
-        "plan which pods to move so that others have room; "
+        "plan which pods to move so that others have room; bring back what was scaled to zero as idle, or list it; "
         "show what room is worth to the policy fit; show the cluster live in a browser; diagnose it; or clean up nodes "
         "that no longer share GPUs",
     )
@@ -230,7 +258,8 @@ def _parser(prog: str) -> Parser:
     parser.add_argument(
         "-n",
         "--namespace",
-        help="with why, resize and plan: of the pod, by default that of kubectl's context; else show only its pods",
+        help="with why, resize, plan and wake: namespace of the pod or workload, by default that of kubectl's context; "
+        "else show only its pods",
     )
     parser.add_argument("-w", "--watch", action="store_true", help="as top")
     parser.add_argument("-l", "--selector", default="", metavar="LABELS", help="only nodes with these labels")

@@ -39,6 +39,7 @@ from gpu_device_plugin.programs.inspect.plan import plan_moves
 from gpu_device_plugin.programs.inspect.resize import named_pod, resize
 from gpu_device_plugin.programs.inspect.top_screen import top
 from gpu_device_plugin.programs.inspect.uninstall import uninstall
+from gpu_device_plugin.programs.inspect.wake import wake
 from gpu_device_plugin.programs.kubectl import GRANT, ClusterUnreadableError, Kubectl, items, unread
 from gpu_device_plugin.programs.terminal import discard_output, say, show
 from gpu_device_plugin.settings.knobs import UsageError, nearest
@@ -446,6 +447,7 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace, Kubectl, Sequence[Resource
     "overview": _overview,
     "why": _why,
     "resize": resize,
+    "wake": wake,
     "prices": _prices,
     "plan": _plan,
     "doctor": _doctor,

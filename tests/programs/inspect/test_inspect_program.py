@@ -52,10 +52,14 @@ if words[0] == "patch":
         print(f"Error from server (Forbidden): {{why}}", file=sys.stderr)
         sys.exit(1)
     assert ("--subresource=status" in sys.argv) == ("status" in patch)
-    patched, where = words[1].capitalize(), [word.split("=")[1] for word in sys.argv if word.startswith("--namespace=")]
+    assert ("--subresource=scale" in sys.argv) == ("spec" in patch)
+    workloads = {{f"{{kind.lower()}}s": kind for kind in ("Deployment", "StatefulSet", "Notebook")}}
+    plural = words[1].partition(".")[0]
+    patched = workloads.get(plural, words[1].capitalize())
+    where = [word.split("=")[1] for word in sys.argv if word.startswith("--namespace=")]
     (before,) = [
         one for one in script["objects"] if one["kind"] == patched and one["metadata"]["name"] == name
-        and [one["metadata"].get("namespace")] * (patched == "Pod") == where
+        and [one["metadata"].get("namespace")] * (patched == "Pod" or plural in workloads) == where
     ]
     apply = merge if "--type=merge" in sys.argv else strategic_merge
     after = apply(before, patch)
@@ -105,6 +109,7 @@ if [verb, plural, namespace or ""] in script["forbidden"]:
     sys.exit(1)
 kinds = {{"pods": "Pod", "nodes": "Node", "events": "Event", "configmaps": "ConfigMap", "namespaces": "Namespace"}}
 kinds |= {{"resourceclaims": "ResourceClaim", "poddisruptionbudgets": "PodDisruptionBudget"}}
+kinds |= {{"deployments": "Deployment", "statefulsets": "StatefulSet", "notebooks": "Notebook"}}
 kind = kinds[plural]
 found = [
     one for one in script["objects"]
@@ -845,7 +850,7 @@ def test_the_nearest_ten_nodes_are_told_or_all(world: World, capsys: pytest.Capt
         (["why", "a", "b"], "why a b: too many arguments; see kubectl inspect gpushare --help"),
         (["why", "a", "-d"], "-d or -o goes with overview, prices, and not with why; leave it out"),
         (["--all-nodes"], "--all-nodes goes with why, and not with overview; leave it out"),
-        (["doctor", "-n", "x"], "-n goes with overview, top, why, resize, and not with doctor; leave it out"),
+        (["doctor", "-n", "x"], "-n goes with overview, top, why, resize, wake, and not with doctor; leave it out"),
         (["-n", "x", "node-a"], "-n: the pods of a namespace are shown wherever they run; leave out the node and -l"),
         (["-n", "x", "-o", "json"], "-n: -d and -o show the pods of all namespaces; leave one of the two out"),
         (["why", "a", "-l", "zone=b"], "-l goes with overview, top, and not with why; leave it out"),

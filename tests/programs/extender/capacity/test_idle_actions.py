@@ -33,7 +33,7 @@ from gpu_device_plugin.programs.extender.capacity.parts import Parts
 from gpu_device_plugin.testing.builders import GPU_MEM, container, owned, pod, workload
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer
-from tests.programs.extender.harness import RIGHTS, world
+from tests.programs.extender.harness import LEASE_RIGHTS, RIGHTS, world
 from tests.resources import RESOURCES
 
 if TYPE_CHECKING:
@@ -464,7 +464,7 @@ async def test_an_extender_reclaims_idle_gpus_and_says_so() -> None:
         body = pod("web-0", container(mem=4), node="n", phase="Running", annotations={WHEN_IDLE: "scale-to-zero"})
         w.api.add(owned(body, owner))
         (await w.start()).extender.capacity.idle.look_s = 0.02
-        use = write_node_use(NodeUse(rfc3339(NOW)))
+        use = write_node_use(NodeUse(rfc3339(time.time() - 3600)))
         w.api.patch("nodes", "n", {"metadata": {"annotations": {NODE_USE: use}}})
         w.api.patch("pods", "web-0", {"metadata": {"annotations": {IDLE_SINCE: SINCE}}})
         await w.until(lambda: bool([each for each in w.api.all("events") if each["reason"] == "GPUIdleWarning"]))
@@ -475,6 +475,24 @@ async def test_an_extender_reclaims_idle_gpus_and_says_so() -> None:
         await w.until(lambda: w.api.get("deployments", "web")["spec"]["replicas"] == 0)
         await w.until(lambda: bool([each for each in w.api.all("events") if each["reason"] == "GPUIdleScaled"]))
         assert 'gpushare_extender_idle_actions_total{outcome="scaled",wish="scale-to-zero"} 1' in await w.metrics()
+
+
+async def test_only_the_extender_acts_whose_scheduler_leads() -> None:
+    async with world(allowed=RIGHTS | GRANTED | LEASE_RIGHTS, idle_warning="0s") as w:
+        w.node("n", 12)
+        w.pod("web", mem=4, node="n", phase="Running", annotations={WHEN_IDLE: "evict", IDLE_SINCE: SINCE})
+        use = write_node_use(NodeUse(rfc3339(time.time())))
+        w.api.patch("nodes", "n", {"metadata": {"annotations": {NODE_USE: use}}})
+        started = await w.start(identity="pod-a", scheduler_lease="sched", lease_namespace="default")
+        started.extender.capacity.idle.look_s = 0.02
+        lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "sched"}}
+        spec = {"holderIdentity": "pod-b_1", "leaseTransitions": 1, "leaseDurationSeconds": 15}
+        w.api.add({**lease, "spec": spec})
+        asked = w.api.count("get", "leases")
+        await w.until(lambda: w.api.count("get", "leases") > asked + 1)
+        assert (w.api.all("events"), w.api.count("create", "pods/eviction")) == ([], 0)
+        w.api.patch("leases", "sched", {"spec": {**spec, "holderIdentity": "pod-a_1", "leaseTransitions": 2}})
+        await w.until(lambda: "deletionTimestamp" in w.get("web")["metadata"])
 
 
 async def test_an_api_server_in_trouble_is_waited_for() -> None:
