@@ -601,6 +601,7 @@ async def test_e1_e2_a_storm_of_deletions_while_people_look_harms_nobody() -> No
         w.pod("p", mem=8)
         assert (await w.schedule())["p"].node == "a"
         await asyncio.gather(*looking)
+        await w.seen()
         assert sum(w.only.free("a")) == 392
 
 
