@@ -165,6 +165,9 @@ KEEPS = ("cluster-autoscaler.kubernetes.io/scale-down-disabled", "karpenter.sh/d
 
 # --- On a node, written by administrators -----------------------------------------------------------------------------
 
+STARTUP_TAINT = "startup-taint.cluster-autoscaler.kubernetes.io/gpushare"
+"""Taint of nodes that an autoscaler makes: the extender removes it once the node offers its GPUs. Until then the
+Cluster Autoscaler counts the node as coming; without it, it makes another one in each of its rounds."""
 SWITCH_LABEL = "gpushare"
 """The label that enables sharing on a node; the DaemonSet selects nodes by it."""
 SWITCHED_ON = "true"

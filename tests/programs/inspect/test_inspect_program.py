@@ -850,7 +850,10 @@ def test_the_nearest_ten_nodes_are_told_or_all(world: World, capsys: pytest.Capt
         (["why", "a", "b"], "why a b: too many arguments; see kubectl inspect gpushare --help"),
         (["why", "a", "-d"], "-d or -o goes with overview, prices, plan, and not with why; leave it out"),
         (["--all-nodes"], "--all-nodes goes with why, and not with overview; leave it out"),
-        (["doctor", "-n", "x"], "-n goes with overview, top, why, resize, wake, plan, and not with doctor; leave it out"),
+        (
+            ["doctor", "-n", "x"],
+            "-n goes with overview, top, why, resize, wake, plan, and not with doctor; leave it out",
+        ),
         (["-n", "x", "node-a"], "-n: the pods of a namespace are shown wherever they run; leave out the node and -l"),
         (["-n", "x", "-o", "json"], "-n: -d and -o show the pods of all namespaces; leave one of the two out"),
         (["why", "a", "-l", "zone=b"], "-l goes with overview, top, and not with why; leave it out"),

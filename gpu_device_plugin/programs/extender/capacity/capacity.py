@@ -15,6 +15,7 @@ from gpu_device_plugin.programs.extender.capacity.growing import Grower
 from gpu_device_plugin.programs.extender.capacity.idle_actions import IdleActions
 from gpu_device_plugin.programs.extender.capacity.keeping import Keeper
 from gpu_device_plugin.programs.extender.capacity.moving import MANIFEST, Mover
+from gpu_device_plugin.programs.extender.capacity.starting import Opener
 from gpu_device_plugin.settings.common import own_namespace
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Capacity:
         self._pause_s = pause_s
         self.mover = Mover(parts)
         self.keeper = Keeper(parts)
+        self._opener = Opener(parts)
         self.grower = Grower(parts, judge, waiting, node_start_s=lambda: settings().node_start_s)
         self._events = EventWriter(parts.client, instance=settings().holder())
         self.idle = IdleActions(parts, self._events, warning_s=lambda: settings().idle_warning_s)
@@ -81,7 +83,14 @@ class Capacity:
         while True:
             try:
                 if await self._leads():
-                    for step in (self._shelter, self.mover.obey, self.idle.look, self._grow, self._keep):
+                    for step in (
+                        self._opener.open,
+                        self._shelter,
+                        self.mover.obey,
+                        self.idle.look,
+                        self._grow,
+                        self._keep,
+                    ):
                         await self._done(step)
             except (ApiError, TimeoutError) as error:
                 _told(error)

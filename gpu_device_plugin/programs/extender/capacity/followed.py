@@ -57,6 +57,8 @@ class FollowedNode:
     ready: bool
     shares_gpus: bool
     """Its label enables sharing, whether or not its agent runs yet."""
+    offers: bool
+    """Its kubelet has some of our resources to give."""
     created_s: float
     """Seconds since the epoch."""
     version: str = field(compare=False)
@@ -157,6 +159,7 @@ class Followed:
             node.unschedulable,
             node.ready,
             switched_on(node.labels),
+            any(node.allocatable.values()),
             epoch_s(node.created) or 0.0,
             node.resource_version,
         )

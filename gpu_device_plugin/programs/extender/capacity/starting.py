@@ -1,0 +1,46 @@
+"""Open new nodes to pods once their GPUs are offered, so that an autoscaler counts them as coming until then."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gpu_device_plugin.cluster.client.errors import ConflictError, NotFoundError
+from gpu_device_plugin.cluster.objects.decoding import NODES
+from gpu_device_plugin.core.contract.keys import STARTUP_TAINT
+
+if TYPE_CHECKING:
+    from gpu_device_plugin.programs.extender.capacity.parts import Parts
+
+_log = logging.getLogger(__name__)
+
+_CALL_S = 5.0
+
+
+@dataclass(eq=False)
+class Opener:
+    """Removes `STARTUP_TAINT` from nodes whose kubelets offer GPUs."""
+
+    _parts: Parts
+
+    async def open(self) -> None:
+        """Remove the taint where it is due. Raises ApiError."""
+        candidates = self._parts.fleet.candidates
+        for node in tuple(self._parts.followed.nodes.values()):
+            if node.offers and any(taint.key == STARTUP_TAINT for taint in node.taints):
+                there = candidates.get(node.name)
+                if there is not None and there.rooms and not there.gpus.problem:
+                    with suppress(ConflictError, NotFoundError):  # the watch shows it as it is now
+                        await self._open(node.name)
+
+    async def _open(self, name: str) -> None:
+        # The list of taints can only be replaced, with all that others have written in it.
+        node = msgspec.json.decode(await self._parts.client.get(NODES, name, timeout_s=_CALL_S))
+        taints = [taint for taint in node["spec"].get("taints") or () if taint["key"] != STARTUP_TAINT]
+        meta = {"resourceVersion": node["metadata"]["resourceVersion"]}
+        await self._parts.client.patch(NODES, name, {"metadata": meta, "spec": {"taints": taints}}, timeout_s=_CALL_S)
+        _log.info("a new node offers its GPUs, and is opened to pods", extra={"node": name})
