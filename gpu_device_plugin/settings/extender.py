@@ -21,6 +21,7 @@ from gpu_device_plugin.settings.forms import (
     SWITCH,
     Address,
     duration,
+    number,
     object_name,
     one_of,
 )
@@ -145,6 +146,12 @@ class ExtenderSettings(ProgramSettings):
         "Keep autoscalers from removing nodes whose pods have no place on other GPUs, and hold the places of those "
         "that have. Needs deploy/optional/capacity.yaml.",
     )
+    rebalance: int = knob(
+        "0",
+        number(0, 10_000),
+        "How many pods the extender may move in an hour so that waiting pods have room. Needs "
+        "deploy/optional/capacity.yaml.",
+    )
     identity: str = knob(
         "",
         Form("NAME", _identity),
@@ -161,6 +168,11 @@ class ExtenderSettings(ProgramSettings):
             )
         if self.leader_election and not self.lease_name:
             yield SettingsError("leader election needs a lease_name; give one", ("leader_election", "lease_name"))
+
+    @property
+    def follows_every_pod(self) -> bool:
+        """Whether pods may have to go elsewhere, for which more of them and of nodes is kept."""
+        return self.keep_nodes or self.rebalance > 0
 
     @property
     def exposed(self) -> bool:

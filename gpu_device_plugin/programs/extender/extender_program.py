@@ -178,7 +178,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         self._ours = tuple(f'"{name}"'.encode() for name in names)
         kept = READ_ON_NODES | FOLLOWED_ON_NODES | {NODE_USE}
         # Pods that are to go elsewhere may go where the labels of nodes allow it.
-        node_reader = NodeReader(names, kept.__contains__ if not settings.keep_nodes else lambda _key: True)
+        node_reader = NodeReader(names, kept.__contains__ if not settings.follows_every_pod else lambda _key: True)
         self._changed = asyncio.Event()
         self.fleet = Fleet(
             resources,
@@ -189,7 +189,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             on_change=self._changed.set,
         )
         holds = Holds(self.fleet, self._client, clock=time.monotonic, wall=time.time)
-        self._followed = followed = Followed(holds, every_pod=settings.keep_nodes)
+        self._followed = followed = Followed(holds, every_pod=settings.follows_every_pod)
         nodes = NodeStore(self.fleet, resources, followed)
         self._nodes: Reflector[NodeRecord] = Reflector(
             self._client, NODES, lambda raw: nodes.without_use(node_reader.read(raw)), nodes, timing=timings.follow

@@ -15,6 +15,7 @@ from gpu_device_plugin.programs.extender.capacity.growing import Grower
 from gpu_device_plugin.programs.extender.capacity.idle_actions import IdleActions
 from gpu_device_plugin.programs.extender.capacity.keeping import Keeper
 from gpu_device_plugin.programs.extender.capacity.moving import MANIFEST, Mover
+from gpu_device_plugin.programs.extender.capacity.rebalancing import Rebalancer
 from gpu_device_plugin.programs.extender.capacity.starting import Opener
 from gpu_device_plugin.settings.common import own_namespace
 
@@ -60,6 +61,7 @@ class Capacity:
         self.mover = Mover(parts)
         self.keeper = Keeper(parts)
         self._opener = Opener(parts)
+        self.rebalancer = Rebalancer(parts, self.mover, waiting, per_hour=lambda: settings().rebalance)
         self.grower = Grower(parts, judge, waiting, node_start_s=lambda: settings().node_start_s)
         self._events = EventWriter(parts.client, instance=settings().holder())
         self.idle = IdleActions(parts, self._events, warning_s=lambda: settings().idle_warning_s)
@@ -87,6 +89,7 @@ class Capacity:
                         self._opener.open,
                         self._shelter,
                         self.mover.obey,
+                        self.rebalancer.look,
                         self.idle.look,
                         self._grow,
                         self._keep,
@@ -103,6 +106,7 @@ class Capacity:
             await self._catch_up()
             self._autoscaler.forget()
             self.idle.forget()
+            self.rebalancer.forget()
             self._decided = None
         self._term = term
         return term is not None

@@ -1,0 +1,145 @@
+"""Move pods so that one that waits has room, by itself and within a budget of evictions an hour."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.aio.waiting import last_of
+from gpu_device_plugin.core.capacity.movable import Resident, Residents, Site, Stays
+from gpu_device_plugin.core.capacity.places import Fits
+from gpu_device_plugin.core.capacity.plans import planning
+from gpu_device_plugin.core.cluster.usage import Occupant
+from gpu_device_plugin.core.contract.moves import Destination
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gpu_device_plugin.core.capacity.movable import Move
+    from gpu_device_plugin.fleet import FleetEntry
+    from gpu_device_plugin.programs.extender.capacity.moving import Mover
+    from gpu_device_plugin.programs.extender.capacity.parts import Parts
+    from gpu_device_plugin.programs.extender.waiting import Refused, WaitingObserved
+
+_log = logging.getLogger(__name__)
+
+_SETTLED_S = 10.0
+"""A pod counts once it has been refused for so long."""
+_AGAIN_S = 60.0
+"""A pod for which there was no plan, or whose plan was stopped, is looked at again after this time."""
+_HOUR_S = 3600.0
+_NODES_AT_ONCE = 16
+
+
+@dataclass(eq=False)
+class Rebalancer:
+    """Carries out one plan at a time, one move after the other, and stops it at the first surprise."""
+
+    _parts: Parts
+    _mover: Mover
+    _waiting: WaitingObserved
+    _: KW_ONLY
+    per_hour: Callable[[], int]
+    """How many pods may be evicted in an hour; 0: none."""
+
+    def __post_init__(self) -> None:
+        self._moves: deque[Move] = deque()
+        """Those that are left of the plan."""
+        self._under_way = ""
+        """The UID of the pod that was evicted last, until its replacement is bound."""
+        self._evicted_at: deque[float] = deque()
+        self._tried_at: dict[str, float] = {}
+        """By UID of a waiting pod."""
+
+    def forget(self) -> None:
+        """Drop the plan: another extender has been active."""
+        self._moves.clear()
+        self._under_way = ""
+
+    async def look(self) -> None:
+        """Take the next step, if one is due. Raises ApiError."""
+        if not self.per_hour():
+            return
+        if self._under_way in self._parts.holds.rooms:
+            return  # its replacement is not bound yet
+        self._under_way = ""
+        if self._moves:
+            await self._next()
+        elif self._left():
+            await self._plan()
+
+    def _left(self) -> int:
+        """Return how many pods may be evicted now."""
+        begin = self._parts.clock() - _HOUR_S
+        while self._evicted_at and self._evicted_at[0] <= begin:
+            self._evicted_at.popleft()
+        return self.per_hour() - len(self._evicted_at)
+
+    async def _next(self) -> None:
+        move = self._moves.popleft()
+        pod = self._parts.followed.pods.get(move.pod.pod.uid)
+        why = "it is gone already"
+        if pod is not None and pod.node_name == move.origin:
+            why = await self._mover.move(pod, Destination(move.node, tuple(move.shares.items())))
+        if why:
+            left = len(self._moves)
+            self._moves.clear()
+            _log.warning("a plan is stopped", extra={"pod": str(move.pod), "why": why, "moves_left": left})
+        else:
+            self._under_way = move.pod.pod.uid
+            self._evicted_at.append(self._parts.clock())
+
+    async def _plan(self) -> None:
+        refused = self._waiting.without_room(_SETTLED_S)
+        now = self._parts.clock()
+        self._tried_at = {uid: at for uid, at in self._tried_at.items() if now - at < _AGAIN_S}
+        due = [each for each in refused if each.pod.uid not in self._tried_at]
+        if not due:
+            return
+        first = min(due, key=lambda each: (-each.pod.priority, each.pod.created, each.pod.uid))
+        self._tried_at[first.pod.uid] = now
+        plan = await last_of(planning(await self._sites(), self._goal(first)))
+        if plan.moves and len(plan.moves) <= self._left():
+            about = {"pod": f"{first.pod.namespace}/{first.pod.name}", "moves": len(plan.moves)}
+            _log.info("pods are moved so that one that waits has room", extra=about)
+            self._moves.extend(plan.moves)
+
+    def _goal(self, refused: Refused) -> Fits:
+        names = frozenset(self._waiting.names[refused.constraints])
+        return Fits(refused.ask, refused.pod.amounts, names, refused.pod.priority)
+
+    async def _sites(self) -> Sequence[Site]:
+        fleet, followed = self._parts.fleet, self._parts.followed
+        nodes = {
+            name: node
+            for name, node in fleet.candidates.items()
+            if node.rooms and not node.gpus.claims and name in followed.nodes
+        }
+        open_ = [followed.nodes[name] for name in nodes if followed.nodes[name].open]
+        # The eviction itself asks PodDisruptionBudgets.
+        residents = Residents(open_, self._parts.resources, {})
+        sites = []
+        for number, (name, node) in enumerate(nodes.items()):
+            if not number % _NODES_AT_ONCE:
+                await asyncio.sleep(0)
+            there = tuple(self._resident(residents, entry) for entry in fleet.on_node(name) if not entry.settling)
+            sites.append(Site(node, there, followed.nodes[name].open))
+        return sites
+
+    def _resident(self, residents: Residents, entry: FleetEntry) -> Resident:
+        occupant = Occupant(
+            entry.uid,
+            entry.usage,
+            entry.priority,
+            entry.deleting,
+            entry.requests,
+            entry.namespace,
+            entry.name,
+        )
+        pod = self._parts.followed.pods.get(entry.uid)
+        if pod is None or entry.temporary:
+            return Resident(occupant, stays=Stays.HELD if entry.held_for else Stays.ENDING)
+        return residents.of(pod, self._parts.followed.facts(entry.uid), occupant)
