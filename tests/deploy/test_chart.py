@@ -80,6 +80,7 @@ SAME: list[tuple[Json, tuple[str, ...]]] = [
     ({"limits": {"enabled": True}}, (*ALL, "optional/limits")),
     ({"agent": {"evict": True, "nodeCondition": True}}, (*ALL, "optional/evict")),
     ({"scheduler": {"idle": True}}, (*ALL, "optional/idle")),
+    ({"scheduler": {"capacity": True}}, (*ALL, "optional/capacity")),
     ({"web": {"enabled": True}}, (*ALL, "optional/web")),
     ({"agent": {"dra": {"enabled": True}}}, (*ALL, "optional/dra", "patches/dra-agent")),
     ({"agent": {"migMonitor": True}}, (*ALL, "patches/mig-agent")),

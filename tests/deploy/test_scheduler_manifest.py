@@ -23,6 +23,7 @@ LOOPBACK = DEPLOY / "optional" / "extender-loopback.yaml"
 ALONE = DEPLOY / "optional" / "extender-alone.yaml"
 MANIFESTS = (SECOND, LOOPBACK, ALONE)
 IDLE = DEPLOY / "optional" / "idle.yaml"
+CAPACITY = DEPLOY / "optional" / "capacity.yaml"
 CONFIG = DEPLOY / "optional" / "kube-scheduler-config.yaml"
 PAGE = DEPLOY.parent / "docs" / "scheduler.md"
 
@@ -262,6 +263,7 @@ def test_f12_rbac_grants_what_the_extender_calls_and_nothing_else(manifest: Path
     assert leases
     own = leases if manifest == ALONE else {("coordination.k8s.io", "leases", "get")} if manifest == LOOPBACK else set()
     if_asked = roles(IDLE, "ClusterRole", "gpushare-extender-idle")
+    if_asked |= roles(CAPACITY, "ClusterRole", "gpushare-capacity") | roles(CAPACITY, "Role", "gpushare-capacity")
     assert granted | if_asked == needed - leases | own
     assert not granted & if_asked, "what only some clusters need is granted apart"
 
@@ -272,7 +274,7 @@ def test_the_agent_and_the_extender_are_told_apart() -> None:
         for name in ("node.node_program", "extender.extender_program")
     )
     assert ("", "pods/binding", "create") in extender - agent
-    assert ("", "nodes", "patch") in agent - extender
+    assert ("", "nodes/status", "patch") in agent - extender
 
 
 @pytest.mark.parametrize("manifest", [SECOND, ALONE], ids=lambda path: path.name)

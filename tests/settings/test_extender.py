@@ -198,7 +198,7 @@ def test_policies_and_times_change_at_once_and_the_rest_waits() -> None:
         waiting=("listen",),
     )
     assert {knob.name for knob in knobs_of(ExtenderSettings) if knob.live} == {
-        *("node_policy", "gpu_policy", "vanished_grace", "bind_timeout", "idle_warning", "log_level")
+        *("node_policy", "gpu_policy", "vanished_grace", "bind_timeout", "idle_warning", "node_start", "log_level")
     }
 
 

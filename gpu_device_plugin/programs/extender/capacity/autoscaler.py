@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.cluster.client.api_client import PatchType
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_BUFFERS = tuple(ObjectKind("capacitybuffers", "autoscaling.x-k8s.io", each) for each in ("v1beta1", "v1alpha1"))
+_BUFFERS: Mapping[str, ObjectKind] = MappingProxyType(
+    {each: ObjectKind("capacitybuffers", "autoscaling.x-k8s.io", each) for each in ("v1beta1", "v1alpha1")}
+)
+"""CapacityBuffers by version, the newest first."""
 _TEMPLATES = ObjectKind("podtemplates")
 _LOOK_S = 60.0
 """How often to look which buffers there are, and whether the API server has any."""
@@ -47,8 +51,8 @@ class Autoscaler:
 
     def __post_init__(self) -> None:
         self._looked_at: float | None = None
-        self._kind: ObjectKind | None = None
-        """The version of CapacityBuffers that the API server has; None: it has none."""
+        self._version = ""
+        """Of the CapacityBuffers that the API server has; empty: it has none."""
         self._buffers: set[str] = set()
         """The names of ours."""
         self._owners: list[dict[str, Any]] | None = None
@@ -68,10 +72,10 @@ class Autoscaler:
         templates = named(wanted)
         if how != "stand-ins":
             await self._look(must=how == "buffers")
-        by_buffers = self._kind is not None and how != "stand-ins"
+        by_buffers = bool(self._version) and how != "stand-ins"
         await self._have_pods({} if by_buffers else templates)
-        if self._kind is not None:
-            await self._have_buffers(self._kind, templates if by_buffers else {})
+        if self._version:
+            await self._have_buffers(self._version, templates if by_buffers else {})
 
     # --- Pods ---------------------------------------------------------------------------------------------------------
 
@@ -107,35 +111,37 @@ class Autoscaler:
         """Find out which buffers there are. Raises ApiError."""
         if self._looked_at is not None and self.clock() - self._looked_at < _LOOK_S:
             return
-        self._kind = None
-        for kind in _BUFFERS:
+        self._version = ""
+        for version in _BUFFERS:
             try:
-                self._buffers = await self._names(kind)
-                self._kind = kind
+                self._buffers = await self._names(version)
+                self._version = version
                 break
             except NotFoundError:
-                if must and kind is _BUFFERS[-1]:
+                if must and version == list(_BUFFERS)[-1]:
                     raise
         self._looked_at = self.clock()
 
-    async def _names(self, kind: ObjectKind) -> set[str]:
+    async def _names(self, version: str) -> set[str]:
         return {
             read_metadata(raw).name
-            async for page in self._client.pages(kind, namespace=self.namespace, labels=STAND_IN)
+            async for page in self._client.pages(_BUFFERS[version], namespace=self.namespace, labels=STAND_IN)
             for raw in page.items or ()
         }
 
-    async def _have_buffers(self, kind: ObjectKind, templates: Templates) -> None:
+    async def _have_buffers(self, version: str, templates: Templates) -> None:
         for name in self._buffers - templates.keys():
-            for each in (kind, _TEMPLATES):
-                with suppress(NotFoundError):
-                    await self._client.delete(each, name, namespace=self.namespace)
+            with suppress(NotFoundError):
+                await self._client.delete(_BUFFERS[version], name, namespace=self.namespace)
+            with suppress(NotFoundError):
+                await self._client.delete(_TEMPLATES, name, namespace=self.namespace)
             self._buffers.discard(name)
         for name in templates.keys() - self._buffers:
-            objects = buffer_of(name, self.namespace, templates[name], await self._owned(), kind.version)
-            for each, body in zip((_TEMPLATES, kind), objects, strict=True):
-                with suppress(ConflictError):
-                    await self._client.create(each, body, namespace=self.namespace, timeout_s=_CALL_S)
+            template, buffer = buffer_of(name, self.namespace, templates[name], await self._owned(), version)
+            with suppress(ConflictError):
+                await self._client.create(_TEMPLATES, template, namespace=self.namespace, timeout_s=_CALL_S)
+            with suppress(ConflictError):
+                await self._client.create(_BUFFERS[version], buffer, namespace=self.namespace, timeout_s=_CALL_S)
             self._buffers.add(name)
             self._log(name, templates[name])
 
