@@ -216,6 +216,9 @@ _EXTENDER = {
         "gpushare_extender_namespaces_distrusted",
         "Namespaces whose pods count little in what the policy fit learns.",
     ),
+    "wanted": Gauge("gpushare_extender_nodes_wanted", "New nodes that waiting pods need, GPU by GPU."),
+    "kept": Gauge("gpushare_extender_nodes_kept", "Nodes that autoscalers are kept from."),
+    "held": Gauge("gpushare_extender_rooms_held", "Pods for whose replacements room is held."),
 }
 _NODES = (
     Gauge("gpushare_extender_nodes", "Nodes with GPUs."),
@@ -266,6 +269,9 @@ class ExtenderMetrics:
     in_doubt: int = 0
     learned: bool = False
     distrusted: int = 0
+    wanted: int = 0
+    kept: int = 0
+    held: int = 0
     watches: Mapping[str, tuple[bool, float, int, int]] = field(default_factory=dict)
     """By kind, for example ``pods``: the values of the gauges of a watch."""
     waiting: Mapping[WaitingReason, int] = field(default_factory=dict)

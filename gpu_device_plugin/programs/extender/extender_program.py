@@ -436,6 +436,9 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             in_doubt=self.binding.doubts,
             learned=self._learner.in_force,
             distrusted=len(self._learner.distrusted),
+            wanted=len(self.capacity.grower.need.nodes),
+            kept=len(self.capacity.keeper.latest.stay),
+            held=len(self._followed.holds.rooms),
             watches={
                 kind: (watch.live, watch.silent_s, watch.lists, watch.unreadable)
                 for kind, watch in self.watches.items()

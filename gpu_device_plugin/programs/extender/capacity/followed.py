@@ -78,7 +78,7 @@ class FollowedNode:
 class Followed:
     """Follows pods and nodes."""
 
-    _holds: Holds
+    holds: Holds
     every_pod: bool
     """Keep all bound pods, with what decides whether they may be moved; not those alone that somebody wants to move."""
     pods: dict[str, Pod] = field(default_factory=dict)
@@ -165,12 +165,12 @@ class Followed:
         )
         self.changes += self.nodes.get(node.name) != now
         self.nodes[node.name] = now
-        self._holds.put_node(node)
+        self.holds.put_node(node)
 
     def remove_node(self, name: str) -> None:
         """Forget a node."""
         self.changes += self.nodes.pop(name, None) is not None
-        self._holds.remove_node(name)
+        self.holds.remove_node(name)
 
     def replace_nodes(self, nodes: Sequence[NodeRecord]) -> None:
         """Replace all nodes."""
