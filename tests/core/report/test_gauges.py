@@ -189,6 +189,8 @@ def test_a_node_shows_its_memory_and_what_of_it_is_allocated() -> None:
     unknown = candidate("unknown", NodeGpus(gpus=(ListedGpu(0, 8),), share_mib=None), ())
     nodes = (candidate("a", gpus, [Usage(((0, 3),), (1,))]), candidate("plain", NO_GPUS, ()), unknown)
     assert lines(ExtenderMetrics(nodes=(*nodes, candidate("b", gpus, ()))), "extender_node", "extender_memory") == [
+        "extender_nodes_wanted 0.0",
+        "extender_nodes_kept 0.0",
         'extender_node_memory_bytes{node="a"} 1.7179869184e+10',
         'extender_node_memory_bytes{node="b"} 1.7179869184e+10',
         'extender_node_memory_allocated_bytes{node="a"} 1.1811160064e+10',
