@@ -46,7 +46,7 @@ async def test_a_pod_that_fits_by_the_sum_alone_gets_a_node(tmp_path: Path, how:
         await cluster.pod("eight", mem=8)
         await cluster.placed(5)
         await cluster.loops(10)
-        assert cluster.cloud.calls == [("more", 1)], cluster
+        assert cluster.cloud.calls == [("more", 1)], str(cluster)
 
 
 async def test_one_node_is_enough_for_two_pods_that_it_has_room_for(tmp_path: Path, how: str) -> None:
@@ -57,7 +57,7 @@ async def test_one_node_is_enough_for_two_pods_that_it_has_room_for(tmp_path: Pa
         await cluster.pod("whole", count=1)
         await cluster.placed(6)
         await cluster.loops(10)
-        assert cluster.cloud.calls == [("more", 1)], cluster
+        assert cluster.cloud.calls == [("more", 1)], str(cluster)
 
 
 async def test_the_first_node_comes_by_the_groups_template(tmp_path: Path, how: str) -> None:
@@ -65,7 +65,7 @@ async def test_the_first_node_comes_by_the_groups_template(tmp_path: Path, how: 
         await cluster.pod("eight", mem=8)
         await cluster.placed(1)
         await cluster.loops(10)
-        assert cluster.cloud.calls == [("more", 1)], cluster
+        assert cluster.cloud.calls == [("more", 1)], str(cluster)
 
 
 async def test_six_pods_of_which_a_node_takes_four_get_two_nodes(tmp_path: Path, how: str) -> None:
@@ -74,7 +74,7 @@ async def test_six_pods_of_which_a_node_takes_four_get_two_nodes(tmp_path: Path,
         await cluster.deployment("fives", 6, mem=5)
         await cluster.placed(6)
         await cluster.loops(10)
-        assert cluster.cloud.calls == [("more", 1), ("more", 1)], cluster
+        assert cluster.cloud.calls == [("more", 1), ("more", 1)], str(cluster)
 
 
 async def test_a_node_stays_whose_pods_have_nowhere_to_go_and_goes_once_they_have(tmp_path: Path, how: str) -> None:
@@ -85,12 +85,12 @@ async def test_a_node_stays_whose_pods_have_nowhere_to_go_and_goes_once_they_hav
         await cluster.deployment("two", 2, mem=5)
         await cluster.placed(6)
         before = cluster.places()
-        assert sorted(before.values()).count(half) == 2, cluster
+        assert sorted(before.values()).count(half) == 2, str(cluster)
         await cluster.loops(20)
-        assert (cluster.places(), cluster.cloud.calls) == (before, []), cluster
+        assert (cluster.places(), cluster.cloud.calls) == (before, []), str(cluster)
 
         await cluster.scale("fives", 2)
         await cluster.until(lambda: len(cluster.cloud.instances) == 1, "one node is enough now")
         await cluster.placed(4)
-        assert [order for order, _ in cluster.cloud.calls] == ["delete"], cluster
+        assert [order for order, _ in cluster.cloud.calls] == ["delete"], str(cluster)
         assert set(cluster.places().values()) <= {full, half}

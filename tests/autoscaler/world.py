@@ -98,6 +98,10 @@ class AutoscaledCluster:
     """From an order to a node that is ready."""
     agent_s: float = 0.0
     """From then on until its agent has told of its GPUs."""
+    taint: str = ""
+    """Key of a taint that a node has until then."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """That the cloud puts on its nodes."""
     nodes: list[Json] = field(default_factory=list)
     pods: list[Json] = field(default_factory=list)
     """As they were last seen."""
@@ -106,7 +110,7 @@ class AutoscaledCluster:
     _late: dict[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.cloud = Cloud(node_like, self._boot, self._remove)
+        self.cloud = Cloud(lambda name: node_like(name, self.labels), self._boot, self._remove)
         self.kubelets = Kubelets(self.ask, GPUS, SHARES, self._late, looked=[self._look])
 
     def _look(self, nodes: list[Json], pods: list[Json]) -> None:
@@ -134,6 +138,8 @@ class AutoscaledCluster:
         node["spec"]["providerID"] = f"double://{name}"
         node["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
         node["metadata"].pop("annotations")
+        if self.taint:
+            node["spec"]["taints"] = [{"key": self.taint, "effect": "NoSchedule"}]
         for amounts in (node["status"]["capacity"], node["status"]["allocatable"]):
             for resource in (builders.GPU_MEM, builders.GPU_COUNT):
                 del amounts[resource]
@@ -145,19 +151,25 @@ class AutoscaledCluster:
         await self._ready(name)
         if self.agent_s:
             await asyncio.sleep(self.agent_s)
-            await self._tell(name, whole)
+            if name in self.cloud.instances:
+                await self._tell(name, whole)
+                await self._ready(name)
 
     async def _ready(self, name: str, since: datetime | None = None) -> None:
         at = (since or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%SZ")
         ready = {"type": "Ready", "status": "True", "lastTransitionTime": at}
-        await self.ask("PATCH", f"/api/v1/nodes/{name}/status", {"status": {"conditions": [ready]}}, STATUS)
-        await self.ask("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": None}}, MERGE)
+        await self.ask(
+            "PATCH", f"/api/v1/nodes/{name}/status", {"status": {"conditions": [ready]}}, STATUS, missing=True
+        )
+        left = [{"key": self.taint, "effect": "NoSchedule"}] if self.taint and name in self._late else None
+        await self.ask("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": left}}, MERGE, missing=True)
 
     async def _tell(self, name: str, node: Json) -> None:
         annotations, status = node["metadata"]["annotations"], node["status"]
         amounts = {each: status[each] for each in ("capacity", "allocatable")}
-        await self.ask("PATCH", f"/api/v1/nodes/{name}/status", {"status": amounts}, STATUS)
-        await self.ask("PATCH", f"/api/v1/nodes/{name}", {"metadata": {"annotations": annotations}}, MERGE)
+        await self.ask("PATCH", f"/api/v1/nodes/{name}/status", {"status": amounts}, STATUS, missing=True)
+        noted = {"metadata": {"annotations": annotations}}
+        await self.ask("PATCH", f"/api/v1/nodes/{name}", noted, MERGE, missing=True)
         self._late.pop(name)
 
     async def _remove(self, name: str) -> None:
@@ -250,14 +262,14 @@ def live(pod: Json) -> bool:
     return "deletionTimestamp" not in pod["metadata"] and pod["status"]["phase"] not in {"Succeeded", "Failed"}
 
 
-def node_like(name: str) -> Json:
+def node_like(name: str, more: Mapping[str, str]) -> Json:
     """Return a node of the group as its kubelet and its agent describe it."""
     labels = {"gpu-device-plugin/product": "Tesla-T4", "gpu-device-plugin/product.Tesla-T4": "true", "pool": "gpus"}
     return builders.node(
         name,
         mem=GPUS * SHARES,
         count=GPUS,
-        labels=labels,
+        labels=labels | dict(more),
         annotations={NODE_GPUS: gpus(name, *[SHARES] * GPUS)},
     )
 

@@ -1,0 +1,117 @@
+"""Arrivals and departures by chance under the real Cluster Autoscaler, by a seed each: AUTOSCALER_EPISODES of them."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.autoscaler.invariants import EMPTY, Watch, demand, fitting
+from tests.autoscaler.world import UNNEEDED_S, autoscaled, live, ours
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.autoscaler.world import AutoscaledCluster
+
+FIRST = int(os.environ.get("AUTOSCALER_SEED", "0"))
+EPISODES = int(os.environ.get("AUTOSCALER_EPISODES", "3"))
+STEPS = 10
+MAX_NODES = 4
+IDLE_S = 12 * UNNEEDED_S
+
+pytestmark = pytest.mark.timeout(1200)
+
+
+class Episode:
+    """Has workloads come and go, always the same for one seed, as far as the largest group has room for them."""
+
+    def __init__(self, cluster: AutoscaledCluster, watch: Watch, seed: int) -> None:
+        self.cluster = cluster
+        self.watch = watch
+        self.random = random.Random(seed)  # noqa: S311 - repeatable on purpose
+        self.amounts: dict[str, dict[str, int]] = {}
+        """What a pod of each workload asks, by its name."""
+        self.alone: set[str] = set()
+        """Workloads that are one pod without a controller."""
+        self.born = 0
+
+    async def step(self) -> None:
+        """Let one thing happen."""
+        does = self.random.choice([self._comes, self._comes, self._comes, self._scales, self._goes])
+        await does()
+        await self.cluster.loops(self.random.choice([0, 0, 1, 3, 8]))
+
+    def _affordable(self, amounts: dict[str, int], number: int) -> bool:
+        """Whether the largest group could take these too, wherever pods that cannot move are."""
+        there = [demand(pod) for pod in self.cluster.pods if ours(pod) and live(pod)]
+        more = [(amounts.get("mem", 0), amounts.get("count", 0))] * number
+        # One node less: what runs without a controller is not moved, so the best packing may be out of reach.
+        return fitting([*there, *more], [EMPTY] * (MAX_NODES - 1))
+
+    async def _comes(self) -> None:
+        self.born += 1
+        name, draw = f"w{self.born}", self.random
+        amounts = draw.choice([{"mem": draw.randint(1, 8)}, {"mem": draw.randint(3, 6)}, {"count": draw.randint(1, 2)}])
+        alone = draw.random() < 0.2
+        number = 1 if alone else draw.randint(1, 5)
+        while number and not self._affordable(amounts, number):
+            number -= 1
+        if not number:
+            return
+        self.amounts[name] = amounts
+        if alone:
+            self.alone.add(name)
+            await self.cluster.pod(name, **amounts)
+        else:
+            self.watch.wanted[name] = number
+            await self.cluster.deployment(name, number, **amounts)
+
+    async def _scales(self) -> None:
+        if names := sorted(self.watch.wanted):
+            name = self.random.choice(names)
+            number = self.random.randint(0, 4)
+            more = number - self.watch.wanted[name]
+            if more <= 0 or self._affordable(self.amounts[name], more):
+                self.watch.wanted[name] = number
+                await self.cluster.scale(name, number)
+
+    async def _goes(self) -> None:
+        if names := sorted(self.amounts):
+            name = self.random.choice(names)
+            if name in self.alone:
+                self.alone.discard(name)
+                await self.cluster.delete(name)
+                del self.amounts[name]
+            else:
+                self.watch.wanted[name] = 0
+                await self.cluster.scale(name, 0)
+
+    def settled(self) -> bool:
+        """Whether every pod that is wanted has its place, and every node something to do."""
+        number = sum(self.watch.wanted.values()) + len(self.alone)
+        return (
+            len(self.cluster.places()) == number
+            and not self.cluster.waiting()
+            and not self.watch.needless
+            and len(self.cluster.ready_names()) == len(self.cluster.cloud.instances)
+        )
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + EPISODES))
+async def test_nobody_waits_nothing_is_bought_in_vain_and_nobody_evicted(tmp_path: Path, seed: int) -> None:
+    """The way in which the autoscaler is told alternates."""
+    how = "buffers" if seed % 2 else "stand-ins"
+    settings = {"grow": how, "keep_nodes": "true", "node_start": "20s"}
+    watch = Watch(IDLE_S)
+    async with autoscaled(tmp_path, buffers=how == "buffers", extender=settings) as cluster:
+        cluster.cloud.max_nodes = MAX_NODES
+        cluster.kubelets.looked.append(watch.look)
+        episode = Episode(cluster, watch, seed)
+        for _ in range(STEPS):
+            await episode.step()
+        await cluster.until(lambda: episode.settled() or watch.wrong, "all pods have their places and no node is idle")
+        assert not watch.wrong, f"{watch.wrong}\n{cluster}"
+        {f"gpu-{n + 1}" for n in range(sum(number for what, number in cluster.cloud.calls if what == "more"))}
