@@ -18,7 +18,7 @@ from tests.patience import stretched
 from tools.publishing import Published, install
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 
@@ -129,7 +129,7 @@ class Kubectl:
 
 
 @contextmanager
-def api_server(home: Path, *controllers: str) -> Iterator[Kubectl]:
+def api_server(home: Path, *controllers: str, flags: Sequence[str] = ()) -> Iterator[Kubectl]:
     """Run an API server with these of Kubernetes' controllers; skip the test where a program is missing."""
     folder = os.environ.get("KUBE_BIN", "")
     if not folder:
@@ -140,7 +140,7 @@ def api_server(home: Path, *controllers: str) -> Iterator[Kubectl]:
     if missing := [name for name, found in programs.items() if found is None]:
         pytest.skip(f"to apply deploy/ needs {', '.join(missing)} in KUBE_BIN or on the PATH")
     found = {name: str(program) for name, program in programs.items()}
-    with processes(home, found) as server:
+    with processes(home, found, "--authorization-mode=RBAC", *flags) as server:
         file = kubeconfig(server.config, home / "kubeconfig")
         command = [found["kube-controller-manager"], f"--kubeconfig={file}", "--leader-elect=false"]
         with (home / "controllers.log").open("wb") as log:

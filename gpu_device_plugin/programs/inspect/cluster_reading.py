@@ -26,7 +26,7 @@ from gpu_device_plugin.core.contract.keys import (
     MalformedAnnotationError,
 )
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
-from gpu_device_plugin.core.contract.nodelabels import mig_resources, our_annotations, our_labels
+from gpu_device_plugin.core.contract.nodelabels import mig_resources, our_annotations, our_labels, switched_on
 from gpu_device_plugin.core.contract.nodereport import node_report
 from gpu_device_plugin.core.contract.promises import promises
 from gpu_device_plugin.core.contract.variables import VISIBLE_DEVICES
@@ -34,8 +34,10 @@ from gpu_device_plugin.core.model.mig import is_mig_resource
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.times import epoch_s
 from gpu_device_plugin.core.node.kubelet.conflicting_plugins import sightings
+from gpu_device_plugin.core.report.findings.group_checks import group_of
 from gpu_device_plugin.core.report.findings.symptoms import (
     ClusterSymptoms,
+    Karpenter,
     Lease,
     NodeSeen,
     PartSeen,
@@ -85,12 +87,17 @@ def symptoms_in(
     parts = {pod.name: pod.part for pod in pods if pod.part}
     places = sorted({name.partition("/")[0] for name in parts}) or ["gpushare"]
     sharing = {node.name for node in nodes if node.labelled}
+    groups = {group_of(node.labels) for node in nodes if node.labelled} - {""}
     reader = PodReader((resource.name for resource in resources), (POD_ANNOTATIONS | ELASTIC).__contains__)
     return ClusterSymptoms(
         memory_resource=names[Kind.MEMORY],
         count_resource=names[Kind.COUNT],
         version=_known(lambda: decoded(kubectl.raw("/version"), _Version).git_version),
-        nodes=tuple(node for node in nodes if SWITCH_LABEL in node.labels or node.annotated or node.capacity),
+        nodes=tuple(
+            node
+            for node in nodes
+            if SWITCH_LABEL in node.labels or node.annotated or node.capacity or group_of(node.labels) in groups
+        ),
         agents=tuple(_seen(pod) for pod in pods if pod.part and pod.part[0] == _AGENT),
         extenders=tuple(
             _seen(pod, _filter_calls(kubectl, pod))
@@ -110,6 +117,7 @@ def symptoms_in(
         claims=_known(lambda: tuple(readable_claims(kubectl.items(CLAIMS.path(), optional=True))[0])),
         slices=_known(lambda: _slices(kubectl)),
         device_classes=_known(lambda: _device_classes(kubectl)),
+        karpenter=_known(lambda: _karpenter(kubectl)),
     )
 
 
@@ -416,3 +424,16 @@ def _device_classes(kubectl: Kubectl) -> dict[str, str]:
         decoded(each, _Class) for each in kubectl.items(ObjectKind("deviceclasses", group=GROUP).path(), optional=True)
     ]
     return {each.metadata.name: each.spec.extended_resource_name or "" for each in found}
+
+
+class _OfKarpenter(Named):
+    spec: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+def _karpenter(kubectl: Kubectl) -> Karpenter:
+    """Return what Karpenter knows of nodes that share; where no NodePool labels its nodes, no more is read."""
+    found = items(kubectl, "/apis/karpenter.sh/v1/nodepools", _OfKarpenter)
+    labels = {one.metadata.name: one.spec.get("template", {}).get("metadata", {}).get("labels", {}) for one in found}
+    pools = tuple(name for name in labels if switched_on(labels[name]))
+    overlays = items(kubectl, "/apis/karpenter.sh/v1alpha1/nodeoverlays", _OfKarpenter) if pools else []
+    return Karpenter(pools, frozenset(name for one in overlays for name in one.spec.get("capacity", ())))

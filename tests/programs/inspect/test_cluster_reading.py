@@ -16,7 +16,7 @@ from gpu_device_plugin.core.contract.keys import MEMORY_LIMIT
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.core.report.findings.cluster_checks import ADMISSION_POLICIES
-from gpu_device_plugin.core.report.findings.symptoms import Lease
+from gpu_device_plugin.core.report.findings.symptoms import Karpenter, Lease
 from gpu_device_plugin.programs.inspect.cluster_reading import symptoms_in
 from gpu_device_plugin.programs.inspect.inspect_program import main
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, Kubectl
@@ -420,6 +420,29 @@ def test_leases_and_configurations_are_those_of_the_parts_that_run(tmp_path: Pat
     pages["/apis/apps/v1/daemonsets"] = listed()
     nothing = read(tmp_path, pages)
     assert (nothing.leases, nothing.daemonset) == ({}, None)
+
+
+def test_of_node_groups_that_share_all_nodes_are_read_and_what_karpenter_knows_of_them(tmp_path: Path) -> None:
+    group = {"karpenter.sh/nodepool": "gpus"}
+    pages = well()
+    there = node("node-a", {MEM: "15"}, labels={"gpushare": "true", **group}, said=SAID)
+    pages["/api/v1/nodes"] = listed(there, node("plain", labels=group), node("other"))
+    seen = read(tmp_path, pages)
+    assert [each.name for each in seen.nodes] == ["node-a", "plain"]
+    assert isinstance(seen.karpenter, Unknown)
+
+    def pool(name: str, labels: dict[str, str]) -> dict[str, Any]:
+        return {"metadata": {"name": name}, "spec": {"template": {"metadata": {"labels": labels}}}}
+
+    bare = {"metadata": {"name": "cpus"}, "spec": {"template": {"spec": {}}}}
+    pages["/apis/karpenter.sh/v1/nodepools"] = listed(pool("gpus", {"gpushare": "true"}), pool("x", {"a": "b"}), bare)
+    overlays = listed(
+        {"metadata": {"name": "gpus"}, "spec": {"capacity": {MEM: "60"}}}, {"metadata": {"name": "price"}}
+    )
+    pages["/apis/karpenter.sh/v1alpha1/nodeoverlays"] = overlays
+    assert read(tmp_path, pages).karpenter == Karpenter(("gpus",), frozenset({MEM}))
+    pages["/apis/karpenter.sh/v1/nodepools"] = listed(bare)
+    assert read(tmp_path, pages).karpenter == Karpenter()
 
 
 def test_a_page_that_hangs_is_given_up(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from gpu_device_plugin.core.report.findings.component_checks import (
     scheduler_versions,
     versions,
 )
+from gpu_device_plugin.core.report.findings.group_checks import groups
 from gpu_device_plugin.core.report.findings.limit_checks import held, limits, supervisors, use, wishes
 from gpu_device_plugin.core.report.findings.node_amounts import gpushare_count, mismatches
 from gpu_device_plugin.core.report.text.printing import gpu_names, listed
@@ -327,6 +328,7 @@ CHECKS: Mapping[str, Callable[[ClusterSymptoms], Iterable[Finding]]] = MappingPr
     {
         "API server": _server,
         "nodes": _installed,
+        "node groups": groups,
         "agents": agents,
         "runtime class": _runtime_class,
         "GPUs": _gpus,

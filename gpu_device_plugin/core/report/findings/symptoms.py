@@ -33,7 +33,7 @@ _NOT_EXAMINED = Unknown("not-examined", "not examined")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSeen:
-    """One node that shares GPUs, shared them before, or has the label that switches sharing on and off."""
+    """A node that shares GPUs, shared them before, has the label that switches sharing, or is of a group that shares."""
 
     name: str
     annotated: bool = False
@@ -114,6 +114,16 @@ class SliceSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class Karpenter:
+    """What Karpenter knows of nodes that share GPUs."""
+
+    pools: tuple[str, ...] = ()
+    """Its NodePools that label their nodes gpushare=true."""
+    resources: frozenset[str] = frozenset()
+    """The resources that its NodeOverlays add to nodes."""
+
+
+@dataclass(frozen=True, slots=True)
 class Lease:
     """A leader-election lease."""
 
@@ -155,6 +165,7 @@ class ClusterSymptoms:
     slices: tuple[SliceSeen, ...] | Unknown = ()
     device_classes: Mapping[str, str] | Unknown = field(default_factory=dict)
     """The extended resource that each DeviceClass serves, by the name of the class; empty: none."""
+    karpenter: Karpenter | Unknown = Karpenter()
 
 
 # --- A node, read on it -----------------------------------------------------------------------------------------------
