@@ -1,4 +1,4 @@
-"""The real descheduler evicts GPU pods by sums, for nothing; under the policy of the page it leaves their nodes alone."""
+"""The real descheduler evicts GPU pods by sums, for nothing; under the policy of the page it leaves them alone."""
 
 from __future__ import annotations
 

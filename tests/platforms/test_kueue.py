@@ -1,4 +1,4 @@
-"""Kueue's own manager gives Jobs quota in our resources, lends it, and takes it back; our extender places their pods."""
+"""Kueue's own manager gives Jobs quota in our resources, lends it, and takes it back; our extender places the pods."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ import base64
 import socket
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import pytest
 import yaml
 
 from tests.deploy.manifests import Json, documents, parsed
+from tests.names import COUNT, MEM
 from tests.platforms.world import PLATFORMS, SHARES, Platform, needed, platform
 from tests.ports import free_ports
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 JOB = documents(PLATFORMS / "kueue-job.yaml")[0]
 JOBS = "/apis/batch/v1/namespaces/{}/jobs"
 QUEUES = "/apis/kueue.x-k8s.io/v1beta2/clusterqueues"
+INSTANCE = "aliyun.com/mig-1g.10gb"
 CONFIG = "controller_manager_config.yaml"
 
 
@@ -47,13 +50,14 @@ def install(world: Platform, release: Path) -> Json:
 def manager(world: Platform, program: str, config: Json) -> Iterator[None]:
     """Run Kueue's manager, and do for it what the kubelet and the controller of EndpointSlices do for a pod."""
     webhook, health, metrics = free_ports(3)
-    certificates = world.home / "certificates"
+    certificates = world.home / "webhooks"
     certificates.mkdir()
     config |= {
         "health": {"healthProbeBindAddress": f"127.0.0.1:{health}"},
         "metrics": {"bindAddress": f"127.0.0.1:{metrics}"},
         "webhook": {"port": webhook, "certDir": str(certificates)},
         "leaderElection": {"leaderElect": False},
+        "resources": {"transformations": [{"input": INSTANCE, "strategy": "Replace", "outputs": {MEM: "9"}}]},
     }
     file = world.home / "kueue-config.yaml"
     file.write_text(yaml.safe_dump(config), encoding="utf-8")
@@ -123,15 +127,14 @@ def used(world: Platform, queue: str) -> dict[str, int]:
     return {one["name"]: int(one["total"]) for one in resources if one["name"].startswith("aliyun.com/")}
 
 
-def jobs(world: Platform, team: str, count: int = 1, **limits: int) -> None:
-    """Submit Jobs of a namespace."""
+def jobs(world: Platform, team: str, count: int = 1, limits: Mapping[str, int] = MappingProxyType({})) -> None:
+    """Submit Jobs of a namespace, with the limits of the example or with others."""
     for _ in range(count):
         body = {**JOB, "metadata": {**JOB["metadata"], "namespace": team}}
         template = body["spec"]["template"]["spec"]
         if limits:
-            amounts = {f"aliyun.com/{name.replace('_', '-')}": amount for name, amount in limits.items()}
             main = template["containers"][0]
-            resources = {**main["resources"], "limits": amounts}
+            resources = {**main["resources"], "limits": dict(limits)}
             template = {**template, "containers": [{**main, "resources": resources}]}
         body["spec"] = {**body["spec"], "template": {"spec": template}}
         world.create(JOBS.format(team), body)
@@ -161,7 +164,8 @@ def test_jobs_are_admitted_within_the_quota_borrow_what_is_free_and_give_it_back
     """Each Job asks for all shares of one GPU. 32 of 64 are a team's own, and it may borrow 16."""
     jobs(queues, "team-a", 8)
     queues.until(lambda: counts(queues)["team-a"] == (6, 2), "six Jobs of team-a run, two of them on borrowed quota")
-    assert used(queues, "team-a") == {"aliyun.com/gpu-count": 0, "aliyun.com/gpu-mem": 6 * SHARES}
+    amounts = {COUNT: 0, MEM: 6 * SHARES}
+    queues.until(lambda: used(queues, "team-a") == amounts, "the queue's status says so")
     jobs(queues, "team-b", 4)
     queues.until(
         lambda: counts(queues) == {"team-a": (4, 4), "team-b": (4, 0)}, "team-b has its own back, on eight GPUs in all"
@@ -172,18 +176,24 @@ def test_jobs_are_admitted_within_the_quota_borrow_what_is_free_and_give_it_back
 
 
 def test_whole_gpus_have_a_quota_of_their_own(queues: Platform) -> None:
-    jobs(queues, "team-a", 3, gpu_count=1)
+    jobs(queues, "team-a", 3, {COUNT: 1})
     queues.until(lambda: counts(queues)["team-a"] == (2, 1), "two whole GPUs are the quota")
-    assert used(queues, "team-a") == {"aliyun.com/gpu-count": 2, "aliyun.com/gpu-mem": 0}
+    amounts = {COUNT: 2, MEM: 0}
+    queues.until(lambda: used(queues, "team-a") == amounts, "the queue's status says so")
+
+
+def test_a_mig_instance_counts_as_its_memory_where_kueue_is_told_so(queues: Platform) -> None:
+    jobs(queues, "team-a", limits={INSTANCE: 1})
+    queues.until(lambda: used(queues, "team-a") == {COUNT: 0, MEM: 9}, "the instance is counted as memory")
 
 
 def test_a_quota_is_a_sum_and_a_job_that_fits_on_no_gpu_holds_it(queues: Platform) -> None:
     """The reason why the page tells to set waitForPodsReady."""
-    jobs(queues, "team-a", gpu_mem=SHARES + 1)
-    queues.until(lambda: used(queues, "team-a")["aliyun.com/gpu-mem"] == SHARES + 1, "the Job has its quota")
+    jobs(queues, "team-a", limits={MEM: SHARES + 1})
+    queues.until(lambda: used(queues, "team-a")[MEM] == SHARES + 1, "the Job has its quota")
 
     def told() -> bool:
         conditions = [each for pod in queues.pods("team-a") for each in pod["status"].get("conditions", ())]
-        return any("no GPU has 9 GiB" in each.get("message", "") for each in conditions)
+        return any("the largest GPU has 8 GiB in all" in each.get("message", "") for each in conditions)
 
     queues.until(told, "the extender says why the pod waits")

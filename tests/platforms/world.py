@@ -1,4 +1,4 @@
-"""A real API server, its controllers and kube-scheduler with our extender; nodes without kubelets, whose pods run at once.
+"""A real API server, its controllers, kube-scheduler and our extender; nodes have no kubelets, their pods run at once.
 
 Other platforms' controllers join it: a test runs them as programs of their own.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import ssl
 import subprocess
 import sys
@@ -130,8 +129,12 @@ class Platform:
         """Make a node with GPUs of `SHARES` shares, as its agent and its kubelet would."""
         cards = [
             {
-                **{"uuid": f"GPU-{name}-{at}", "index": at, "model": "T4", "memoryMiB": SHARES * 1024},
-                **{"shares": SHARES, "healthy": True},
+                "uuid": f"GPU-{name}-{at}",
+                "index": at,
+                "model": "T4",
+                "memoryMiB": SHARES * 1024,
+                "shares": SHARES,
+                "healthy": True,
             }
             for at in range(gpus)
         ]
@@ -201,7 +204,10 @@ class _Kubelets(threading.Thread):
                 since = {"running": {"startedAt": pod["metadata"]["creationTimestamp"]}}
                 containers = [
                     {
-                        **{"name": each["name"], "image": each["image"], "imageID": "", "restartCount": 0},
+                        "name": each["name"],
+                        "image": each["image"],
+                        "imageID": "",
+                        "restartCount": 0,
                         **UP,
                         "state": since,
                     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.keys import SWITCH_LABEL
-from gpu_device_plugin.core.report.finding import Unknown, names_by, warning
+from gpu_device_plugin.core.report.finding import Unknown, names_by, note, warning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -22,6 +22,15 @@ GROUP_LABELS = (
     _NODE_POOL,
 )
 """The labels by which clouds and Karpenter name the group of a node."""
+GPU_LABELS = frozenset(
+    {
+        "k8s.amazonaws.com/accelerator",
+        "cloud.google.com/gke-accelerator",
+        "kubernetes.azure.com/accelerator",
+        "cluster-api/accelerator",
+    }
+)
+"""With one of these and no nvidia.com/gpu, a node is never ready for the Cluster Autoscaler (its GPULabel, 1.36)."""
 
 
 def group_of(labels: Mapping[str, str]) -> str:
@@ -38,10 +47,15 @@ def groups(cluster: ClusterSymptoms) -> Iterator[Finding]:
             "group-partly-labelled",
             "{nodes} have no label gpushare, though others of {group} have: a node that is added to this group by an "
             "autoscaler may share no GPUs",
-            "set gpushare=true in the node group (docs/platforms.md), or label nodes that shall not share gpushare=false",
+            "set gpushare=true in the node group (docs/platforms.md), or label nodes without sharing gpushare=false",
             nodes=plain[group],
             group=group,
         )
+    if unready := tuple(
+        node.name for node in cluster.nodes if node.labelled and not GPU_LABELS.isdisjoint(node.labels)
+    ):
+        text = "the Cluster Autoscaler, if it runs, never removes {nodes}: their cloud's label promises nvidia.com/gpu"
+        yield note("label-of-gpus", text, "docs/platforms.md (From zero) names the labels to leave out", nodes=unready)
     found = cluster.karpenter
     if isinstance(found, Unknown):
         if any(_NODE_POOL in node.labels for node in cluster.nodes):

@@ -33,7 +33,7 @@ _NOT_EXAMINED = Unknown("not-examined", "not examined")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSeen:
-    """A node that shares GPUs, shared them before, has the label that switches sharing, or is of a group that shares."""
+    """A node that shares GPUs or shared them before, has the label that switches this, or is of a group that shares."""
 
     name: str
     annotated: bool = False

@@ -1,4 +1,4 @@
-"""Node groups of which an autoscaler's next node would share no GPUs, or of which Karpenter does not know that it does."""
+"""Node groups of which the next node would share no GPUs, or of which an autoscaler does not know that it does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpu_device_plugin.core.report.finding import Unknown
-from gpu_device_plugin.core.report.findings.group_checks import GROUP_LABELS, group_of
+from gpu_device_plugin.core.report.findings.group_checks import GPU_LABELS, GROUP_LABELS, group_of
 from gpu_device_plugin.core.report.findings.symptoms import Karpenter
 from tests.core.report.findings.test_cluster_checks import PLAIN, node, of
 from tests.findings import case
@@ -36,6 +36,11 @@ SHARING = member("a", "true")
         case("node groups", nodes=(SHARING, member("b", "false"), node("c"), node("d", None, **PLAIN))),
         # Two clouds' labels may have one value.
         case("node groups", nodes=(SHARING, member("b", None, label=KARPENTER))),
+        *(
+            case("node groups", "note label-of-gpus nodes=a", nodes=(SHARING, node("a", labels={label: "nvidia"})))
+            for label in sorted(GPU_LABELS)
+        ),
+        case("node groups", nodes=(node("a", None, labels=dict.fromkeys(GPU_LABELS, "nvidia"), **PLAIN),)),
         case(
             "node groups",
             f"warning nodepool-without-shares resource={MEM} pools=gpus, more",
