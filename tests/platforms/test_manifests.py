@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.deploy.manifests import Json, documents, parsed
+from tests.patience import stretched
 from tests.platforms.world import PLATFORMS, Platform, needed, platform
 
 if TYPE_CHECKING:
@@ -18,6 +23,7 @@ WITH_KINDS = ("cluster-api", "karpenter", "kserve", "ray", "volcano")
 NO_OBJECTS = {"descheduler", "eks", "prometheus-adapter"}
 """Files that programs read."""
 ELSEWHERE = {"kueue", "kueue-job"}
+OVERLAYS = "/apis/karpenter.sh/v1alpha1/nodeoverlays"
 PODS = "/api/v1/namespaces/default/pods"
 
 
@@ -35,12 +41,36 @@ def test_every_manifest_is_tried() -> None:
 
 @pytest.mark.parametrize("name", WITH_KINDS)
 def test_the_platforms_kinds_allow_it_to_the_last_field(world: Platform, name: str) -> None:
+    apply_kinds(world, name)
+    world.apply(documents(PLATFORMS / f"{name}.yaml"))
+
+
+def apply_kinds(world: Platform, name: str) -> None:
+    """Apply what a platform's release has of kinds."""
     (crds,) = needed(f"{name}-crds.yaml")
     kinds = [each for each in parsed(Path(crds).read_text(encoding="utf-8")) if each]
     for each in kinds:
         each["spec"].pop("conversion", None)  # no webhook runs here
     world.apply(kinds)
-    world.apply(documents(PLATFORMS / f"{name}.yaml"))
+
+
+def test_the_doctor_knows_a_nodepool_without_an_overlay_by_karpenters_own_kinds(world: Platform) -> None:
+    apply_kinds(world, "karpenter")
+    pool, overlay = documents(PLATFORMS / "karpenter.yaml")
+    world.apply([pool])
+    for each in world.items(OVERLAYS):
+        world.call("DELETE", f"{OVERLAYS}/{each['metadata']['name']}")
+    assert "nodepool-without-shares" in found_by_the_doctor(world)
+    world.apply([overlay])
+    assert "nodepool-without-shares" not in found_by_the_doctor(world)
+
+
+def found_by_the_doctor(world: Platform) -> set[str]:
+    path = os.pathsep.join([str(Path(world.kubectl.program).parent), os.environ["PATH"]])
+    environ = {**os.environ, "KUBECONFIG": str(world.kubectl.kubeconfig), "PATH": path}
+    command = [sys.executable, "-m", "gpu_device_plugin", "inspect", "doctor", "--json"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=stretched(60))
+    return {each["code"] for each in json.loads(done.stdout)["findings"]}
 
 
 def pods_of(name: str) -> list[Json]:
