@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.keys import SWITCH_LABEL
+from gpu_device_plugin.core.contract.keys import STARTUP_TAINT, SWITCH_LABEL
 from gpu_device_plugin.core.report.findings.group_checks import GPU_LABELS
 from tests.deploy.declared import labels_by_metric
 from tests.deploy.manifests import documents
@@ -58,6 +58,15 @@ def test_annotations_of_cluster_api_are_those_of_the_example() -> None:
     assert told == {f"{prefix}gpu-type": MEM, f"{prefix}gpu-count": "88", f"{prefix}labels": f"{SWITCH_LABEL}=true"}
     registration = config["spec"]["template"]["spec"]["joinConfiguration"]["nodeRegistration"]
     assert registration["kubeletExtraArgs"] == [{"name": "node-labels", "value": f"{SWITCH_LABEL}=true"}]
+
+
+def test_new_nodes_have_the_taint_that_the_extender_removes() -> None:
+    (group,) = file("eks")[0]["managedNodeGroups"]
+    _, config = file("cluster-api")
+    registration = config["spec"]["template"]["spec"]["joinConfiguration"]["nodeRegistration"]
+    for (taint,) in (group["taints"], registration["taints"]):
+        assert f"{taint['key']}:{taint['effect']}" == f"{STARTUP_TAINT}:NoSchedule"
+    assert f"`{STARTUP_TAINT}:NoSchedule`" in PAGE
 
 
 def test_the_overlay_is_for_the_nodes_that_share() -> None:
