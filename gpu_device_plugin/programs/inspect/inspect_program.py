@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -382,17 +383,6 @@ def _prices(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence
     return price_lines(found, _columns() or _UNBOUNDED), OK
 
 
-def _plan(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
-    try:
-        raw_nodes, raw_pods = kubectl.items(_NODES), kubectl.items(_PODS, _COUNTING[1:])
-    except ClusterUnreadableError:
-        if not (lacking := kubectl.denied("nodes") or kubectl.denied("pods")):
-            raise
-        raise ClusterUnreadableError(f"{lacking}: a plan needs all of them; {GRANT}") from None
-    found = _cluster(raw_nodes, raw_pods, resources, kubectl)
-    return plan_moves(arguments, kubectl, resources, (raw_nodes, raw_pods), found)
-
-
 def _doctor(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
     """Examine the cluster, as far as the rights of the user reach.
 
@@ -449,7 +439,7 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace, Kubectl, Sequence[Resource
     "resize": resize,
     "wake": wake,
     "prices": _prices,
-    "plan": _plan,
+    "plan": partial(plan_moves, of=_cluster),
     "doctor": _doctor,
     "uninstall": _uninstall,
 }

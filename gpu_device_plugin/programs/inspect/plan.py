@@ -8,9 +8,8 @@ import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
-from gpu_device_plugin.cluster.objects.decoding import PodReader
+from gpu_device_plugin.cluster.objects.decoding import NODES, PODS, PodReader
 from gpu_device_plugin.core.capacity.movable import after, usage_at
 from gpu_device_plugin.core.capacity.places import NodesFree
 from gpu_device_plugin.core.capacity.plans import plan, plan_each
@@ -27,7 +26,7 @@ from gpu_device_plugin.core.report.text.plan_texts import (
 )
 from gpu_device_plugin.core.report.text.printing import counted
 from gpu_device_plugin.programs.commandline import FAILED, OK
-from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, unread
+from gpu_device_plugin.programs.kubectl import GRANT, ClusterUnreadableError, unread
 from gpu_device_plugin.programs.terminal import say
 from gpu_device_plugin.view.movable_pods import BUDGETS, arrangement
 from gpu_device_plugin.view.objects import readable
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.view.movable_pods import Arrangement
 
 _UNBOUNDED = 10_000
+_NOT_ENDED = ("status.phase!=Succeeded", "status.phase!=Failed")
 _MANIFEST = "deploy/optional/capacity.yaml (chart: scheduler.capacity)"
 _GONE = "(NotFound)"
 """In kubectl's message where an object does not exist."""
@@ -56,18 +56,23 @@ def plan_moves(
     arguments: argparse.Namespace,
     kubectl: Kubectl,
     resources: Sequence[Resource],
-    raw: tuple[Sequence[msgspec.Raw], Sequence[msgspec.Raw]],
-    cluster: FollowedCluster,
+    of: Callable[[Sequence[msgspec.Raw], Sequence[msgspec.Raw], Sequence[Resource], Kubectl], FollowedCluster],
 ) -> tuple[list[str | Line], int]:
-    """Return the plan that the arguments ask for, with the exit code, given all nodes and pods; make it if they say so.
+    """Return the plan that the arguments ask for, with the exit code; make its moves if they say so.
+
+    `of` returns the cluster of nodes and pods.
 
     Raises:
-        ClusterUnreadableError: the pod does not wait for GPUs.
+        ClusterUnreadableError: the cluster cannot be read, or the pod does not wait for GPUs.
     """
-    raw_nodes, raw_pods = raw
-    found = arrangement(
-        cluster.views, raw_nodes, raw_pods, _budgets(kubectl), resources, now_s=time.time()
-    )  # fmt: skip
+    try:
+        raw_nodes, raw_pods = kubectl.items(NODES.path()), kubectl.items(PODS.path(), _NOT_ENDED)
+    except ClusterUnreadableError:
+        if not (lacking := kubectl.denied("nodes") or kubectl.denied("pods")):
+            raise
+        raise ClusterUnreadableError(f"{lacking}: a plan needs all of them; {GRANT}") from None
+    views = of(raw_nodes, raw_pods, resources, kubectl).views
+    found = arrangement(views, raw_nodes, raw_pods, _budgets(kubectl), resources, now_s=time.time())
     if arguments.nodes_free:
         one = plan(found.sites, NodesFree(arguments.nodes_free), found.budgets)
         goal = f"{counted(arguments.nodes_free, 'node')} without GPU pods"
@@ -85,7 +90,7 @@ def plan_moves(
     else:
         lines = [*(said or ["No pod waits that fits nowhere."]), *_details(found, moves, then, complete=complete)]
     if not (arguments.apply and moves):
-        return lines, OK if complete else FAILED
+        return lines, OK if complete or not arguments.apply else FAILED
     return _confirmed(arguments, kubectl, resources, moves, lines)
 
 
@@ -250,7 +255,7 @@ class Mover:
         """Return the pod of this name as it is now; None: it is gone."""
         pod = move.pod.pod
         try:
-            raw = self._kubectl.raw(f"{_pods(pod.namespace)}/{quote(pod.name, safe='')}")
+            raw = self._kubectl.raw(PODS.path(namespace=pod.namespace, name=pod.name))
         except ClusterUnreadableError as error:
             if _GONE in str(error):
                 return None
@@ -260,7 +265,7 @@ class Mover:
     def _siblings(self, pod: Pod) -> list[Pod]:
         """Return the pods of the same controller."""
         try:
-            raw = self._kubectl.items(_pods(pod.namespace), optional=True)
+            raw = self._kubectl.items(PODS.path(namespace=pod.namespace), optional=True)
         except ClusterUnreadableError as error:
             raise MoveStoppedError(f"the pods of {pod.namespace} cannot be read: {unread(error)}") from error
         every = [each for each, _ in readable(raw, self._reader().read)]
@@ -269,7 +274,3 @@ class Mover:
     def _reader(self) -> PodReader:
         keep = READ_BY_AGENT | {MOVE_TO, MOVE_REFUSED}
         return PodReader([each.name for each in self._resources], keep.__contains__, owners=True)
-
-
-def _pods(namespace: str) -> str:
-    return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods"

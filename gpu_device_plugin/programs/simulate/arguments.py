@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     import argparse
 
 USAGE = """%(prog)s [--nodes NODES] [--pods PODS] [--policy NAMES] [--seeds N] [--cold] [--from-empty] [--skip-misfits]
-       [--until rejected|PERCENT | --departures PERCENT | --nodes-needed [NODE]] [--burst [PERCENTS]] [-o table|json]"""
+       [--until rejected|PERCENT | --departures PERCENT [--rebalance PERCENT] | --nodes-needed [NODE]]
+       [--burst [PERCENTS]] [-o table|json]"""
 DESCRIPTION = (
     "Answer before you buy or change: what would fit, what would another policy have done, how many nodes do these "
     "pods need. Nothing in the cluster is changed."
@@ -47,6 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     question.add_argument(
         "--departures", metavar="PERCENT", help="let pods leave again; those that run ask for PERCENT of the free GPUs"
+    )
+    parser.add_argument(
+        "--rebalance",
+        metavar="PERCENT",
+        help="with --departures: also move up to this part of the pods, so that others find room",
     )
     question.add_argument(
         "--nodes-needed",

@@ -45,6 +45,8 @@ class Plan:
     """The nodes needed are those for the pods that fit on them; others may find no room."""
     burst: tuple[int, ...] = ()
     """The guarantees to try, in % of the recorded time."""
+    rebalance: float = 0.0
+    """The part of the pods that may be moved, in runs beside those without moves; 0: there are none."""
     return_grace_s: float = 30.0
     """How long a borrower has to return memory."""
 
@@ -52,28 +54,33 @@ class Plan:
 def simulate(
     plan: Plan, inputs: Inputs, progress: Callable[[str, float], None]
 ) -> Mapping[str, tuple[SimulationOutcome, ...]]:
-    """Return the outcome of each seed, by policy; `progress` gets the policy, and which part of all is done.
+    """Return the outcome of each seed, by policy, those with moves as ``fit+moves``.
+
+    `progress` gets the policy, and which part of all is done.
 
     Raises:
         UsageError: the pods ask for too little.
     """
     found: dict[str, tuple[SimulationOutcome, ...]] = {}
-    total = len(plan.policies) * plan.seeds
-    for policy in plan.policies:
+    ways = [(policy, moved) for policy in plan.policies for moved in dict.fromkeys((0.0, plan.rebalance))]
+    total = len(ways) * plan.seeds
+    for policy, moved in ways:
+        name = f"{policy}+moves" if moved else policy
         outcomes: list[SimulationOutcome] = []
         for seed in range(plan.seeds):
             arrivals = arrivals_of(plan, inputs, seed)
             done = len(found) * plan.seeds + seed
 
-            def advance(came: int, all_: int = len(arrivals.pods), done: int = done, policy: str = policy) -> None:
-                progress(policy, (done + came / max(1, all_)) / total)
+            def advance(came: int, all_: int = len(arrivals.pods), done: int = done, name: str = name) -> None:
+                progress(name, (done + came / max(1, all_)) / total)
 
             outcome = run(
                 policy, inputs.nodes, inputs.workload, arrivals, seed,
-                cold=plan.cold, percentage=plan.percentage, progress=advance,
+                cold=plan.cold, percentage=plan.percentage, rebalance=moved, progress=advance,
             )  # fmt: skip
+            outcome = replace(outcome, policy=name)
             outcomes.append(_to_first_rejected(outcome) if plan.until == REJECTED else outcome)
-        found[policy] = tuple(outcomes)
+        found[name] = tuple(outcomes)
     return found
 
 

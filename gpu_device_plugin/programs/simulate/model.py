@@ -118,7 +118,10 @@ class SimulationOutcome:
     nodes: tuple[Start, ...] = ()
     """The nodes as they are after the last pod."""
     places: Sequence[tuple[int, Sequence[int]] | None] = ()
-    """By arrival, the place of its node in `nodes` and of its GPUs there; None: it found no room."""
+    """By arrival, the place of its node in `nodes` and of its GPUs there, where it came first; None: it found no
+    room."""
+    moves: int = 0
+    """Pods that were moved so that others found room."""
 
     @property
     def allocated(self) -> float:

@@ -75,9 +75,13 @@ class Placer:
             return None
         pod = self.kinds[kind]
         gpus = self.policy.gpus(pod, row) if pod.gpus else ()
-        self.rooms.take(pod, row, gpus)
-        self._changed(row)
+        self.take(kind, row, gpus)
         return row, gpus
+
+    def take(self, kind: int, row: int, gpus: Sequence[int]) -> None:
+        """Place a pod on these GPUs, which have room for it."""
+        self.rooms.take(self.kinds[kind], row, gpus)
+        self._changed(row)
 
     def leave(self, kind: int, row: int, gpus: Sequence[int]) -> None:
         """Give back what a pod has taken."""

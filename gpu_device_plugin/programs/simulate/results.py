@@ -87,6 +87,7 @@ def policy_document(outcomes: Sequence[SimulationOutcome], inputs: Inputs, plan:
             {"accepted": round(outcome.allocated, 5), "rejected": round(outcome.rejected, 5)} for outcome in outcomes
         ],
         "missed": [int(outcome.missed.sum()) for outcome in outcomes],
+        "moves": [outcome.moves for outcome in outcomes],
     }
 
 
@@ -223,7 +224,10 @@ def _answer_of_departures(outcomes: Sequence[SimulationOutcome]) -> str:
     found = (
         f"all {came:,} pods that came found room" if came == ran else f"{ran:,} of {came:,} pods that came found room"
     )
-    return f"{first.policy}: {found}{_spread(outcomes)}; {100 * first.rejected:.1f} % of the GPU asked for was refused"
+    part = 100 * first.moves / max(1, came)
+    moves = f", with {counted(first.moves, 'move')} ({part:.2f} % of the pods)" * bool(first.moves)
+    refused = f"{100 * first.rejected:.1f} % of the GPU asked for was refused"
+    return f"{first.policy}: {found}{_spread(outcomes)}{moves}; {refused}"
 
 
 def _answer_of_needed(needed: Needed, inputs: Inputs) -> str:

@@ -17,6 +17,7 @@ from gpu_device_plugin.programs.simulate.model import SimulationOutcome, capacit
 from gpu_device_plugin.programs.simulate.placer import Placer
 from gpu_device_plugin.programs.simulate.policies.extender_policies import ByFullness, ByValue
 from gpu_device_plugin.programs.simulate.policies.fgd import BestFit, Fgd, LeastAllocated
+from gpu_device_plugin.programs.simulate.rebalancing import Rebalancer
 from gpu_device_plugin.programs.simulate.rooms import Rooms
 from gpu_device_plugin.programs.simulate.sampling import NodeSampling
 
@@ -42,6 +43,7 @@ def run(
     cold: bool = False,
     others_apart: bool = False,
     percentage: int = 100,
+    rebalance: float = 0.0,
     progress: Callable[[int], None] = lambda _done: None,
 ) -> SimulationOutcome:
     """Let pods come, and return which of them found room; a pod that finds none does not come again.
@@ -50,6 +52,7 @@ def run(
     `cold`, `fit` and `fgd` do not know the workload and learn from the pods that come; until then they are `bestfit`.
     With `others_apart` the policy places pods with GPUs only, and kube-scheduler the others (`LeastAllocated`).
     `percentage` is kube-scheduler's `percentageOfNodesToScore`: 100 for all nodes, 0 for its adaptive default.
+    `rebalance` is the part of the pods that have come which may be moved, so that one that finds no room does.
     `progress` is called now and then with how many pods have come.
     """
     order = np.random.default_rng(seed).permutation(len(nodes))
@@ -58,34 +61,47 @@ def run(
     rooms = Rooms(ordered)
     without_gpus = LeastAllocated(rooms) if others_apart else None
     placer = _placer(policy, rooms, workload, cold=cold, without_gpus=without_gpus)
-    (accepted, missed), places = _placed(placer, arrivals, NodeSampling(rooms, percentage), progress)
+    rebalancer = Rebalancer(placer, ordered, rebalance)
+    (accepted, missed), places = _placed(placer, arrivals, NodeSampling(rooms, percentage), rebalancer, progress)
     shares = demand_of(workload, nodes)[np.array(arrivals.pods, np.int64)]
     cpu_s = time.process_time() - began
     after = tuple([replace(node, left=rooms.left(row)) for row, node in enumerate(ordered)])
-    return SimulationOutcome(policy, arrivals.pods, accepted, missed, shares, capacity_of(nodes), cpu_s, after, places)
+    return SimulationOutcome(
+        policy, arrivals.pods, accepted, missed, shares, capacity_of(nodes), cpu_s, after, places, rebalancer.moves
+    )
 
 
 def _placed(
-    placer: Placer, arrivals: Arrivals, sampling: NodeSampling, progress: Callable[[int], None]
+    placer: Placer,
+    arrivals: Arrivals,
+    sampling: NodeSampling,
+    rebalancer: Rebalancer,
+    progress: Callable[[int], None],
 ) -> tuple[Bools, list[tuple[int, Sequence[int]] | None]]:
     """Return which pods were accepted, and which were missed; and where each is."""
     placed = np.zeros((2, len(arrivals.pods)), np.bool_)
     places: list[tuple[int, Sequence[int]] | None] = []
-    running: list[tuple[float, int, int, Sequence[int]]] = []
-    """When a pod leaves, its kind, its row and its GPUs."""
+    running: list[tuple[float, int]] = []
+    """When a pod leaves, and its number."""
     for n, kind in enumerate(arrivals.pods):
         if not n % 500:
             progress(n)
         if arrivals.at is not None:
             while running and running[0][0] <= arrivals.at[n]:
-                _, ended, row, gpus = heapq.heappop(running)
-                placer.leave(ended, row, gpus)
+                _, ended = heapq.heappop(running)
+                placer.leave(arrivals.pods[ended], *rebalancer.remove(ended))
         sample = sampling.rows(placer.kinds[kind])
+        rebalancer.came += 1
         found = placer.place(kind, sample)
-        placed[:, n] = found is not None, found is not None and found[0] not in sample
+        placed[1, n] = found is not None and found[0] not in sample
+        if found is None and rebalancer.make_room(kind):
+            found = placer.place(kind)
+        placed[0, n] = found is not None
         places.append(found)
-        if found is not None and arrivals.at is not None and arrivals.life is not None:
-            heapq.heappush(running, (arrivals.at[n] + arrivals.life[n], kind, *found))
+        if found is not None:
+            rebalancer.put(n, kind, found)
+            if arrivals.at is not None and arrivals.life is not None:
+                heapq.heappush(running, (arrivals.at[n] + arrivals.life[n], n))
     progress(len(arrivals.pods))
     return placed, places
 

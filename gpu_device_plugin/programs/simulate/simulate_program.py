@@ -92,6 +92,11 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         burst = _read("--burst", several("", number(1, 100).read), arguments.burst)
         if until == REJECTED or load is not None or arguments.nodes_needed is not None or not burst:
             raise UsageError("--burst: give percentages, as in 100,95,90, and no other question but --until PERCENT")
+    rebalance = 0.0
+    if arguments.rebalance is not None:
+        if load is None:
+            raise UsageError("--rebalance: pods are moved where others leave; add --departures PERCENT")
+        rebalance = _part("--rebalance", arguments.rebalance, 100, "", least=0.1)
     return Plan(
         policies,
         _read("--seeds", number(1, 100), arguments.seeds),
@@ -101,6 +106,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         percentage=_read("--percentage-of-nodes-to-score", number(0, 100), arguments.percentage_of_nodes_to_score),
         skip_misfits=arguments.skip_misfits,
         burst=burst,
+        rebalance=rebalance,
         return_grace_s=_read("--return-grace", duration(zero=True), arguments.return_grace),
     )
 
@@ -112,11 +118,11 @@ def _read(flag: str, form: Form[T], text: str) -> T:
         raise UsageError(f"{flag}: {error}") from None
 
 
-def _part(flag: str, text: str, most: float, other: str) -> float:
+def _part(flag: str, text: str, most: float, other: str, least: float = _LEAST_PERCENT) -> float:
     percent = text.removesuffix("%").strip()
-    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", percent) or not _LEAST_PERCENT <= float(percent) <= most:
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", percent) or not least <= float(percent) <= most:
         raise UsageError(
-            f"{flag}: {text[:40]!r} is not {other}a percentage from {_LEAST_PERCENT} to {most}; write 95 for 95 %"
+            f"{flag}: {text[:40]!r} is not {other}a percentage from {least:g} to {most}; write 95 for 95 %"
         )
     return float(percent) / 100
 

@@ -102,6 +102,37 @@ def test_no_policy_gives_anything_twice(policy: str, *, cold: bool) -> None:
     assert 0 < outcome.rejected < 1
 
 
+@pytest.mark.parametrize("policy", ["spread", "fit"])
+def test_moves_give_nothing_twice_and_stay_within_their_budget(policy: str) -> None:
+    nodes = [start(f"t{at}", T4) for at in range(6)]
+    pods = workload()
+    arrivals = departing(pods, nodes, 3, 1.2)
+    without, outcome = (run(policy, nodes, pods, arrivals, 3, rebalance=part) for part in (0.0, 0.2))
+    assert without.moves == 0
+    assert 0 < outcome.moves <= 0.2 * len(arrivals.pods)
+    for node in outcome.nodes:
+        assert all(0 <= free <= size for free, size in zip(node.left.frees, node.shape.sizes, strict=True))
+        assert node.left.cpu_milli >= 0
+
+
+def test_a_pod_is_moved_so_that_another_finds_room() -> None:
+    """Two pods of 5 are on two GPUs of 16 by spread; then one asks for a whole GPU."""
+    kinds = (PodKind(5, 1), PodKind(0, 1))
+    pods = Workload(kinds, (0, 0, 1))
+    arrivals = Arrivals((0, 0, 1))
+    for part, accepted, moves in ((0.0, [True, True, False], 0), (0.5, [True, True, True], 1)):
+        outcome = run("spread", [start("t0", T4)], pods, arrivals, 0, rebalance=part)
+        assert (outcome.accepted.tolist(), outcome.moves) == (accepted, moves)
+        assert not outcome.missed.any()
+
+
+def test_pods_that_ran_from_the_beginning_stay_where_they_are() -> None:
+    nodes = [Start("t0", T4, Left((16 - 5, 16 - 5), 32_000, 131_072))]
+    kinds = (PodKind(5, 1), PodKind(0, 1))
+    outcome = run("spread", nodes, Workload(kinds, (0, 1)), Arrivals((0, 1)), 0, rebalance=1.0)
+    assert (outcome.accepted.tolist(), outcome.moves) == ([True, False], 0)
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_policy_fills_a_node_to_the_last_share(policy: str) -> None:
     """Two GPUs of 16: four pods of 8 fit and the fifth does not; then one whole GPU of two."""

@@ -149,6 +149,7 @@ def test_json_has_all_figures(capsys: pytest.CaptureFixture[str]) -> None:
         "classes": [{"class": "0.6 GPU", "pods": 3, "accepted": 1}],
         "seeds": [{"accepted": 0.6, "rejected": 0.66667}],
         "missed": [0],
+        "moves": [0],
     }
     assert (found["version"], found["nodes"], found["gpus"], found["freeShares"], found["pods"]) == (1, 1, 1, 10, 3)
 
