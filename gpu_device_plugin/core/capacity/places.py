@@ -123,7 +123,9 @@ def fewest_leaving(want: Fits, site: Site, may_go: Callable[[Resident], bool], s
     if why is not None and why.unresolvable:
         return inf
     going = frozenset(filter(may_go, site.residents))
-    needed = [1.0] if enough else [1.0, _for_amounts(want.amounts, site, going)]
+    needed = [1.0]
+    if node.left is not None:
+        needed.append(_for_amounts(want.amounts, node.left, going))
     if why is not None:
         on_gpus = _on_gpus(site, going)
         rooms = [(room, *on_gpus[room.position]) for room in allowed(want.ask, node) if room.healthy]
@@ -186,11 +188,8 @@ def _for_shares(each: int, room: Room, going: Iterable[tuple[int, int]]) -> floa
     return _until(each - room.free, amounts)
 
 
-def _for_amounts(amounts: Amounts, site: Site, going: Iterable[Resident]) -> float:
+def _for_amounts(amounts: Amounts, left: Amounts, going: Iterable[Resident]) -> float:
     """Return how many pods have to leave for CPU and memory alone."""
-    left = site.node.left
-    if left is None:
-        return 0
     pods = [resident.amounts for resident in going]
     cpu = _until(amounts.cpu_milli - left.cpu_milli, [each.cpu_milli for each in pods])
     return max(cpu, _until(amounts.memory_mib - left.memory_mib, [each.memory_mib for each in pods]))

@@ -32,7 +32,6 @@ _MOST_NODES, _MOST_SETS = 48, 4
 """The heuristic tries so many of the nodes that the fewest pods have to leave, and of the sets of pods there."""
 _DEEPEST = 2
 """How many pods make room for one another in a row, for the heuristic."""
-_MOST_MOVES = 64
 _POLICY = "binpack"
 
 
@@ -132,7 +131,7 @@ class _Search:
         bound = int(least)
         try:
             yield from self._guess(begin)
-            while bound <= _MOST_MOVES:
+            while True:
                 self._cut = False
                 yield from self._deepen(begin, bound)
                 if self._best is not None and len(self._best.moves) == bound:
@@ -141,8 +140,7 @@ class _Search:
                     return Plan(None, None, exact=True)
                 bound += 1
         except TooLongError:
-            pass
-        return Plan(None if self._best is None else self._best.moves, bound, exact=False)
+            return Plan(None if self._best is None else self._best.moves, bound, exact=False)
 
     # --- All plans, by the number of moves ----------------------------------------------------------------------------
 
@@ -260,21 +258,18 @@ class _Search:
                 left = [each for each in there if each.pod.uid in leaving] or [
                     each for each in there if self._layouts.may_go(each) and each.amounts != NO_AMOUNTS
                 ]
-                if not left:
-                    tried = None
-                    break
-                resident = max(left, key=lambda each: (*self._layouts.size(each), each.amounts.cpu_milli))
-                leaving.discard(resident.pod.uid)
+                resident = max(left, key=lambda each: (*self._layouts.size(each), each.amounts.cpu_milli), default=None)
+                leaving.discard("" if resident is None else resident.pod.uid)
                 tried = yield from self._relocate(tried, resident, index, deeper, barred | {index})
             if tried is not None:
                 found.append(tried)
         return min(found, key=lambda each: (len(each.moves), each.priority, each.shares), default=None)
 
     def _relocate(
-        self, state: State, resident: Resident, origin: int, deeper: int, barred: frozenset[int]
+        self, state: State, resident: Resident | None, origin: int, deeper: int, barred: frozenset[int]
     ) -> Generator[None, None, State | None]:
-        """Move a pod to another node, making room there if need be; None: no way was found."""
-        if not self._layouts.may_go(resident) or not self._layouts.affordable(state, resident):
+        """Move a pod to another node, making room there if need be; None: no way was found, or there is no pod."""
+        if resident is None or not self._layouts.may_go(resident) or not self._layouts.affordable(state, resident):
             return None
         kind = self._layouts.kind[resident.pod.uid]
         yield from self._layouts.survey(kind)

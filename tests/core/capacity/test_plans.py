@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.core.capacity.movable import after
-from gpu_device_plugin.core.capacity.places import Fits
-from gpu_device_plugin.core.capacity.plans import plan
+from gpu_device_plugin.core.capacity.movable import Resident, Site, Stays, after
+from gpu_device_plugin.core.capacity.places import Fits, NodesFree
+from gpu_device_plugin.core.capacity.plans import Plan, plan, planning
+from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.fitting import unfit
-from tests.core.capacity.clusters import cheapest, random_world
+from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
+from gpu_device_plugin.core.cluster.usage import Occupant, Usage
+from gpu_device_plugin.core.contract.nodegpus import NodeGpus
+from gpu_device_plugin.core.contract.wishes import Wishes
+from gpu_device_plugin.core.model.placing import Demand
+from gpu_device_plugin.core.model.resources import Kind
+from tests.core.capacity.clusters import cheapest, node, random_world, resident
+from tests.steps import result_of
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.core.capacity.movable import Site
-    from gpu_device_plugin.core.capacity.plans import Plan
+    from collections.abc import Generator
+
     from tests.core.capacity.clusters import World
 
 
@@ -81,3 +90,79 @@ def test_plans_are_as_short_and_as_cheap_as_the_best_of_all_ways(
         # That there is no way at all shows only once all states were seen.
         assert found.exact or best is None
         assert not found.exact or found.bound == (None if best is None else best[0])
+
+
+def mem(amount: int) -> Fits:
+    return Fits(Ask((Part(Demand(Kind.MEMORY, amount)),)))
+
+
+def crowd(nodes: int) -> tuple[Site, ...]:
+    """Nodes of two GPUs of 8, each with 3 free beside a pod of 2 and one of 3."""
+    made = []
+    for at in range(nodes):
+        site = node(f"n{at:02}", [8, 8])
+        for gpu in range(2):
+            for shares in (2, 3):
+                found = resident(f"p{at:02}-{gpu}-{shares}", [Demand(Kind.MEMORY, shares)], site)
+                assert found is not None
+                placed = replace(found.pod, usage=Usage(((gpu, shares),)))
+                site = site.changed(come=replace(found, pod=placed))
+        made.append(site)
+    return tuple(made)
+
+
+def test_the_steps_are_small_and_their_number_is_bounded() -> None:
+    """Eight pods of 5 GPUs have to leave for a node to be free, and each has many places."""
+    taken = 0
+
+    def counted() -> Generator[None, None, Plan]:
+        nonlocal taken
+        steps = planning(crowd(12), NodesFree(3), {}, 400)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                found: Plan = done.value
+                return found
+            taken += 1
+            yield
+
+    found = result_of(counted())
+    assert taken > 400 // 8
+    assert (found.bound, found.exact) == (12, False)
+
+
+def test_without_steps_nothing_is_found_but_a_bound() -> None:
+    assert plan(crowd(3), mem(8), {}, 1) == Plan(None, 2, exact=False)
+
+
+def test_a_pod_makes_room_for_one_that_makes_room() -> None:
+    """8 are wanted; 5 of GPU a must go to b, where 4 must go to c first."""
+    sites = [node("a", [8]), node("b", [8]), node("c", [4])]
+    for at, (name, shares) in enumerate((("p", 5), ("q", 4))):
+        found = resident(name, [Demand(Kind.MEMORY, shares)], sites[at])
+        assert found is not None
+        sites[at] = sites[at].changed(come=found)
+    found_plan = plan(sites, replace(mem(8), nodes=frozenset({"a"})))
+    assert [(str(move.pod), move.node) for move in found_plan.moves or ()] == [("ns/q", "c"), ("ns/p", "b")]
+    assert found_plan == replace(found_plan, bound=2, exact=True)
+
+
+def test_pods_that_want_certain_gpus_are_told_apart() -> None:
+    """The only GPU that p may go to besides its own is the second of b."""
+    sites = [node("a", [8]), node("b", [8, 8])]
+    found = resident("p", [Demand(Kind.MEMORY, 4)], sites[0])
+    assert found is not None
+    picky = replace(found, ask=replace(found.ask, wishes=Wishes(use_uuids={"a-0", "b-1"})))
+    sites[0] = sites[0].changed(come=picky)
+    found_plan = plan(sites, replace(mem(8), nodes=frozenset({"a"})))
+    assert [(move.node, move.shares) for move in found_plan.moves or ()] == [("b", {1: 4})]
+
+
+def test_nodes_without_gpus_and_those_with_claims_are_never_free() -> None:
+    bare = Site(candidate("bare", NodeGpus(), ()))
+    claim = Occupant("claim", Usage(whole=(0,)))
+    claims = replace(node("c", [8]), residents=(Resident(claim, stays=Stays.CLAIMS),), open=False)
+    assert plan([bare, claims], NodesFree(1)) == Plan(None, None, exact=True)
+    assert plan([], NodesFree(1)) == Plan(None, None, exact=True)
+    assert plan([node("n", [8]), bare], NodesFree(1)).moves == ()

@@ -101,7 +101,7 @@ def _held(site: Site, position: int) -> str:
     held = [f"{pod} ({_amount(site, shares) if shares else 'whole'})" for pod, shares in _on(site, position).items()]
     room = next(room for room in site.node.rooms if room.position == position)
     free = room.free if room.gives_shares else 0
-    return ", ".join([*held, f"{_amount(site, free)} free"])
+    return ", ".join([*held, f"{_amount(site, free)} free" if free else "nothing free"])
 
 
 def _amount(site: Site, shares: int) -> str:
