@@ -103,6 +103,7 @@ FLAGS_OF_OTHERS = {
     "Alibaba's": {"memory-unit", "policy-config-file"},
     "vLLM": {"gpu-memory-utilization", "enable-sleep-mode"},
     "kube-state-metrics": {"metric-labels-allowlist"},
+    "the Cluster Autoscaler": {"capacity-buffer-controller-enabled", "capacity-buffer-pod-injection-enabled"},
 }
 
 
