@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.capacity.movable import Move, Resident
 from gpu_device_plugin.core.cluster.fitting import Unfit, after, fit
+from gpu_device_plugin.core.cluster.packing import Packer
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -41,6 +42,7 @@ class _Trial:
         self._fullest = sorted(nodes, key=lambda name: (sum(nodes[name].summary.frees), name))
         self._worth_trying: dict[Ask, list[str]] = {}
         """Where an equal pod may still fit: room only becomes less."""
+        self._packers: dict[Ask, Packer] = {}
 
     def places(self, leaver: str, residents: Sequence[Resident]) -> Generator[None, None, tuple[Move, ...] | Resident]:
         """Return places for all pods of a node, taken, or the first pod that has none."""
@@ -60,16 +62,22 @@ class _Trial:
     def place(self, leaver: str, pod: Resident, after_them: dict[str, Candidate]) -> Generator[None, None, Move | None]:
         """Return a place for one pod of a node, and note it in `after_them`; None: there is none."""
         names = self._worth_trying.setdefault(pod.ask, self._fullest)
+        packer = self._packers.get(pod.ask)
+        if packer is None:
+            packer = self._packers[pod.ask] = Packer([part.demand for part in pod.ask.parts])
         vain: set[str] = set()
         chosen = None
         for number, name in enumerate(names):
             if not number % _AT_ONCE:
                 yield
-            node = after_them.get(name) or self.nodes.get(name)
-            if node is None or name == leaver:
+            node = None if name == leaver else after_them.get(name) or self.nodes.get(name)
+            if node is None:
+                if name != leaver:
+                    vain.add(name)  # it may go itself
                 continue
-            found = fit(pod.ask, node, _POLICY)
-            if isinstance(found, Unfit):
+            # The numbers of a node rule most of them out, in a hundredth of the time.
+            found = fit(pod.ask, node, _POLICY) if packer.all_fit_alone(node.summary) else None
+            if found is None or isinstance(found, Unfit):
                 if name not in after_them:
                     vain.add(name)
             elif (node.left is None or node.left.cover(pod.amounts)) and (pod.nodes is None or name in pod.nodes):
