@@ -41,7 +41,7 @@ def nodes_of(number: int, rng: random.Random) -> tuple[dict[str, Candidate], dic
         model, gpus, size = _TYPES[at % len(_TYPES)]
         name = f"node-{at}"
         listed = NodeGpus(tuple(ListedGpu(n, size, f"GPU-{at}-{n}", model) for n in range(gpus)), share_mib=1024)
-        there = []
+        there: list[Resident] = []
         for gpu in range(gpus):
             left = round(size * rng.uniform(0.6, 0.9))
             while left > 0:

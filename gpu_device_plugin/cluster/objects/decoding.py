@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
@@ -356,10 +355,7 @@ class NodeReader:
         self._decoder = msgspec.json.Decoder(_Node)
 
     def read(self, raw: bytes | msgspec.Raw) -> NodeRecord:
-        """Return the node. An amount that is not a whole number counts as absent: nothing can be placed on it.
-
-        Raises UnreadableObjectError.
-        """
+        """Return the node; an amount that is not a whole number counts as absent. Raises UnreadableObjectError."""
         node = decoded(self._decoder, raw, "node")
         meta, status = named(node.metadata, "node"), node.status
         info = status.node_info or _NO_INFO
@@ -450,8 +446,3 @@ class WatchEvent(msgspec.Struct):
     type: str
     """``ADDED``, ``MODIFIED``, ``DELETED``, ``BOOKMARK`` or ``ERROR``."""
     object: msgspec.Raw
-
-
-def micro_time(moment: datetime) -> str:
-    """Format a time as the API's ``MicroTime``."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -17,3 +17,8 @@ def epoch_s(text: str) -> float | None:
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
         return None
+
+
+def micro_time(moment: datetime) -> str:
+    """Format a time as the API's ``MicroTime``."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
