@@ -44,6 +44,7 @@ class Stays(StrEnum):
     UNPLACED = "its GPU is not known"
     HELD = "it is room that is held for a pod"
     PLANNED = "room is made for it"
+    MOVED = "it is moved already"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +127,8 @@ class Move:
 
     @property
     def replacement(self) -> Resident:
-        """The pod as it is after the move."""
-        return replace(self.pod, pod=replace(self.pod.pod, usage=usage_at(self.placements)))
+        """The pod as it is after the move; no plan moves it again."""
+        return replace(self.pod, pod=replace(self.pod.pod, usage=usage_at(self.placements)), stays=Stays.MOVED)
 
 
 def usage_at(placements: Iterable[Placement]) -> Usage:
@@ -146,14 +147,9 @@ def after(sites: Iterable[Site], moves: Sequence[Move]) -> tuple[Site, ...]:
     """Return the nodes as they are once all moves are done, one after the other."""
     by_name = {site.node.name: site for site in sites}
     for move in moves:
-        by_name[move.origin] = by_name[move.origin].changed(gone=_there(by_name[move.origin], move))
+        by_name[move.origin] = by_name[move.origin].changed(gone=move.pod)
         by_name[move.node] = by_name[move.node].changed(come=move.replacement)
     return tuple(by_name.values())
-
-
-def _there(site: Site, move: Move) -> Resident:
-    """Return the pod of a move as it is now: an earlier move may have replaced it."""
-    return next(each for each in site.residents if each.pod.uid == move.pod.pod.uid)
 
 
 class Residents:

@@ -104,9 +104,10 @@ def planning(
 ) -> Generator[None, None, Plan]:
     """Search for a plan, and yield every millisecond or two.
 
-    Of the plans with the fewest moves it is one whose most important pod is the least important, then one that moves
-    the fewest shares. `budgets` are the evictions that each PodDisruptionBudget allows; all moves of a plan count
-    together, as if no replacement became ready meanwhile. After `most_steps` the result is the best plan so far.
+    No pod is moved twice. Of the plans with the fewest moves it is one whose most important pod is the least important,
+    then one that moves the fewest shares. `budgets` are the evictions that each PodDisruptionBudget allows; all moves
+    of a plan count together, as if no replacement became ready meanwhile. After `most_steps` the result is the best
+    plan so far.
     """
     return _Search(sites, goal, budgets or {}, most_steps).run()
 

@@ -146,11 +146,15 @@ class Layouts:
 
     def may_go(self, resident: Resident) -> bool:
         """Return whether a pod may be moved for the goal."""
-        return resident.pod.uid in self.kind
+        return resident.stays is None and resident.pod.uid in self.kind
+
+    def _kind_of(self, resident: Resident) -> int:
+        """Return the kind of a pod that may be moved; all others are alike: -1."""
+        return self.kind[resident.pod.uid] if self.may_go(resident) else -1
 
     def _here(self, index: int, site: Site) -> Here:
         here = Here(index, site)
-        pods = [(self.kind.get(each.pod.uid, -1), each.pod.usage) for each in site.residents]
+        pods = [(self._kind_of(each), each.pod.usage) for each in site.residents]
         here.signature = tuple(sorted((kind, usage.shares, usage.whole) for kind, usage in pods))
         if isinstance(self._goal, Fits):
             here.need = self.leaving(here, self._goal)
@@ -184,7 +188,7 @@ class Layouts:
         gpus = here.site.node.gpus
         on_gpu: dict[int, list[tuple[object, ...]]] = {gpu.position: [] for gpu in gpus.gpus}
         for resident in here.site.residents:
-            usage, kind = resident.pod.usage, self.kind.get(resident.pod.uid, -1)
+            usage, kind = resident.pod.usage, self._kind_of(resident)
             several = resident.pod.uid if len(usage.shares) + len(usage.whole) > 1 else ""
             for position, shares in (*usage.shares, *((at, 0) for at in usage.whole)):
                 on_gpu.get(position, []).append((kind, shares, several))

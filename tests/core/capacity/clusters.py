@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.capacity.movable import Resident, Site, Stays, usage_at
 from gpu_device_plugin.core.capacity.places import Fits, Goal, NodesFree
@@ -38,16 +38,16 @@ class World:
     budgets: Mapping[str, int]
 
 
-def resident(name: str, demands: Sequence[Demand], site: Site, **more: object) -> Resident | None:
+def resident(name: str, demands: Sequence[Demand], site: Site, **more: Any) -> Resident | None:
     """Return a pod on the emptiest GPUs of a node; None: it has no room there."""
-    wishes = Wishes(use_models=tuple(more.pop("models", ())))  # type: ignore[call-overload]
+    wishes = Wishes(use_models=tuple(more.pop("models", ())))
     asked = Ask(tuple(map(Part, demands)), wishes)
     amounts = more.get("amounts", Amounts())
     found = fit(asked, site.node, "spread")
-    if not isinstance(found, Fit) or (site.node.left is not None and not site.node.left.cover(amounts)):  # type: ignore[arg-type]
+    if not isinstance(found, Fit) or (site.node.left is not None and not site.node.left.cover(amounts)):
         return None
-    occupant = Occupant(name, usage_at(found.placements), int(more.pop("priority", 0)), False, {}, "ns", name)  # type: ignore[call-overload]
-    return Resident(occupant, asked, **more)  # type: ignore[arg-type]
+    occupant = Occupant(name, usage_at(found.placements), int(more.pop("priority", 0)), False, {}, "ns", name)
+    return Resident(occupant, asked, **more)
 
 
 def node(name: str, sizes: Sequence[int], *, cpu: int | None = None, model: str = "T4") -> Site:
@@ -137,8 +137,8 @@ def cheapest(world: World) -> tuple[int, int, int] | None:
         for state, costs in layer.items():
             seen[state] = costs
             for number, pod in enumerate(pods):
-                if not movable[number]:
-                    continue
+                if not movable[number] or state[0][number] != begin[0][number]:
+                    continue  # no pod is moved twice
                 budget = names.index(pod.budget) if pod.budget else None
                 if budget is not None and state[1][budget] >= world.budgets[pod.budget]:
                     continue
@@ -190,8 +190,8 @@ def _places(want: Fits, state: State, pods: Sequence[Resident], sites: Mapping[s
         for _, used in here:
             for at, shares, _whole in used:
                 free[at] = [free[at][0] - shares, True]
-        for shares in _assigned([part.demand for part in want.ask.parts], free, gpus.sizes):
-            yield name, shares
+        for given in _assigned([part.demand for part in want.ask.parts], free, gpus.sizes):
+            yield name, given
 
 
 def _assigned(

@@ -59,7 +59,7 @@ def told(world: World, capsys: pytest.CaptureFixture[str], *words: str) -> tuple
     return code, [line.removeprefix(f"{PROG}: ").rstrip() for line in (out.out + out.err).splitlines()]
 
 
-def annotations(world: World, name: str) -> dict[str, str]:
+def written(world: World, name: str) -> dict[str, str]:
     script = json.loads((world.home / "script.json").read_text(encoding="utf-8"))
     (found,) = (each for each in script["objects"] if each["metadata"]["name"] == name)
     kept: dict[str, str] = found["metadata"]["annotations"]
@@ -253,7 +253,7 @@ def test_the_moves_are_made_once_they_are_confirmed(
         0,
         ["default/web-0 is replaced by default/web-0-new on node-b.", "Done: 1 move."],
     )
-    assert json.loads(annotations(world, "web-0-new")["ALIYUN_COM_GPU_MEM_IDX"]) == 0
+    assert json.loads(written(world, "web-0-new")["ALIYUN_COM_GPU_MEM_IDX"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_a_wish_that_nobody_answers_is_withdrawn(world: World, capsys: pytest.Ca
         "Stopped: no scheduler extender has moved default/web-0 within 0 s, and the wish is withdrawn; it moves pods "
         "where its rights are given: deploy/optional/capacity.yaml (chart: scheduler.capacity)."
     )
-    assert annotations(world, "web-0").keys().isdisjoint({MOVE_TO, MOVE_REFUSED})
+    assert written(world, "web-0").keys().isdisjoint({MOVE_TO, MOVE_REFUSED})
 
 
 def test_a_wish_is_withdrawn_on_an_interrupt(world: World) -> None:
@@ -295,7 +295,7 @@ def test_a_wish_is_withdrawn_on_an_interrupt(world: World) -> None:
     mover = Mover(Kubectl((), str(world.kubectl)), RESOURCES, _sleep=interrupt)
     with pytest.raises(MoveStoppedError, match="you interrupted it, and the wish to move default/web-0 is withdrawn"):
         mover.make(move)
-    assert annotations(world, "web-0").keys().isdisjoint({MOVE_TO, MOVE_REFUSED})
+    assert written(world, "web-0").keys().isdisjoint({MOVE_TO, MOVE_REFUSED})
 
 
 def _moves(world: World) -> list[Any]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _MOVES = Layout(("MOVE", "POD", "FROM", "TO"), shrink={"POD": 16, "TO": 10, "FROM": 10})
 _GPUS = Layout(("NODE", "GPU", "BEFORE", "AFTER"), shrink={"AFTER": 24, "BEFORE": 24, "NODE": 8})
-_BLOCKING = frozenset(Stays) - {Stays.ENDING, Stays.PLANNED, Stays.HELD}
+_BLOCKING = frozenset(Stays) - {Stays.ENDING, Stays.PLANNED, Stays.MOVED, Stays.HELD}
 
 
 def moves_of(plans: Iterable[Plan]) -> list[Move]:
