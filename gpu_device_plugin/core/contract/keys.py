@@ -116,6 +116,9 @@ LONGEST: Mapping[str, int] = MappingProxyType(
         OVER_USE: 4096,
         **dict.fromkeys(ELASTIC, 8192),
         FRAMEWORKS: 256,
+        # The name of a node, and 128 GPUs; a sentence.
+        MOVE_TO: 2048,
+        MOVE_REFUSED: 1024,
     }
 )
 """Most characters of the value of a key on a pod; `LONGEST_WORD` for the other keys. Longer values are not parsed."""

@@ -1,0 +1,142 @@
+"""`plan --apply` with the scheduler extender that moves the pods, a scheduler, and a controller that replaces them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import urllib.error
+import urllib.request
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from gpu_device_plugin.core.contract.keys import ALLOCATION, MOVE_REFUSED, MOVE_TO
+from gpu_device_plugin.programs.inspect import plan
+from gpu_device_plugin.programs.inspect.arguments import parse
+from gpu_device_plugin.programs.inspect.plan import Patience, plan_moves
+from gpu_device_plugin.programs.kubectl import Kubectl
+from gpu_device_plugin.testing.builders import container, owned, pod, workload
+from gpu_device_plugin.view.reading import cluster
+from tests.patience import stretched
+from tests.programs.extender.harness import QUICK, RIGHTS, ExtenderWorld, world
+from tests.resources import RESOURCES
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+
+    import pytest
+
+    from gpu_device_plugin.view.following import FollowedCluster
+
+GRANTED = {("patch", "nodes"), ("create", "pods/eviction")}
+"""What deploy/optional/capacity.yaml grants beside what is for autoscalers."""
+
+
+NODE_B = "gpu-pool-1-4c7f2b9e-xk2lp.europe-west4-b.c.project-one.internal"
+"""The value of MOVE_TO with such a name is longer than a word."""
+
+
+class OverHttp(Kubectl):
+    """Asks an API server as kubectl would."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(())
+        self._url = url
+
+    def _run(self, *words: str, **_: Any) -> subprocess.CompletedProcess[bytes]:
+        if words[0] == "config":
+            return subprocess.CompletedProcess(words, 0, b"default", b"")
+        if words[0] == "get":
+            request = urllib.request.Request(self._url + words[2])  # noqa: S310 - the API server of the test
+        else:
+            (namespace,) = (word.partition("=")[2] for word in words if word.startswith("--namespace="))
+            path = f"{self._url}/api/v1/namespaces/{namespace}/pods/{words[2]}"
+            body, kind = words[words.index("-p") + 1].encode(), {"Content-Type": "application/merge-patch+json"}
+            request = urllib.request.Request(path, body, kind, method="PATCH")  # noqa: S310 - likewise
+        try:
+            with urllib.request.urlopen(request, timeout=stretched(20)) as answer:  # noqa: S310 - likewise
+                return subprocess.CompletedProcess(words, 0, answer.read(), b"")
+        except urllib.error.HTTPError as error:
+            status = json.loads(error.read())
+            said = f"Error from server ({status['reason']}): {status['message']}"
+            return subprocess.CompletedProcess(words, 1, b"", said.encode())
+
+
+@asynccontextmanager
+async def two_nodes(granted: Iterable[tuple[str, str]] = GRANTED) -> AsyncIterator[ExtenderWorld]:
+    """Each of two GPUs of 15 has a pod of 6, one of which a controller made; and a pod waits for 12."""
+    async with world(allowed={*RIGHTS, *granted}, timings=replace(QUICK, capacity_s=0.02)) as w:
+        owner = w.api.add(workload("web", kind="ReplicaSet"))
+        for name in ("node-a", NODE_B):
+            w.node(name, 15)
+        there = {ALLOCATION: '{"0":{"0":6}}'}
+        w.api.add(owned(pod("web-0", container(mem=6), node="node-a", annotations=there), owner))
+        w.api.add(pod("bare", container(mem=6), node=NODE_B, annotations=there))
+        for name in ("web-0", "bare"):
+            w.run(name)
+        w.pod("want", mem=12)
+        await w.start()
+        yield w
+        await w.seen()
+        w.check()
+
+
+async def replace_evicted(w: ExtenderWorld) -> None:
+    """End evicted pods as the kubelet does, make others in their place, and have them scheduled; for ever."""
+    made = 0
+    while True:
+        for each in w.api.all("pods"):
+            if each["metadata"].get("deletionTimestamp"):
+                w.finish(each["metadata"]["name"])
+                made += 1
+                new = pod(f"web-new-{made}", container(mem=6))
+                new["metadata"]["ownerReferences"] = each["metadata"]["ownerReferences"]
+                w.api.add(new)
+                await w.schedule()
+        await asyncio.sleep(0.01)
+
+
+async def applied(w: ExtenderWorld, monkeypatch: pytest.MonkeyPatch, answer_s: float) -> tuple[list[str], int]:
+    """Return what the command says, and its exit code."""
+    monkeypatch.setattr(plan, "PATIENCE", Patience(answer_s, stretched(20), 0.02))
+    arguments = parse("kubectl inspect gpushare", ["plan", "--for", "want", "--apply", "--yes"])
+    controller = asyncio.create_task(replace_evicted(w))
+    try:
+        lines, code = await asyncio.to_thread(plan_moves, arguments, OverHttp(w.api.url), RESOURCES, of)
+    finally:
+        controller.cancel()
+        with suppress(asyncio.CancelledError):
+            await controller
+    return list(map(str, lines)), code
+
+
+def of(nodes: Any, pods: Any, resources: Any, _kubectl: Kubectl) -> FollowedCluster:
+    return cluster(nodes, pods, resources)[0]
+
+
+async def test_the_extender_moves_the_pod_and_the_other_finds_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with two_nodes() as w:
+        assert await applied(w, monkeypatch, stretched(20)) == (["Done: 1 move."], 0)
+        assert (w.where("web-new-1"), w.places("web-new-1")) == (NODE_B, {0: 6})
+        await w.schedule()
+        assert w.where("want") == "node-a"
+
+
+async def test_without_its_rights_the_pod_stays_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with two_nodes(granted=()) as w:
+        lines, code = await applied(w, monkeypatch, stretched(20))
+        assert code == 1
+        assert lines[0].startswith("Stopped: the scheduler extender does not move default/web-0: ")
+        assert "deploy/optional/capacity.yaml" in lines[0]
+        assert w.where("web-0") == "node-a"
+        assert MOVE_TO not in w.annotations("web-0")
+        assert MOVE_REFUSED in w.annotations("web-0")
+
+
+async def test_where_no_extender_runs_the_wish_is_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with two_nodes() as w:
+        await w.stop()
+        lines, code = await applied(w, monkeypatch, 0.1)
+        assert (code, lines[0].partition(" within")[0]) == (1, "Stopped: no scheduler extender has moved default/web-0")
+        assert w.annotations("web-0").keys().isdisjoint({MOVE_TO, MOVE_REFUSED})
