@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 from typing import TYPE_CHECKING
@@ -18,9 +19,21 @@ if TYPE_CHECKING:
 
 FIRST = int(os.environ.get("AUTOSCALER_SEED", "0"))
 EPISODES = int(os.environ.get("AUTOSCALER_EPISODES", "3"))
-STEPS = 10
-MAX_NODES = 4
+STEPS = 14
+MAX_NODES = 6
 IDLE_S = 12 * UNNEEDED_S
+
+SIZES: tuple[tuple[dict[str, int], ...], ...] = (
+    ({"mem": 5},),
+    ({"mem": 5}, {"mem": 6}, {"mem": 7}),
+    ({"mem": 5}, {"mem": 6}, {"count": 1}),
+    ({"mem": 3}, {"mem": 5}, {"mem": 8}),
+    ({"mem": 3}, {"count": 1}, {"count": 2}),
+    (*({"mem": shares} for shares in range(1, 9)), {"count": 1}, {"count": 2}),
+)
+"""What the pods of an episode ask. Of most a GPU takes one, and what is left is too little for the next."""
+
+_log = logging.getLogger(__name__)
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -32,6 +45,7 @@ class Episode:
         self.cluster = cluster
         self.watch = watch
         self.random = random.Random(seed)  # noqa: S311 - repeatable on purpose
+        self.sizes = self.random.choice(SIZES)
         self.amounts: dict[str, dict[str, int]] = {}
         """What a pod of each workload asks, by its name."""
         self.alone: set[str] = set()
@@ -40,7 +54,7 @@ class Episode:
 
     async def step(self) -> None:
         """Let one thing happen."""
-        does = self.random.choice([self._comes, self._comes, self._comes, self._scales, self._goes])
+        does = self.random.choice([self._comes, self._comes, self._comes, self._scales, self._scales, self._goes])
         await does()
         await self.cluster.loops(self.random.choice([0, 0, 1, 3, 8]))
 
@@ -54,9 +68,9 @@ class Episode:
     async def _comes(self) -> None:
         self.born += 1
         name, draw = f"w{self.born}", self.random
-        amounts = draw.choice([{"mem": draw.randint(1, 8)}, {"mem": draw.randint(3, 6)}, {"count": draw.randint(1, 2)}])
+        amounts = dict(draw.choice(self.sizes))
         alone = draw.random() < 0.2
-        number = 1 if alone else draw.randint(1, 5)
+        number = 1 if alone else draw.randint(1, 7)
         while number and not self._affordable(amounts, number):
             number -= 1
         if not number:
@@ -72,7 +86,7 @@ class Episode:
     async def _scales(self) -> None:
         if names := sorted(self.watch.wanted):
             name = self.random.choice(names)
-            number = self.random.randint(0, 4)
+            number = self.random.randint(0, 7)
             more = number - self.watch.wanted[name]
             if more <= 0 or self._affordable(self.amounts[name], more):
                 self.watch.wanted[name] = number
@@ -114,4 +128,8 @@ async def test_nobody_waits_nothing_is_bought_in_vain_and_nobody_evicted(tmp_pat
             await episode.step()
         await cluster.until(lambda: episode.settled() or watch.wrong, "all pods have their places and no node is idle")
         assert not watch.wrong, f"{watch.wrong}\n{cluster}"
-        {f"gpu-{n + 1}" for n in range(sum(number for what, number in cluster.cloud.calls if what == "more"))}
+        made = {f"gpu-{n + 1}" for n in range(sum(number for what, number in cluster.cloud.calls if what == "more"))}
+        _log.info(
+            "seed %s by %s: %s; %s evicted; never used %s",
+            seed, how, cluster.cloud.calls, len(watch.evicted), sorted(made - watch.used),
+        )  # fmt: skip
