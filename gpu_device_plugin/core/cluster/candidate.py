@@ -70,9 +70,11 @@ class Candidate:
     def restricted(self, shares: Mapping[int, int]) -> Candidate:
         """Return this node with no more free than these shares by position; a GPU with all of them free is unused."""
         rooms = tuple(
-            replace(room, free=min(room.free, shares[room.position]))
-            if room.position in shares
-            else replace(room, free=0, shared=True)
+            replace(
+                room,
+                free=min(room.free, shares.get(room.position, 0)),
+                shared=room.shared or shares.get(room.position, 0) < room.total,
+            )
             for room in self.rooms
         )
         return replace(self, rooms=rooms, summary=summary(rooms))

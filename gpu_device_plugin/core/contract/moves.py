@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _MOST_SHARES = 1 << 20
 _LONGEST = 1 << 16
 _LONGEST_NAME = 253
+_LATEST_S = float(1 << 40)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def read_destination(text: str) -> Destination:
     try:
         found = json.loads(text)
         return Destination(_name(found["node"]), _shares(found["gpus"]))
-    except (ValueError, LookupError, TypeError, RecursionError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise MalformedAnnotationError(
             f'the annotation {MOVE_TO} names no place; write {{"node": "NODE", "gpus": {{"0": 4}}}}: the shares by '
             "position of the GPU"
@@ -65,7 +66,7 @@ def read_held(annotations: Mapping[str, str]) -> tuple[HeldRoom, ...]:
         entries = json.loads(text) if 0 < len(text) <= _LONGEST else {}
         return tuple(
             HeldRoom(
-                _name(uid), _name(each["namespace"]), _name(each["owner"]), _shares(each["gpus"]), float(each["until"])
+                _name(uid), _name(each["namespace"]), _name(each["owner"]), _shares(each["gpus"]), _time(each["until"])
             )
             for uid, each in entries.items()
         )
@@ -93,11 +94,18 @@ def _name(text: Any) -> str:
     return text
 
 
+def _time(seconds: Any) -> float:
+    # JSON as Python reads it has numbers that never come.
+    if type(seconds) not in {int, float} or not 0 <= seconds < _LATEST_S:
+        raise ValueError
+    return float(seconds)
+
+
 def _shares(gpus: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
     shares = sorted((int(position), amount) for position, amount in gpus.items())
     for position, amount in shares:
-        if not (0 <= position < MOST_POSITIONS and isinstance(amount, int) and 0 < amount <= _MOST_SHARES):
+        if not (0 <= position < MOST_POSITIONS and type(amount) is int and 0 < amount <= _MOST_SHARES):
             raise ValueError
-    if not shares:
+    if not shares or len(dict(shares)) < len(shares):  # "1" and "01" are one position
         raise ValueError
     return tuple(shares)

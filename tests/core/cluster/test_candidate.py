@@ -206,3 +206,19 @@ def fits(found: Placement, shares: dict[int, int], taken: set[int], sizes: list[
     if found.demand.kind is Kind.COUNT:
         return not any(shares[n] for n in found.positions)
     return all(shares[n] + asked <= sizes[n] for n, asked in found.shares)
+
+
+def test_of_a_restricted_node_no_more_is_free_than_it_is_restricted_to() -> None:
+    """Of GPUs of 8, 8, 8 and 4 shares one is used by 5; 4 shares of each of the first two are left, and the last GPU."""
+    node = candidate("n", gpus(8, 8, 8, 4), [Usage(((1, 5),))]).restricted({0: 4, 1: 4, 3: 4})
+
+    assert [room.free for room in node.rooms] == [4, 3, 0, 4]
+    assert node.summary == summary(node.rooms)
+    assert node.summary.unused == (3,), "a GPU of which a part alone is left is none that a pod may take as a whole"
+
+
+def test_a_restricted_node_gives_nothing_that_is_out_of_service_or_in_whole_use() -> None:
+    node = candidate("n", gpus(8, 8, unhealthy=0), [Usage(whole=(1,))]).restricted({0: 8, 1: 8})
+
+    assert node.summary.frees == ()
+    assert node.summary.unused == ()
