@@ -22,12 +22,16 @@ from gpu_device_plugin.core.contract.moves import (
 ROOM = HeldRoom("uid-1", "default", "uid-of-rs", ((0, 4), (3, 8)), 1_795_342_000.5)
 
 names = st.text(min_size=1, max_size=253)
-shares = st.dictionaries(st.integers(0, 15), st.integers(1, 1 << 20), min_size=1).map(lambda d: tuple(sorted(d.items())))
+shares = st.dictionaries(st.integers(0, 15), st.integers(1, 1 << 20), min_size=1).map(
+    lambda d: tuple(sorted(d.items()))
+)
 times = st.integers(0, 1 << 40).map(lambda milliseconds: milliseconds / 1000)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.just("gpus"),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.sampled_from(["node", "gpus", "0", "owner", "namespace", "until"]), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["node", "gpus", "0", "owner", "namespace", "until"]), inner, max_size=4)
+    ),
 )
 """Anything that JSON can say, with the keys that matter."""
 
