@@ -148,7 +148,7 @@ def test_whatever_is_killed_all_apps_run_in_the_end_and_the_plan_can_be_made_ane
 def test_a_move_that_is_not_possible_is_refused_and_nothing_is_evicted(cluster: Cluster) -> None:
     (name, pod) = min(pods_of(cluster).items())
     target = next(gpu for each, gpu in gpus_of(cluster).items() if each != name)
-    wish = json.dumps({"node": cluster.node, "gpus": {target: 9}})
+    wish = json.dumps({"node": cluster.node, "gpus": {target: 3}})
     cluster.kubectl("annotate", "pod", pod["metadata"]["name"], f"{MOVE_TO}={wish}")
 
     def refusal() -> str:

@@ -73,10 +73,16 @@ class Holds:
                     return uid, there
         return None
 
+    def room_of(self, uid: str, node: str) -> Candidate | None:
+        """Return a node without other room than what is held there for the replacement of a pod; None: none is."""
+        held = self._rooms.get(uid)
+        return None if held is None or held[0] != node else self._fleet.with_held_room(_PREFIX + uid)
+
     # --- By the active extender ---------------------------------------------------------------------------------------
 
     def hold(self, node: str, room: HeldRoom) -> None:
         """Hold room at once; `write` makes it outlive this extender."""
+        self.let_go(room.uid)
         self._enter(node, room)
         self._unwritten.add(node)
 

@@ -10,7 +10,7 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.cluster.client.errors import ApiError
 from gpu_device_plugin.cluster.objects.decoding import PODS
 from gpu_device_plugin.cluster.writers.evictions import EvictionOutcome, evict
-from gpu_device_plugin.core.cluster.fitting import unfit
+from gpu_device_plugin.core.cluster.fitting import Unfit, fit
 from gpu_device_plugin.core.cluster.pod_demand import Impossible, ask
 from gpu_device_plugin.core.contract.keys import MOVE_REFUSED, MOVE_TO, MalformedAnnotationError
 from gpu_device_plugin.core.contract.moves import Destination, HeldRoom, read_destination
@@ -20,11 +20,14 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.pods import Owner, Pod
     from gpu_device_plugin.programs.extender.capacity.parts import Parts
 
+    Shares = tuple[tuple[int, int], ...]
+
 _log = logging.getLogger(__name__)
 
 HELD_S = 300.0
 """How long room is held once the pod has ended: its controller makes the replacement within seconds."""
 _CALL_S = 5.0
+_POLICY = "binpack"
 MANIFEST = "deploy/optional/capacity.yaml (chart: scheduler.capacity)"
 
 
@@ -49,12 +52,15 @@ class Mover:
 
     async def move(self, pod: Pod, to: Destination) -> str:
         """Hold room for the replacement of a pod and evict the pod; return an empty text, or why it stays."""
-        owner = replaceable(pod)
-        why = "no controller would replace it on another node" if owner is None else self._obstacle(pod, to)
-        if owner is not None and not why:
+        owner, place = replaceable(pod), self._place(pod, to)
+        if owner is None:
+            why = "no controller would replace it on another node"
+        elif isinstance(place, str):
+            why = place
+        else:
             self.moving.add(pod.uid)
             try:
-                why = await self._evicted(pod, owner, to)
+                why = await self._evicted(pod, owner, to.node, place)
             finally:
                 self.moving.discard(pod.uid)
         where = {"pod": f"{pod.namespace}/{pod.name}", "from": pod.node_name, "to": to.node}
@@ -65,7 +71,8 @@ class Mover:
             _log.info("a pod is moved: room for its replacement is held, and it is evicted", extra=where)
         return why
 
-    def _obstacle(self, pod: Pod, to: Destination) -> str:
+    def _place(self, pod: Pod, to: Destination) -> Shares | str:
+        """Return the shares that the replacement takes, by position and no more than asked for, or why it cannot."""
         asked = ask(pod, self._parts.resources)
         if isinstance(asked, Impossible):
             return asked.sentence
@@ -76,12 +83,16 @@ class Mover:
             return f"node {to.node} is cordoned, not ready, or about to be removed"
         if there.left is not None and pod.node_name != to.node and not there.left.cover(pod.amounts):
             return f"node {to.node} has too little CPU or memory left"
-        found = unfit(asked, there.restricted(dict(to.shares)))
-        return "" if found is None else f"node {to.node} has not the room any more: {found.sentence}"
+        # An extender that was active before may have held it already.
+        held = self._parts.holds.room_of(pod.uid, to.node)
+        found = fit(asked, there.restricted(dict(to.shares)) if held is None else held, _POLICY)
+        if isinstance(found, Unfit):
+            return f"node {to.node} has not the room any more: {found.sentence}"
+        return tuple(sorted(each for placement in found.placements for each in placement.shares))
 
-    async def _evicted(self, pod: Pod, owner: Owner, to: Destination) -> str:
+    async def _evicted(self, pod: Pod, owner: Owner, node: str, shares: Shares) -> str:
         until_s = self._parts.wall() + HELD_S + pod.grace_s
-        self._parts.holds.hold(to.node, HeldRoom(pod.uid, pod.namespace, owner.uid, to.shares, until_s))
+        self._parts.holds.hold(node, HeldRoom(pod.uid, pod.namespace, owner.uid, shares, until_s))
         try:
             # The next active extender has to know of the room before the pod goes.
             await self._parts.holds.write()
