@@ -14,7 +14,7 @@ from gpu_device_plugin.core.capacity.movable import Evictability, Resident, Resi
 from gpu_device_plugin.core.capacity.terms import Requirement  # noqa: TC001 - msgspec reads the annotations
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.usage import Occupant, Usage
-from gpu_device_plugin.core.contract.keys import HELD_ROOM, READ_BY_AGENT
+from gpu_device_plugin.core.contract.keys import HELD_ROOM, READ_BY_AGENT, STAND_IN
 from gpu_device_plugin.core.contract.moves import read_held
 from gpu_device_plugin.view.objects import ApiObject, Named, decoded, readable
 from gpu_device_plugin.view.poddetails import SchedulingSpec
@@ -103,7 +103,7 @@ class Arrangement:
 
     sites: tuple[Site, ...]
     waiting: tuple[Resident, ...]
-    """By limits, the oldest first; without those that a scheduling gate holds back."""
+    """By limits, the oldest first; without those that a scheduling gate holds back, or that only stand for room."""
     budgets: Mapping[str, int]
     """By ``namespace/name`` the evictions that each PodDisruptionBudget allows."""
 
@@ -131,15 +131,19 @@ def arrangement(
     amounts: dict[str, list[Amounts]] = defaultdict(list)
     known: dict[str, tuple[Pod, Evictability]] = {}
     waiting: list[tuple[Pod, Resident]] = []
-    for raw in raw_pods:
-        for pod, _ in readable([raw], pods.read):
-            if pod.node_name and not pod.ended:
-                amounts[pod.node_name].append(pod.amounts)
-            if pod.containers and not pod.ended:
-                more = decoded(raw, _Pod)
-                known[pod.uid] = pod, _evictability(more, budgets)
-                if not (pod.node_name or pod.deleting or more.spec.scheduling_gates):
-                    waiting.append((pod, residents.of(*known[pod.uid])))
+
+    def read(raw: msgspec.Raw) -> tuple[Pod, _Pod | None]:
+        pod, _ = pods.read(raw)
+        return pod, decoded(raw, _Pod) if pod.containers and not pod.ended else None
+
+    for pod, more in readable(raw_pods, read):
+        if pod.node_name and not pod.ended:
+            amounts[pod.node_name].append(pod.amounts)
+        if more is not None:
+            known[pod.uid] = pod, _evictability(more, budgets)
+            held_back = pod.deleting or more.spec.scheduling_gates or STAND_IN in pod.labels
+            if not pod.node_name and not held_back:
+                waiting.append((pod, residents.of(*known[pod.uid])))
     names = {view.name for view in open_}
     sites = [
         _site(view, records[view.name], known, residents, amounts[view.name], now_s=now_s, open_=view.name in names)

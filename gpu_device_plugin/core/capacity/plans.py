@@ -132,14 +132,14 @@ class _Search:
         bound = int(least)
         try:
             yield from self._guess(begin)
-            while True:
+            self._cut = True
+            while self._cut and bound <= len(self._layouts.kind):
                 self._cut = False
                 yield from self._deepen(begin, bound)
                 if self._best is not None and len(self._best.moves) == bound:
                     return Plan(self._best.moves, bound, exact=True)
-                if not self._cut:
-                    return Plan(None, None, exact=True)
                 bound += 1
+            return Plan(None, None, exact=True)
         except TooLongError:
             return Plan(None if self._best is None else self._best.moves, bound, exact=False)
 

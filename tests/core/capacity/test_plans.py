@@ -84,7 +84,7 @@ def test_plans_are_as_short_and_as_cheap_as_the_best_of_all_ways(
     chance = random.Random(chance_seed)  # noqa: S311
     for _ in range(35 if request.config.getoption("--hypothesis-seed") is None else 167):
         world = random_world(chance)
-        found = plan(world.sites, world.goal, world.budgets)
+        found = plan(world.sites, world.goal, world.budgets, 1_000_000)
         best = cheapest(world)
         assert checked(world, found) == best
         assert found.exact
