@@ -10,6 +10,7 @@ from gpu_device_plugin.core.contract.keys import (
     AGENT_ANNOTATIONS,
     AGENT_LABELS,
     GPU_CONDITION,
+    HELD_ROOM,
     MODEL_LABELS,
     NODE_LABELS,
     NODE_LIMITS,
@@ -17,6 +18,7 @@ from gpu_device_plugin.core.contract.keys import (
     SWITCHED_ON,
 )
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
+from gpu_device_plugin.core.contract.nodemarks import let_go
 from gpu_device_plugin.core.contract.nodereport import NO_LIMITS
 from gpu_device_plugin.core.model.mig import is_mig_resource, resource_name
 from gpu_device_plugin.core.model.shares import WHOLE_GPUS
@@ -162,4 +164,6 @@ def leftovers(
     """Return the leftovers of a node; `resources` are the names of ours, and `condition`: it has `GPU_CONDITION`."""
     ours = {name: capacity[name] for name in resources if name in capacity}
     kept = (GPU_CONDITION,) if condition else ()
-    return Leftovers(node, switched_on(labels), our_labels(labels), our_annotations(annotations), ours, kept)
+    extenders = (*let_go(annotations), *({HELD_ROOM} & annotations.keys()))
+    notes = (*our_annotations(annotations), *extenders)
+    return Leftovers(node, switched_on(labels), our_labels(labels), notes, ours, kept)

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _REST = 20.0
-"""Which nodes may go is decided anew after so many times what it took: it takes a twentieth of a CPU at most."""
+"""What nodes are needed, and which may go, is decided anew after so many times what it took: it takes a twentieth of a
+CPU at most."""
 
 
 class Capacity:
@@ -75,7 +76,8 @@ class Capacity:
         self._term: Hashable | None = None
         self._decided: tuple[int, int] | None = None
         """The state of fleet and nodes for which it was decided last which nodes may go."""
-        self._decide_at = 0.0
+        self._rested_at: dict[str, float] = {}
+        """By name of a step, when it may be taken again, monotonic seconds."""
 
     async def run(self) -> NoReturn:
         """Take care. Ends only by cancellation."""
@@ -127,17 +129,31 @@ class Capacity:
     async def _grow(self) -> None:
         how = self._settings().grow
         if how != "off":
-            await self._autoscaler.ask(await self.grower.wanted(), how)
+            await self._resting("grow", self._ask)
+        elif self._parts.followed.stand_ins:  # of a time when it was on
+            await self._autoscaler.ask([], "stand-ins")
+
+    async def _ask(self) -> None:
+        await self._autoscaler.ask(await self.grower.wanted(), self._settings().grow)
 
     async def _keep(self) -> None:
-        if not self._settings().keep_nodes:
-            return
-        began = self._parts.clock()
         state = self._parts.fleet.now.changed_since(0)[0], self._parts.followed.changes
-        if state != self._decided and began >= self._decide_at:
-            await self.keeper.mark()
-            self._decided = state
-            self._decide_at = self._parts.clock() + _REST * (self._parts.clock() - began)
+        if state != self._decided:
+            work = self.keeper.mark if self._settings().keep_nodes else self.keeper.release
+            if await self._resting("keep", work):
+                self._decided = state
+
+    async def _resting(self, name: str, work: Callable[[], Awaitable[None]]) -> bool:
+        """Do what may take seconds in a large cluster; return False: it was done a moment ago."""
+        began = self._parts.clock()
+        if began < self._rested_at.get(name, began):
+            return False
+        try:
+            await work()
+        finally:
+            now = self._parts.clock()
+            self._rested_at[name] = now + _REST * (now - began)
+        return True
 
 
 def _told(error: Exception) -> None:

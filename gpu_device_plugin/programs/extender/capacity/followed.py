@@ -181,8 +181,12 @@ class Followed:
             self.put_node(node)
 
     def young(self, since_s: float) -> Iterator[str]:
-        """Yield the nodes that share GPUs and were made after `since_s`, seconds since the epoch."""
-        return (name for name, node in self.nodes.items() if node.created_s > since_s and node.shares_gpus)
+        """Yield the nodes that share GPUs, were made after `since_s` (seconds since the epoch), and are to stay."""
+        return (
+            name
+            for name, node in self.nodes.items()
+            if node.created_s > since_s and node.shares_gpus and not node.unschedulable and not node.going
+        )
 
 
 def is_stand_in(pod: Pod) -> bool:

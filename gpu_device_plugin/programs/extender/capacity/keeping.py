@@ -70,6 +70,7 @@ class Keeper:
 
     async def release(self) -> None:
         """Remove what was written on nodes. Raises ApiError."""
+        self.latest = Leaving()
         for name, node in tuple(self._parts.followed.nodes.items()):
             if change := let_go(node.annotations):
                 await self._write(name, change)

@@ -31,6 +31,8 @@ _SETTLED_S = 10.0
 _AGAIN_S = 60.0
 """A pod for which there was no plan, or whose plan was stopped, is looked at again after this time."""
 _HOUR_S = 3600.0
+_REST = 20.0
+"""The next plan is made after so many times what one took."""
 _NODES_AT_ONCE = 16
 
 
@@ -51,6 +53,8 @@ class Rebalancer:
         self._under_way = ""
         """The UID of the pod that was evicted last, until its replacement is bound."""
         self._evicted_at: deque[float] = deque()
+        self._plan_at = 0.0
+        """When the next plan may be made, monotonic seconds."""
         self._tried_at: dict[str, float] = {}
         """By UID of a waiting pod."""
 
@@ -68,7 +72,7 @@ class Rebalancer:
         self._under_way = ""
         if self._moves:
             await self._next()
-        elif self._left():
+        elif self._left() and self._parts.clock() >= self._plan_at:
             await self._plan()
 
     def _left(self) -> int:
@@ -102,6 +106,7 @@ class Rebalancer:
         first = min(due, key=lambda each: (-each.pod.priority, each.pod.created, each.pod.uid))
         self._tried_at[first.pod.uid] = now
         plan = await last_of(planning(await self._sites(), self._goal(first)))
+        self._plan_at = self._parts.clock() + _REST * (self._parts.clock() - now)
         if plan.moves and len(plan.moves) <= self._left():
             about = {"pod": f"{first.pod.namespace}/{first.pod.name}", "moves": len(plan.moves)}
             _log.info("pods are moved so that one that waits has room", extra=about)
