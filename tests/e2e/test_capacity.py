@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(900)
 SHARES = 15
 """Of each of the three GPUs."""
 APPS = ("one", "two", "three")
-SCHEDULER = "deployment/gpu-device-plugin-scheduler"
+SCHEDULER = "deployment/gpushare-scheduler"
 
 
 def app(name: str) -> Json:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_device_plugin.core.contract.keys import NODE_GPUS, NODE_LIMITS, NODE_USE, SET_LIMITS_LABEL
+from gpu_device_plugin.core.contract.keys import (
+    HELD_ROOM,
+    KEEPS,
+    KEPT_NODE,
+    NODE_GPUS,
+    NODE_LIMITS,
+    NODE_USE,
+    SET_LIMITS_LABEL,
+)
 from gpu_device_plugin.core.contract.nodegpus import NodeGpus, write_node_gpus
 from gpu_device_plugin.core.contract.nodelabels import (
     leftovers,
@@ -14,6 +22,7 @@ from gpu_device_plugin.core.contract.nodelabels import (
     our_labels,
     switched_on,
 )
+from gpu_device_plugin.core.contract.nodemarks import kept
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.shares import Shares
@@ -50,6 +59,13 @@ def test_of_annotations_the_gpus_the_limits_and_the_use_are_ours() -> None:
     written = {NODE_USE: "{}", NODE_LIMITS: "{}", NODE_GPUS: "{}", "volumes.kubernetes.io/x": "1"}
     assert set(our_annotations(written)) == {NODE_GPUS, NODE_LIMITS, NODE_USE}
     assert our_annotations({}) == ()
+
+
+def test_what_the_extender_wrote_goes_too_and_what_a_person_wrote_stays() -> None:
+    theirs = {KEEPS[0]: "true"}
+    notes = {**theirs, **kept(theirs, "full"), HELD_ROOM: "{}"}
+    left = leftovers("a", {}, {key: text for key, text in notes.items() if text is not None}, {}, ())
+    assert set(left.annotations) == {KEEPS[1], KEPT_NODE, HELD_ROOM}
 
 
 def test_the_label_by_which_pods_select_limits_is_ours_and_the_wish_for_limits_is_the_administrators() -> None:
