@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpu_device_plugin.core.contract.keys import STARTUP_TAINT
 from tests.autoscaler.world import autoscaled
 
 if TYPE_CHECKING:
@@ -75,6 +76,15 @@ async def test_six_pods_of_which_a_node_takes_four_get_two_nodes(tmp_path: Path,
         await cluster.placed(6)
         await cluster.loops(10)
         assert cluster.cloud.calls == [("more", 1), ("more", 1)], str(cluster)
+
+
+async def test_a_node_whose_agent_is_late_is_waited_for(tmp_path: Path, how: str) -> None:
+    """Ready without GPUs it would be no help by the sums, and the autoscaler buys another in every round."""
+    async with growing(tmp_path, how, boot_s=2.0, agent_s=8.0, taint=STARTUP_TAINT) as cluster:
+        await cluster.pod("eight", mem=8)
+        await cluster.placed(1)
+        await cluster.loops(10)
+        assert cluster.cloud.calls == [("more", 1)], str(cluster)
 
 
 async def test_a_node_stays_whose_pods_have_nowhere_to_go_and_goes_once_they_have(tmp_path: Path, how: str) -> None:

@@ -99,7 +99,7 @@ class AutoscaledCluster:
     agent_s: float = 0.0
     """From then on until its agent has told of its GPUs."""
     taint: str = ""
-    """Key of a taint that a node has until then."""
+    """Key of the taint with which a node registers."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """That the cloud puts on its nodes."""
     nodes: list[Json] = field(default_factory=list)
@@ -123,7 +123,8 @@ class AutoscaledCluster:
         config = self.server.config
         headers = {"Authorization": f"Bearer {config.token}", "Content-Type": content}
         async with self.http.request(method, config.url + path, json=body, headers=headers, ssl=config.tls()) as answer:
-            said: Json = await answer.json(content_type=None)
+            # What serves a new kind says that there is no such page, until it does.
+            said: Json = await answer.json() if answer.content_type == "application/json" else {"": await answer.text()}
             if answer.status >= 400 and not (missing and answer.status in {404, 409}):
                 raise AssertionError(f"{method} {path}: {said}")
             return said
@@ -138,8 +139,7 @@ class AutoscaledCluster:
         node["spec"]["providerID"] = f"double://{name}"
         node["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
         node["metadata"].pop("annotations")
-        if self.taint:
-            node["spec"]["taints"] = [{"key": self.taint, "effect": "NoSchedule"}]
+        node["spec"]["taints"] = [{"key": self.taint, "effect": "NoSchedule"}] if self.taint else []
         for amounts in (node["status"]["capacity"], node["status"]["allocatable"]):
             for resource in (builders.GPU_MEM, builders.GPU_COUNT):
                 del amounts[resource]
@@ -149,20 +149,17 @@ class AutoscaledCluster:
         if not self.agent_s:
             await self._tell(name, whole)
         await self._ready(name)
+        # What the API server put on it until it is ready; ours removes the other one.
+        await self.ask("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": node["spec"]["taints"]}}, MERGE)
         if self.agent_s:
             await asyncio.sleep(self.agent_s)
             if name in self.cloud.instances:
                 await self._tell(name, whole)
-                await self._ready(name)
 
     async def _ready(self, name: str, since: datetime | None = None) -> None:
         at = (since or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%SZ")
         ready = {"type": "Ready", "status": "True", "lastTransitionTime": at}
-        await self.ask(
-            "PATCH", f"/api/v1/nodes/{name}/status", {"status": {"conditions": [ready]}}, STATUS, missing=True
-        )
-        left = [{"key": self.taint, "effect": "NoSchedule"}] if self.taint and name in self._late else None
-        await self.ask("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": left}}, MERGE, missing=True)
+        await self.ask("PATCH", f"/api/v1/nodes/{name}/status", {"status": {"conditions": [ready]}}, STATUS)
 
     async def _tell(self, name: str, node: Json) -> None:
         annotations, status = node["metadata"]["annotations"], node["status"]
