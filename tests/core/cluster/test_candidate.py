@@ -209,7 +209,7 @@ def fits(found: Placement, shares: dict[int, int], taken: set[int], sizes: list[
 
 
 def test_of_a_restricted_node_no_more_is_free_than_it_is_restricted_to() -> None:
-    """Of GPUs of 8, 8, 8 and 4 shares one is used by 5; 4 shares of each of the first two are left, and the last GPU."""
+    """Of GPUs of 8, 8, 8 and 4 shares one is used by 5; it is restricted to 4 shares of two, and the last GPU."""
     node = candidate("n", gpus(8, 8, 8, 4), [Usage(((1, 5),))]).restricted({0: 4, 1: 4, 3: 4})
 
     assert [room.free for room in node.rooms] == [4, 3, 0, 4]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
+from gpu_device_plugin.core.cluster.candidate import Candidate, candidate, summary
 from gpu_device_plugin.core.cluster.fitting import (
     Fit,
     Unfit,
+    after,
     fit,
     reason_of_one,
     room_decides,
@@ -30,7 +33,7 @@ from gpu_device_plugin.core.contract.nodegpus import (
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
 from gpu_device_plugin.core.model.gpus import Closeness, Links
 from gpu_device_plugin.core.model.placing import POLICIES, Demand
-from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.resources import Amounts, Kind
 
 
 def mem(shares: int, gpus: int = 1) -> Demand:
@@ -185,6 +188,21 @@ def test_of_the_whole_gpus_that_leave_room_the_policy_likes_the_first_best() -> 
 
 def test_a_gpu_out_of_service_is_not_taken() -> None:
     assert places(asking(mem(2)), node(2, 8, unhealthy=(0,))) == [{1: 2}]
+
+
+def test_after_a_pod_the_node_has_what_the_pod_leaves() -> None:
+    """Of GPUs of 8, 8 and 4 one pod takes 3 shares and a whole GPU, and CPU and memory."""
+    there = replace(node(8, 8, 4), left=Amounts(1000, 2048))
+    found = fit(asking(mem(3), whole(1)), there, "binpack")
+    assert isinstance(found, Fit)
+
+    full = after(there, found, Amounts(300, 1024))
+
+    assert [room.free for room in full.rooms] == [0, 8, 1]
+    assert [room.unused for room in full.rooms] == [False, True, False]
+    assert full.summary == summary(full.rooms)
+    assert full.left == Amounts(700, 1024)
+    assert after(node(8), Fit(())).left is None, "what is not known stays so"
 
 
 # --- why it does not fit

@@ -210,3 +210,13 @@ def test_a_pod_of_very_many_containers_is_not_looked_at() -> None:
     assert isinstance(ask(pod(*[(f"i{n}", 1) for n in range(64)]), RESOURCES), Ask)
     assert refused(pod(*[(f"i{n}", 1) for n in range(65)])) == sentence
     assert refused(pod(*[(f"i{n}", 0) for n in range(65)])) == sentence
+
+
+def test_of_several_pods_the_largest_is_the_one_with_most_whole_gpus_and_then_the_largest_part() -> None:
+    sizes = [
+        asked(pod(("c0", 2), resource=COUNT)).size,
+        Ask((memory(16, gpus=2), memory(3))).size,
+        Ask((whole(1), memory(4))).size,
+        Ask().size,
+    ]
+    assert sizes == [(2, 0), (0, 8), (1, 4), (0, 0)]
