@@ -10,8 +10,8 @@ from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.other_pods import OtherPods
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, Usages
 from gpu_device_plugin.core.contract.keys import MEMORY_PROMISED
-from gpu_device_plugin.core.model.changes import ChangeLog
 from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts
+from gpu_device_plugin.fleet_view import View
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -82,42 +82,6 @@ class _Node:
     gpus: NodeGpus | None = None
     allocatable: Amounts | None = None
     entries: dict[str, FleetEntry] = field(default_factory=dict)
-
-
-@dataclass(eq=False, repr=False)
-class View:
-    """The candidates by name, with a log of their changes."""
-
-    _current: Callable[[], None]
-    """Called before every read."""
-
-    def __post_init__(self) -> None:
-        self._nodes: dict[str, Candidate] = {}
-        self._changes: ChangeLog[str] = ChangeLog()
-        self._latest = 0
-
-    @property
-    def candidates(self) -> Mapping[str, Candidate]:
-        """The nodes, by name. Values are immutable; a change replaces them."""
-        self._current()
-        return self._nodes
-
-    def changed_since(self, mark: int) -> tuple[int, Sequence[str] | None]:
-        """Return the current mark, and the names of the nodes added, removed or changed since `mark`.
-
-        None instead of names: `mark` is too old, and any node may have changed. The first mark is 0.
-        """
-        self._current()
-        return self._latest, self._changes.since(mark)
-
-    def put(self, name: str, node: Candidate | None) -> None:
-        """Store the current state of a node; None removes it."""
-        if node is not None:
-            self._nodes[name] = node
-        elif self._nodes.pop(name, None) is None:
-            return
-        self._latest += 1
-        self._changes.add(name, self._latest)
 
 
 @dataclass(eq=False)
@@ -193,13 +157,18 @@ class Fleet:
         usages = () if gpus.claims else [entry.usage for entry in entries]
         return candidate(name, gpus, usages, node.allocatable, requested)
 
-    def settling(self, name: str) -> tuple[Candidate, float] | None:
-        """Return a node without its settling GPUs, and when these become available; None if none is settling."""
+    def settling(self, name: str, held: str = "") -> tuple[Candidate, float] | None:
+        """Return a node without its settling GPUs, and when these become available; None if none is settling.
+
+        With the UID of held room, the node is as `with_held_room` returns it.
+        """
         there, node = self.candidates.get(name), self._nodes.get(name)
         if there is None or node is None or not any(entry.settling for entry in node.entries.values()):
             return None
         opens = max(entry.until or 0.0 for entry in node.entries.values() if entry.settling)
-        return there.occupied(entry.usage for entry in node.entries.values()), opens
+        rest = there.occupied(entry.usage for entry in node.entries.values() if entry.uid != held)
+        room = self.entries.get(held)
+        return (rest if room is None else rest.restricted(dict(room.usage.shares))), opens
 
     def on_node(self, name: str) -> Sequence[FleetEntry]:
         """Return the pods that count on one node, by namespace and name."""
@@ -350,10 +319,12 @@ class Fleet:
             self._drop(uid)
 
     def with_held_room(self, uid: str) -> Candidate | None:
-        """Return the node of held room as the pod sees it that it is for: nothing but that room is free there."""
-        entry = self.entries[uid]
-        node = self._nodes[entry.node]
-        if node.gpus is None:
+        """Return the node of held room as the pod sees it that it is for: nothing but that room is free there.
+
+        None: the room is not held any more, or the node is gone.
+        """
+        entry = self.entries.get(uid)
+        if entry is None or (node := self._nodes[entry.node]).gpus is None:
             return None
         others = [each for each in node.entries.values() if each.uid != uid and not each.settling]
         return self._candidate(entry.node, node, node.gpus, others).restricted(dict(entry.usage.shares))

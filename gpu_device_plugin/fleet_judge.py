@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.value.marginal_value import Appraisal
     from gpu_device_plugin.core.value.node_types import NodeType
     from gpu_device_plugin.core.value.price_learning import Tables
-    from gpu_device_plugin.fleet import View
+    from gpu_device_plugin.fleet_view import View
 
 V = TypeVar("V")
 

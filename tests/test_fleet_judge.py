@@ -21,8 +21,8 @@ from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts, Kind
 from gpu_device_plugin.core.value.marginal_value import shape_of
 from gpu_device_plugin.core.value.price_learning import Tables, learn
 from gpu_device_plugin.core.value.workload_mix import PodKind
-from gpu_device_plugin.fleet import View
 from gpu_device_plugin.fleet_judge import UNKNOWN, UNTRIED, Judge
+from gpu_device_plugin.fleet_view import View
 from tests.scores import score
 from tests.work import counted
 
