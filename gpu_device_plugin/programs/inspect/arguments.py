@@ -211,6 +211,8 @@ def _refuse_what_belongs_elsewhere(parser: Parser, arguments: argparse.Namespace
 def _check_plan(arguments: argparse.Namespace) -> None:
     if arguments.apply and arguments.output == "json":
         raise UsageError("--apply: it shows the plan in a table; leave out -o json")
+    if arguments.yes and not arguments.apply:
+        raise UsageError("--yes: there is nothing to confirm; write --apply too, or leave it out")
     if arguments.nodes_free is not None and arguments.for_pod is not None:
         raise UsageError("--nodes-free: a plan has one goal; leave out --for")
     if arguments.nodes_free is not None and arguments.nodes_free < 1:

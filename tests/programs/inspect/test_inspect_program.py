@@ -867,6 +867,7 @@ def test_the_nearest_ten_nodes_are_told_or_all(world: World, capsys: pytest.Capt
         (["-A"], "-A: the overview shows the pods of all namespaces; leave it out"),
         (["--all-namespaces"], "--all-namespaces: the overview shows the pods of all namespaces; leave it out"),
         (["web", "gpu-1"], "web: it shows the whole cluster; the page itself has filters"),
+        (["plan", "--yes"], "--yes: there is nothing to confirm; write --apply too, or leave it out"),
         (["web", "-d"], "-d or -o goes with overview, prices, plan, and not with web; leave it out"),
         (["--port=1"], "--port goes with web, and not with overview; leave it out"),
         (["doctor", "--no-browser"], "--no-browser goes with web, and not with doctor; leave it out"),
