@@ -45,6 +45,7 @@ SINCE = {
     ("rbac.authorization.k8s.io/v1", "RoleBinding"): 8,
     ("resource.k8s.io/v1", "DeviceClass"): 34,
     ("resource.k8s.io/v1", "ResourceClaimTemplate"): 34,
+    ("scheduling.k8s.io/v1", "PriorityClass"): 14,
 }
 """The minor version of Kubernetes that has a kind in this version without a feature gate, by its API reference."""
 OLDEST = 30
