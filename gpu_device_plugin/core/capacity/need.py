@@ -132,12 +132,17 @@ def beyond(present: Iterable[Candidate], samples: Iterable[Candidate]) -> Beyond
     An autoscaler takes any of the type's ready nodes (`samples`) for what a new one will be like, as it is: a GPU in
     whole use is missing from its gpu-mem, and one whose shares are in use from its gpu-count. `present` are the nodes
     that what asks for it might be placed on instead.
+
+    It is more than half of what a node gives, so that two of them never share one. It is no more than necessary: by the
+    sums the waiting pods have to fit beside it, or the autoscaler adds a node for each. And it is one of a few amounts,
+    so that it does not change with every pod.
     """
     present, samples = tuple(present), tuple(samples)
     for kind, given, free in ((Kind.MEMORY, _shares, _free_shares), (Kind.COUNT, _gpus, _gpus)):
-        amount = min(map(given, samples), default=0)
-        if amount > max(map(free, present), default=0):
-            return Beyond(kind, amount)
+        most, left = min(map(given, samples), default=0), max(map(free, present), default=0)
+        for amount in (most // 2 + 1, 3 * most // 4, most):
+            if left < amount <= most:
+                return Beyond(kind, amount)
     return None
 
 

@@ -134,13 +134,15 @@ def test_it_is_never_more_than_the_optimum_and_one(pods: list[int], sizes: list[
 @pytest.mark.parametrize(
     ("present", "samples", "wanted"),
     [
-        ([], [FOUR], Beyond(Kind.MEMORY, 32)),
+        ([], [FOUR], Beyond(Kind.MEMORY, 17)),
         ([], [], None),
-        ([node(8, 8, 8, 8, used=dict.fromkeys(range(4), 5))], [FOUR], Beyond(Kind.MEMORY, 32)),
+        ([node(8, 8, 8, 8, used=dict.fromkeys(range(4), 5))], [FOUR], Beyond(Kind.MEMORY, 17)),
+        ([node(8, 8, 8, 8, used=dict.fromkeys(range(4), 3))], [FOUR], Beyond(Kind.MEMORY, 24)),
+        ([node(8, 8, 8, 8, used={0: 3})], [FOUR], Beyond(Kind.MEMORY, 32)),
         # A sample with a GPU in whole use makes the group look smaller.
         ([node(8, 8, used={0: 5, 1: 5})], [node(8, 8, taken=(0,))], Beyond(Kind.MEMORY, 8)),
         ([node(8, 8, used={0: 1})], [node(8, 8, taken=(0,))], None),
-        ([node(8, 8, taken=(0, 1))], [node(8, 8, taken=(0,))], Beyond(Kind.MEMORY, 8)),
+        ([node(8, 8, taken=(0, 1))], [node(8, 8, taken=(0,))], Beyond(Kind.MEMORY, 5)),
         ([node(8, 8, used={0: 1, 1: 1})], [node(8, 8, taken=(0, 1)), node(8, 8)], None),
         # No share is left to be offered: by whole GPUs it shows.
         ([FOUR], [FOUR], None),

@@ -20,8 +20,9 @@ from gpu_device_plugin.programs.extender.capacity.starting import Opener
 from gpu_device_plugin.settings.common import own_namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable
+    from collections.abc import Awaitable, Callable, Hashable, Sequence
 
+    from gpu_device_plugin.core.capacity.stand_ins import Wanted
     from gpu_device_plugin.fleet_judge import Judge
     from gpu_device_plugin.programs.extender.capacity.parts import Parts
     from gpu_device_plugin.programs.extender.resizing import Leadership
@@ -73,6 +74,7 @@ class Capacity:
             own_pod=settings().holder(),
             clock=parts.clock,
         )
+        self._wanted: Sequence[Wanted] = ()
         self._term: Hashable | None = None
         self._decided: tuple[int, int] | None = None
         """The state of fleet and nodes for which it was decided last which nodes may go."""
@@ -129,12 +131,14 @@ class Capacity:
     async def _grow(self) -> None:
         how = self._settings().grow
         if how != "off":
-            await self._resting("grow", self._ask)
+            # The time of the API's answers does not count: what is wanted no longer has to go soon.
+            if await self._resting("grow", self._work_out):
+                await self._autoscaler.ask(self._wanted, how)
         elif self._parts.followed.stand_ins:  # of a time when it was on
             await self._autoscaler.ask([], "stand-ins")
 
-    async def _ask(self) -> None:
-        await self._autoscaler.ask(await self.grower.wanted(), self._settings().grow)
+    async def _work_out(self) -> None:
+        self._wanted = await self.grower.wanted()
 
     async def _keep(self) -> None:
         state = self._parts.fleet.now.changed_since(0)[0], self._parts.followed.changes
