@@ -96,6 +96,7 @@ class Watch:
         ready = [node["metadata"]["name"] for node in nodes if node["status"]["allocatable"].get(GPU_MEM)]
         here = [pod for pod in pods if ours(pod)]
         self.used |= {pod["spec"]["nodeName"] for pod in here if pod["spec"].get("nodeName")}
+        self.wrong += [f"a GPU of node {name} has too much on it" for name in ready if rooms(name, here)[0] < 0]
         self.needless = {name for name in ready if needless(name, ready, here)}
         self._last("node", self.needless, self.idle_s, "is not needed, and stays")
         self.evicted |= {

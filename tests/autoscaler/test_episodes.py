@@ -54,7 +54,9 @@ class Episode:
 
     async def step(self) -> None:
         """Let one thing happen."""
-        does = self.random.choice([self._comes, self._comes, self._comes, self._scales, self._scales, self._goes])
+        does = self.random.choice(
+            [self._comes, self._comes, self._comes, self._scales, self._scales, self._goes, self._restarts]
+        )
         await does()
         await self.cluster.loops(self.random.choice([0, 0, 1, 3, 8]))
 
@@ -102,6 +104,9 @@ class Episode:
             else:
                 self.watch.wanted[name] = 0
                 await self.cluster.scale(name, 0)
+
+    async def _restarts(self) -> None:
+        await self.cluster.extender.restart()
 
     def settled(self) -> bool:
         """Whether every pod that is wanted has its place, and every node something to do."""

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import shutil
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
-import yaml
 
 from bench.kubeapi import shipped
+from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.programs.extender.extender_program import Extender
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.sources import Sources
@@ -26,6 +26,9 @@ from tests.autoscaler.cloud import Cloud
 from tests.autoscaler.kubelets import MERGE, STATUS, Kubelets
 from tests.cluster.conftest import processes
 from tests.cluster.conftest import programs as api_server_programs
+from tests.deploy.manifests import documents
+from tests.deploy.policies_world import path_of
+from tests.deploy.test_scheduler_manifest import ACCOUNT
 from tests.kubeconfig import kubeconfig
 from tests.patience import REAL_S, beside, eventually, stretched
 from tests.ports import free_port
@@ -41,7 +44,6 @@ Json = dict[str, Any]
 GPUS, SHARES = 4, 8
 """Of every node."""
 SCHEDULER = "gpushare-scheduler"
-CAPACITY = Path(__file__).parents[2] / "deploy/optional/capacity.yaml"
 
 _QUICK = {
     "scan-interval": "1s",
@@ -107,6 +109,7 @@ class AutoscaledCluster:
     """As they were last seen."""
     cloud: Cloud = field(init=False)
     kubelets: Kubelets = field(init=False)
+    extender: OurExtender = field(init=False)
     _late: dict[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -335,6 +338,59 @@ def autoscaler(cluster: AutoscaledCluster, file: Path, more: Mapping[str, str]) 
     return [f"--{name}={value}" for name, value in (flags | dict(more)).items()]
 
 
+class OurExtender:
+    """The extender under test, at an address that it keeps when it is started again."""
+
+    def __init__(self, config: ClusterConfig, settings: Mapping[str, str]) -> None:
+        self._config = config
+        self.address = f"127.0.0.1:{free_port()}"
+        self._settings = {"listen": self.address, "http": "127.0.0.1:0", "vanished_grace": "2s", **settings}
+        self._task: asyncio.Task[Any] | None = None
+
+    async def start(self) -> None:
+        """Start it, and wait until it knows the cluster."""
+        running = Extender(
+            Sources(ExtenderSettings, flags=self._settings, environ={}).read(),
+            self._config,
+            timings=patient(QUICK),
+            when_read=lambda: None,
+        )
+        task = self._task = asyncio.create_task(running.run())
+        ready = lambda: "listen" in running.ports and not running.unready()  # noqa: E731
+        await eventually(ready, "the extender is ready", quiet_s=REAL_S, running=lambda: [task])
+
+    async def stop(self) -> None:
+        """Stop it; an error that ended it before is raised."""
+        if self._task is not None:
+            task, self._task = self._task, None
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def restart(self) -> None:
+        """Start one that remembers nothing."""
+        await self.stop()
+        await self.start()
+
+
+async def account(cluster: AutoscaledCluster) -> ClusterConfig:
+    """Have what the manifests have of accounts, rights and policies; return the access of the extender's account."""
+    for manifest in ("daemonset", "scheduler", "optional/capacity"):
+        for each in documents(manifest):
+            if each["kind"] in {"Namespace", "ServiceAccount", "ClusterRole", "Role", "PriorityClass"} or (
+                "Binding" in each["kind"] or each["kind"] == "ValidatingAdmissionPolicy"
+            ):
+                await cluster.ask("POST", path_of(each), each, missing=True)
+                if each["metadata"].get("namespace") and "Role" in each["kind"]:
+                    # Not in a pod, it works in this namespace instead of its own.
+                    each["metadata"]["namespace"] = "kube-system"
+                    await cluster.ask("POST", path_of(each), each, missing=True)
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    path = f"/api/v1/namespaces/{ACCOUNT['namespace']}/serviceaccounts/{ACCOUNT['name']}/token"
+    token = (await cluster.ask("POST", path, request))["status"]["token"]
+    return ClusterConfig(cluster.server.config.url, ca_file=cluster.server.config.ca_file, token=token)
+
+
 BUFFERS = {"capacity-buffer-controller-enabled": "true", "capacity-buffer-pod-injection-enabled": "true"}
 
 
@@ -360,25 +416,15 @@ async def autoscaled(
             await cluster.ask("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", CAPACITY_BUFFER)
             served = "/apis/autoscaling.x-k8s.io/v1beta1/capacitybuffers"
             await eventually(lambda: _served(cluster, served), "CapacityBuffers are served")
-        for each in yaml.safe_load_all(CAPACITY.read_text()):
-            if each["kind"] == "PriorityClass":
-                await cluster.ask("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", each)
-        settings = {"listen": "127.0.0.1:0", "http": "127.0.0.1:0", **(extender or {})}
-        ours = Extender(
-            Sources(ExtenderSettings, flags=settings, environ={}).read(),
-            server.config,
-            timings=patient(QUICK),
-            when_read=lambda: None,
-        )
-        await stack.enter_async_context(beside(ours.run()))
-        await eventually(lambda: "listen" in ours.ports and not ours.unready(), quiet_s=REAL_S)
+        ours = cluster.extender = OurExtender(await account(cluster), extender or {})
+        await ours.start()
+        stack.push_async_callback(ours.stop)
         await stack.enter_async_context(cluster.cloud.serving())
         await stack.enter_async_context(beside(cluster.kubelets.run()))
         file = kubeconfig(server.config, folder / "kubeconfig")
-        url = f"http://127.0.0.1:{ours.ports['listen']}"
         flags |= BUFFERS if buffers else {}
         for name, given in {
-            "kube-scheduler": scheduler(cluster, file, url),
+            "kube-scheduler": scheduler(cluster, file, f"http://{ours.address}"),
             "kube-controller-manager": controllers(cluster, file),
             "cluster-autoscaler": autoscaler(cluster, file, flags),
         }.items():
