@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from gpu_device_plugin.programs.simulate.sampling import nodes_to_find
-from gpu_device_plugin.testing.cluster.cluster_kinds import NODES, PODS, StatusError
+from gpu_device_plugin.testing.cluster.cluster_kinds import NODES, PODS
+from gpu_device_plugin.testing.cluster.cluster_served import StatusError
 from tests.scheduler_double.events import may_help
 from tests.scheduler_double.extender import NO_VICTIM, Extender, ExtenderConfig, ExtenderError, Filtered
 from tests.scheduler_double.nodes import (

@@ -18,13 +18,11 @@ from aiohttp import web
 
 from gpu_device_plugin.testing.cluster.cluster_evictions import evict
 from gpu_device_plugin.testing.cluster.cluster_kinds import (
+    BUFFERS,
     KINDS,
     LEASES,
     PODS,
-    Served,
-    StatusError,
     applied,
-    invalid,
     kind_of,
     scale_of,
     scaled,
@@ -52,6 +50,7 @@ from gpu_device_plugin.testing.cluster.cluster_reviews import (
     review_access,
     review_token,
 )
+from gpu_device_plugin.testing.cluster.cluster_served import Served, StatusError, invalid
 from gpu_device_plugin.testing.cluster.cluster_store import Store, merge, strategic_merge
 
 if TYPE_CHECKING:
@@ -104,8 +103,8 @@ class ApiServer:
         """All requests so far, including refused ones."""
         self.older = False
         """Drop the fields of resource.k8s.io that Kubernetes 1.36 brought, as 1.34 and 1.35 do."""
-        self.without: set[str] = set()
-        """API groups that the server does not have."""
+        self.without: set[str] = {BUFFERS.group}
+        """API groups that the server does not have: at first those that few clusters have."""
         self.network: dict[str, str] = {}
         """The addresses of pods, like ``10.0.0.1:9445``, with the base URLs of the servers that stand for them."""
         self.reads = Reads(lambda: self.store, bookmark_s, patience_s)
@@ -311,8 +310,6 @@ class ApiServer:
         return await do(http, served, request)
 
     def _admit(self, request: ApiRequest) -> None:
-        if request.group in self.without:
-            raise StatusError(404, "NotFound", "the server could not find the requested resource")
         if self.tokens is not None and request.token not in self.tokens:
             raise StatusError(401, "Unauthorized", "Unauthorized")
         if self.allowed is not None and (request.verb, request.resource) not in self.allowed:
@@ -323,6 +320,8 @@ class ApiServer:
                 f'{request.resource} is forbidden: User "somebody" cannot {request.verb} resource "{request.resource}"'
                 f' in API group "{request.group}" {scope}',
             )
+        if request.group in self.without:
+            raise StatusError(404, "NotFound", "the server could not find the requested resource")
 
     def _ask_policies(self, served: Served, before: Json, after: Json) -> None:
         if served is not PODS:

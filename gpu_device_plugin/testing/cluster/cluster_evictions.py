@@ -9,7 +9,8 @@ import time
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.times import rfc3339
-from gpu_device_plugin.testing.cluster.cluster_kinds import BUDGETS, PODS, StatusError
+from gpu_device_plugin.testing.cluster.cluster_kinds import BUDGETS, PODS
+from gpu_device_plugin.testing.cluster.cluster_served import StatusError
 from gpu_device_plugin.testing.cluster.selectors import label_selector
 
 if TYPE_CHECKING:

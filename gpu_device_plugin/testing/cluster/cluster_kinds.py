@@ -7,81 +7,18 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.cluster.objects.quantity import quantity
 from gpu_device_plugin.core.contract.keys import STATIC_POD
 from gpu_device_plugin.core.model.times import rfc3339
-from gpu_device_plugin.testing.cluster.selectors import field_selector, label_selector
+from gpu_device_plugin.testing.cluster.cluster_served import Served, invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from decimal import Decimal
 
     from gpu_device_plugin.testing.builders import Json
-
-
-class StatusError(Exception):
-    """A request that the API server answers with an error."""
-
-    def __init__(self, code: int, reason: str, message: str, details: Mapping[str, Any] | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.reason = reason
-        self.message = message
-        self.details = details or {}
-
-
-def invalid(served: Served, name: str, where: str, why: str, message: str) -> StatusError:
-    """Return the refusal of an object with an invalid field."""
-    cause = {"reason": why, "message": message, "field": where}
-    details = {"name": name, "kind": served.kind, "causes": [cause]}
-    return StatusError(422, "Invalid", f'{served.kind} "{name}" is invalid: {where}: {message}', details)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Served:
-    """A kind of object in the store."""
-
-    plural: str
-    kind: str
-    group: str = ""
-    namespaced: bool = True
-    subresources: frozenset[str] = frozenset()
-    fields: Mapping[str, Callable[[Mapping[str, Any]], str]] = field(default_factory=dict)
-    """Field selectors besides those on metadata."""
-    on_create: Callable[[Json], object] = lambda _new: None
-    """Sets the defaults of a new object, or refuses it."""
-    on_change: Callable[[Json, Json], object] = lambda _before, _after: None
-    """Refuses a forbidden change."""
-
-    @property
-    def api_version(self) -> str:
-        """The apiVersion of its objects."""
-        return f"{self.group}/v1" if self.group else "v1"
-
-    @property
-    def full(self) -> str:
-        """Its name in messages."""
-        return f"{self.plural}.{self.group}" if self.group else self.plural
-
-    def key(self, namespace: str, name: str) -> tuple[str, str]:
-        """Return the namespace and name under which an object is stored."""
-        return (namespace if self.namespaced else "", name)
-
-    def selector(self, fields: str, labels: str) -> Callable[[Mapping[str, Any]], bool]:
-        """Return a test whether both selectors match an object; raise StatusError if one is invalid."""
-        known: dict[str, Callable[[Mapping[str, Any]], str]] = {
-            "metadata.name": lambda found: found["metadata"]["name"],
-            **({"metadata.namespace": lambda found: found["metadata"]["namespace"]} if self.namespaced else {}),
-            **self.fields,
-        }
-        try:
-            by_fields, by_labels = field_selector(fields, known), label_selector(labels)
-        except ValueError as error:
-            raise StatusError(400, "BadRequest", str(error)) from error
-        return lambda found: by_fields(found) and by_labels(found)
 
 
 # --- ResourceSlices, ResourceClaims and DeviceClasses, with the limits of pkg/apis/resource/validation ----------------
@@ -356,6 +293,25 @@ def _change_workload(served: Served, before: Json, after: Json) -> None:
     _count_generation(before, after)
 
 
+def _create_template(new: Json) -> None:
+    template = new.get("template") or {}
+    if not (template.get("spec") or {}).get("containers"):
+        where, why = "template.spec.containers", "Required value"
+        raise invalid(TEMPLATES, new["metadata"]["name"], where, "FieldValueRequired", why)
+
+
+def _create_buffer(new: Json) -> None:
+    name, spec = new["metadata"]["name"], new.get("spec")
+    if not isinstance(spec, dict):
+        raise invalid(BUFFERS, name, "spec", "FieldValueRequired", "Required value")
+    if spec.get("replicas", 0) < 0:
+        why = f"Invalid value: {spec['replicas']}: spec.replicas in body should be greater than or equal to 0"
+        raise invalid(BUFFERS, name, "spec.replicas", "FieldValueInvalid", why)
+    spec.setdefault("provisioningStrategy", "buffer.x-k8s.io/active-capacity")
+    new["metadata"].setdefault("generation", 1)
+    new.pop("status", None)
+
+
 def scale_of(found: Json) -> Json:
     """Return the subresource ``scale`` of a workload."""
     kept = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
@@ -439,10 +395,19 @@ def _workload(plural: str, kind: str) -> Served:
 WORKLOADS = tuple(_workload(f"{kind.lower()}s", kind) for kind in ("Deployment", "ReplicaSet", "StatefulSet"))
 NOTEBOOKS = Served("notebooks", "Notebook", group="kubeflow.org")
 """Of Kubeflow, whose schema is not checked."""
-KINDS = {
-    (kind.group, kind.plural): kind
-    for kind in (PODS, NODES, NAMESPACES, EVENTS, LEASES, BUDGETS, SLICES, CLAIMS, CLASSES, *WORKLOADS, NOTEBOOKS)
-}
+TEMPLATES = Served("podtemplates", "PodTemplate", on_create=_create_template)
+BUFFERS = Served(
+    "capacitybuffers",
+    "CapacityBuffer",
+    group="autoscaling.x-k8s.io",
+    version="v1beta1",
+    subresources=frozenset({"status"}),
+    on_create=_create_buffer,
+    on_change=_count_generation,
+)
+"""Of the Cluster Autoscaler, by its CustomResourceDefinition; see `ApiServer.without`."""
+_ALL = (PODS, NODES, NAMESPACES, EVENTS, LEASES, BUDGETS, SLICES, CLAIMS, CLASSES, *WORKLOADS, NOTEBOOKS, TEMPLATES)
+KINDS = {(kind.group, kind.plural): kind for kind in (*_ALL, BUFFERS)}
 
 
 def kind_of(plural: str) -> Served:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import aiohttp
 from aiohttp import web
 
-from gpu_device_plugin.testing.cluster.cluster_kinds import StatusError
 from gpu_device_plugin.testing.cluster.cluster_requests import ApiRequest
+from gpu_device_plugin.testing.cluster.cluster_served import StatusError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from aiohttp import web
 
 from gpu_device_plugin.cluster.client.errors import Call
-from gpu_device_plugin.testing.cluster.cluster_kinds import CORE_EVENTS, KINDS, Served, StatusError
+from gpu_device_plugin.testing.cluster.cluster_kinds import CORE_EVENTS, KINDS
+from gpu_device_plugin.testing.cluster.cluster_served import Served, StatusError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,15 +38,15 @@ def understood(http: web.Request) -> tuple[Served, ApiRequest]:
     if http.path.startswith("/apis/"):
         group, *parts = parts
     match parts:
-        case ["v1", "namespaces", namespace, plural, *rest] if len(rest) <= 2:
+        case [version, "namespaces", namespace, plural, *rest] if len(rest) <= 2:
             pass
-        case ["v1", plural, *rest] if len(rest) <= 2:
+        case [version, plural, *rest] if len(rest) <= 2:
             namespace = ""
         case _:
             raise StatusError(404, "NotFound", "the server could not find the requested resource")
     name, subresource = [*rest, "", ""][:2]
     served = {**KINDS, ("", "events"): CORE_EVENTS}.get((group, plural))
-    known = served is not None and (not subresource or subresource in served.subresources)
+    known = served is not None and served.version == version and (not subresource or subresource in served.subresources)
     if served is None or not known or (served.namespaced and name and not namespace):
         raise StatusError(404, "NotFound", "the server could not find the requested resource")
     watching = http.query.get("watch", "").lower() in {"1", "true"}

@@ -16,15 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.core.model.times import epoch_s, rfc3339
-from gpu_device_plugin.testing.cluster.cluster_kinds import (
-    BUDGETS,
-    KINDS,
-    PODS,
-    WORKLOADS,
-    Served,
-    StatusError,
-    invalid,
-)
+from gpu_device_plugin.testing.cluster.cluster_kinds import BUDGETS, KINDS, PODS, WORKLOADS
+from gpu_device_plugin.testing.cluster.cluster_served import Served, StatusError, invalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

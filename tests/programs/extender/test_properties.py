@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container
-from gpu_device_plugin.testing.cluster.cluster_kinds import StatusError
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Hang, Reset, Slow
+from gpu_device_plugin.testing.cluster.cluster_served import StatusError
 from tests.happenings import CHANCE, Happenings, Life, live, lives
 from tests.programs.extender.harness import ALLOCATION, HASTY, held, world
 
