@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import gc
 import logging
 import os
 import time
 import uuid
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -42,6 +40,7 @@ from gpu_device_plugin.programs.extender.capacity.holds import Holds
 from gpu_device_plugin.programs.extender.capacity.parts import Parts
 from gpu_device_plugin.programs.extender.extender_routes import ExtenderRoutes, Readiness
 from gpu_device_plugin.programs.extender.followers import NodeStore, PodStore
+from gpu_device_plugin.programs.extender.heap import collect_rarely, freeze_objects, return_large_blocks
 from gpu_device_plugin.programs.extender.nominating import Nominator
 from gpu_device_plugin.programs.extender.resizes import Resizes
 from gpu_device_plugin.programs.extender.resizing import Leadership, Resizer
@@ -67,9 +66,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_M_MMAP_THRESHOLD = -3
-"""Of glibc's malloc.h."""
-
 
 @dataclass(frozen=True, slots=True)
 class ExtenderTimings:
@@ -93,6 +89,8 @@ class ExtenderTimings:
     """Pause between the decisions on resizes of a few pods."""
     capacity_s: float = 0.5
     """Pause between the rounds of care for the cluster's capacity."""
+    settled_s: float = 5.0
+    """How long a pod has been refused before nodes are asked for, or other pods moved, for it."""
     tick_s: float = 0.5
     """Interval at which vanished pods are expired."""
     quiet_s: float = 1.0
@@ -119,34 +117,6 @@ def main(sources: Sources[ExtenderSettings], texts: Texts, settings: ExtenderSet
     return_large_blocks()
     extender = Extender(settings, config, when_read=collect_rarely())
     return asyncio.run(extender.follow_settings(sources, texts, extender.run(), "extender"))
-
-
-def return_large_blocks() -> None:
-    """Have malloc return blocks of 1 MiB and more to the system as soon as they are free, as pages of lists are.
-
-    Otherwise it keeps those of the largest size so far, between objects that stay: 25 MiB with 5,000 nodes.
-    """
-    with suppress(OSError, AttributeError):  # a C library without mallopt
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
-
-
-def collect_rarely() -> Callable[[], None]:
-    """Have the garbage collector skip old objects while the cluster is read; return a function that ends this."""
-    usual = gc.get_threshold()
-    # A full collection for every quarter of growth took a sixth of the time until ready.
-    gc.set_threshold(100_000, 50, 1000)
-
-    def as_usual() -> None:
-        freeze_objects()
-        gc.set_threshold(*usual)
-
-    return as_usual
-
-
-def freeze_objects() -> None:
-    """Exempt all present objects from garbage collection: they stay, and no scheduler should wait for their scan."""
-    gc.collect()
-    gc.freeze()
 
 
 class Extender(ReloadingProgram[ExtenderSettings]):
@@ -269,7 +239,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             gpu_policy=lambda: self.settings.gpu_policy,
             ranks=self._learner.ranks,
             held=holds.for_pod,
-            taken=holds.let_go,
+            taken=holds.taken,
             used_mib=lambda node: nodes.used_mib.get(node, {}),
             timeout_s=lambda: self.settings.bind_timeout_s,
             clock=time.monotonic,
@@ -282,8 +252,9 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             self.verbs.waiting,
             leadership,
             lambda: self.settings,
-            catch_up=catch_up,
+            catch_up=self._caught_up,
             pause_s=timings.capacity_s,
+            settled_s=timings.settled_s,
         )
         self.routes = ExtenderRoutes(
             self.verbs,
@@ -379,6 +350,9 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         await self._nodes.wait_synced()
         await self._pods.run()
 
+    async def _caught_up(self) -> None:
+        await asyncio.gather(*(watch.caught_up(self._timings.catch_up_s) for watch in self.watches.values()))
+
     async def _tick(self) -> NoReturn:
         while True:
             self.fleet.expire(time.monotonic())
@@ -429,7 +403,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         """Return the state that the metrics export."""
         return ExtenderMetrics(
             leader=self.readiness.leading,
-            pods=len(self.fleet.entries),
+            pods=sum(not entry.held_for for entry in self.fleet.entries.values()),
             pending=len(self.fleet.pending),
             oldest_s=self.verbs.waiting.oldest_s(),
             claims=sum(entry.claimed for entry in self.fleet.entries.values()),

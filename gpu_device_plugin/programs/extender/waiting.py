@@ -57,7 +57,10 @@ class WaitingObserved:
         self._refused: dict[str, Refused] = {}
         """By pod UID."""
         self.names: dict[int, Sequence[str]] = {}
-        """By the constraints of refused pods, the nodes named for the latest of them."""
+        """By the constraints of refused pods, the nodes named for the latest of them; the latest constraints last.
+
+        Those of other pods may go whenever somebody awaits.
+        """
 
     def filtered(self, uid: str, reason: WaitingReason) -> None:
         """Remember the result of a filter call about a pod."""
@@ -73,9 +76,10 @@ class WaitingObserved:
     def refused(self, pod: Pod, ask: Ask, constraints: int, names: Sequence[str], since: float | None) -> None:
         """Remember that a pod has room on none of the named nodes, and (`first_refused`) since when."""
         self._refused[pod.uid] = Refused(pod, ask, constraints, self.clock() if since is None else since)
-        if len(self.names) >= _MOST_CONSTRAINTS and constraints not in self.names:
-            self.names.clear()
+        self.names.pop(constraints, None)
         self.names[constraints] = names
+        if len(self.names) > _MOST_CONSTRAINTS:
+            del self.names[next(iter(self.names))]
 
     def first_refused(self, uid: str) -> float | None:
         """Return since when each answer about a pod has refused it, monotonic seconds; None: the last one did not."""
@@ -87,6 +91,14 @@ class WaitingObserved:
         self._refused = {uid: each for uid, each in self._refused.items() if uid in self._fleet.pending}
         before = self.clock() - for_s
         return [each for each in self._refused.values() if each.since <= before and each.constraints in self.names]
+
+    def undecided(self, for_s: float) -> bool:
+        """Return whether a pod waits that nobody has asked about, or that has not been refused for so many seconds."""
+        before = self.clock() - for_s
+        return any(
+            uid not in self._reasons or ((refused := self._refused.get(uid)) is not None and refused.since > before)
+            for uid in self._fleet.pending
+        )
 
     def preempted(self, uid: str, *, helps: bool) -> None:
         """Remember whether an eviction that the scheduler proposed makes room for a pod.

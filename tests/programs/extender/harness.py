@@ -59,6 +59,8 @@ QUICK = ExtenderTimings(
     settle_s=0.0,
     nominate_s=0.0,
     resize_s=0.01,
+    capacity_s=0.01,
+    settled_s=0.05,
     tick_s=0.02,
 )
 """Under these nothing that a test waits for takes long, and nothing is given up that is only slow."""

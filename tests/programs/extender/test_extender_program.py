@@ -583,6 +583,8 @@ async def test_e1_e2_a_storm_of_deletions_while_people_look_harms_nobody() -> No
         for n in range(400):
             w.pod(f"p{n}", mem=1, node="a", annotations={ALLOCATION: json.dumps({"0": {str(n // 8): 1}})})
         await w.start()
+        # A list that it may read to catch up shows of a pod that is gone by then not that it had ended before.
+        await w.until(lambda: w.only.extender.capacity.active)
         assert w.only.free("a") == [0] * 50
 
         async def look() -> None:

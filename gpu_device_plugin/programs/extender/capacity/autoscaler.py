@@ -64,25 +64,26 @@ class Autoscaler:
         self._looked_at = None
         self._told.clear()
 
-    async def ask(self, wanted: Sequence[Wanted], how: str) -> None:
+    async def ask(self, wanted: Sequence[Wanted], how: str, *, keep: bool) -> None:
         """Have it know what is wanted: by ``buffers``, by ``stand-ins``, or as the API server allows (``auto``).
 
+        What was asked for before stays if `keep` says so, else only if it is wanted still.
         Raises ApiError: among others where ``buffers`` are to be used and the API server has none.
         """
         templates = named(wanted)
         if how != "stand-ins":
             await self._look(must=how == "buffers")
         by_buffers = bool(self._version) and how != "stand-ins"
-        await self._have_pods({} if by_buffers else templates)
+        await self._have_pods({} if by_buffers else templates, keep=keep and not by_buffers)
         if self._version:
-            await self._have_buffers(self._version, templates if by_buffers else {})
+            await self._have_buffers(self._version, templates if by_buffers else {}, keep=keep and by_buffers)
 
     # --- Pods ---------------------------------------------------------------------------------------------------------
 
-    async def _have_pods(self, templates: Templates) -> None:
+    async def _have_pods(self, templates: Templates, *, keep: bool) -> None:
         there = {pod.name: pod for pod in self._followed.stand_ins.values() if pod.namespace == self.namespace}
         for name, pod in there.items():
-            if name not in templates and not pod.deleting:
+            if name not in templates and not pod.deleting and not keep:
                 with suppress(NotFoundError, ConflictError):
                     await self._client.delete(PODS, name, namespace=self.namespace, uid=pod.uid)
             elif pod.uid not in self._told and not pod.deleting:
@@ -129,8 +130,8 @@ class Autoscaler:
             for raw in page.items or ()
         }
 
-    async def _have_buffers(self, version: str, templates: Templates) -> None:
-        for name in self._buffers - templates.keys():
+    async def _have_buffers(self, version: str, templates: Templates, *, keep: bool) -> None:
+        for name in () if keep else self._buffers - templates.keys():
             with suppress(NotFoundError):
                 await self._client.delete(_BUFFERS[version], name, namespace=self.namespace)
             with suppress(NotFoundError):

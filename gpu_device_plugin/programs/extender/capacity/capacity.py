@@ -36,6 +36,11 @@ _REST = 20.0
 CPU at most."""
 
 
+_ASKED_S = 330.0
+"""So long after an extender became the active one, kube-scheduler has asked it about every pod that waits: it tries
+those that fitted nowhere again after 5 minutes at the latest."""
+
+
 class Capacity:
     """Does one thing after the other, so that none of them meets the half-done work of another."""
 
@@ -49,22 +54,27 @@ class Capacity:
         *,
         catch_up: Callable[[], Awaitable[None]],
         pause_s: float,
+        settled_s: float,
     ) -> None:
-        """Prepare to do it with a pause between two rounds.
+        """Prepare to do it with a pause between two rounds, for pods that have been refused for `settled_s`.
 
-        `catch_up` returns once the fleet has all bindings that other extenders have made; it raises ApiError or
+        `catch_up` returns once all that other extenders have done is known, of pods and of nodes; it raises ApiError or
         TimeoutError.
         """
         self._parts = parts
         self._leadership = leadership
         self._settings = settings
+        self._waiting = waiting
         self._catch_up = catch_up
+        self._settled_s = settled_s
         self._pause_s = pause_s
         self.mover = Mover(parts)
         self.keeper = Keeper(parts)
         self._opener = Opener(parts)
-        self.rebalancer = Rebalancer(parts, self.mover, waiting, per_hour=lambda: settings().rebalance)
-        self.grower = Grower(parts, judge, waiting, node_start_s=lambda: settings().node_start_s)
+        self.rebalancer = Rebalancer(
+            parts, self.mover, waiting, per_hour=lambda: settings().rebalance, settled_s=settled_s
+        )
+        self.grower = Grower(parts, judge, waiting, node_start_s=lambda: settings().node_start_s, settled_s=settled_s)
         self._events = EventWriter(parts.client, instance=settings().holder())
         self.idle = IdleActions(parts, self._events, warning_s=lambda: settings().idle_warning_s)
         self._autoscaler = Autoscaler(
@@ -76,10 +86,16 @@ class Capacity:
         )
         self._wanted: Sequence[Wanted] = ()
         self._term: Hashable | None = None
+        self._active_at = 0.0
         self._decided: tuple[int, int] | None = None
         """The state of fleet and nodes for which it was decided last which nodes may go."""
         self._rested_at: dict[str, float] = {}
         """By name of a step, when it may be taken again, monotonic seconds."""
+
+    @property
+    def active(self) -> bool:
+        """Whether this extender is the active one, and knows what others have done."""
+        return self._term is not None
 
     async def run(self) -> NoReturn:
         """Take care. Ends only by cancellation."""
@@ -108,10 +124,12 @@ class Capacity:
         term = await self._leadership.term()
         if term is not None and term != self._term:
             await self._catch_up()
+            self._parts.holds.forget()
             self._autoscaler.forget()
             self.idle.forget()
             self.rebalancer.forget()
             self._decided = None
+            self._active_at = self._parts.clock()
         self._term = term
         return term is not None
 
@@ -133,9 +151,12 @@ class Capacity:
         if how != "off":
             # The time of the API's answers does not count: what is wanted no longer has to go soon.
             if await self._resting("grow", self._work_out):
-                await self._autoscaler.ask(self._wanted, how)
+                # Of pods that this one has not been asked about, the extender that was active before knew more.
+                new = self._parts.clock() - self._active_at < _ASKED_S
+                keep = new and self._waiting.undecided(self._settled_s)
+                await self._autoscaler.ask(self._wanted, how, keep=keep)
         elif self._parts.followed.stand_ins:  # of a time when it was on
-            await self._autoscaler.ask([], "stand-ins")
+            await self._autoscaler.ask([], "stand-ins", keep=False)
 
     async def _work_out(self) -> None:
         self._wanted = await self.grower.wanted()

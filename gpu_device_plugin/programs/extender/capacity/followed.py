@@ -104,6 +104,7 @@ class Followed:
         elif pod.ended or not pod.node_name or not (self.every_pod or _ACTED_ON & pod.annotations.keys()):
             self.remove(pod.uid)
         else:
+            self.stand_ins.pop(pod.uid, None)
             self.pods[pod.uid] = pod
             self._on_node.setdefault(pod.node_name, {})[pod.uid] = pod
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_SETTLED_S = 3.0
-"""A pod counts once it has been refused for so long: until then others may end, or an eviction may make room."""
 _MOST_NODES = 100
 """Nodes that are asked for at the same time."""
 _MOST_TYPES = 64
@@ -52,18 +50,24 @@ class Grower:
     _: KW_ONLY
     node_start_s: Callable[[], float]
     """How long a new node takes until pods can be placed on it, seconds."""
+    settled_s: float
+    """A pod counts once it has been refused for so many seconds: others may end, or an eviction may make room."""
     need: Need = field(default_factory=Need, init=False)
     """The latest result."""
 
     def __post_init__(self) -> None:
         self._types: dict[NodeType, Candidate] = {}
         """The types of nodes that the cluster has or had, with an empty node of each."""
+        self._names: Mapping[int, Sequence[str]] = {}
+        """By the constraints of the pods that are looked at, the nodes that kube-scheduler named."""
         self._terms: dict[int, Mapping[str, Any]] = {}
         """By the pods' constraints, what their specs say of nodes."""
 
     async def wanted(self) -> Sequence[Wanted]:
         """Return the room that is wanted of new nodes, one for each node. Raises ApiError."""
-        refused = await self._still_without_room(self._waiting.without_room(_SETTLED_S))
+        found_none = self._waiting.without_room(self.settled_s)
+        self._names = {each.constraints: self._waiting.names[each.constraints] for each in found_none}
+        refused = await self._still_without_room(found_none)
         if not refused:
             self.need = Need()
             return []
@@ -94,7 +98,7 @@ class Grower:
         for each in refused:
             key = each.ask, each.constraints
             if key not in known:
-                known[key] = None in self._judge.verdicts(each.ask, self._waiting.names[each.constraints])
+                known[key] = None in self._judge.verdicts(each.ask, self._names[each.constraints])
                 await asyncio.sleep(0)
             if not known[key]:
                 found.append(each)
@@ -114,7 +118,7 @@ class Grower:
         self, constraints: int, types: Sequence[NodeType], by_type: Mapping[NodeType, Sequence[Candidate]]
     ) -> set[int]:
         """Return the types of the nodes that kube-scheduler has named for pods with these constraints."""
-        names = set(self._waiting.names[constraints])
+        names = set(self._names[constraints])
         return {
             place
             for place, node_type in enumerate(types)
@@ -151,7 +155,7 @@ class Grower:
 
     async def _room(self, node_type: NodeType, nodes: Sequence[Candidate], pods: Sequence[Refused]) -> Wanted | None:
         first = pods[0]
-        names = set(self._waiting.names[first.constraints])
+        names = set(self._names[first.constraints])
         present = [node for node in nodes if node.name in names]
         ready = [
             node for node in nodes if (kept := self._parts.followed.nodes.get(node.name)) is not None and kept.ready

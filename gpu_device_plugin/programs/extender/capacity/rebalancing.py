@@ -26,10 +26,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_SETTLED_S = 10.0
-"""A pod counts once it has been refused for so long."""
-_AGAIN_S = 60.0
-"""A pod for which there was no plan, or whose plan was stopped, is looked at again after this time."""
+_AGAIN = 12
+"""A pod for which there was no plan, or whose plan was stopped, is looked at again after so many times `settled_s`."""
 _HOUR_S = 3600.0
 _REST = 20.0
 """The next plan is made after so many times what one took."""
@@ -46,6 +44,8 @@ class Rebalancer:
     _: KW_ONLY
     per_hour: Callable[[], int]
     """How many pods may be evicted in an hour; 0: none."""
+    settled_s: float
+    """A pod counts once it has been refused for so many seconds."""
 
     def __post_init__(self) -> None:
         self._moves: deque[Move] = deque()
@@ -69,6 +69,8 @@ class Rebalancer:
             return
         if self._under_way in self._parts.holds.rooms:
             return  # its replacement is not bound yet
+        if self._under_way and not self._parts.holds.was_taken(self._under_way):
+            self._stop(self._under_way, "its replacement was not bound in its room")
         self._under_way = ""
         if self._moves:
             await self._next()
@@ -89,23 +91,27 @@ class Rebalancer:
         if pod is not None and pod.node_name == move.origin:
             why = await self._mover.move(pod, Destination(move.node, tuple(move.shares.items())))
         if why:
-            left = len(self._moves)
-            self._moves.clear()
-            _log.warning("a plan is stopped", extra={"pod": str(move.pod), "why": why, "moves_left": left})
+            self._stop(str(move.pod), why)
         else:
             self._under_way = move.pod.pod.uid
             self._evicted_at.append(self._parts.clock())
 
+    def _stop(self, pod: str, why: str) -> None:
+        left = len(self._moves)
+        self._moves.clear()
+        _log.warning("a plan is stopped", extra={"pod": pod, "why": why, "moves_left": left})
+
     async def _plan(self) -> None:
-        refused = self._waiting.without_room(_SETTLED_S)
+        refused = self._waiting.without_room(self.settled_s)
         now = self._parts.clock()
-        self._tried_at = {uid: at for uid, at in self._tried_at.items() if now - at < _AGAIN_S}
+        self._tried_at = {uid: at for uid, at in self._tried_at.items() if now - at < _AGAIN * self.settled_s}
         due = [each for each in refused if each.pod.uid not in self._tried_at]
         if not due:
             return
         first = min(due, key=lambda each: (-each.pod.priority, each.pod.created, each.pod.uid))
         self._tried_at[first.pod.uid] = now
-        plan = await last_of(planning(await self._sites(), self._goal(first)))
+        goal = self._goal(first)
+        plan = await last_of(planning(await self._sites(), goal))
         self._plan_at = self._parts.clock() + _REST * (self._parts.clock() - now)
         if plan.moves and len(plan.moves) <= self._left():
             about = {"pod": f"{first.pod.namespace}/{first.pod.name}", "moves": len(plan.moves)}

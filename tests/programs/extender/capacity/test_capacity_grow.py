@@ -1,0 +1,344 @@
+"""The active extender asks the cluster's autoscaler for the nodes that waiting pods need GPU by GPU, and no longer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpu_device_plugin.core.capacity.stand_ins import PRIORITY_CLASS, SCHEDULER
+from gpu_device_plugin.core.contract.keys import STAND_IN, STARTUP_TAINT
+from gpu_device_plugin.core.model.times import rfc3339
+from gpu_device_plugin.testing import builders
+from gpu_device_plugin.testing.builders import GPU_MEM
+from gpu_device_plugin.testing.cluster.cluster_requests import Answer
+from tests.programs.extender.capacity.capacity_world import (
+    GRANTED,
+    NAMESPACE,
+    amounts,
+    capacity_world,
+    node,
+    pod,
+    some_rounds,
+    stand_ins,
+)
+from tests.programs.extender.harness import RIGHTS
+
+if TYPE_CHECKING:
+    from tests.programs.extender.harness import ExtenderWorld
+
+NOW = ""
+
+
+def two_halves(w: ExtenderWorld, name: str = "a") -> None:
+    """Add a node with two GPUs of 8, of which 5 and 5 are taken: by the sum 6 are free, on no GPU more than 3."""
+    node(w, name, 8, 8)
+    pod(w, f"{name}-0", 5, at=(name, 0))
+    pod(w, f"{name}-1", 5, at=(name, 1))
+
+
+async def test_a_pod_that_no_gpu_has_room_for_has_one_node_asked_for_until_it_has_room() -> None:
+    async with capacity_world(grow="stand-ins") as w:
+        two_halves(w)
+        await w.start()
+        terms = {"nodeSelector": {"gpushare": "true"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]}
+        pod(w, "p", 4, spec={**terms, "priority": 5})
+        await w.schedule()
+        await w.until(lambda: [each["status"].get("conditions") for each in stand_ins(w)] not in ([], [None]))
+
+        (there,) = stand_ins(w)
+        meta, spec = there["metadata"], there["spec"]
+        assert meta["labels"] == {STAND_IN: "true"}
+        assert meta["annotations"]["gpu-device-plugin/wanted-for"] == "default/p"
+        assert (spec["schedulerName"], spec["priorityClassName"]) == (SCHEDULER, PRIORITY_CLASS)
+        assert {key: spec[key] for key in terms} == terms
+        assert amounts([there]) == [16], "a new node has 16, and no node more than 6 left"
+        (condition,) = there["status"]["conditions"]
+        assert {key: condition[key] for key in ("type", "status", "reason")} == {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+        }
+        await some_rounds(w)
+        assert [each["metadata"]["uid"] for each in stand_ins(w)] == [meta["uid"]], "one, and always the same"
+
+        w.finish("a-0")
+        await w.schedule()
+        assert w.where("p") == "a"
+        await w.until(lambda: not stand_ins(w))
+
+
+async def test_what_is_asked_for_goes_with_the_pod_that_needs_it() -> None:
+    async with capacity_world(grow="auto") as w:
+        two_halves(w)
+        await w.start()
+        pod(w, "p", 4)
+        await w.schedule()
+        await w.until(lambda: len(stand_ins(w)) == 1)
+        w.force_delete("p")
+        await w.until(lambda: not stand_ins(w))
+
+
+async def test_as_many_nodes_are_asked_for_as_pods_fill() -> None:
+    """Three of 5 shares fit onto two nodes with two GPUs of 8: two on one, one on the other."""
+    async with capacity_world(grow="stand-ins") as w:
+        two_halves(w)
+        await w.start()
+        for n in range(3):
+            pod(w, f"p{n}", 5)
+        await w.schedule()
+        await w.until(lambda: amounts(stand_ins(w)) == [16, 16])
+        await some_rounds(w)
+        assert amounts(stand_ins(w)) == [16, 16]
+
+
+async def test_the_node_that_is_asked_for_is_of_the_kind_that_can_take_the_pod() -> None:
+    """Of 12 shares only the large GPUs have room; the small nodes would be asked for in vain."""
+    async with capacity_world(grow="stand-ins") as w:
+        node(w, "small", 8, 8)
+        node(w, "large", 16, 16, model="A100")
+        pod(w, "l-0", 8, at=("large", 0))
+        pod(w, "l-1", 8, at=("large", 1))
+        await w.start()
+        pod(w, "p", 12)
+        await w.schedule()
+        await w.until(lambda: len(stand_ins(w)) == 1)
+
+        (there,) = stand_ins(w)
+        assert amounts([there]) == [32]
+        assert there["spec"]["nodeSelector"] == {"gpu-device-plugin/product": "A100"}
+
+
+async def test_a_new_node_counts_as_coming_until_its_time_to_start_is_over() -> None:
+    """It offers nothing yet. Made a moment ago it is what the pod waits for; made long ago it is of no use."""
+    async with capacity_world(grow="stand-ins", node_start="1h") as w:
+        two_halves(w)
+        await w.start()
+        node(w, "new", created=NOW)
+        pod(w, "p", 4)
+        await w.schedule()
+        await some_rounds(w)
+        assert not stand_ins(w)
+
+        w.api.delete("nodes", "new")
+        await w.until(lambda: len(stand_ins(w)) == 1)
+        node(w, "old")
+        await some_rounds(w)
+        assert len(stand_ins(w)) == 1
+
+
+async def test_a_node_that_never_starts_counts_no_longer_once_its_time_is_over() -> None:
+    async with capacity_world(grow="stand-ins", node_start="1s") as w:
+        two_halves(w)
+        await w.start()
+        node(w, "new", created=NOW)
+        pod(w, "p", 4)
+        await w.schedule()
+        await w.until(lambda: len(stand_ins(w)) == 1)
+
+
+async def test_new_nodes_that_are_not_to_share_gpus_are_not_awaited() -> None:
+    async with capacity_world(grow="stand-ins", node_start="1h") as w:
+        two_halves(w)
+        await w.start()
+        w.api.add(builders.node("for-others"))
+        pod(w, "p", 4)
+        await w.schedule()
+        await w.until(lambda: len(stand_ins(w)) == 1)
+
+
+async def test_a_pod_that_the_scheduler_never_asks_about_needs_nothing_from_us() -> None:
+    """The sum decides against it, so the autoscaler sees it by itself; one with a gate is nobody's business yet."""
+    async with capacity_world(grow="stand-ins") as w:
+        two_halves(w)
+        await w.start()
+        pod(w, "p", 7)
+        pod(w, "gated", 4, spec={"schedulingGates": [{"name": "later"}]})
+        await w.schedule()
+        await some_rounds(w)
+        assert not stand_ins(w)
+
+
+async def test_a_pod_for_which_others_are_evicted_has_no_node_asked_for() -> None:
+    """The scheduler names `a`, on whose GPUs there is no room, and finds pods to evict on `b`."""
+    async with capacity_world(grow="stand-ins") as w:
+        two_halves(w)
+        node(w, "b", 8)
+        pod(w, "low", 6, at=("b", 0))
+        await w.start()
+        pod(w, "p", 4, spec={"priority": 10})
+        await w.schedule()
+        await some_rounds(w)
+        assert w.get("p")["status"]["nominatedNodeName"] == "b"
+        assert not stand_ins(w)
+        await w.schedule()  # its victim has not ended: it is refused again
+        await some_rounds(w)
+        assert not stand_ins(w)
+
+
+async def test_buffers_are_used_where_the_cluster_has_them_and_no_pods_beside() -> None:
+    async with capacity_world(grow="auto") as w:
+        w.api.without.clear()
+        two_halves(w)
+        await w.start()
+        pod(w, "p", 4)
+        await w.schedule()
+        await w.until(lambda: len(w.api.all("capacitybuffers")) == 1)
+        (buffer,), (template,) = w.api.all("capacitybuffers"), w.api.all("podtemplates")
+        assert buffer["spec"]["podTemplateRef"] == {"name": template["metadata"]["name"]}
+        assert buffer["spec"]["replicas"] == 1
+        assert {each["metadata"]["namespace"] for each in (buffer, template)} == {NAMESPACE}
+        assert amounts([template["template"]]) == [16]
+        await some_rounds(w)
+        assert len(w.api.all("capacitybuffers")) == 1
+        assert not stand_ins(w)
+
+        w.force_delete("p")
+        await w.until(lambda: not w.api.all("capacitybuffers") and not w.api.all("podtemplates"))
+
+
+async def test_buffers_of_an_extender_that_is_gone_are_taken_over_and_removed_by_the_next() -> None:
+    async with capacity_world(grow="buffers") as w:
+        w.api.without.clear()
+        two_halves(w)
+        await w.start()
+        pod(w, "p", 4)
+        await w.schedule()
+        await w.until(lambda: len(w.api.all("capacitybuffers")) == 1)
+        await w.stop()
+        before = w.api.all("capacitybuffers")
+        await w.start()
+        await w.schedule()
+        await some_rounds(w)
+        assert w.api.all("capacitybuffers") == before
+        w.force_delete("p")
+        await w.until(lambda: not w.api.all("capacitybuffers") and not w.api.all("podtemplates"))
+
+
+async def test_a_half_made_buffer_is_completed() -> None:
+    async with capacity_world(grow="buffers") as w:
+        w.api.without.clear()
+        w.api.fail(Answer(503), verbs={"create"}, resources={"capacitybuffers"}, times=2)
+        two_halves(w)
+        await w.start()
+        pod(w, "p", 4)
+        await w.schedule()
+        await w.until(lambda: len(w.api.all("capacitybuffers")) == 1)
+        assert len(w.api.all("podtemplates")) == 1
+
+
+async def test_where_only_buffers_may_be_used_and_there_are_none_that_is_told_and_the_rest_goes_on() -> None:
+    async with capacity_world(grow="buffers", keep_nodes="true") as w:
+        two_halves(w)
+        await w.start()
+        pod(w, "p", 4)
+        await w.schedule()
+        await w.until(lambda: any("capacity waits" in line for line in w.logs))
+        assert not stand_ins(w)
+        await w.until(lambda: "gpu-device-plugin/kept-node" in w.api.get("nodes", "a")["metadata"]["annotations"])
+
+
+@pytest.mark.parametrize("missing", [("create", "pods"), ("patch", "nodes")])
+async def test_without_a_right_it_is_told_what_grants_it_and_all_else_goes_on(missing: tuple[str, str]) -> None:
+    async with capacity_world(grow="stand-ins", keep_nodes="true", allowed=(RIGHTS | GRANTED) - {missing}) as w:
+        two_halves(w)
+        await w.start()
+        pod(w, "p", 4)
+        await w.schedule()
+        await w.until(lambda: any("apply deploy/optional/capacity.yaml" in line for line in w.logs))
+        if missing == ("create", "pods"):
+            await w.until(lambda: "gpu-device-plugin/kept-node" in w.api.get("nodes", "a")["metadata"]["annotations"])
+        else:
+            await w.until(lambda: len(stand_ins(w)) == 1)
+        told = {line for line in w.logs if "capacity waits" in line}
+        assert len(told) == 1, "always the same line, which the log writes once a minute"
+        assert "once_per_s" in told.pop()
+
+
+async def test_stand_ins_are_no_waiting_pods() -> None:
+    async with capacity_world(grow="stand-ins") as w:
+        two_halves(w)
+        await w.start()
+        pod(w, "p", 4)
+        await w.schedule()
+        await w.until(lambda: len(stand_ins(w)) == 1)
+        await some_rounds(w)
+
+        assert list(w.only.extender.fleet.pending) == [w.get("p")["metadata"]["uid"]]
+        page = await w.metrics()
+        assert "\ngpushare_extender_pods_pending 1.0\n" in page
+        assert 'gpushare_extender_pods_waiting{reason="not_asked"} 0.0' in page
+        await w.restart()
+        assert list(w.only.extender.fleet.pending) == [w.get("p")["metadata"]["uid"]]
+
+
+async def test_what_calls_itself_a_stand_in_counts_once_it_is_bound() -> None:
+    async with capacity_world(grow="stand-ins", keep_nodes="true") as w:
+        node(w, "a", 8)
+        await w.start()
+        pod(w, "p", 4, labels={STAND_IN: "true"}, spec={"schedulerName": "nobody"})
+        await w.seen()
+        assert w.only.free("a") == [8]
+        w.api.bind("p", "a", {"scheduler.framework.gpushare.allocation": '{"0": {"0": 4}}'})
+        await w.seen()
+        assert w.only.free("a") == [4]
+        assert not w.only.extender._followed.stand_ins
+        pod(w, "q", 5)
+        assert (await w.schedule())["q"].reason == "Unschedulable"
+
+
+async def test_another_extender_takes_over_what_is_asked_for_and_doubles_nothing() -> None:
+    async with capacity_world(grow="stand-ins") as w:
+        two_halves(w)
+        await w.start()
+        pod(w, "p", 4)
+        await w.schedule()
+        await w.until(lambda: len(stand_ins(w)) == 1)
+        (before,) = stand_ins(w)
+        await w.restart()
+        await w.schedule()
+        await some_rounds(w)
+        assert [each["metadata"]["uid"] for each in stand_ins(w)] == [before["metadata"]["uid"]]
+        w.force_delete("p")
+        await w.until(lambda: not stand_ins(w))
+
+
+async def test_many_kinds_of_waiting_pods_harm_nobody() -> None:
+    """More than the nodes are remembered of: each asks for nodes by a label of its own."""
+    async with capacity_world(grow="stand-ins", rebalance="5") as w:
+        labels = {f"kind-{n}": "x" for n in range(70)}
+        node(w, "a", 8, 8, labels=labels)
+        pod(w, "a-0", 5, at=("a", 0))
+        pod(w, "a-1", 5, at=("a", 1))
+        await w.start()
+        for n in range(70):
+            pod(w, f"p{n}", 4, spec={"nodeSelector": {f"kind-{n}": "x"}})
+        for _ in range(3):
+            await w.schedule()
+        await w.until(lambda: len(stand_ins(w)) > 1)
+        await w.schedule()
+        await some_rounds(w)
+        assert not w.only.task.done()
+
+
+async def test_a_new_node_is_opened_once_its_gpus_are_offered_and_other_taints_stay() -> None:
+    """Its agent has told of the GPUs before its kubelet offers them; only then may pods come."""
+    ours = {"key": STARTUP_TAINT, "effect": "NoSchedule"}
+    theirs = {"key": "team", "value": "a", "effect": "NoSchedule", "timeAdded": rfc3339(1_795_342_000)}
+
+    def taints() -> list[dict[str, str]]:
+        found: list[dict[str, str]] = w.api.get("nodes", "new")["spec"].get("taints", [])
+        return found
+
+    async with capacity_world() as w:
+        node(w, "new", 8)
+        w.api.patch("nodes", "new", {"spec": {"taints": [ours, theirs]}})
+        nothing = {GPU_MEM: "0", builders.GPU_COUNT: "0"}
+        w.api.patch("nodes", "new", {"status": {"allocatable": nothing}}, subresource="status")
+        await w.start()
+        await some_rounds(w)
+        assert taints() == [ours, theirs]
+        w.api.patch("nodes", "new", {"status": {"allocatable": {GPU_MEM: "8"}}}, subresource="status")
+        await w.until(lambda: taints() == [theirs])
+        await some_rounds(w)
+        assert w.api.count("patch", "nodes") == 1
