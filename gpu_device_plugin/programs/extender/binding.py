@@ -148,19 +148,19 @@ class Binding:
         there = self._fleet.candidates.get(node)
         if there is None:
             return f"node {node} is not known to the GPU scheduler"
-        held = self.held(pod, asked)
-        if held is not None and held[1].name == node:
-            there = held[1]
+        held = ""
+        if (kept := self.held(pod, asked)) is not None and kept[1].name == node:
+            held, there = kept
         if by_claims(asked, there):
             return await self._without_promise(asked, pod, ref, there)
-        found = self._promise(asked, pod, there)
+        found = self._promise(asked, pod, there, held)
         if isinstance(found, str):
             return found
         promised, wait_s = found
         why = await self._claimed(pod, ref, node, promised, wait_s)
-        if held is not None and not why:
+        if held and not why:
             # Until now the room counted twice. If the binding had failed, it would still be held.
-            self.taken(held[0])
+            self.taken(held)
         return why
 
     def _unbindable(self, pod: Pod, ref: PodRef, node: str) -> str | None:
@@ -189,10 +189,10 @@ class Binding:
         _log.info("bound", extra={"pod": str(ref), "node": there.name, "claim": claim})
         return ""
 
-    def _promise(self, asked: Ask, pod: Pod, there: Candidate) -> tuple[Mapping[str, str], float] | str:
+    def _promise(self, asked: Ask, pod: Pod, there: Candidate, held: str) -> tuple[Mapping[str, str], float] | str:
         """Return the promise for a pod, and in how many seconds its GPUs are available; or why the pod does not fit."""
         found, wait_s = self._fit(asked, there, pod), 0.0
-        if (settling := self._fleet.settling(there.name)) is not None:
+        if (settling := self._fleet.settling(there.name, held)) is not None:
             rest, opens = settling
             at_once = self._fit(asked, rest, pod)
             found, wait_s = (found, opens - self.clock()) if isinstance(at_once, Unfit) else (at_once, 0.0)

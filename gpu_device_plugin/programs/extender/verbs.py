@@ -51,7 +51,10 @@ _UNTOUCHABLE = 1 << 31
 """A priority above that of every pod."""
 _MOST_TO_EVICT = 16
 """Nodes outside the sample that are compared where pods have to be evicted."""
-_SOON = "there will be room once pods that vanished while running, or whose binding got no answer, no longer count"
+_SOON = (
+    "there will be room once pods that vanished while running, or whose binding got no answer, no longer count, and "
+    "room that is held for others is given back"
+)
 
 
 @dataclass(eq=False, repr=False)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.cluster.client.errors import NotFoundError
+from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, InvalidError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import NODES, read_version, version_number
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.usage import Usage
@@ -27,6 +28,8 @@ _PREFIX = "held/"
 """Of the UID under which the fleet counts held room."""
 _WRITE_S = 2.0
 """Timeout of writing it on a node."""
+_REMEMBERED = 1000
+"""Rooms that were taken, of which that is remembered."""
 
 
 @dataclass(eq=False)
@@ -48,6 +51,9 @@ class Holds:
         """The nodes whose annotation does not say yet what is held there."""
         self._written: dict[str, int] = {}
         """By node, the version that has what was written last: the watch may still show older ones."""
+        self._shown: dict[str, str] = {}
+        """By node, what its annotation says, where it says anything."""
+        self._taken: deque[str] = deque(maxlen=_REMEMBERED)
 
     def __repr__(self) -> str:
         return f"<Holds: {len(self._rooms)}>"
@@ -60,7 +66,7 @@ class Holds:
     # --- For the scheduler's calls ------------------------------------------------------------------------------------
 
     def for_pod(self, pod: Pod, asked: Ask) -> tuple[str, Candidate] | None:
-        """Return room that is held for a pod, as the UID of the pod that it replaces and its node without other room.
+        """Return room that is held for a pod, as its UID in the fleet and its node without other room.
 
         None: there is none that it fits in.
         """
@@ -70,18 +76,13 @@ class Holds:
             if (room.owner, room.namespace) == (pod.owner.uid, pod.namespace) and uid != pod.uid:
                 there = self._fleet.with_held_room(_PREFIX + uid)
                 if there is not None and unfit(asked, there) is None:
-                    return uid, there
+                    return _PREFIX + uid, there
         return None
-
-    def room_of(self, uid: str, node: str) -> Candidate | None:
-        """Return a node without other room than what is held there for the replacement of a pod; None: none is."""
-        held = self._rooms.get(uid)
-        return None if held is None or held[0] != node else self._fleet.with_held_room(_PREFIX + uid)
 
     # --- By the active extender ---------------------------------------------------------------------------------------
 
     def hold(self, node: str, room: HeldRoom) -> None:
-        """Hold room at once; `write` makes it outlive this extender."""
+        """Hold room at once, in place of any other for the same pod; `write` makes it outlive this extender."""
         self.let_go(room.uid)
         self._enter(node, room)
         self._unwritten.add(node)
@@ -93,24 +94,52 @@ class Holds:
             self._fleet.let_go(_PREFIX + uid)
             self._unwritten.add(found[0])
 
+    def taken(self, held: str) -> None:
+        """Note that a pod is bound in the room that `for_pod` returned with this UID."""
+        uid = held.removeprefix(_PREFIX)
+        self._taken.append(uid)
+        self.let_go(uid)
+
+    def was_taken(self, uid: str) -> bool:
+        """Return whether room is gone because a replacement is bound in it, not because of its time or its node."""
+        return uid in self._taken
+
     def expire(self) -> None:
         """Give back the room whose time has run out."""
         now = self.wall()
         for uid in [uid for uid, (_, room) in self._rooms.items() if room.until_s <= now]:
             self.let_go(uid)
 
-    async def write(self) -> None:
-        """Write on the nodes what is held there. Raises ApiError: the rest is written by the next call."""
-        for node in tuple(self._unwritten):
+    def forget(self) -> None:
+        """Hold what the nodes say and no more: another extender has been active."""
+        self._unwritten.clear()
+        for node in {*self._shown, *(at for at, _ in self._rooms.values())}:
+            self._read(node)
+
+    async def write(self, *nodes: str) -> None:
+        """Write on nodes what is held there, by default on all that do not say it yet.
+
+        Raises the first ApiError once all have been tried; what could not be written is tried again by the next call.
+        """
+        failed: ApiError | None = None
+        for node in nodes or tuple(self._unwritten):
             held = self._held_on(node)
             body = {"metadata": {"annotations": {HELD_ROOM: held}}}
             try:
                 after = await self._client.patch(NODES, node, body, timeout_s=_WRITE_S)
                 self._written[node] = read_version(after)
+                self._show(node, held or "")
             except NotFoundError:
                 pass  # the watch shows that the node is gone
+            except ApiError as error:
+                # Where nothing is to be changed, it does not matter that this is forbidden.
+                if not isinstance(error, ForbiddenError | InvalidError) or (held or "") != self._shown.get(node, ""):
+                    failed = failed or error
+                    continue
             if held == self._held_on(node):
                 self._unwritten.discard(node)
+        if failed is not None:
+            raise failed
 
     def _held_on(self, node: str) -> str | None:
         return write_held(room for at, room in self._rooms.values() if at == node)
@@ -119,17 +148,13 @@ class Holds:
 
     def put_node(self, node: NodeRecord) -> None:
         """Learn what a node's annotation holds, unless this extender is about to write it."""
-        if node.name in self._unwritten or version_number(node.resource_version) < self._written.get(node.name, 0):
+        if version_number(node.resource_version) < self._written.get(node.name, 0):
             return
-        shown = {room.uid: room for room in read_held(node.annotations)}
-        before = [uid for uid, (at, _) in self._rooms.items() if at == node.name]
-        for uid in before:
-            if uid not in shown:
-                del self._rooms[uid]
-                self._fleet.let_go(_PREFIX + uid)
-        for room in shown.values():
-            if room.until_s > self.wall():
-                self._enter(node.name, room)
+        text = node.annotations.get(HELD_ROOM, "")
+        if text or node.name in self._shown:
+            self._show(node.name, text)
+            if node.name not in self._unwritten:
+                self._read(node.name)
 
     def remove_node(self, name: str) -> None:
         """Forget a node."""
@@ -137,10 +162,31 @@ class Holds:
             self.let_go(uid)
         self._unwritten.discard(name)
         self._written.pop(name, None)
+        self._shown.pop(name, None)
+
+    def _show(self, node: str, text: str) -> None:
+        if text:
+            self._shown[node] = text
+        else:
+            self._shown.pop(node, None)
+
+    def _read(self, node: str) -> None:
+        """Hold on a node what its annotation says."""
+        shown = {room.uid: room for room in read_held({HELD_ROOM: self._shown.get(node, "")})}
+        for uid in [uid for uid, (at, _) in self._rooms.items() if at == node and uid not in shown]:
+            del self._rooms[uid]
+            self._fleet.let_go(_PREFIX + uid)
+        for uid, room in shown.items():
+            if uid in self._taken:
+                self._unwritten.add(node)  # the pod counts in its place, and the node does not say so yet
+            else:
+                self._enter(node, room)
 
     def _enter(self, node: str, room: HeldRoom) -> None:
         self._rooms[room.uid] = node, room
         left_s = room.until_s - self.wall()
+        if left_s <= 0:
+            return  # the active extender is about to give it back
         self._fleet.hold(
             FleetEntry(
                 _PREFIX + room.uid,

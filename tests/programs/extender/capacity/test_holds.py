@@ -1,0 +1,220 @@
+"""Room that is held for replacements of pods: in the fleet, on the nodes, and in what the watch shows of them late."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpu_device_plugin.cluster.client.api_client import Client, Timing
+from gpu_device_plugin.cluster.client.config import ClusterConfig
+from gpu_device_plugin.cluster.client.errors import ForbiddenError, UnavailableError
+from gpu_device_plugin.cluster.objects.decoding import NodeRecord
+from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
+from gpu_device_plugin.core.contract.keys import HELD_ROOM
+from gpu_device_plugin.core.contract.moves import HeldRoom, write_held
+from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.core.model.placing import Demand
+from gpu_device_plugin.core.model.pods import Owner, Pod
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.fleet import Fleet
+from gpu_device_plugin.programs.extender.capacity.holds import Holds
+from gpu_device_plugin.testing.builders import node as node_of
+from gpu_device_plugin.testing.cluster.api_server import ApiServer
+from gpu_device_plugin.testing.cluster.cluster_requests import Answer
+from tests.resources import RESOURCES
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+GPUS = NodeGpus((ListedGpu(0, 8), ListedGpu(1, 8)), share_mib=1024)
+WEB = Owner("ReplicaSet", "web", "uid-web", "apps/v1")
+FOUR = Ask((Part(Demand(Kind.MEMORY, 4)),))
+
+
+def room(uid: str = "p", gpu: int = 0, shares: int = 4, until_s: float = 100.0) -> HeldRoom:
+    return HeldRoom(uid, "default", WEB.uid, ((gpu, shares),), until_s)
+
+
+def pod(uid: str = "p-2", owner: Owner | None = WEB, namespace: str = "default") -> Pod:
+    return Pod(uid, namespace, uid, owner=owner)
+
+
+@dataclass
+class Here:
+    """Two nodes with two GPUs of 8, and what an extender holds there; its clock stands."""
+
+    api: ApiServer
+    fleet: Fleet
+    holds: Holds
+    now: float = 0.0
+
+    def free(self, node: str = "a") -> list[int]:
+        return [each.free for each in self.fleet.candidates[node].rooms]
+
+    def watch(self, node: str = "a", *, version: int | None = None, text: str | None = None) -> None:
+        """Show a node as it is, or as it was."""
+        meta = self.api.get("nodes", node)["metadata"]
+        said = meta.get("annotations", {}).get(HELD_ROOM, "") if text is None else text
+        notes = {HELD_ROOM: said} if said else {}
+        newest = int(meta["resourceVersion"])
+        self.holds.put_node(NodeRecord(node, meta["uid"], str(version or newest), annotations=notes))
+
+    def written(self, node: str = "a") -> str:
+        return str(self.api.get("nodes", node)["metadata"].get("annotations", {}).get(HELD_ROOM, ""))
+
+
+@asynccontextmanager
+async def here() -> AsyncIterator[Here]:
+    async with ApiServer() as api:
+        fleet = Fleet(RESOURCES, vanished_grace_s=30)
+        for name in ("a", "b"):
+            api.add(node_of(name))
+            fleet.put_node(name, GPUS)
+        async with Client(ClusterConfig(api.url), timing=Timing(connect_s=20, request_s=20)) as client:
+            holds = Holds(fleet, client, clock=lambda: found.now, wall=lambda: found.now)
+            found = Here(api, fleet, holds)
+            yield found
+
+
+async def test_held_room_is_free_for_a_pod_of_its_controller_alone() -> None:
+    async with here() as h:
+        h.holds.hold("a", room())
+        assert h.free() == [4, 8]
+        found = h.holds.for_pod(pod(), FOUR)
+        assert found is not None
+        assert [each.free for each in found[1].rooms] == [4, 0]
+        for other in (
+            pod("p"),  # the pod itself has its place
+            pod(owner=None),
+            pod(owner=Owner("ReplicaSet", "web", "uid-other", "apps/v1")),
+            pod(namespace="kube-system"),
+        ):
+            assert h.holds.for_pod(other, FOUR) is None
+        assert h.holds.for_pod(pod(), Ask((Part(Demand(Kind.MEMORY, 5)),))) is None, "its template has changed"
+        assert h.holds.for_pod(pod(), Ask((Part(Demand(Kind.COUNT, 1)),))) is None
+
+
+async def test_room_that_the_fleet_counts_no_longer_is_none() -> None:
+    """The time of the fleet is looked at more often than that of the holds, and by extenders that are not active."""
+    async with here() as h:
+        h.holds.hold("a", room(until_s=100))
+        h.now = 100
+        h.fleet.expire(h.now)
+        assert h.holds.for_pod(pod(), FOUR) is None
+        h.holds.expire()
+        assert not h.holds.rooms
+
+
+async def test_an_older_state_of_a_node_drops_nothing_that_was_written_since() -> None:
+    async with here() as h:
+        old = int(h.api.get("nodes", "a")["metadata"]["resourceVersion"])
+        h.holds.hold("a", room())
+        h.watch("a", version=old, text="")
+        assert h.free() == [4, 8], "it is not written yet"
+        await h.holds.write()
+        h.watch("a", version=old, text="")
+        assert h.free() == [4, 8], "what is shown is older than what is written"
+        h.watch()
+        assert h.free() == [4, 8]
+        h.api.patch("nodes", "a", {"metadata": {"annotations": {HELD_ROOM: None}}})
+        h.watch()
+        assert h.free() == [8, 8], "somebody has removed it"
+
+
+async def test_an_older_state_of_a_node_brings_nothing_back_that_was_given_back() -> None:
+    async with here() as h:
+        h.holds.hold("a", room())
+        await h.holds.write()
+        version, text = int(h.api.get("nodes", "a")["metadata"]["resourceVersion"]), h.written()
+        h.holds.let_go("p")
+        h.watch("a", version=version, text=text)
+        assert h.free() == [8, 8]
+        await h.holds.write()
+        h.watch("a", version=version, text=text)
+        assert h.free() == [8, 8]
+        assert not h.written()
+
+
+async def test_room_that_moves_to_another_node_is_on_one_of_them_alone() -> None:
+    async with here() as h:
+        h.holds.hold("a", room())
+        await h.holds.write()
+        h.holds.hold("b", room(gpu=1))
+        assert (h.free("a"), h.free("b")) == ([8, 8], [8, 4])
+        h.watch("a")
+        assert (h.free("a"), h.free("b")) == ([8, 8], [8, 4])
+        await h.holds.write()
+        assert not h.written("a")
+        assert h.written("b")
+
+
+async def test_what_another_extender_has_written_meanwhile_is_not_overwritten() -> None:
+    """This one has not written everything when another becomes active, holds other room, and stops."""
+    theirs = write_held([room("q", gpu=1)])
+    async with here() as h:
+        h.holds.hold("a", room())
+        await h.holds.write()
+        h.holds.hold("a", room("r", shares=2))
+        h.api.patch("nodes", "a", {"metadata": {"annotations": {HELD_ROOM: theirs}}})
+        h.watch()
+        h.holds.forget()
+        assert list(h.holds.rooms) == ["q"]
+        assert h.free() == [8, 4]
+        await h.holds.write()
+        assert h.written() == theirs
+
+
+async def test_room_that_is_taken_does_not_come_back_with_a_new_term() -> None:
+    """The replacement was bound before this extender had noticed that it is the active one."""
+    async with here() as h:
+        h.api.patch("nodes", "a", {"metadata": {"annotations": {HELD_ROOM: write_held([room()])}}})
+        h.watch()
+        found = h.holds.for_pod(pod(), FOUR)
+        assert found is not None
+        h.holds.taken(found[0])
+        h.holds.forget()
+        assert h.holds.was_taken("p")
+        assert h.free() == [8, 8]
+        await h.holds.write()
+        assert not h.written()
+
+
+async def test_one_node_that_cannot_be_written_keeps_no_other_from_it() -> None:
+    async with here() as h:
+        h.holds.hold("a", room())
+        h.holds.hold("b", room("q"))
+        h.api.fail(Answer(503), verbs={"patch"}, times=1)
+        with pytest.raises(UnavailableError):
+            await h.holds.write()
+        assert [bool(h.written("a")), bool(h.written("b"))].count(True) == 1
+        await h.holds.write()
+        assert h.written("a")
+        assert h.written("b")
+
+
+async def test_where_nothing_was_written_a_missing_right_matters_not() -> None:
+    async with here() as h:
+        h.api.fail(Answer(403), verbs={"patch"})
+        h.holds.hold("a", room())
+        with pytest.raises(ForbiddenError):
+            await h.holds.write("a")
+        h.holds.let_go("p")
+        await h.holds.write()
+        await h.holds.write()
+        assert h.api.count("patch", "nodes") == 2
+
+
+async def test_a_node_that_is_gone_holds_nothing_and_is_not_written() -> None:
+    async with here() as h:
+        h.holds.hold("a", room())
+        h.api.delete("nodes", "a")
+        await h.holds.write()
+        h.holds.remove_node("a")
+        h.fleet.remove_node("a")
+        assert not h.holds.rooms
+        assert h.holds.for_pod(pod(), FOUR) is None
+        await h.holds.write()
+        assert h.api.count("patch", "nodes") == 1
