@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.cluster.client.errors import ApiError
+from gpu_device_plugin.cluster.client.errors import ApiError, ConflictError, ForbiddenError, InvalidError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import PODS
 from gpu_device_plugin.cluster.writers.evictions import EvictionOutcome, evict
 from gpu_device_plugin.core.cluster.fitting import Unfit, fit
@@ -37,37 +39,57 @@ class Mover:
 
     _parts: Parts
     moving: set[str] = field(default_factory=set, init=False)
-    """The UIDs of the pods that are being moved."""
+    """The UIDs of the pods that are evicted, until the watch shows it."""
 
     async def obey(self) -> None:
-        """Move the pods that somebody wants to move, or write on them why not. Raises ApiError."""
+        """Move the pods that somebody wants to move, or write on them why not.
+
+        Raises the first ApiError once all have been tried.
+        """
+        self._look()
+        failed: ApiError | None = None
         for pod in self._parts.followed.to_move():
+            if pod.uid in self.moving:
+                continue
             try:
                 why = await self.move(pod, read_destination(pod.annotations[MOVE_TO]))
             except MalformedAnnotationError as error:
                 why = str(error)
-            if why:
-                body = {"metadata": {"uid": pod.uid, "annotations": {MOVE_TO: None, MOVE_REFUSED: why[:1000]}}}
+            try:
+                await self._tell(pod, why)
+            except ApiError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    def _look(self) -> None:
+        pods, rooms = self._parts.followed.pods, self._parts.holds.rooms
+        self.moving = {uid for uid in self.moving if uid in rooms and uid in pods and not pods[uid].deleting}
+
+    async def _tell(self, pod: Pod, why: str) -> None:
+        """Write on a pod why it stays, if it does."""
+        if why:
+            body = {"metadata": {"uid": pod.uid, "annotations": {MOVE_TO: None, MOVE_REFUSED: why[:1000]}}}
+            with suppress(ConflictError, InvalidError, NotFoundError):  # it is gone
                 await self._parts.client.patch(PODS, pod.name, body, namespace=pod.namespace, timeout_s=_CALL_S)
 
     async def move(self, pod: Pod, to: Destination) -> str:
         """Hold room for the replacement of a pod and evict the pod; return an empty text, or why it stays."""
+        # What is held for it, perhaps by an extender that was active before, is no obstacle.
+        self._parts.holds.let_go(pod.uid)
         owner, place = replaceable(pod), self._place(pod, to)
         if owner is None:
             why = "no controller would replace it on another node"
         elif isinstance(place, str):
             why = place
         else:
-            self.moving.add(pod.uid)
-            try:
-                why = await self._evicted(pod, owner, to.node, place)
-            finally:
-                self.moving.discard(pod.uid)
+            why = await self._evicted(pod, owner, to.node, place)
         where = {"pod": f"{pod.namespace}/{pod.name}", "from": pod.node_name, "to": to.node}
         self._parts.metrics.count(m.MOVES, "refused" if why else "evicted")
         if why:
-            _log.warning("a pod is not moved", extra=where | {"why": why})
+            _log.warning("a pod is not moved", extra=where | {"why": why, "once_per_s": 60})
         else:
+            self.moving.add(pod.uid)
             _log.info("a pod is moved: room for its replacement is held, and it is evicted", extra=where)
         return why
 
@@ -83,26 +105,36 @@ class Mover:
             return f"node {to.node} is cordoned, not ready, or about to be removed"
         if there.left is not None and pod.node_name != to.node and not there.left.cover(pod.amounts):
             return f"node {to.node} has too little CPU or memory left"
-        # An extender that was active before may have held it already.
-        held = self._parts.holds.room_of(pod.uid, to.node)
-        found = fit(asked, there.restricted(dict(to.shares)) if held is None else held, _POLICY)
+        found = fit(asked, there.restricted(dict(to.shares)), _POLICY)
         if isinstance(found, Unfit):
             return f"node {to.node} has not the room any more: {found.sentence}"
-        return tuple(sorted(each for placement in found.placements for each in placement.shares))
+        sums: Counter[int] = Counter()
+        for placement in found.placements:
+            sums.update(dict(placement.shares))
+        return tuple(sorted(sums.items()))
 
     async def _evicted(self, pod: Pod, owner: Owner, node: str, shares: Shares) -> str:
         until_s = self._parts.wall() + HELD_S + pod.grace_s
         self._parts.holds.hold(node, HeldRoom(pod.uid, pod.namespace, owner.uid, shares, until_s))
         try:
             # The next active extender has to know of the room before the pod goes.
-            await self._parts.holds.write()
+            await self._parts.holds.write(node)
         except ApiError as error:
             self._parts.holds.let_go(pod.uid)
-            return f"the room could not be held: {error}; apply {MANIFEST}"
+            hint = f"; apply {MANIFEST}" if isinstance(error, ForbiddenError) else ""
+            return f"the room could not be held: {error}{hint}"
         done = await evict(self._parts.client, pod, most_grace_s=pod.grace_s, timeout_s=_CALL_S, manifest=MANIFEST)
         if done.outcome is EvictionOutcome.EVICTED:
             return ""
-        if done.outcome is not EvictionOutcome.FAILED:
-            # After an answer that was lost, the pod may be ending: the room stays until the watch shows it.
-            self._parts.holds.let_go(pod.uid)
+        if done.outcome is EvictionOutcome.FAILED:
+            try:
+                # Its answer may be lost.
+                now = await self._parts.binder.read(pod.namespace, pod.name, timeout_s=_CALL_S)
+            except NotFoundError:
+                return ""
+            except ApiError:
+                return f"{done.why}; the room is held meanwhile, as the pod may be evicted still"
+            if now.uid != pod.uid or now.deleting:
+                return ""
+        self._parts.holds.let_go(pod.uid)
         return done.why or "it is gone already"
