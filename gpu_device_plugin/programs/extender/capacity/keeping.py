@@ -13,6 +13,7 @@ from gpu_device_plugin.cluster.client.errors import ConflictError, InvalidError,
 from gpu_device_plugin.cluster.objects.decoding import NODES
 from gpu_device_plugin.core.capacity.leaving import Leaving, leaving, refuges
 from gpu_device_plugin.core.capacity.movable import Residents
+from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.contract.moves import HeldRoom
 from gpu_device_plugin.core.contract.nodemarks import kept, let_go
 from gpu_device_plugin.programs.extender.capacity.followed import replaceable
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.capacity.movable import Move, Resident
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.programs.extender.capacity.followed import FollowedNode
     from gpu_device_plugin.programs.extender.capacity.parts import Parts
 
 _log = logging.getLogger(__name__)
@@ -48,6 +50,7 @@ class Keeper:
     async def mark(self) -> None:
         """Decide which nodes may go, and write on the others that they must not. Raises ApiError."""
         nodes = self._open()
+        followed = {name: self._parts.followed.nodes[name] for name in nodes}
         tied = dict.fromkeys((at for at, _ in self._parts.holds.rooms.values()), _HELD)
         residents = self._residents(nodes)
         on_nodes: dict[str, list[Resident]] = {}
@@ -60,30 +63,30 @@ class Keeper:
                 elif pod.owner is None:
                     tied.setdefault(name, _ALONE)
         self.latest = await last_of(leaving(nodes, on_nodes, tied))
-        wanted = {
-            **{name: kept(self._parts.followed.nodes[name].annotations, why) for name, why in self.latest.stay.items()},
-            **{name: let_go(self._parts.followed.nodes[name].annotations) for name in self.latest.may_go},
-        }
-        changes = [(name, change) for name, change in wanted.items() if change]
-        for first in range(0, len(changes), _AT_ONCE):
-            await asyncio.gather(*(self._write(*each) for each in changes[first : first + _AT_ONCE]))
+        changes = [
+            *((followed[name], kept(followed[name].annotations, why)) for name, why in self.latest.stay.items()),
+            *((followed[name], let_go(followed[name].annotations)) for name in self.latest.may_go),
+        ]
+        due = [(node, change) for node, change in changes if change]
+        for first in range(0, len(due), _AT_ONCE):
+            await asyncio.gather(*(self._write(*each) for each in due[first : first + _AT_ONCE]))
 
     async def release(self) -> None:
         """Remove what was written on nodes. Raises ApiError."""
         self.latest = Leaving()
-        for name, node in tuple(self._parts.followed.nodes.items()):
+        for node in tuple(self._parts.followed.nodes.values()):
             if change := let_go(node.annotations):
-                await self._write(name, change)
+                await self._write(node, change)
 
-    async def _write(self, name: str, change: Mapping[str, str | None]) -> None:
-        # Only on the node as it was seen: a person may be writing the same annotations.
-        body = {"metadata": {"resourceVersion": self._parts.followed.nodes[name].version, "annotations": dict(change)}}
+    async def _write(self, node: FollowedNode, change: Mapping[str, str | None]) -> None:
+        # Only on the node as it was decided on: a person may have written the same annotations since.
+        body = {"metadata": {"resourceVersion": node.version, "annotations": dict(change)}}
         try:
-            await self._parts.client.patch(NODES, name, body, timeout_s=_CALL_S)
+            await self._parts.client.patch(NODES, node.name, body, timeout_s=_CALL_S)
         except (ConflictError, InvalidError, NotFoundError):
             return  # the watch shows it as it is now
-        if name in self.latest.stay:
-            _log.info("a node is kept from autoscalers", extra={"node": name, "why": self.latest.stay[name]})
+        if node.name in self.latest.stay:
+            _log.info("a node is kept from autoscalers", extra={"node": node.name, "why": self.latest.stay[node.name]})
 
     def _open(self) -> Mapping[str, Candidate]:
         """Return the nodes that pods with GPUs may come to."""
@@ -111,7 +114,7 @@ class Keeper:
         awaited.subtract(
             room.owner for uid, (_, room) in self._parts.holds.rooms.items() if uid not in self._parts.followed.pods
         )
-        for name, node in self._parts.followed.nodes.items():
+        for name, node in tuple(self._parts.followed.nodes.items()):
             if not (node.going or node.unschedulable):
                 continue
             leavers = []
@@ -142,7 +145,9 @@ class Keeper:
             places += await last_of(found)
         for place in places:
             pod = pods[place.pod.pod.uid]
-            if pod.owner is None:
+            there = self._parts.fleet.candidates.get(place.node)
+            # Meanwhile another pod may have taken the room; then the next look finds other room.
+            if pod.owner is None or there is None or unfit(place.pod.ask, there.restricted(place.shares)) is not None:
                 continue
             shares = tuple(place.shares.items())
             until_s = self._parts.wall() + HELD_S + pod.grace_s
