@@ -106,6 +106,11 @@ async def test_room_that_the_fleet_counts_no_longer_is_none() -> None:
         assert h.holds.for_pod(pod(), FOUR) is None
         h.holds.expire()
         assert not h.holds.rooms
+        h.watch("b", text=write_held([room(until_s=99)]))
+        assert h.free("b") == [8, 8], "nor does that which a node says of the past"
+        assert h.holds.for_pod(pod(), FOUR) is None
+        h.holds.expire()
+        assert not h.holds.rooms
 
 
 async def test_an_older_state_of_a_node_drops_nothing_that_was_written_since() -> None:
