@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.fitting import Unfit, after, fit
-from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts, Kind
+from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
@@ -116,43 +116,3 @@ def _filled(
                 yield
     yield
     return node, taken
-
-
-@dataclass(frozen=True, slots=True)
-class Beyond:
-    """An amount of a resource that only a new node of a type can give, by the sums that an autoscaler goes by."""
-
-    kind: Kind
-    amount: int
-
-
-def beyond(present: Iterable[Candidate], samples: Iterable[Candidate]) -> Beyond | None:
-    """Return what a new node can give and no present node has left; None: there is no such amount.
-
-    An autoscaler takes any of the type's ready nodes (`samples`) for what a new one will be like, as it is: a GPU in
-    whole use is missing from its gpu-mem, and one whose shares are in use from its gpu-count. `present` are the nodes
-    that what asks for it might be placed on instead.
-
-    It is more than half of what a node gives, so that two of them never share one. It is no more than necessary: by the
-    sums the waiting pods have to fit beside it, or the autoscaler adds a node for each. And it is one of a few amounts,
-    so that it does not change with every pod.
-    """
-    present, samples = tuple(present), tuple(samples)
-    for kind, given, free in ((Kind.MEMORY, _shares, _free_shares), (Kind.COUNT, _gpus, _gpus)):
-        most, left = min(map(given, samples), default=0), max(map(free, present), default=0)
-        for amount in (most // 2 + 1, 3 * most // 4, most):
-            if left < amount <= most:
-                return Beyond(kind, amount)
-    return None
-
-
-def _shares(node: Candidate) -> int:
-    return sum(room.total for room in node.rooms if room.gives_shares)
-
-
-def _free_shares(node: Candidate) -> int:
-    return sum(room.free for room in node.rooms if room.gives_shares)
-
-
-def _gpus(node: Candidate) -> int:
-    return len(node.summary.unused)

@@ -1,8 +1,9 @@
 """The objects by which a cluster's autoscaler learns that a node is wanted.
 
-An autoscaler adds nodes for pods that fit on none, by the sums of what nodes have. So a pod that asks for an amount
-which only a new node can give stands for the room: as a template of a CapacityBuffer (``autoscaling.x-k8s.io``), which
-the Cluster Autoscaler reads, or, where that is not served, as a pod that no scheduler ever places.
+An autoscaler adds nodes for pods that fit on none. So a pod stands for the room that may go to no node that is there,
+nor to one with another of its kind: as a template of a CapacityBuffer (``autoscaling.x-k8s.io``), which the Cluster
+Autoscaler reads, or, where that is not served, as a pod that no scheduler ever places. It asks for no GPU: the Cluster
+Autoscaler takes a node as it is for what a new one will be like, and all GPUs of that may be in use.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.contract.keys import STAND_IN
+from gpu_device_plugin.core.contract.keys import HOSTNAME, STAND_IN, SWITCH_LABEL, SWITCHED_ON
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -29,17 +30,19 @@ IMAGE = "registry.k8s.io/pause:3.10"
 _FOR = "gpu-device-plugin/wanted-for"
 _MOST_NAMED = 10
 _COPIED = ("nodeSelector", "tolerations")
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_ONE_EACH = {"topologyKey": HOSTNAME, "labelSelector": {"matchLabels": {STAND_IN: "true"}}}
+"""No node is to give the room for two of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """Room that one new node is to give."""
 
-    resource: str
-    """The full name of the resource, and the amount, that no present node can give."""
-    amount: int
     terms: Mapping[str, Any]
     """Of the spec of one of the waiting pods: which nodes it may go to."""
+    present: tuple[str, ...] = ()
+    """The host names of the nodes that share GPUs already."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Further labels of the nodes that can give it."""
     amounts: Amounts | None = None
@@ -66,13 +69,25 @@ def terms_of(spec: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**terms, "affinity": {"nodeAffinity": of_nodes}} if of_nodes else terms
 
 
+def _elsewhere(wanted: Wanted) -> Json:
+    """Return the node affinity of the waiting pod, without the nodes that are present."""
+    theirs = wanted.terms.get("affinity", {}).get("nodeAffinity", {}).get(_REQUIRED, {}).get("nodeSelectorTerms") or [
+        {}
+    ]
+    elsewhere = [{"key": HOSTNAME, "operator": "NotIn", "values": list(wanted.present)}] if wanted.present else []
+    terms = [{**term, "matchExpressions": [*(term.get("matchExpressions") or ()), *elsewhere]} for term in theirs]
+    # A term without conditions matches no node, a pod without terms every one.
+    return {_REQUIRED: {"nodeSelectorTerms": terms}} if elsewhere or theirs != [{}] else {}
+
+
 def _template(wanted: Wanted) -> Json:
-    limits = {wanted.resource: str(wanted.amount)}
-    requests = dict(limits)
+    requests = {}
     if wanted.amounts is not None:
-        requests |= {"cpu": f"{wanted.amounts.cpu_milli}m", "memory": f"{wanted.amounts.memory_mib}Mi"}
+        requests = {"cpu": f"{wanted.amounts.cpu_milli}m", "memory": f"{wanted.amounts.memory_mib}Mi"}
     spec = {
         **wanted.terms,
+        "nodeSelector": {**wanted.terms.get("nodeSelector", {}), SWITCH_LABEL: SWITCHED_ON, **wanted.labels},
+        "affinity": {"nodeAffinity": _elsewhere(wanted), "podAntiAffinity": {_REQUIRED: [_ONE_EACH]}},
         "schedulerName": SCHEDULER,
         "priorityClassName": PRIORITY_CLASS,
         "terminationGracePeriodSeconds": 0,
@@ -81,14 +96,12 @@ def _template(wanted: Wanted) -> Json:
             {
                 "name": "room",
                 "image": IMAGE,
-                "resources": {"requests": requests, "limits": limits},
+                "resources": {"requests": requests},
                 "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
             }
         ],
         "securityContext": {"runAsNonRoot": True, "runAsUser": 65534, "seccompProfile": {"type": "RuntimeDefault"}},
     }
-    if wanted.labels:
-        spec["nodeSelector"] = {**wanted.terms.get("nodeSelector", {}), **wanted.labels}
     shown = ", ".join(wanted.pods[:_MOST_NAMED])
     more = len(wanted.pods) - _MOST_NAMED
     about = f"{shown} and {more} more" if more > 0 else shown

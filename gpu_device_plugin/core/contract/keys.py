@@ -168,6 +168,8 @@ KEEPS = ("cluster-autoscaler.kubernetes.io/scale-down-disabled", "karpenter.sh/d
 
 # --- On a node, written by administrators -----------------------------------------------------------------------------
 
+HOSTNAME = "kubernetes.io/hostname"
+"""Of Kubernetes: a label with a value of its own on every node."""
 STARTUP_TAINT = "startup-taint.cluster-autoscaler.kubernetes.io/gpushare"
 """Taint of nodes that an autoscaler makes: the extender removes it once the node offers its GPUs. Until then the
 Cluster Autoscaler counts the node as coming; without it, it makes another one in each of its rounds."""

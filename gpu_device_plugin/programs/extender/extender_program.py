@@ -27,6 +27,7 @@ from gpu_device_plugin.core.contract.keys import (
     READ_BY_AGENT,
     READ_ON_NODES,
     READ_ON_PODS,
+    STAND_IN,
     MalformedAnnotationError,
 )
 from gpu_device_plugin.core.contract.promises import promises
@@ -35,7 +36,7 @@ from gpu_device_plugin.fleet import Fleet, FleetEntry
 from gpu_device_plugin.programs.extender.binding import Binding, Freshness
 from gpu_device_plugin.programs.extender.capacity.capacity import Capacity
 from gpu_device_plugin.programs.extender.capacity.followed import READ_ON_NODES as FOLLOWED_ON_NODES
-from gpu_device_plugin.programs.extender.capacity.followed import Followed
+from gpu_device_plugin.programs.extender.capacity.followed import Followed, is_stand_in
 from gpu_device_plugin.programs.extender.capacity.holds import Holds
 from gpu_device_plugin.programs.extender.capacity.parts import Parts
 from gpu_device_plugin.programs.extender.extender_routes import ExtenderRoutes, Readiness
@@ -145,7 +146,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         self._pod_reader = PodReader(names, READ_ON_PODS.__contains__, sums=True, owners=True)
         self._other_reader = OtherPodReader()
         # A pod whose JSON names none of our resources asks for none.
-        self._ours = tuple(f'"{name}"'.encode() for name in names)
+        self._ours = tuple(f'"{name}"'.encode() for name in (*names, STAND_IN))
         kept = READ_ON_NODES | FOLLOWED_ON_NODES | {NODE_USE}
         # Pods that are to go elsewhere may go where the labels of nodes allow it.
         node_reader = NodeReader(names, kept.__contains__ if not settings.follows_every_pod else lambda _key: True)
@@ -336,7 +337,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
                 "ignoring invalid limits of a pod", extra={"pod": f"{pod.namespace}/{pod.name}", "why": ignored[0]}
             )
         self._followed.note(pod, raw)
-        return pod if pod.containers else self._other_reader.read(raw)
+        return pod if pod.containers or is_stand_in(pod) else self._other_reader.read(raw)
 
     def _unplaced(self, pod: Pod) -> None:
         """Count a pod whose GPU is unknown because its annotations are malformed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ _SPARE = 256
 """Remembered verdicts beyond two for each waiting pod, before those of pods that no longer wait are forgotten."""
 _NEWEST = 64
 """Verdicts that are kept then anyway: the scheduler may know a pod before our watch shows it."""
-_MOST_CONSTRAINTS = 64
+_MOST_CONSTRAINTS = 256
 """Kinds of pods of which the nodes that kube-scheduler named are kept."""
 
 
@@ -77,7 +78,7 @@ class WaitingObserved:
         """Remember that a pod has room on none of the named nodes, and (`first_refused`) since when."""
         self._refused[pod.uid] = Refused(pod, ask, constraints, self.clock() if since is None else since)
         self.names.pop(constraints, None)
-        self.names[constraints] = names
+        self.names[constraints] = list(map(sys.intern, names))
         if len(self.names) > _MOST_CONSTRAINTS:
             del self.names[next(iter(self.names))]
 
@@ -90,7 +91,7 @@ class WaitingObserved:
         """Return the pods that have been refused for so many seconds, and still wait."""
         self._refused = {uid: each for uid, each in self._refused.items() if uid in self._fleet.pending}
         before = self.clock() - for_s
-        return [each for each in self._refused.values() if each.since <= before and each.constraints in self.names]
+        return [each for each in self._refused.values() if each.since <= before]
 
     def undecided(self, for_s: float) -> bool:
         """Return whether a pod waits that nobody has asked about, or that has not been refused for so many seconds."""

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.capacity.need import Beyond, NewNode, Waiting, beyond, empty, needed
+from gpu_device_plugin.core.capacity.need import NewNode, Waiting, empty, needed
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.contract.wishes import Wishes
-from gpu_device_plugin.core.model.resources import Amounts, Kind
+from gpu_device_plugin.core.model.resources import Amounts
 from tests.core.cluster.test_fitting import asking, mem, node, whole
 from tests.steps import result_of
 
@@ -129,26 +129,3 @@ def test_it_is_never_more_than_the_optimum_and_one(pods: list[int], sizes: list[
         assert not served or not holds_all(served, tuple(sorted(gpu for gpus in types for gpu in gpus)))
     # And the answer holds them.
     assert holds_all(served, tuple(sorted(gpu for new in need.nodes for gpu in sizes[new.type])))
-
-
-@pytest.mark.parametrize(
-    ("present", "samples", "wanted"),
-    [
-        ([], [FOUR], Beyond(Kind.MEMORY, 17)),
-        ([], [], None),
-        ([node(8, 8, 8, 8, used=dict.fromkeys(range(4), 5))], [FOUR], Beyond(Kind.MEMORY, 17)),
-        ([node(8, 8, 8, 8, used=dict.fromkeys(range(4), 3))], [FOUR], Beyond(Kind.MEMORY, 24)),
-        ([node(8, 8, 8, 8, used={0: 3})], [FOUR], Beyond(Kind.MEMORY, 32)),
-        # A sample with a GPU in whole use makes the group look smaller.
-        ([node(8, 8, used={0: 5, 1: 5})], [node(8, 8, taken=(0,))], Beyond(Kind.MEMORY, 8)),
-        ([node(8, 8, used={0: 1})], [node(8, 8, taken=(0,))], None),
-        ([node(8, 8, taken=(0, 1))], [node(8, 8, taken=(0,))], Beyond(Kind.MEMORY, 5)),
-        ([node(8, 8, used={0: 1, 1: 1})], [node(8, 8, taken=(0, 1)), node(8, 8)], None),
-        # No share is left to be offered: by whole GPUs it shows.
-        ([FOUR], [FOUR], None),
-    ],
-)
-def test_what_only_a_new_node_can_give(
-    present: list[Candidate], samples: list[Candidate], wanted: Beyond | None
-) -> None:
-    assert beyond(present, samples) == wanted

@@ -20,7 +20,10 @@ from gpu_device_plugin.core.capacity.stand_ins import (
 from gpu_device_plugin.core.contract.keys import STAND_IN
 from gpu_device_plugin.core.model.resources import Amounts
 
-AFFINITY = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": []}]}}
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+ZONES = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
+AFFINITY = {REQUIRED: {"nodeSelectorTerms": [ZONES, {"matchFields": []}]}}
+ELSEWHERE = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["n1", "n2"]}
 TERMS: dict[str, Any] = {
     "nodeSelector": {"pool": "gpu"},
     "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
@@ -29,8 +32,10 @@ TERMS: dict[str, Any] = {
 OWNERS = [{"apiVersion": "v1", "kind": "Pod", "name": "extender", "uid": "1"}]
 
 
-def wanted(amount: int = 16, *pods: str, **changed: Any) -> Wanted:
-    return Wanted(**{"resource": "aliyun.com/gpu-mem", "amount": amount, "terms": TERMS, "pods": pods} | changed)
+def wanted(cpu_milli: int = 500, *pods: str, **changed: Any) -> Wanted:
+    return Wanted(
+        **{"terms": TERMS, "present": ("n1", "n2"), "amounts": Amounts(cpu_milli, 64), "pods": pods} | changed
+    )
 
 
 def template(each: Wanted) -> dict[str, Any]:
@@ -57,18 +62,36 @@ def test_a_pod_without_terms_has_none(spec: dict[str, Any]) -> None:
     assert terms_of(spec) == {}
 
 
-def test_a_stand_in_asks_for_the_room_and_for_nothing_that_anybody_could_use() -> None:
+def test_a_stand_in_fits_on_no_node_that_is_there_and_on_none_with_another() -> None:
+    affinity = template(wanted())["spec"]["affinity"]
+    of_nodes = affinity["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+
+    assert [term["matchExpressions"][-1] for term in of_nodes] == [ELSEWHERE, ELSEWHERE]
+    assert of_nodes[0]["matchExpressions"][:-1] == ZONES["matchExpressions"]
+    assert affinity["podAntiAffinity"][REQUIRED] == [
+        {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {STAND_IN: "true"}}}
+    ]
+    assert template(wanted(terms={}))["spec"]["affinity"]["nodeAffinity"] == {
+        REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": [ELSEWHERE]}]}
+    }
+
+
+def test_without_nodes_a_stand_in_has_the_pods_terms_alone() -> None:
+    theirs = template(wanted(present=()))["spec"]["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+
+    assert theirs == [ZONES, {"matchFields": [], "matchExpressions": []}]
+    assert template(wanted(present=(), terms={}))["spec"]["affinity"]["nodeAffinity"] == {}
+
+
+def test_a_stand_in_asks_for_nothing_that_anybody_could_use() -> None:
     made = template(wanted(16, "default/a", "default/b"))
 
     spec, meta = made["spec"], made["metadata"]
     (container,) = spec["containers"]
     assert meta["labels"] == {STAND_IN: "true"}
     assert meta["annotations"] == {"gpu-device-plugin/wanted-for": "default/a, default/b"}
-    assert container["resources"] == {
-        "requests": {"aliyun.com/gpu-mem": "16"},
-        "limits": {"aliyun.com/gpu-mem": "16"},
-    }
-    assert {key: spec[key] for key in TERMS} == TERMS
+    assert container["resources"] == {"requests": {"cpu": "16m", "memory": "64Mi"}}
+    assert spec["tolerations"] == TERMS["tolerations"]
     assert (spec["schedulerName"], spec["priorityClassName"]) == (SCHEDULER, PRIORITY_CLASS)
     assert spec["automountServiceAccountToken"] is False
     assert spec["terminationGracePeriodSeconds"] == 0
@@ -80,17 +103,18 @@ def test_a_stand_in_asks_for_the_room_and_for_nothing_that_anybody_could_use() -
 
 def test_cpu_and_memory_that_the_pods_need_beside_are_requested_and_not_limited() -> None:
     (container,) = template(wanted(amounts=Amounts(1500, 2048)))["spec"]["containers"]
+    (free,) = template(wanted(amounts=None))["spec"]["containers"]
 
-    assert container["resources"]["requests"] == {"aliyun.com/gpu-mem": "16", "cpu": "1500m", "memory": "2048Mi"}
-    assert container["resources"]["limits"] == {"aliyun.com/gpu-mem": "16"}
+    assert container["resources"] == {"requests": {"cpu": "1500m", "memory": "2048Mi"}}
+    assert free["resources"] == {"requests": {}}
 
 
 def test_labels_of_the_type_of_node_stand_beside_the_selector_of_the_pod() -> None:
     made = template(wanted(labels={"gpu-device-plugin/product": "A100"}))
     alone = template(wanted(labels={"gpu-device-plugin/product": "A100"}, terms={}))
 
-    assert made["spec"]["nodeSelector"] == {"pool": "gpu", "gpu-device-plugin/product": "A100"}
-    assert alone["spec"]["nodeSelector"] == {"gpu-device-plugin/product": "A100"}
+    assert made["spec"]["nodeSelector"] == {"pool": "gpu", "gpushare": "true", "gpu-device-plugin/product": "A100"}
+    assert alone["spec"]["nodeSelector"] == {"gpushare": "true", "gpu-device-plugin/product": "A100"}
     assert TERMS["nodeSelector"] == {"pool": "gpu"}, "the terms are the pod's, and shared"
 
 

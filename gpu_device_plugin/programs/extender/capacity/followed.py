@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.capacity.movable import Evictability
 from gpu_device_plugin.core.contract.keys import (
     HELD_ROOM,
+    HOSTNAME,
     IDLE_SINCE,
     KEEPS,
     KEPT_NODE,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.extender.capacity.holds import Holds
 
 _KEPT = frozenset({KEPT_NODE, *KEEPS})
-READ_ON_NODES = _KEPT | {HELD_ROOM, SWITCH_LABEL}
+READ_ON_NODES = _KEPT | {HELD_ROOM, SWITCH_LABEL, HOSTNAME}
 """The annotations and labels of a node that are read here."""
 _NO_FACTS = Evictability()
 _ACTED_ON = frozenset({MOVE_TO, IDLE_SINCE})
@@ -61,6 +62,8 @@ class FollowedNode:
     """Its kubelet has some of our resources to give."""
     created_s: float
     """Seconds since the epoch."""
+    hostname: str
+    """By its label."""
     version: str = field(compare=False)
 
     @property
@@ -162,6 +165,7 @@ class Followed:
             switched_on(node.labels),
             any(node.allocatable.values()),
             epoch_s(node.created) or 0.0,
+            node.labels.get(HOSTNAME, node.name),
             node.resource_version,
         )
         self.changes += self.nodes.get(node.name) != now
@@ -180,6 +184,10 @@ class Followed:
             self.remove_node(name)
         for node in nodes:
             self.put_node(node)
+
+    def hostnames(self) -> tuple[str, ...]:
+        """Return the host names of all nodes that share GPUs, sorted."""
+        return tuple(sorted(node.hostname for node in self.nodes.values() if node.shares_gpus))
 
     def young(self, since_s: float) -> Iterator[str]:
         """Yield the nodes that share GPUs, were made after `since_s` (seconds since the epoch), and are to stay."""

@@ -6,14 +6,16 @@ import asyncio
 import logging
 from collections import Counter
 from dataclasses import KW_ONLY, dataclass, field
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from gpu_device_plugin.aio.waiting import last_of
-from gpu_device_plugin.cluster.client.errors import NotFoundError
-from gpu_device_plugin.cluster.objects.decoding import PODS
-from gpu_device_plugin.core.capacity.need import Need, Waiting, beyond, empty, needed
+from gpu_device_plugin.cluster.client.answers import translated
+from gpu_device_plugin.cluster.client.errors import Call, NotFoundError
+from gpu_device_plugin.cluster.objects.decoding import PODS, decoded
+from gpu_device_plugin.core.capacity.need import Need, Waiting, empty, needed
 from gpu_device_plugin.core.capacity.stand_ins import Wanted, terms_of
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.contract.keys import NODE_LABELS
@@ -32,12 +34,19 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_MOST_NODES = 100
-"""Nodes that are asked for at the same time."""
+_MOST_NODES, _MOST_NAMED = 100, 80_000
+"""Nodes that are asked for at the same time, and present nodes that all of the objects name: some 4 MB."""
 _MOST_TYPES = 64
 _MOST_KINDS = 256
 """Pods with different terms whose nodes are remembered."""
 _CALL_S = 5.0
+
+
+class _Pod(msgspec.Struct):
+    spec: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+_SPEC = msgspec.json.Decoder(_Pod)
 
 
 @dataclass(eq=False)
@@ -66,7 +75,7 @@ class Grower:
     async def wanted(self) -> Sequence[Wanted]:
         """Return the room that is wanted of new nodes, one for each node. Raises ApiError."""
         found_none = self._waiting.without_room(self.settled_s)
-        self._names = {each.constraints: self._waiting.names[each.constraints] for each in found_none}
+        self._names = {each.constraints: self._waiting.names.get(each.constraints, ()) for each in found_none}
         refused = await self._still_without_room(found_none)
         if not refused:
             self.need = Need()
@@ -83,13 +92,14 @@ class Grower:
             for (asked, amounts, constraints), pods in groups.items()
         ]
         self.need = await last_of(needed(waiting, empties, self._coming(types, by_type)))
-        found: list[Wanted] = []
         lists = list(groups.values())
-        for new in self.need.nodes[:_MOST_NODES]:
-            pods = [pod for place, number in new.pods.items() for pod in lists[place][:number]]
-            room = await self._room(types[new.type], by_type.get(types[new.type], ()), pods)
-            found += [] if room is None else [room]
-        return found
+        nodes = [
+            (types[new.type], [pod for place, number in new.pods.items() for pod in lists[place][:number]])
+            for new in self.need.nodes
+        ]
+        present = self._parts.followed.hostnames()
+        most = min(_MOST_NODES, max(1, _MOST_NAMED // (len(present) or 1)))
+        return [await self._room(node_type, present, pods) for node_type, pods in _in_turn(nodes)[:most]]
 
     async def _still_without_room(self, refused: Sequence[Refused]) -> Sequence[Refused]:
         """Leave out pods for which there is room by now: kube-scheduler is about to try them again."""
@@ -153,31 +163,12 @@ class Grower:
             (place, empties[place]) for place in likely
         ]
 
-    async def _room(self, node_type: NodeType, nodes: Sequence[Candidate], pods: Sequence[Refused]) -> Wanted | None:
-        first = pods[0]
-        names = set(self._names[first.constraints])
-        present = [node for node in nodes if node.name in names]
-        ready = [
-            node for node in nodes if (kept := self._parts.followed.nodes.get(node.name)) is not None and kept.ready
-        ]
-        amount = beyond(present, ready or [self._types[node_type]])
-        about = [f"{each.pod.namespace}/{each.pod.name}" for each in pods]
-        if amount is None:
-            _log.warning(
-                "a node is needed that no autoscaler can be asked for: the nodes of this type differ too much in what "
-                "is in whole use",
-                extra={"pods": ", ".join(about[:10]), "once_per_s": 600},
-            )
-            return None
-        largest = max((each.pod.amounts for each in pods), key=lambda amounts: (amounts.cpu_milli, amounts.memory_mib))
-        return Wanted(
-            next(each.name for each in self._parts.resources if each.kind is amount.kind),
-            amount.amount,
-            await self._terms_of(first),
-            self._labels(node_type),
-            largest,
-            tuple(about),
-        )
+    async def _room(self, node_type: NodeType, present: tuple[str, ...], pods: Sequence[Refused]) -> Wanted:
+        # Always the same pod stands for the same ones: what is asked changes only if something of it does.
+        pods = sorted(pods, key=lambda each: (each.constraints, each.pod.created, each.pod.uid))
+        amounts = max((each.pod.amounts for each in pods), key=lambda amounts: (amounts.cpu_milli, amounts.memory_mib))
+        about = tuple(f"{each.pod.namespace}/{each.pod.name}" for each in pods)
+        return Wanted(await self._terms_of(pods[0]), present, self._labels(node_type), amounts, about)
 
     def _labels(self, node_type: NodeType) -> Mapping[str, str]:
         """Return the labels that tell nodes of a type from those of the others, as far as the agents write some."""
@@ -194,8 +185,17 @@ class Grower:
                 raw = await self._parts.client.get(PODS, pod.name, namespace=pod.namespace, timeout_s=_CALL_S)
             except NotFoundError:
                 return {}
-            found = terms_of(msgspec.json.decode(raw).get("spec") or {})
+            with translated(Call("get", PODS.plural, namespace=pod.namespace, name=pod.name)):
+                found = terms_of(decoded(_SPEC, raw, "pod").spec)
             if len(self._terms) >= _MOST_KINDS:
                 self._terms.clear()
             self._terms[refused.constraints] = found
         return found
+
+
+def _in_turn(nodes: Sequence[tuple[NodeType, list[Refused]]]) -> Sequence[tuple[NodeType, list[Refused]]]:
+    """Return nodes one for each namespace in turn, so that no namespace takes all that are asked for."""
+    by_namespace: dict[str, list[tuple[NodeType, list[Refused]]]] = {}
+    for node in nodes:
+        by_namespace.setdefault(node[1][0].pod.namespace, []).append(node)
+    return [node for turn in zip_longest(*by_namespace.values()) for node in turn if node is not None]
