@@ -24,8 +24,8 @@ from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Amounts, Kind
-from gpu_device_plugin.fleet import View
 from gpu_device_plugin.fleet_judge import Judge
+from gpu_device_plugin.fleet_view import View
 from gpu_device_plugin.programs.extender.workload_learning import Learner
 
 if TYPE_CHECKING:

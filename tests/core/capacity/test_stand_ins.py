@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from gpu_device_plugin.core.model.resources import Amounts
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 ZONES = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
-AFFINITY = {REQUIRED: {"nodeSelectorTerms": [ZONES, {"matchFields": []}]}}
+AFFINITY: dict[str, Any] = {REQUIRED: {"nodeSelectorTerms": [ZONES, {"matchFields": []}]}}
 ELSEWHERE = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["n1", "n2"]}
 TERMS: dict[str, Any] = {
     "nodeSelector": {"pool": "gpu"},
@@ -33,9 +34,7 @@ OWNERS = [{"apiVersion": "v1", "kind": "Pod", "name": "extender", "uid": "1"}]
 
 
 def wanted(cpu_milli: int = 500, *pods: str, **changed: Any) -> Wanted:
-    return Wanted(
-        **{"terms": TERMS, "present": ("n1", "n2"), "amounts": Amounts(cpu_milli, 64), "pods": pods} | changed
-    )
+    return replace(Wanted(TERMS, ("n1", "n2"), amounts=Amounts(cpu_milli, 64), pods=pods), **changed)
 
 
 def template(each: Wanted) -> dict[str, Any]:

@@ -6,14 +6,13 @@ import json
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.contract.keys import HELD_ROOM, KEEPS, MOVE_REFUSED, MOVE_TO, STAND_IN
+from gpu_device_plugin.core.contract.keys import HELD_ROOM, HOSTNAME, KEEPS, MOVE_REFUSED, MOVE_TO, STAND_IN
 from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.builders import GPU_MEM
 from tests.patience import rounds
 from tests.programs.extender.harness import ALLOCATION, NODE_GPUS, QUICK, RIGHTS, gpus, world
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping
+    from collections.abc import AsyncIterator, Iterable
 
     from gpu_device_plugin.programs.extender.extender_program import ExtenderTimings
     from tests.programs.extender.harness import ExtenderWorld
@@ -53,8 +52,8 @@ def node(w: ExtenderWorld, name: str, *sizes: int, created: str = LONG_AGO, **re
     """Add a node that shares GPUs, by default an old one."""
     labels = {"gpushare": "true", **rest.pop("labels", {})}
     annotations = {NODE_GPUS: gpus(name, *sizes, **rest)} if sizes else {}
-    offered: Mapping[str, int] = {"mem": sum(sizes), "count": len(sizes)} if sizes else {}
-    body = builders.node(name, labels=labels, annotations=annotations, **offered)
+    mem, count = (sum(sizes), len(sizes)) if sizes else (None, None)
+    body = builders.node(name, labels=labels, annotations=annotations, mem=mem, count=count)
     if created:
         body["metadata"]["creationTimestamp"] = created
     w.api.add(body)
@@ -88,7 +87,7 @@ def pod(
     return str(made["metadata"]["uid"])
 
 
-def annotations(w: ExtenderWorld, name: str) -> dict[str, str]:
+def notes_on(w: ExtenderWorld, name: str) -> dict[str, str]:
     """Return the annotations of a node."""
     found: dict[str, str] = w.api.get("nodes", name)["metadata"].get("annotations", {})
     return found
@@ -101,13 +100,13 @@ def annotate(w: ExtenderWorld, name: str, **changes: str | None) -> None:
 
 def held(w: ExtenderWorld, name: str) -> dict[str, dict[str, int]]:
     """Return what is held on a node, by the annotation: shares by GPU for the replacement of each pod."""
-    said = json.loads(annotations(w, name).get(HELD_ROOM, "{}"))
+    said = json.loads(notes_on(w, name).get(HELD_ROOM, "{}"))
     return {uid: room["gpus"] for uid, room in said.items()}
 
 
 def kept(w: ExtenderWorld, name: str) -> str | None:
     """Return what says that the Cluster Autoscaler must not remove a node."""
-    return annotations(w, name).get(KEPT)
+    return notes_on(w, name).get(KEPT)
 
 
 def taint(w: ExtenderWorld, name: str, *taints: Json) -> None:
@@ -149,9 +148,13 @@ def stand_ins(w: ExtenderWorld) -> list[Json]:
     ]
 
 
-def amounts(found: Iterable[Json]) -> list[int]:
-    """Return how much gpu-mem pods ask for."""
-    return sorted(int(each["spec"]["containers"][0]["resources"]["limits"][GPU_MEM]) for each in found)
+def nodes_left_out(pod: Json) -> list[str]:
+    """Return the host names of the nodes that a stand-in never goes to."""
+    affinity = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    (term,) = affinity["nodeSelectorTerms"]
+    (condition,) = [each for each in term["matchExpressions"] if each["key"] == HOSTNAME]
+    assert condition["operator"] == "NotIn"
+    return list(condition["values"])
 
 
 async def some_rounds(w: ExtenderWorld, count: int = 8) -> None:

@@ -17,12 +17,12 @@ from tests.programs.extender.capacity.capacity_world import (
     KARPENTER,
     KEPT,
     annotate,
-    annotations,
     capacity_world,
     cordon,
     held,
     kept,
     node,
+    notes_on,
     pod,
     some_rounds,
     taint,
@@ -50,13 +50,13 @@ async def test_a_node_is_kept_as_long_as_its_pods_have_no_other_place() -> None:
         pod(w, "b-1", 5, rs="y", at=("b", 1))
         await w.start()
         await w.until(lambda: kept(w, "a") == "true" and kept(w, "b") == "true")
-        mark = json.loads(annotations(w, "a")[KEPT_NODE])
+        mark = json.loads(notes_on(w, "a")[KEPT_NODE])
         assert mark["keys"] == [KEPT, KARPENTER]
         assert "default/p" in mark["why"]
 
         w.finish("b-0")
         await w.until(lambda: kept(w, "a") is None)
-        assert not {KEPT_NODE, KEPT, KARPENTER} & annotations(w, "a").keys()
+        assert not {KEPT_NODE, KEPT, KARPENTER} & notes_on(w, "a").keys()
         await w.until(lambda: kept(w, "b") == "true")
 
 
@@ -94,11 +94,11 @@ async def test_what_a_person_wrote_is_never_touched(value: str) -> None:
         annotate(w, "a", **{KEPT: value})
         pod(w, "p", 4, at=("a", 0))
         await w.start()
-        await w.until(lambda: annotations(w, "a").get(KARPENTER) == "true")
+        await w.until(lambda: notes_on(w, "a").get(KARPENTER) == "true")
         assert kept(w, "a") == value
         node(w, "b", 8)
         pod(w, "alone", 1, rs="", at=("b", 0))  # `b` has to stay, so `a` may go
-        await w.until(lambda: KARPENTER not in annotations(w, "a"))
+        await w.until(lambda: KARPENTER not in notes_on(w, "a"))
         await some_rounds(w)
         assert kept(w, "a") == value
 
@@ -115,7 +115,7 @@ async def test_what_a_person_writes_between_decision_and_writing_is_not_touched(
         await w.seen()
         await w.api.carry_out()
         assert kept(w, "a") == "false"
-        assert KEPT_NODE not in annotations(w, "a")
+        assert KEPT_NODE not in notes_on(w, "a")
 
 
 async def test_nodes_that_come_and_go_while_it_is_decided_harm_nobody() -> None:
@@ -170,7 +170,7 @@ async def test_when_an_autoscaler_drains_a_node_the_places_of_its_pods_are_held_
         pod(w, "p-2", 4)
         assert (await w.schedule())["p-2"].node == "b"
         assert w.places("p-2") == {0: 4}
-        await w.until(lambda: HELD_ROOM not in annotations(w, "b"))
+        await w.until(lambda: HELD_ROOM not in notes_on(w, "b"))
         w.finish("q")
         assert (await w.schedule())["thief"].node == "b"
 
@@ -191,7 +191,7 @@ async def test_a_drain_by_hand_has_room_held_once_a_replacement_waits() -> None:
         pod(w, "p-2", 4)
         await w.until(lambda: held(w, "b") == {uid: {"0": 4}})
         assert (await w.schedule())["p-2"].node == "b"
-        await w.until(lambda: HELD_ROOM not in annotations(w, "b"))
+        await w.until(lambda: HELD_ROOM not in notes_on(w, "b"))
         await some_rounds(w)
         assert not held(w, "b"), "its replacement has a place, and needs no other"
 
@@ -205,7 +205,7 @@ async def test_a_drain_that_is_given_up_gives_the_room_back() -> None:
         taint(w, "a", GOING)
         await w.until(lambda: uid in held(w, "b"))
         taint(w, "a")
-        await w.until(lambda: HELD_ROOM not in annotations(w, "b"))
+        await w.until(lambda: HELD_ROOM not in notes_on(w, "b"))
         assert w.only.free("b") == [8]
 
 
@@ -250,7 +250,7 @@ async def test_held_room_is_given_back_when_its_time_is_over() -> None:
         annotate(w, "a", **{HELD_ROOM: json.dumps(past)})
         await w.start()
         assert w.only.free("a") == [8]
-        await w.until(lambda: HELD_ROOM not in annotations(w, "a"))
+        await w.until(lambda: HELD_ROOM not in notes_on(w, "a"))
         pod(w, "p", 8)
         assert (await w.schedule())["p"].node == "a"
 
@@ -293,4 +293,4 @@ async def test_the_next_extender_holds_what_the_node_says_and_gives_it_to_the_re
         found = await w.schedule()
         assert found["p-2"].node == "b"
         assert not found["thief"].node
-        await w.until(lambda: HELD_ROOM not in annotations(w, "b"))
+        await w.until(lambda: HELD_ROOM not in notes_on(w, "b"))

@@ -13,12 +13,12 @@ from gpu_device_plugin.testing.cluster.cluster_requests import Answer
 from tests.patience import rounds
 from tests.programs.extender.capacity.capacity_world import (
     GRANTED,
-    annotations,
     capacity_world,
     cordon,
     going,
     held,
     node,
+    notes_on,
     pod,
     refusal,
     said,
@@ -57,7 +57,7 @@ async def test_a_pod_is_moved_to_the_gpu_that_was_named() -> None:
 
         assert await replaced(w, "p", "p-2") == "b"
         assert w.places("p-2") == {1: 4}
-        await w.until(lambda: HELD_ROOM not in annotations(w, "b"))
+        await w.until(lambda: HELD_ROOM not in notes_on(w, "b"))
         assert w.only.free("b") == [6, 4]
 
 
@@ -176,7 +176,7 @@ async def test_a_disruption_budget_that_allows_nothing_is_obeyed_and_the_room_gi
         wants(w, "p", "b")
         await w.until(lambda: "PodDisruptionBudget allows no disruption" in refusal(w, "p"))
         assert not going(w, "p")
-        await w.until(lambda: HELD_ROOM not in annotations(w, "b"))
+        await w.until(lambda: HELD_ROOM not in notes_on(w, "b"))
         assert w.only.free("b") == [8]
 
 
@@ -230,7 +230,7 @@ async def test_an_eviction_that_fails_gives_the_room_back() -> None:
         await w.start()
         wants(w, "p", "b")
         await w.until(lambda: bool(refusal(w, "p")))
-        await w.until(lambda: HELD_ROOM not in annotations(w, "b") and w.only.free("b") == [8])
+        await w.until(lambda: HELD_ROOM not in notes_on(w, "b") and w.only.free("b") == [8])
         wants(w, "p", "b")
         assert await replaced(w, "p", "p-2") == "b"
 
@@ -286,7 +286,7 @@ async def test_an_extender_that_stopped_before_the_eviction_is_followed_by_one_t
         await w.until(lambda: going(w, "p"))
         assert held(w, "b") == {uid: {"0": 4}}
         assert await replaced(w, "p", "p-2") == "b"
-        await w.until(lambda: HELD_ROOM not in annotations(w, "b"))
+        await w.until(lambda: HELD_ROOM not in notes_on(w, "b"))
 
 
 async def test_an_extender_that_stopped_after_the_eviction_is_followed_by_one_that_holds_the_room() -> None:
@@ -350,7 +350,7 @@ async def test_of_two_extenders_the_second_knows_the_room_of_the_first_and_does_
         pod(w, "p-2")
         w.finish("p")
         assert (await w.schedule(second))["p-2"].node == "b"
-        await w.until(lambda: HELD_ROOM not in annotations(w, "b"))
+        await w.until(lambda: HELD_ROOM not in notes_on(w, "b"))
         await w.until(lambda: first.free("b") == second.free("b") == [4])
         assert uid not in held(w, "b")
 
@@ -401,7 +401,7 @@ async def test_a_plan_stops_at_the_first_surprise() -> None:
         await w.schedule()
         await w.until(lambda: any("a plan is stopped" in line for line in w.logs))
         assert w.api.count("create", "pods/eviction") == 1
-        await w.until(lambda: HELD_ROOM not in annotations(w, "a"))
+        await w.until(lambda: HELD_ROOM not in notes_on(w, "a"))
 
 
 async def test_a_plan_stops_where_a_replacement_does_not_come_into_its_room() -> None:

@@ -68,7 +68,7 @@ class ApiDouble:
 
     @staticmethod
     def _error(kind: type[ApiError]) -> ApiError:
-        return kind("no", Call("patch", "nodes"))
+        return kind(Call("patch", "nodes"), "no")
 
 
 def done(work: Coroutine[Any, Any, None]) -> None:
