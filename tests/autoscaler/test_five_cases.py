@@ -78,6 +78,19 @@ async def test_six_pods_of_which_a_node_takes_four_get_two_nodes(tmp_path: Path,
         assert cluster.cloud.calls == [("more", 1), ("more", 1)], str(cluster)
 
 
+async def test_a_node_comes_when_every_present_one_is_used_in_another_way(tmp_path: Path, how: str) -> None:
+    """One offers no GPU whole, the other no shares: whichever the autoscaler takes as its example lacks something."""
+    async with growing(tmp_path, how) as cluster:
+        await full_of_fives(cluster)
+        await cluster.grown(age_s=AGED_S)
+        await cluster.deployment("whole", 4, count=1)
+        await cluster.placed(8)
+        await cluster.pod("eight", mem=8)
+        await cluster.placed(9)
+        await cluster.loops(10)
+        assert cluster.cloud.calls == [("more", 1)], str(cluster)
+
+
 async def test_a_node_whose_agent_is_late_is_waited_for(tmp_path: Path, how: str) -> None:
     """Ready without GPUs it would be no help by the sums, and the autoscaler buys another in every round."""
     async with growing(tmp_path, how, boot_s=2.0, agent_s=8.0, taint=STARTUP_TAINT) as cluster:
