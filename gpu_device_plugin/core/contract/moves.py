@@ -60,18 +60,22 @@ def write_destination(destination: Destination) -> str:
 
 
 def read_held(annotations: Mapping[str, str]) -> tuple[HeldRoom, ...]:
-    """Return the room that the annotations of a node hold. What cannot be read holds none."""
+    """Return the room that the annotations of a node hold. An entry that cannot be read holds none."""
     text = annotations.get(HELD_ROOM, "")
     try:
         entries = json.loads(text) if 0 < len(text) <= _LONGEST else {}
-        return tuple(
-            HeldRoom(
-                _name(uid), _name(each["namespace"]), _name(each["owner"]), _shares(each["gpus"]), _time(each["until"])
-            )
-            for uid, each in entries.items()
-        )
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (ValueError, RecursionError):
         return ()
+    found = (_room(uid, each) for uid, each in entries.items()) if isinstance(entries, dict) else ()
+    return tuple(room for room in found if room is not None)
+
+
+def _room(uid: str, entry: Any) -> HeldRoom | None:
+    try:
+        namespace, owner = _name(entry["namespace"]), _name(entry["owner"])
+        return HeldRoom(_name(uid), namespace, owner, _shares(entry["gpus"]), _time(entry["until"]))
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None
 
 
 def write_held(held: Iterable[HeldRoom]) -> str | None:

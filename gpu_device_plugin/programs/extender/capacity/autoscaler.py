@@ -8,14 +8,17 @@ from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.cluster.client.answers import translated
 from gpu_device_plugin.cluster.client.api_client import PatchType
-from gpu_device_plugin.cluster.client.errors import ConflictError, NotFoundError
-from gpu_device_plugin.cluster.objects.decoding import PODS, ObjectKind, read_metadata
+from gpu_device_plugin.cluster.client.errors import Call, ConflictError, NotFoundError
+from gpu_device_plugin.cluster.objects.decoding import PODS, ObjectKind, ObjectMeta, read_metadata
 from gpu_device_plugin.core.capacity.stand_ins import UNSCHEDULABLE, buffer_of, named, pod_of
 from gpu_device_plugin.core.contract.keys import STAND_IN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    import msgspec
 
     from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.core.capacity.stand_ins import Wanted
@@ -95,7 +98,7 @@ class Autoscaler:
                 with suppress(ConflictError):
                     body = pod_of(name, self.namespace, template, await self._owned())
                     made = await self._client.create(PODS, body, namespace=self.namespace, timeout_s=_CALL_S)
-                    await self._tell(name, read_metadata(made).uid)
+                    await self._tell(name, _meta(made).uid)
                     self._log(name, template)
 
     async def _tell(self, name: str, uid: str) -> None:
@@ -125,7 +128,7 @@ class Autoscaler:
 
     async def _names(self, version: str) -> set[str]:
         return {
-            read_metadata(raw).name
+            _meta(raw).name
             async for page in self._client.pages(_BUFFERS[version], namespace=self.namespace, labels=STAND_IN)
             for raw in page.items or ()
         }
@@ -153,7 +156,7 @@ class Autoscaler:
         if self._owners is None:
             try:
                 raw = await self._client.get(PODS, self.own_pod, namespace=self.namespace, timeout_s=_CALL_S)
-                meta = read_metadata(raw)
+                meta = _meta(raw)
                 self._owners = [{"apiVersion": "v1", "kind": "Pod", "name": meta.name, "uid": meta.uid}]
             except NotFoundError:
                 self._owners = []
@@ -162,3 +165,9 @@ class Autoscaler:
     def _log(self, name: str, template: Mapping[str, Any]) -> None:
         about = dict(template["metadata"]["annotations"])
         _log.info("a new node is asked for", extra={"object": name, "pods": ", ".join(about.values())})
+
+
+def _meta(raw: bytes | msgspec.Raw) -> ObjectMeta:
+    """Return the metadata of an object in an answer. Raises UnavailableError if it is none."""
+    with translated(Call("get", _TEMPLATES.plural)):
+        return read_metadata(raw)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from gpu_device_plugin.aio.waiting import together
 from gpu_device_plugin.cluster.client.config import SERVICE_ACCOUNT
@@ -20,14 +20,15 @@ from gpu_device_plugin.programs.extender.capacity.starting import Opener
 from gpu_device_plugin.settings.common import own_namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable, Sequence
+    from collections.abc import Awaitable, Callable, Hashable
 
-    from gpu_device_plugin.core.capacity.stand_ins import Wanted
     from gpu_device_plugin.fleet_judge import Judge
     from gpu_device_plugin.programs.extender.capacity.parts import Parts
     from gpu_device_plugin.programs.extender.resizing import Leadership
     from gpu_device_plugin.programs.extender.waiting import WaitingObserved
     from gpu_device_plugin.settings.extender import ExtenderSettings
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -84,7 +85,6 @@ class Capacity:
             own_pod=settings().holder(),
             clock=parts.clock,
         )
-        self._wanted: Sequence[Wanted] = ()
         self._term: Hashable | None = None
         self._active_at = 0.0
         self._decided: tuple[int, int] | None = None
@@ -139,6 +139,8 @@ class Capacity:
             await step()
         except ApiError as error:
             _told(error)
+        except Exception:  # noqa: BLE001 - whatever is wrong here, pods have to be scheduled
+            _log.exception("a step of the care for the cluster's capacity failed", extra={"once_per_s": 60})
 
     async def _shelter(self) -> None:
         self._parts.holds.expire()
@@ -150,16 +152,14 @@ class Capacity:
         how = self._settings().grow
         if how != "off":
             # The time of the API's answers does not count: what is wanted no longer has to go soon.
-            if await self._resting("grow", self._work_out):
+            wanted = await self._resting("grow", self.grower.wanted)
+            if wanted is not None:
                 # Of pods that this one has not been asked about, the extender that was active before knew more.
                 new = self._parts.clock() - self._active_at < _ASKED_S
                 keep = new and self._waiting.undecided(self._settled_s)
-                await self._autoscaler.ask(self._wanted, how, keep=keep)
+                await self._autoscaler.ask(wanted, how, keep=keep)
         elif self._parts.followed.stand_ins:  # of a time when it was on
             await self._autoscaler.ask([], "stand-ins", keep=False)
-
-    async def _work_out(self) -> None:
-        self._wanted = await self.grower.wanted()
 
     async def _keep(self) -> None:
         state = self._parts.fleet.now.changed_since(0)[0], self._parts.followed.changes
@@ -168,17 +168,16 @@ class Capacity:
             if await self._resting("keep", work):
                 self._decided = state
 
-    async def _resting(self, name: str, work: Callable[[], Awaitable[None]]) -> bool:
-        """Do what may take seconds in a large cluster; return False: it was done a moment ago."""
+    async def _resting(self, name: str, work: Callable[[], Awaitable[T]]) -> T | None:
+        """Do what may take seconds in a large cluster, and return its result; None: it was done a moment ago."""
         began = self._parts.clock()
         if began < self._rested_at.get(name, began):
-            return False
+            return None
         try:
-            await work()
+            return await work()
         finally:
             now = self._parts.clock()
             self._rested_at[name] = now + _REST * (now - began)
-        return True
 
 
 def _told(error: Exception) -> None:

@@ -113,7 +113,7 @@ class Followed:
 
     def note(self, pod: Pod, raw: msgspec.Raw) -> None:
         """Note what of a pod's JSON decides whether it may be moved, before the pod itself is added."""
-        if self.every_pod and pod.node_name and not pod.ended:
+        if (self.every_pod or MOVE_TO in pod.annotations) and pod.node_name and not pod.ended:
             facts = evictability(raw)
             self._facts[pod.uid] = self._shared.one(repr(facts), lambda: facts)
 

@@ -17,7 +17,7 @@ from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.contract.moves import HeldRoom
 from gpu_device_plugin.core.contract.nodemarks import kept, let_go
 from gpu_device_plugin.programs.extender.capacity.followed import replaceable
-from gpu_device_plugin.programs.extender.capacity.moving import HELD_S
+from gpu_device_plugin.programs.extender.capacity.moving import held_until_s
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -28,12 +28,14 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.extender.capacity.followed import FollowedNode
     from gpu_device_plugin.programs.extender.capacity.parts import Parts
 
+    Changes = Mapping[str, str | None]
+
 _log = logging.getLogger(__name__)
 
 _AT_ONCE = 8
 """Nodes that are written at the same time."""
-_NODES_AT_ONCE = 16
-"""Nodes whose pods are looked at in one step."""
+_PODS_AT_ONCE = 16
+"""Pods that are looked at in one step."""
 _CALL_S = 5.0
 _HELD = "room is held on it for pods that are being moved"
 _ALONE = "it has a pod that no controller replaces"
@@ -47,46 +49,60 @@ class Keeper:
     latest: Leaving = field(default_factory=Leaving, init=False)
     """The latest decision."""
 
-    async def mark(self) -> None:
-        """Decide which nodes may go, and write on the others that they must not. Raises ApiError."""
+    async def mark(self) -> bool:
+        """Decide which nodes may go, and write on the others that they must not; return whether all is written.
+
+        Raises ApiError.
+        """
         nodes = self._open()
         followed = {name: self._parts.followed.nodes[name] for name in nodes}
+        others = [node for name, node in self._parts.followed.nodes.items() if name not in nodes]
         tied = dict.fromkeys((at for at, _ in self._parts.holds.rooms.values()), _HELD)
         residents = self._residents(nodes)
         on_nodes: dict[str, list[Resident]] = {}
-        for number, name in enumerate(nodes):
-            if not number % _NODES_AT_ONCE:
+        pods = [(name, pod) for name in nodes for pod in self._parts.followed.on_node(name)]
+        for number, (name, pod) in enumerate(pods):
+            if not number % _PODS_AT_ONCE:
                 await asyncio.sleep(0)
-            for pod in self._parts.followed.on_node(name):
-                if replaceable(pod) is not None:
-                    on_nodes.setdefault(name, []).append(self._resident(residents, pod))
-                elif pod.owner is None:
-                    tied.setdefault(name, _ALONE)
+            if replaceable(pod) is not None:
+                on_nodes.setdefault(name, []).append(self._resident(residents, pod))
+            elif pod.owner is None:
+                tied.setdefault(name, _ALONE)
         self.latest = await last_of(leaving(nodes, on_nodes, tied))
         changes = [
             *((followed[name], kept(followed[name].annotations, why)) for name, why in self.latest.stay.items()),
             *((followed[name], let_go(followed[name].annotations)) for name in self.latest.may_go),
+            # Nobody needs a node that is cordoned or broken and has no pods to lose.
+            *((node, let_go(node.annotations)) for node in others if not self._parts.followed.on_node(node.name)),
         ]
         due = [(node, change) for node, change in changes if change]
-        for first in range(0, len(due), _AT_ONCE):
-            await asyncio.gather(*(self._write(*each) for each in due[first : first + _AT_ONCE]))
+        return await self._write_all(due)
 
-    async def release(self) -> None:
-        """Remove what was written on nodes. Raises ApiError."""
+    async def release(self) -> bool:
+        """Remove what was written on nodes; return whether all is removed. Raises ApiError."""
         self.latest = Leaving()
-        for node in tuple(self._parts.followed.nodes.values()):
-            if change := let_go(node.annotations):
-                await self._write(node, change)
+        nodes = tuple(self._parts.followed.nodes.values())
+        return await self._write_all([(node, change) for node in nodes if (change := let_go(node.annotations))])
 
-    async def _write(self, node: FollowedNode, change: Mapping[str, str | None]) -> None:
+    async def _write_all(self, due: Sequence[tuple[FollowedNode, Changes]]) -> bool:
+        written = True
+        for first in range(0, len(due), _AT_ONCE):
+            done = await asyncio.gather(*(self._write(*each) for each in due[first : first + _AT_ONCE]))
+            written = written and all(done)
+        return written
+
+    async def _write(self, node: FollowedNode, change: Changes) -> bool:
         # Only on the node as it was decided on: a person may have written the same annotations since.
         body = {"metadata": {"resourceVersion": node.version, "annotations": dict(change)}}
         try:
             await self._parts.client.patch(NODES, node.name, body, timeout_s=_CALL_S)
-        except (ConflictError, InvalidError, NotFoundError):
-            return  # the watch shows it as it is now
+        except NotFoundError:
+            return True
+        except (ConflictError, InvalidError):
+            return False  # it has changed since: the watch shows it as it is now
         if node.name in self.latest.stay:
             _log.info("a node is kept from autoscalers", extra={"node": node.name, "why": self.latest.stay[node.name]})
+        return True
 
     def _open(self) -> Mapping[str, Candidate]:
         """Return the nodes that pods with GPUs may come to."""
@@ -150,7 +166,7 @@ class Keeper:
             if pod.owner is None or there is None or unfit(place.pod.ask, there.restricted(place.shares)) is not None:
                 continue
             shares = tuple(place.shares.items())
-            until_s = self._parts.wall() + HELD_S + pod.grace_s
+            until_s = held_until_s(self._parts.wall(), pod)
             self._parts.holds.hold(place.node, HeldRoom(pod.uid, pod.namespace, pod.owner.uid, shares, until_s))
             _log.info(
                 "a place is held for a pod of a node that goes",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.cluster.client.errors import ApiError, ConflictError, ForbiddenError, InvalidError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import PODS
 from gpu_device_plugin.cluster.writers.evictions import EvictionOutcome, evict
+from gpu_device_plugin.core.capacity.terms import NO_TERMS, obstacles
 from gpu_device_plugin.core.cluster.fitting import Unfit, fit
 from gpu_device_plugin.core.cluster.pod_demand import Impossible, ask
 from gpu_device_plugin.core.contract.keys import MOVE_REFUSED, MOVE_TO, MalformedAnnotationError
@@ -19,6 +20,7 @@ from gpu_device_plugin.core.contract.moves import Destination, HeldRoom, read_de
 from gpu_device_plugin.programs.extender.capacity.followed import replaceable
 
 if TYPE_CHECKING:
+    from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.model.pods import Owner, Pod
     from gpu_device_plugin.programs.extender.capacity.parts import Parts
 
@@ -26,8 +28,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-HELD_S = 300.0
-"""How long room is held once the pod has ended: its controller makes the replacement within seconds."""
+_HELD_S, _LONGEST_GRACE_S = 300.0, 3600.0
+"""How long room is held once the pod has ended (its controller makes the replacement within seconds), and how long the
+pod may take to end, of which its owner can write any number."""
 _CALL_S = 5.0
 _POLICY = "binpack"
 MANIFEST = "deploy/optional/capacity.yaml (chart: scheduler.capacity)"
@@ -98,13 +101,11 @@ class Mover:
         asked = ask(pod, self._parts.resources)
         if isinstance(asked, Impossible):
             return asked.sentence
-        there, node = self._parts.fleet.candidates.get(to.node), self._parts.followed.nodes.get(to.node)
-        if there is None or node is None:
-            return f"node {to.node} is not known to the GPU scheduler"
-        if not node.open:
-            return f"node {to.node} is cordoned, not ready, or about to be removed"
-        if there.left is not None and pod.node_name != to.node and not there.left.cover(pod.amounts):
-            return f"node {to.node} has too little CPU or memory left"
+        if not asked.parts:
+            return "it asks for no GPU"
+        there = self._destination(pod, to.node)
+        if isinstance(there, str):
+            return there
         found = fit(asked, there.restricted(dict(to.shares)), _POLICY)
         if isinstance(found, Unfit):
             return f"node {to.node} has not the room any more: {found.sentence}"
@@ -113,8 +114,24 @@ class Mover:
             sums.update(dict(placement.shares))
         return tuple(sorted(sums.items()))
 
+    def _destination(self, pod: Pod, name: str) -> Candidate | str:
+        """Return the node that a pod is to be moved to, or why it cannot go there whatever GPUs are free."""
+        there, node = self._parts.fleet.candidates.get(name), self._parts.followed.nodes.get(name)
+        if there is None or node is None:
+            return f"node {name} is not known to the GPU scheduler"
+        if not node.open:
+            return f"node {name} is cordoned, not ready, or about to be removed"
+        if there.left is not None and pod.node_name != name and not there.left.cover(pod.amounts):
+            return f"node {name} has too little CPU or memory left"
+        terms = self._parts.followed.facts(pod.uid).terms
+        if not self._parts.followed.every_pod:
+            terms = replace(NO_TERMS, tolerations=terms.tolerations)  # the labels of nodes are not known
+        if next(obstacles(node, terms), None) is not None:
+            return f"its own terms, or the node's taints, keep it from node {name}"
+        return there
+
     async def _evicted(self, pod: Pod, owner: Owner, node: str, shares: Shares) -> str:
-        until_s = self._parts.wall() + HELD_S + pod.grace_s
+        until_s = held_until_s(self._parts.wall(), pod)
         self._parts.holds.hold(node, HeldRoom(pod.uid, pod.namespace, owner.uid, shares, until_s))
         try:
             # The next active extender has to know of the room before the pod goes.
@@ -138,3 +155,8 @@ class Mover:
                 return ""
         self._parts.holds.let_go(pod.uid)
         return done.why or "it is gone already"
+
+
+def held_until_s(now_s: float, pod: Pod) -> float:
+    """Return until when room is held for the replacement of a pod that is evicted at `now_s`, in the same time."""
+    return now_s + min(pod.grace_s, _LONGEST_GRACE_S) + _HELD_S

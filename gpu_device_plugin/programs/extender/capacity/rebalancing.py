@@ -50,6 +50,8 @@ class Rebalancer:
     def __post_init__(self) -> None:
         self._moves: deque[Move] = deque()
         """Those that are left of the plan."""
+        self._for = ""
+        """The UID of the waiting pod that the plan makes room for."""
         self._under_way = ""
         """The UID of the pod that was evicted last, until its replacement is bound."""
         self._evicted_at: deque[float] = deque()
@@ -72,7 +74,9 @@ class Rebalancer:
         if self._under_way and not self._parts.holds.was_taken(self._under_way):
             self._stop(self._under_way, "its replacement was not bound in its room")
         self._under_way = ""
-        if self._moves:
+        if self._moves and self._for not in {each.pod.uid for each in self._waiting.without_room(0.0)}:
+            self._stop(self._for, "the pod that it is for does not wait for room any more")
+        elif self._moves:
             await self._next()
         elif self._left() and self._parts.clock() >= self._plan_at:
             await self._plan()
@@ -117,9 +121,10 @@ class Rebalancer:
             about = {"pod": f"{first.pod.namespace}/{first.pod.name}", "moves": len(plan.moves)}
             _log.info("pods are moved so that one that waits has room", extra=about)
             self._moves.extend(plan.moves)
+            self._for = first.pod.uid
 
     def _goal(self, refused: Refused) -> Fits:
-        names = frozenset(self._waiting.names[refused.constraints])
+        names = frozenset(self._waiting.names.get(refused.constraints, ()))
         return Fits(refused.ask, refused.pod.amounts, names, refused.pod.priority)
 
     async def _sites(self) -> Sequence[Site]:
@@ -130,6 +135,7 @@ class Rebalancer:
             if node.rooms and not node.gpus.claims and name in followed.nodes
         }
         open_ = [followed.nodes[name] for name in nodes if followed.nodes[name].open]
+        names = {each.name for each in open_}
         # The eviction itself asks PodDisruptionBudgets.
         residents = Residents(open_, self._parts.resources, {})
         sites = []
@@ -137,7 +143,7 @@ class Rebalancer:
             if not number % _NODES_AT_ONCE:
                 await asyncio.sleep(0)
             there = tuple(self._resident(residents, entry) for entry in fleet.on_node(name) if not entry.settling)
-            sites.append(Site(node, there, followed.nodes[name].open))
+            sites.append(Site(node, there, name in names))
         return sites
 
     def _resident(self, residents: Residents, entry: FleetEntry) -> Resident:
