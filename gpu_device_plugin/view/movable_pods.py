@@ -108,50 +108,58 @@ class Arrangement:
     """By ``namespace/name`` the evictions that each PodDisruptionBudget allows."""
 
 
-def arrangement(
-    views: Sequence[NodeView],
-    raw_nodes: Iterable[msgspec.Raw],
-    raw_pods: Iterable[msgspec.Raw],
-    raw_budgets: Iterable[msgspec.Raw],
-    resources: Sequence[Resource],
-    *,
-    now_s: float,
-) -> Arrangement:
-    """Return the nodes that share GPUs, `views`, with what decides about moves; unreadable objects are left out.
+class ArrangementReader:
+    """Reads nodes and pods, all at once or page by page, and keeps of each only what decides about moves.
 
-    `now_s` is in seconds since the epoch: until when room is held.
+    Unreadable objects are left out.
     """
-    budgets = list(readable(raw_budgets, partial(decoded, kind=_Budget)))
-    allowed = {budget.name: budget.status.disruptions_allowed for budget in budgets}
-    reader = NodeReader((), {HELD_ROOM}.__contains__)
-    records = {node.name: node for node in readable(raw_nodes, reader.read)}
-    open_ = [view for view in views if view.takes_pods and not view.candidate.gpus.problem]
-    residents = Residents(open_, resources, allowed)
-    pods = PodReader([each.name for each in resources], READ_BY_AGENT.__contains__, sums=True, every=True, owners=True)
-    amounts: dict[str, list[Amounts]] = defaultdict(list)
-    known: dict[str, tuple[Pod, Evictability]] = {}
-    waiting: list[tuple[Pod, Resident]] = []
 
-    def read(raw: msgspec.Raw) -> tuple[Pod, _Pod | None]:
-        pod, _ = pods.read(raw)
+    def __init__(self, raw_budgets: Iterable[msgspec.Raw], resources: Sequence[Resource]) -> None:
+        self._resources = tuple(resources)
+        self._budgets = list(readable(raw_budgets, partial(decoded, kind=_Budget)))
+        self._node_reader = NodeReader((), {HELD_ROOM}.__contains__)
+        names = [each.name for each in resources]
+        self._pod_reader = PodReader(names, READ_BY_AGENT.__contains__, sums=True, every=True, owners=True)
+        self._records: dict[str, NodeRecord] = {}
+        self._amounts: dict[str, list[Amounts]] = defaultdict(list)
+        self._known: dict[str, tuple[Pod, Evictability]] = {}
+        self._waiting: list[Pod] = []
+
+    def read_nodes(self, raw_nodes: Iterable[msgspec.Raw]) -> None:
+        """Read nodes."""
+        self._records.update((node.name, node) for node in readable(raw_nodes, self._node_reader.read))
+
+    def read_pods(self, raw_pods: Iterable[msgspec.Raw]) -> None:
+        """Read pods."""
+        for pod, more in readable(raw_pods, self._read):
+            if pod.node_name and not pod.ended:
+                self._amounts[pod.node_name].append(pod.amounts)
+            if more is not None:
+                self._known[pod.uid] = pod, _evictability(more, self._budgets)
+                held_back = pod.deleting or more.spec.scheduling_gates or STAND_IN in pod.labels
+                if not pod.node_name and not held_back:
+                    self._waiting.append(pod)
+
+    def _read(self, raw: msgspec.Raw) -> tuple[Pod, _Pod | None]:
+        pod, _ = self._pod_reader.read(raw)
         return pod, decoded(raw, _Pod) if pod.containers and not pod.ended else None
 
-    for pod, more in readable(raw_pods, read):
-        if pod.node_name and not pod.ended:
-            amounts[pod.node_name].append(pod.amounts)
-        if more is not None:
-            known[pod.uid] = pod, _evictability(more, budgets)
-            held_back = pod.deleting or more.spec.scheduling_gates or STAND_IN in pod.labels
-            if not pod.node_name and not held_back:
-                waiting.append((pod, residents.of(*known[pod.uid])))
-    names = {view.name for view in open_}
-    sites = [
-        _site(view, records[view.name], known, residents, amounts[view.name], now_s=now_s, open_=view.name in names)
-        for view in views
-        if view.name in records
-    ]
-    waiting.sort(key=lambda each: (each[0].created, each[0].uid))
-    return Arrangement(tuple(sites), tuple(pod for _, pod in waiting if pod.ask.parts), allowed)
+    def arrangement(self, views: Sequence[NodeView], *, now_s: float) -> Arrangement:
+        """Return the nodes that share GPUs, `views`, with what decides about moves.
+
+        `now_s` is in seconds since the epoch: until when room is held.
+        """
+        allowed = {budget.name: budget.status.disruptions_allowed for budget in self._budgets}
+        open_ = [view for view in views if view.takes_pods and not view.candidate.gpus.problem]
+        residents, names = Residents(open_, self._resources, allowed), {view.name for view in open_}
+        sites = [
+            _site(view, record, self._known, residents, self._amounts[view.name], now_s=now_s, open_=view.name in names)
+            for view in views
+            if (record := self._records.get(view.name)) is not None
+        ]
+        oldest = sorted(self._waiting, key=lambda pod: (pod.created, pod.uid))
+        waiting = [residents.of(*self._known[pod.uid]) for pod in oldest]
+        return Arrangement(tuple(sites), tuple(pod for pod in waiting if pod.ask.parts), allowed)
 
 
 def _site(

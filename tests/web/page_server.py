@@ -91,6 +91,7 @@ class PageServer:
         app.router.add_get("/api/v1/live", self._live)
         app.router.add_get("/api/v1/nodes/{name}", self._node)
         app.router.add_get("/api/v1/pods/{ns}/{name}", self._pod)
+        app.router.add_get("/api/v1/plans/{ns}/{name}", self._plan)
         app.router.add_post("/api/v1/view", self._view)
         app.router.add_get("/{name:[a-z0-9_.-]*}", _file)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -161,6 +162,13 @@ class PageServer:
             return web.json_response(
                 {"error": f"no pod {request.match_info['ns']}/{request.match_info['name']}"}, status=404
             )
+        return web.json_response(found)
+
+    async def _plan(self, request: web.Request) -> web.Response:
+        pod = request.match_info["ns"], request.match_info["name"]
+        if (found := self.scene.plans.get(pod)) is None:
+            error = "A plan concerns all nodes and their pods: the right to get pods in the whole cluster is missing."
+            return web.json_response({"error": error}, status=403)
         return web.json_response(found)
 
 

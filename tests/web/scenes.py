@@ -34,6 +34,7 @@ class Scene:
         }
     )
     pods: dict[tuple[str, str], Json] = field(default_factory=dict)
+    plans: dict[tuple[str, str], Json] = field(default_factory=dict)
 
     def node(self, name: str) -> Json:
         """Return a node by name."""

@@ -229,6 +229,93 @@ async def test_a_pod_that_is_not_there_is_said(browser: Browser) -> None:
         await tab.until("document.querySelector('#drawer').innerText.includes('no pod training/finetune-70b')")
 
 
+WAITS = {
+    "namespace": "training",
+    "name": "finetune-70b",
+    "phase": "Pending",
+    "containers": [{"name": "main", "asks": {"aliyun.com/gpu-mem": 16}}],
+}
+STRAY = [
+    {"pod": f"research/x{number:02}", "node": "t4-1", "why": "no controller would replace it"} for number in range(12)
+]
+PLAN = {
+    "version": 1,
+    "plans": [{"for": "training/finetune-70b", "found": True, "fewestPossible": 1, "exact": False, "moves": [
+        {"pod": "default/web-0", "from": {"node": "t4-1", "gpus": [0]}, "to": {"node": "h100-1", "gpus": {"2": 5}}},
+        {"pod": HOSTILE, "from": {"node": "t4-1", "gpus": [0, 1]}, "to": {"node": "gone", "gpus": {"0": 2, "1": 2}}},
+    ]}],
+    "gpus": [
+        {"node": "t4-1", "gpu": 0, "before": {"default/web-0": 5}, "freeBefore": 10, "after": {"training/finetune-70b (new)": 15}, "freeAfter": 0},
+        {"node": "gone", "gpu": 1, "before": {}, "freeBefore": 4, "after": {HOSTILE: 0}, "freeAfter": 0},
+    ],
+    "stays": [*STRAY, {"pod": "default/db-0", "node": "h100-1", "why": "its PodDisruptionBudget allows no disruption"}],
+    "verdict": "2 moves make room for training/finetune-70b. There may be a plan with fewer, though none with fewer than 1.",
+    "notes": ["The right to list poddisruptionbudgets.policy in the whole cluster is missing: the API server may refuse evictions that the plan counts on."],
+}  # fmt: skip
+PLANNED = "document.querySelector('.plan > p').innerText.length > 0 && !document.querySelector('.plan > p').innerText.endsWith('…')"
+
+
+async def test_a_plan_for_a_waiting_pod_is_shown_when_it_is_asked_for(browser: Browser) -> None:
+    """It stays while the cluster changes, whatever has the focus."""
+    pod = ("training", "finetune-70b")
+    scene = replace(small(), pods={pod: WAITS, ("default", "web-0"): scenes.web_0()}, plans={pod: PLAN})
+    async with opened(browser, scene) as (tab, server):
+        await tab.click("#waits .pod-name")
+        await tab.until("document.querySelector('.plan button')")
+        assert not any("plans" in path for path in server.asked)
+        await tab.run("document.querySelector('.plan button').focus()")
+        await tab.press("Enter")
+        await tab.until(PLANNED)
+        assert server.asked[-1] == "/api/v1/plans/training/finetune-70b"
+        assert await tab.text(".plan > p[role=status]") == PLAN["verdict"]
+        assert (await tab.text(".plan-moves")).split("\n")[0] == "default/web-0: from t4-1, GPU 0 to h100-1, GPU 2"
+        assert await tab.run("document.querySelectorAll('.plan-moves li').length") == 2
+        rows = "[...document.querySelectorAll('.plan-gpus tbody tr')].map((row) => [...row.cells].map((cell) => cell.innerText))"
+        first, second = await tab.run(rows)
+        assert first == [
+            "t4-1, GPU 0",
+            "default/web-0 (5 GiB)\n10 GiB free",
+            "training/finetune-70b (15 GiB)\nnothing free",
+        ]
+        assert second[:2] == ["gone, GPU 1", "4 shares free"]
+        assert "(the whole GPU)" in second[2]
+        said = await tab.text(".plan-rest")
+        assert "no controller would replace it: research/x00" in said
+        assert "research/x09, 2 more" in said
+        assert "its PodDisruptionBudget allows no disruption: default/db-0" in said
+        await tab.run("document.activeElement.blur()")
+        server.change(waiting=[*scene.cluster["waiting"]])
+        server.change(node("marker", gpu(0, "marker", T4)))
+        await tab.until("document.querySelector('[data-node=marker]')")
+        await tab.run("new Promise((done) => setTimeout(done, 1200))")
+        assert await tab.text(".plan > p[role=status]") == PLAN["verdict"]
+    async with opened(browser, scene, "?lang=zh&pod=training/finetune-70b") as (tab, _):
+        await tab.until("document.querySelector('.plan button')")
+        await tab.click(".plan button")
+        await tab.until(PLANNED)
+        said = await tab.text(".plan")
+        for expected in (
+            "移动 2 次可为 training/finetune-70b 腾出空间",
+            "GPU 0 移到 h100-1",
+            "没有控制器会重建它",
+            "可能拒绝方案所依赖的驱逐",
+        ):
+            assert expected in said
+
+
+async def test_why_there_is_no_plan_is_said(browser: Browser) -> None:
+    scene = replace(small(), pods={("training", "finetune-70b"): WAITS, ("default", "web-0"): scenes.web_0()})
+    async with opened(browser, scene, "?pod=training/finetune-70b") as (tab, _):
+        tab.expected = ("403",)
+        await tab.until("document.querySelector('.plan button')")
+        await tab.click(".plan button")
+        await tab.until(PLANNED)
+        assert "the right to get pods in the whole cluster is missing" in await tab.text(".plan")
+    async with opened(browser, scene, "?pod=default/web-0") as (tab, _):
+        await tab.until("document.querySelector('#drawer:not([hidden]) .events')")
+        assert await tab.run("document.querySelector('.plan')") is None
+
+
 async def test_the_panel_of_a_node_follows_it(browser: Browser) -> None:
     async with opened(browser, small(), "?panel=t4-1") as (tab, server):
         await tab.until("document.querySelector('#drawer:not([hidden]) .gpu')")

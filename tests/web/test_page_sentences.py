@@ -8,11 +8,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.client.errors import Call
+from gpu_device_plugin.core.capacity.movable import Move, Resident, Stays
+from gpu_device_plugin.core.capacity.plans import Plan
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_LIMIT, MEMORY_PROMISED
 from gpu_device_plugin.core.model.limits import CHOOSABLE
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.report.finding import note
+from gpu_device_plugin.core.report.text.plan_texts import verdict
 from gpu_device_plugin.core.report.why.explanations import Kept, answers, what_makes_room, why_waits
 from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
 from gpu_device_plugin.core.report.why.pod_use import of_pod
@@ -29,11 +32,12 @@ if TYPE_CHECKING:
     from tests.web.browser import Browser
 
 NAMES = re.compile(
-    r"\b(GiB|GPU|MIG|Pod|API|ClusterRole|gpushare-\w+|default|list|pods|nodes|XID|x{3,}|Unschedulable|MPS|kubelet|run/gpushare/memory.json)\b"
+    r"\b(GiB|GPU|MIG|Pod|API|ClusterRole|gpushare-\w+|default|list|pods|nodes|XID|x{3,}|Unschedulable|MPS|kubelet|run/gpushare/memory.json|DaemonSet|safe-to-evict|false|emptyDir|hostPath|PodDisruptionBudget|kube-scheduler|ResourceClaim)\b"
 )
 """What stays as it is in every language."""
 RESOURCES = ResourceSettings().offered
 WEB = Pod("u", "default", "web", "a", containers=(Container("xxx", ContainerKind.APP, 0, {RESOURCES[0].name: 4}),))
+MOVE = Move(Resident(pod_on("web", {0: 4})), "n1", "n2", ())
 STATUS = SchedulingStatus("gpushare-scheduler")
 
 
@@ -94,7 +98,16 @@ def sentences() -> list[str]:
         sizes += map(str, of_pod(replace(WEB, running=running), node_view("a", (16,), report=lent), []))
     rights = [Call("list", "pods").missing_right, Call("list", "nodes", namespace="default").missing_right]
     notes = [f"{right[0].upper()}{right[1:]}, so no pods are shown." for right in rights]
-    return [*waits, *rooms, *sizes, *notes, ASKING, NO_NODES]
+    goal = "make room for default/xxx"
+    bounds = [Plan(None, None, exact=True), *(Plan(None, bound, exact=False) for bound in (None, 1, 2))]
+    made = [Plan(moves, len(moves), exact=exact) for moves in ((), (MOVE,), (MOVE, MOVE)) for exact in (True, False)]
+    plans = [verdict(each, goal) for each in (*bounds, *made, Plan((MOVE, MOVE), 1, exact=False))]
+    staying = [str(each) for each in Stays if each not in {Stays.ENDING, Stays.HELD, Stays.PLANNED, Stays.MOVED}]
+    notes += [f"A plan concerns all nodes and their pods: {rights[0]}."]
+    notes += ["1 more pod is not moved.", "2 more pods are not moved."]
+    notes += [f"{rights[0]}: the API server may refuse evictions that the plan counts on."]
+    notes += ["The pod default/xxx does not wait for GPUs by its limits."]
+    return [*waits, *rooms, *sizes, *notes, *plans, *staying, ASKING, NO_NODES]
 
 
 async def test_the_servers_sentences_are_said_in_chinese(browser: Browser) -> None:

@@ -28,7 +28,7 @@ from gpu_device_plugin.core.report.text.printing import counted
 from gpu_device_plugin.programs.commandline import FAILED, OK
 from gpu_device_plugin.programs.kubectl import GRANT, ClusterUnreadableError, unread
 from gpu_device_plugin.programs.terminal import say
-from gpu_device_plugin.view.movable_pods import BUDGETS, arrangement
+from gpu_device_plugin.view.movable_pods import BUDGETS, ArrangementReader
 from gpu_device_plugin.view.objects import readable
 
 if TYPE_CHECKING:
@@ -72,7 +72,10 @@ def plan_moves(
             raise
         raise ClusterUnreadableError(f"{lacking}: a plan needs all of them; {GRANT}") from None
     views = of(raw_nodes, raw_pods, resources, kubectl).views
-    found = arrangement(views, raw_nodes, raw_pods, _budgets(kubectl), resources, now_s=time.time())
+    reader = ArrangementReader(_budgets(kubectl), resources)
+    reader.read_nodes(raw_nodes)
+    reader.read_pods(raw_pods)
+    found = reader.arrangement(views, now_s=time.time())
     if arguments.nodes_free:
         one = plan(found.sites, NodesFree(arguments.nodes_free), found.budgets)
         goal = f"{counted(arguments.nodes_free, 'node')} without GPU pods"

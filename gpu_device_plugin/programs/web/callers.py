@@ -54,7 +54,7 @@ _CREDENTIAL = "authentication.kubernetes.io/credential-id"
 """Each token of a service account has another one (Kubernetes 1.32), so it says nothing about the user."""
 
 Question = tuple[str, str, str]
-"""Verb, resource and namespace; without a namespace the whole cluster is meant."""
+"""Verb, resource (``PLURAL.GROUP`` outside the core group) and namespace; without one the whole cluster is meant."""
 
 
 class User(msgspec.Struct):
@@ -127,12 +127,14 @@ class AccessReviews:
 
     async def _ask(self, user: User, identity: bytes, question: Question, *, urgent: bool) -> bool:
         verb, resource, namespace = question
+        plural, _, group = resource.partition(".")
+        in_group = {"group": group} if group else {}
         spec = {
             "user": user.username,
             "uid": user.uid,
             "groups": list(user.groups),
             "extra": {key: list(values) for key, values in user.extra.items()},
-            "resourceAttributes": {"verb": verb, "resource": resource, "namespace": namespace},
+            "resourceAttributes": {"verb": verb, "resource": plural, "namespace": namespace, **in_group},
         }
         async with self._turns.turn(user.username, urgent=urgent):
             review = await self._client.review(_ACCESS, "SubjectAccessReview", spec, _Review)
@@ -184,6 +186,11 @@ class Caller:
     async def may_see_nodes(self) -> bool:
         """Return whether the user may list nodes, and with them see the GPUs."""
         return self.reviews is None or await self.reviews.allowed(self.identity, ("list", "nodes", ""))
+
+    async def may_see_budgets(self) -> bool:
+        """Return whether the user may list the PodDisruptionBudgets of all namespaces."""
+        question = ("list", "poddisruptionbudgets.policy", "")
+        return self.reviews is None or await self.reviews.allowed(self.identity, question)
 
 
 @dataclass(eq=False, slots=True)

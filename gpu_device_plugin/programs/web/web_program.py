@@ -18,6 +18,7 @@ from gpu_device_plugin.cluster.reflector import ReflectorTiming
 from gpu_device_plugin.programs.lifetime import ReloadingProgram, tls_of
 from gpu_device_plugin.programs.web.callers import ReviewedCallers
 from gpu_device_plugin.programs.web.figures import DEFAULT_TIMING, AgentFigures, FiguresState, FiguresTiming
+from gpu_device_plugin.programs.web.page_plans import PagePlans
 from gpu_device_plugin.programs.web.page_state import PageState
 from gpu_device_plugin.programs.web.streams import Streams, StreamTiming
 from gpu_device_plugin.programs.web.watched import Watched
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 CONNECTIONS = 64
-"""To the API server. Reviews take 12 at most, details 16, figures 8, and what follows the cluster 8, so none waits."""
+"""To the API server. Reviews take 12 at most, details 16, figures 8, a plan 1, and what follows the cluster 8, so none
+waits."""
 _SOON_S = 0.02
 """Until the cluster has been read the page shows nothing, and waits for it."""
 
@@ -87,7 +89,8 @@ class PageServer:
         self.watched = Watched(client, resources, namespace, timings.follow)
         self.page_state = PageState(self.watched, self._figures_state)
         self.streams = Streams(self.page_state, timings.stream)
-        self.routes = PageRoutes(callers, self.page_state, self.streams, client, about, timings.answer_s)
+        plans = PagePlans(client, self.page_state)
+        self.routes = PageRoutes(callers, self.page_state, self.streams, plans, client, about, timings.answer_s)
 
     def _figures_state(self) -> FiguresState:
         if not self.watched.nodes_readable:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
     from gpu_device_plugin.programs.web.callers import Caller, Callers
+    from gpu_device_plugin.programs.web.page_plans import PagePlans
     from gpu_device_plugin.programs.web.page_state import PageState
     from gpu_device_plugin.programs.web.streams import Streams
     from gpu_device_plugin.view.why_pod import Policy
@@ -69,9 +70,13 @@ LARGEST_VIEW = 64 << 10
 """Bytes of a request that says what a reader looks at, the only one with a body."""
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 """A name of Kubernetes: nothing else is sent to the API server."""
+_NO_POD = "This is no name of a pod; write NAMESPACE/NAME."
 _NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _EVENTS, _CONFIGMAPS = ObjectKind("events"), ObjectKind("configmaps")
 _MOST_EXPLAINED = 10
+_PLAN_S = 60.0
+"""How long a request for a plan may take: it reads the whole cluster, and may wait for others. A right that was taken
+away lasts as long, beyond the time for which answers are remembered."""
 _LEARN_S = 0.3
 """How long details wait to be told whose pods the caller may see. Names that are not known by then are left out."""
 
@@ -101,6 +106,7 @@ class PageRoutes:
     callers: Callers
     page_state: PageState
     streams: Streams
+    plans: PagePlans
     client: Client
     about: AboutPage
     within_s: float
@@ -115,18 +121,26 @@ class PageRoutes:
             self._data("live", self._live),
             self._data("nodes/", self._node),
             self._data("pods/", self._pod),
+            self._data("plans/", self._plan, within_s=_PLAN_S),
             self._data("view", self._view, method="POST"),
             Route("GET", "/", self._file, headers=_READ),
         )
 
     def _data(
-        self, path: str, answer: Callable[[Request, Caller], Awaitable[Page | Stream]], *, method: str = "GET"
+        self,
+        path: str,
+        answer: Callable[[Request, Caller], Awaitable[Page | Stream]],
+        *,
+        method: str = "GET",
+        within_s: float = 0.0,
     ) -> Route:
+        most_s = max(self.within_s, within_s)
+
         async def checked(request: Request) -> Page | Stream:
             if (refusal := self._wrong_host(request)) is not None:
                 return refusal
             try:
-                async with asyncio.timeout(self.within_s):
+                async with asyncio.timeout(most_s):
                     caller = await self.callers.caller(_token(request))
                     if caller is not None:
                         return await answer(request, caller)
@@ -134,7 +148,7 @@ class PageRoutes:
                         return _error(401, "Give the token of an account of this cluster.", login="token")
                     return _error(401, "Open the page by the address that the command printed; it ends in a token.")
             except TimeoutError:
-                return _error(502, f"The API server did not answer within {self.within_s:g} s; try again.")
+                return _error(502, f"The API server did not answer within {most_s:g} s; try again.")
             except (ApiError, UnreadableObjectError) as error:
                 return self._unread(error)
 
@@ -186,15 +200,29 @@ class PageRoutes:
         return _json({"node": node_document(scope.of(node.view))})
 
     async def _pod(self, request: Request, caller: Caller) -> Page:
-        namespace, _, name = unquote(request.rest).partition("/")
-        if not _NAMESPACE.fullmatch(namespace) or not _NAME.fullmatch(name):
-            return _error(400, "This is no name of a pod; write NAMESPACE/NAME.")
+        if (named := _named(request)) is None:
+            return _error(400, _NO_POD)
+        namespace, name = named
         scope = CallerScope(caller)
         await scope.learn([namespace])
         if not scope.may_see(namespace):
             return _error(403, f"You have no right to get pods in the namespace {namespace}.")
         await within(_LEARN_S, scope.learn(self.page_state.namespaces))  # why it waits names pods on nodes
         return _json(await self._details(namespace, name, scope, caller.user))
+
+    async def _plan(self, request: Request, caller: Caller) -> Page:
+        if (named := _named(request)) is None:
+            return _error(400, _NO_POD)
+        pod = "/".join(named)
+        scope = CallerScope(caller)
+        await scope.learn()
+        if not (scope.everything and scope.nodes):
+            right = Call("list", "nodes") if scope.everything else Call("get", "pods")
+            return _error(403, f"A plan concerns all nodes and their pods: {right.missing_right}.")
+        made = await self.plans.document(pod, caller.user, budgets=await caller.may_see_budgets())
+        if made is None:
+            return _error(404, f"The pod {pod} does not wait for GPUs by its limits.")
+        return Page(made, content_type=JSON)
 
     async def _view(self, request: Request, caller: Caller) -> Page:
         try:
@@ -285,6 +313,12 @@ class PageRoutes:
         except (ApiError, UnreadableObjectError) as error:
             return assumed(f"the ConfigMap {CONFIGURATION} cannot be read ({error})")
         return policy_in(found)
+
+
+def _named(request: Request) -> tuple[str, str] | None:
+    """Return the namespace and the name of the pod that a request is about; None: it names none."""
+    namespace, _, name = unquote(request.rest).partition("/")
+    return (namespace, name) if _NAMESPACE.fullmatch(namespace) and _NAME.fullmatch(name) else None
 
 
 def _token(request: Request) -> str:

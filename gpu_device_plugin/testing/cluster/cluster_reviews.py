@@ -28,8 +28,8 @@ class Account:
     groups: tuple[str, ...] = ()
     extra: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     rights: Collection[tuple[str, str, str]] = frozenset()
-    """(verb, resource, namespace); without a namespace the right holds in the whole cluster. Members of
-    ``system:masters`` have all rights."""
+    """(verb, resource, namespace), the resource ``PLURAL.GROUP`` outside the core group; without a namespace the right
+    holds in the whole cluster. Members of ``system:masters`` have all rights."""
 
     def user(self) -> Json:
         """Return the user as a TokenReview has it."""
@@ -67,7 +67,8 @@ def review_access(accounts: Collection[Account], review: Json) -> Json:
         one = "Invalid value: null: exactly one of nonResourceAttributes or resourceAttributes must be specified"
         raise _invalid("resourceAttributes", one)
     asked = spec.get("resourceAttributes", {})
-    resource = "/".join(filter(None, (asked.get("resource", ""), asked.get("subresource", ""))))
+    plural = ".".join(filter(None, (asked.get("resource", ""), asked.get("group", ""))))
+    resource = "/".join(filter(None, (plural, asked.get("subresource", ""))))
     verb, namespace = asked.get("verb", ""), asked.get("namespace", "")
     # Whom a review names, and not what a token says of him, decides.
     rights = {right for account in accounts if account.username == spec.get("user") for right in account.rights}

@@ -118,7 +118,9 @@ def test_json_has_the_same(world: World, capsys: pytest.CaptureFixture[str]) -> 
         "node": "node-a",
         "gpu": 0,
         "before": {"default/web-0": 6},
+        "freeBefore": 9,
         "after": {"default/want (new)": 12},
+        "freeAfter": 3,
     }
     assert document["stays"] == [{"pod": "default/bare", "node": "node-b", "why": "no controller would replace it"}]
 

@@ -97,10 +97,15 @@ def _on(site: Site, position: int) -> Mapping[str, int]:
     }
 
 
+def _free(site: Site, position: int) -> int:
+    """Return the free shares of a GPU."""
+    room = next(room for room in site.node.rooms if room.position == position)
+    return room.free if room.gives_shares else 0
+
+
 def _held(site: Site, position: int) -> str:
     held = [f"{pod} ({_amount(site, shares) if shares else 'whole'})" for pod, shares in _on(site, position).items()]
-    room = next(room for room in site.node.rooms if room.position == position)
-    free = room.free if room.gives_shares else 0
+    free = _free(site, position)
     return ", ".join([*held, f"{_amount(site, free)} free" if free else "nothing free"])
 
 
@@ -143,7 +148,14 @@ def plan_document(plans: Sequence[tuple[str, Plan]], before: Sequence[Site], aft
             for what, found in plans
         ],
         "gpus": [
-            {"node": node, "gpu": position, "before": _on(was, position), "after": _on(then, position)}
+            {
+                "node": node,
+                "gpu": position,
+                "before": _on(was, position),
+                "freeBefore": _free(was, position),
+                "after": _on(then, position),
+                "freeAfter": _free(then, position),
+            }
             for node, position, was, then in changed_gpus(before, after)
         ],
         "stays": [

@@ -5,12 +5,13 @@ import { makeCard, meterOf, updateCard } from "./cards.js";
 import { gpusOf, partName, partsOf, podToOpen } from "./cluster.js";
 import { lookOf } from "./colours.js";
 import { make } from "./dom.js";
+import { planSection } from "./plans.js";
 import { elasticSaying, givenSaying, idleSaying, migId, modelsSaying, partSaying, placeOf, enforcementSaying } from "./sayings.js";
 import { serverSaying } from "./sentences.js";
 import { t } from "./words.js";
 
-/** A pod, as api/v1/pods tells it. */
-export function podDetails(pod, open) {
+/** A pod, as api/v1/pods tells it. `plans`: see `planSection`. */
+export function podDetails(pod, open, plans) {
   const why = pod.why ?? [];
   return [
     facts([
@@ -23,6 +24,7 @@ export function podDetails(pod, open) {
       ["uid", pod.uid],
     ]),
     why.length > 0 && section("why", make("pre", { class: "lines", text: why.map(serverSaying).join("\n") })),
+    !pod.node && !pod.deleting && (pod.containers ?? []).some((each) => Object.keys(each.asks ?? {}).length) && planSection(plans),
     section("containers", ...(pod.containers ?? []).map(container)),
     section("events", events(pod.events ?? [])),
   ];

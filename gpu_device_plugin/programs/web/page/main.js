@@ -213,8 +213,10 @@ function showDrawer({ again = false } = {}) {
   if (asked.pod.includes("/")) {
     const [ns, name] = asked.pod.split("/", 2);
     drawer.open(name, async (signal) => {
-      const answer = await ask(`pods/${encodeURIComponent(ns)}/${encodeURIComponent(name)}`, { signal });
-      return podDetails(await answer.json(), open);
+      const path = `${encodeURIComponent(ns)}/${encodeURIComponent(name)}`;
+      const answer = await ask(`pods/${path}`, { signal });
+      const plans = { read: async () => (await ask(`plans/${path}`, { signal })).json(), node: (node) => cluster.nodes.get(node) ?? {} };
+      return podDetails(await answer.json(), open, plans);
     }, { again });
   } else if (asked.panel && cluster.known) {
     const node = cluster.nodes.get(asked.panel);

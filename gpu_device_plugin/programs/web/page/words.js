@@ -209,6 +209,16 @@ const WORDS = {
   age_d: ["{n} d", "{n} 天"],
   shares: ["{n} share|{n} shares", "{n} 份"],
   list_comma: [", ", "，"],
+  plan_ask: ["Which moves would make room?", "移动哪些 Pod 可以腾出空间？"],
+  plan_reading: ["Reading the cluster and looking for a plan …", "正在读取集群并寻找方案…"],
+  plan_move: ["{pod}: from {from} to {to}", "{pod}：从 {from} 移到 {to}"],
+  plan_changes: ["The GPUs that change", "有变化的 GPU"],
+  plan_before: ["Before", "之前"],
+  plan_after: ["After", "之后"],
+  plan_pod: ["{pod} ({amount})", "{pod}（{amount}）"],
+  plan_full: ["nothing free", "无空闲"],
+  plan_stay: ["{why}: {pods}", "{why}：{pods}"],
+  plan_stays: ["Pods that are not moved", "不移动的 Pod"],
 };
 
 export const LANGUAGES = ["en", "zh"];

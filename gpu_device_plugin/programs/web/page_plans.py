@@ -1,0 +1,127 @@
+"""Find which moves of pods make room for a waiting pod, read from the cluster anew: one plan at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from gpu_device_plugin.aio.turns import Turns
+from gpu_device_plugin.cluster.client.errors import Call, ForbiddenError, NotFoundError
+from gpu_device_plugin.cluster.objects.decoding import NODES, PODS
+from gpu_device_plugin.core.capacity.movable import after
+from gpu_device_plugin.core.capacity.places import Fits
+from gpu_device_plugin.core.capacity.plans import planning, settled
+from gpu_device_plugin.core.report.text.plan_texts import plan_document, verdict
+from gpu_device_plugin.core.report.text.printing import counted
+from gpu_device_plugin.view.movable_pods import BUDGETS, ArrangementReader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+
+    from gpu_device_plugin.cluster.client.api_client import Client
+    from gpu_device_plugin.core.capacity.movable import Resident
+    from gpu_device_plugin.core.capacity.plans import Plan
+    from gpu_device_plugin.programs.web.page_state import PageState
+    from gpu_device_plugin.view.movable_pods import Arrangement
+
+_KNOWN_S = 10.0
+"""How long a plan is remembered."""
+_MOST_STAYING = 500
+"""The most pods that are named as not moved: 60 KB."""
+_NOT_ENDED = "status.phase!=Succeeded,status.phase!=Failed"
+_UNKNOWN_BUDGETS = "the API server may refuse evictions that the plan counts on"
+
+
+class PagePlans:
+    """Makes plans, which name pods of all namespaces.
+
+    Nodes and pods are read page by page, as no more than what decides about moves is kept of them. Reading is done
+    beside the event loop and the search on it, in steps of a millisecond or two.
+    """
+
+    def __init__(self, client: Client, page_state: PageState, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._page_state = page_state
+        self._clock = clock
+        self._turns = Turns(1)
+        self._known: dict[tuple[str, bool], tuple[float, bytes]] = {}
+
+    async def document(self, pod: str, user: str, *, budgets: bool) -> bytes | None:
+        """Return the plan for a pod, ``namespace/name``, as JSON; None: it does not wait for GPUs by its limits.
+
+        Users take turns. Without `budgets` PodDisruptionBudgets are left to the API server.
+
+        Raises:
+            ApiError: the cluster cannot be read.
+        """
+        async with self._turns.turn(user):
+            now_s = self._clock()
+            self._known = {key: kept for key, kept in self._known.items() if now_s - kept[0] < _KNOWN_S}
+            if (pod, budgets) in self._known:
+                return self._known[pod, budgets][1]
+            waiting = self._page_state.watched.cluster.waiting_pods
+            made = None
+            if any(f"{each.namespace}/{each.name}" == pod for each in waiting):
+                made = await self._made(pod, budgets=budgets)
+            if made is not None:
+                self._known[pod, budgets] = self._clock(), made
+            return made
+
+    async def _made(self, pod: str, *, budgets: bool) -> bytes | None:
+        lacking = None if budgets else Call("list", BUDGETS.plural, BUDGETS.group)
+        raw: Sequence[msgspec.Raw] = ()
+        if budgets:
+            try:
+                raw = [each async for page in self._client.pages(BUDGETS) for each in page.items or ()]
+            except ForbiddenError as error:
+                lacking = error.call
+            except NotFoundError:
+                pass
+        reader = ArrangementReader(raw, self._page_state.watched.cluster.resources)
+        async for page in self._client.pages(NODES):
+            await asyncio.to_thread(reader.read_nodes, page.items or ())
+        async for page in self._client.pages(PODS, fields=_NOT_ENDED):
+            await asyncio.to_thread(reader.read_pods, page.items or ())
+        views = self._page_state.readable or ()
+        found = await asyncio.to_thread(reader.arrangement, views, now_s=time.time())
+        wanted = next((each for each in found.waiting if str(each) == pod), None)
+        if wanted is None:
+            return None
+        goal = Fits(wanted.ask, wanted.amounts, wanted.nodes, wanted.pod.priority)
+        plan = await _step_by_step(planning(found.sites, goal, found.budgets))
+        notes = [f"{lacking.missing_right}: {_UNKNOWN_BUDGETS}."] if lacking else []
+        return await asyncio.to_thread(_written, found, wanted, plan, notes)
+
+
+async def _step_by_step(steps: Generator[None, None, Plan]) -> Plan:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            found: Plan = done.value
+            return found
+        await asyncio.sleep(0)
+
+
+def _written(found: Arrangement, wanted: Resident, plan: Plan, notes: Sequence[str]) -> bytes:
+    """Return the JSON of `kubectl inspect gpushare plan`, with what there is to say about it.
+
+    Once a plan is found only the pods that stay on its own nodes matter.
+    """
+    then = found.sites if plan.moves is None else settled(after(found.sites, plan.moves), wanted)
+    document: dict[str, Any] = plan_document([(str(wanted), plan)], found.sites, then)
+    touched = {name for move in plan.moves or () for name in (move.origin, move.node)}
+    staying = [each for each in document["stays"] if plan.moves is None or each["node"] in touched]
+    more = len(staying) - _MOST_STAYING
+    said = [*notes, f"{counted(more, 'more pod is', 'more pods are')} not moved."] if more > 0 else notes
+    return msgspec.json.encode(
+        {
+            **document,
+            "stays": staying[:_MOST_STAYING],
+            "verdict": verdict(plan, f"make room for {wanted}"),
+            "notes": [f"{each[:1].upper()}{each[1:]}" for each in said],
+        }
+    )
