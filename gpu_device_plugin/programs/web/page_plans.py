@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,7 +21,7 @@ from gpu_device_plugin.core.report.text.printing import counted
 from gpu_device_plugin.view.movable_pods import BUDGETS, ArrangementReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.core.capacity.movable import Resident
@@ -65,7 +67,8 @@ class PagePlans:
             waiting = self._page_state.watched.cluster.waiting_pods
             made = None
             if any(f"{each.namespace}/{each.name}" == pod for each in waiting):
-                made = await self._made(pod, budgets=budgets)
+                with _collecting_rarely():
+                    made = await self._made(pod, budgets=budgets)
             if made is not None:
                 self._known[pod, budgets] = self._clock(), made
             return made
@@ -94,6 +97,17 @@ class PagePlans:
         plan = await _step_by_step(planning(found.sites, goal, found.budgets))
         notes = [f"{lacking.missing_right}: {_UNKNOWN_BUDGETS}."] if lacking else []
         return await asyncio.to_thread(_written, found, wanted, plan, notes)
+
+
+@contextmanager
+def _collecting_rarely() -> Iterator[None]:
+    """Put off full collections: a large cluster read anew causes several, and each stops the page for 60 ms or more."""
+    usual = gc.get_threshold()
+    gc.set_threshold(usual[0], usual[1], 1000)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
 
 
 async def _step_by_step(steps: Generator[None, None, Plan]) -> Plan:

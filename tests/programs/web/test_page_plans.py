@@ -14,6 +14,7 @@ from gpu_device_plugin.programs.web.callers import ReviewedCallers
 from gpu_device_plugin.programs.web.page_plans import PagePlans
 from gpu_device_plugin.testing.builders import container, node, pod
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
+from gpu_device_plugin.testing.cluster.cluster_requests import Hang
 from gpu_device_plugin.testing.cluster.cluster_reviews import Account
 from tests.patience import eventually
 from tests.programs.web.harness import Page, served, served_by
@@ -219,3 +220,18 @@ async def test_there_are_plans_for_waiting_pods_alone(api: ApiServer, path: str,
     api.add(gated)
     async with served(api) as page:
         assert await read(page, f"api/v1/plans/{path}") == (status, {"error": why})
+
+
+async def test_the_stream_goes_on_beside_a_plan_and_a_reader_who_leaves_holds_up_nobody(api: ApiServer) -> None:
+    api.fail(Hang(), verbs=["list"], resources=["poddisruptionbudgets"], times=1)
+    async with served(api) as page, page.live() as stream:
+        await read(page, "api/v1/session")
+        leaves = asyncio.create_task(page.get(PLAN))
+        await eventually(lambda: api.count("list", "poddisruptionbudgets"))
+        waits = asyncio.create_task(page.get(PLAN))
+        api.add(pod("late", container(mem=12)))
+        await stream.until(lambda shown: "late" in str(shown["waiting"]))
+        assert not waits.done()
+        leaves.cancel()
+        status, told = await waits
+    assert (status, told["plans"][0]["found"]) == (200, True)

@@ -100,6 +100,7 @@ async def test_the_page_over_a_real_cluster(real: RealServer, home: Home, tmp_pa
             (waits,) = shown["waiting"]
             assert (waits["name"], waits["asks"]) == ("waiting", f"{GPU_MEM}: 20 of one GPU")
             assert shown["read"]["live"] is True
+            await a_plan_through_the_proxy(command)
             await client.patch(NODES, "gpu-1", {"spec": {"unschedulable": True}})
             await stream.until(lambda known: known["nodes"]["gpu-1"].get("unschedulable"))
 
@@ -133,6 +134,20 @@ async def test_all_tokens_of_an_account_are_one_user(real: RealServer) -> None:
         assert one == other
 
 
+async def a_plan_through_the_proxy(command: Command) -> None:
+    headers = {"Authorization": f"Bearer {command.token}"}
+    async with (
+        aiohttp.ClientSession() as http,
+        http.get(f"{command.url}/api/v1/plans/default/waiting", headers=headers) as answer,
+    ):
+        plan = await answer.json()
+    assert (answer.status, plan["verdict"], plan["notes"]) == (
+        200,
+        "No moves of pods make room for default/waiting.",
+        [],
+    )
+
+
 async def tokens_of_the_cluster(page: Page) -> None:
     """Admin sees all; the stranger, who is somebody without rights, sees nothing."""
     assert (await page.get("api/v1/session", Authorization="Bearer nobody's"))[0] == 401
@@ -140,6 +155,9 @@ async def tokens_of_the_cluster(page: Page) -> None:
     assert (await page.get("api/v1/session", **admin))[1]["user"] == "admin"
     assert (await page.get("api/v1/pods/default/waiting", **admin))[0] == 200
     assert (await page.get("api/v1/pods/default/waiting", **stranger))[0] == 403
+    status, plan = await page.get("api/v1/plans/default/waiting", **admin)
+    assert (status, plan["verdict"], plan["notes"]) == (200, "No moves of pods make room for default/waiting.", [])
+    assert (await page.get("api/v1/plans/default/waiting", **stranger))[0] == 403
     async with page.live(**stranger) as stream:
         shown = await stream.until(lambda known: "waiting" in known)
     assert (shown["nodes"], shown["waiting"]) == ({}, [])
