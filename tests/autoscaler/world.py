@@ -264,7 +264,12 @@ def live(pod: Json) -> bool:
 
 def node_like(name: str, more: Mapping[str, str]) -> Json:
     """Return a node of the group as its kubelet and its agent describe it."""
-    labels = {"gpu-device-plugin/product": "Tesla-T4", "gpu-device-plugin/product.Tesla-T4": "true", "pool": "gpus"}
+    labels = {
+        "gpushare": "true",
+        "gpu-device-plugin/product": "Tesla-T4",
+        "gpu-device-plugin/product.Tesla-T4": "true",
+        "pool": "gpus",
+    }
     return builders.node(
         name,
         mem=GPUS * SHARES,
