@@ -34,7 +34,7 @@ def annotated(**annotations: str) -> Request:
 
 
 def stand_in(**changed: Any) -> Request:
-    ((name, template),) = named([Wanted("aliyun.com/gpu-mem", 32, {})]).items()
+    ((name, template),) = named([Wanted({}, ("old",))]).items()
     body = pod_of(name, "default", template, [])
     return create({**body, "spec": {**body["spec"], **changed}})
 
