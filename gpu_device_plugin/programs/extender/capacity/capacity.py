@@ -162,7 +162,8 @@ class Capacity:
             await self._autoscaler.ask([], "stand-ins", keep=False)
 
     async def _keep(self) -> None:
-        state = self._parts.fleet.now.changed_since(0)[0], self._parts.followed.changes
+        before = 0 if self._decided is None else self._decided[0]
+        state = self._parts.fleet.now.changed_since(before)[0], self._parts.followed.changes
         if state != self._decided:
             work = self.keeper.mark if self._settings().keep_nodes else self.keeper.release
             if await self._resting("keep", work):

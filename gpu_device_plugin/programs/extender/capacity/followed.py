@@ -14,6 +14,7 @@ from gpu_device_plugin.core.contract.keys import (
     KEPT_NODE,
     MOVE_TO,
     STAND_IN,
+    STARTUP_TAINT,
     SWITCH_LABEL,
 )
 from gpu_device_plugin.core.contract.nodelabels import switched_on
@@ -94,6 +95,12 @@ class Followed:
     """By UID, the pods that stand for wanted room."""
 
     def __post_init__(self) -> None:
+        self.starting: set[str] = set()
+        """The nodes with `STARTUP_TAINT`."""
+        self.marked: set[str] = set()
+        """The nodes that the extender has kept from autoscalers, or did once."""
+        self.draining: set[str] = set()
+        """The nodes that an autoscaler is about to remove, and those that are cordoned."""
         self._on_node: dict[str, dict[str, Pod]] = {}
         self._facts: dict[str, Evictability] = {}
         self._shared: Shared[str, Evictability] = Shared()
@@ -170,12 +177,24 @@ class Followed:
         )
         self.changes += self.nodes.get(node.name) != now
         self.nodes[node.name] = now
+        self._sort(
+            node.name,
+            starting=any(taint.key == STARTUP_TAINT for taint in now.taints),
+            marked=KEPT_NODE in now.annotations,
+            draining=now.unschedulable or now.going,
+        )
         self.holds.put_node(node)
 
     def remove_node(self, name: str) -> None:
         """Forget a node."""
         self.changes += self.nodes.pop(name, None) is not None
+        self._sort(name)
         self.holds.remove_node(name)
+
+    def _sort(self, name: str, *, starting: bool = False, marked: bool = False, draining: bool = False) -> None:
+        """Note which of the few nodes that are looked at all the time one is."""
+        for found, nodes in ((starting, self.starting), (marked, self.marked), (draining, self.draining)):
+            (nodes.add if found else nodes.discard)(name)
 
     def replace_nodes(self, nodes: Sequence[NodeRecord]) -> None:
         """Replace all nodes."""

@@ -81,7 +81,7 @@ class Keeper:
     async def release(self) -> bool:
         """Remove what was written on nodes; return whether all is removed. Raises ApiError."""
         self.latest = Leaving()
-        nodes = tuple(self._parts.followed.nodes.values())
+        nodes = [self._parts.followed.nodes[name] for name in self._parts.followed.marked]
         return await self._write_all([(node, change) for node in nodes if (change := let_go(node.annotations))])
 
     async def _write_all(self, due: Sequence[tuple[FollowedNode, Changes]]) -> bool:
@@ -130,8 +130,9 @@ class Keeper:
         awaited.subtract(
             room.owner for uid, (_, room) in self._parts.holds.rooms.items() if uid not in self._parts.followed.pods
         )
-        for name, node in tuple(self._parts.followed.nodes.items()):
-            if not (node.going or node.unschedulable):
+        for name in tuple(self._parts.followed.draining):
+            node = self._parts.followed.nodes.get(name)
+            if node is None:
                 continue
             leavers = []
             for pod in self._parts.followed.on_node(name):

@@ -43,12 +43,11 @@ class Opener:
     async def open(self) -> None:
         """Remove the taint where it is due. Raises ApiError."""
         candidates = self._parts.fleet.candidates
-        for node in tuple(self._parts.followed.nodes.values()):
-            if node.offers and any(taint.key == STARTUP_TAINT for taint in node.taints):
-                there = candidates.get(node.name)
-                if there is not None and there.rooms and not there.gpus.problem:
-                    with suppress(ConflictError, NotFoundError):  # the watch shows it as it is now
-                        await self._open(node.name)
+        for name in tuple(self._parts.followed.starting):
+            node, there = self._parts.followed.nodes.get(name), candidates.get(name)
+            if node is not None and node.offers and there is not None and there.rooms and not there.gpus.problem:
+                with suppress(ConflictError, NotFoundError):  # the watch shows it as it is now
+                    await self._open(node.name)
 
     async def _open(self, name: str) -> None:
         # The list of taints can only be replaced, with all that others have written in it.
