@@ -89,6 +89,7 @@ bench: $(VENV)/.ready  ## measure speed and size; prints a table
 	$(BIN)/python -m bench.dra
 	$(BIN)/python -m bench.extender
 	$(BIN)/python -m bench.sampling --nodes 1000
+	$(BIN)/python -m bench.need
 	$(BIN)/python -m bench.failover
 	$(BIN)/python -m bench.learning
 	$(BIN)/python -m bench.web

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta, timezone
+
 import pytest
 
-from gpu_device_plugin.core.model.times import epoch_s, rfc3339
+from gpu_device_plugin.core.model.times import epoch_s, micro_time, rfc3339
 
 
 def test_a_time_is_written_in_utc_and_whole_seconds() -> None:
     assert rfc3339(1_795_341_600.9) == "2026-11-22T10:00:00Z"
     assert rfc3339(0) == "1970-01-01T00:00:00Z"
+
+
+def test_events_and_leases_have_microseconds() -> None:
+    moment = datetime(2026, 11, 22, 12, 0, 0, 250, timezone(timedelta(hours=2)))
+    assert micro_time(moment) == "2026-11-22T10:00:00.000250Z"
+    assert micro_time(datetime(1970, 1, 1, tzinfo=UTC)) == "1970-01-01T00:00:00.000000Z"
 
 
 @pytest.mark.parametrize(
