@@ -14,7 +14,7 @@ from gpu_device_plugin.core.capacity.movable import Evictability, Resident, Resi
 from gpu_device_plugin.core.capacity.terms import Requirement  # noqa: TC001 - msgspec reads the annotations
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.usage import Occupant, Usage
-from gpu_device_plugin.core.contract.keys import HELD_ROOM, READ_BY_AGENT, STAND_IN
+from gpu_device_plugin.core.contract.keys import HELD_ROOM, READ_BY_AGENT
 from gpu_device_plugin.core.contract.moves import read_held
 from gpu_device_plugin.view.objects import ApiObject, Named, decoded, readable
 from gpu_device_plugin.view.poddetails import SchedulingSpec
@@ -136,7 +136,7 @@ class ArrangementReader:
                 self._amounts[pod.node_name].append(pod.amounts)
             if more is not None:
                 self._known[pod.uid] = pod, _evictability(more, self._budgets)
-                held_back = pod.deleting or more.spec.scheduling_gates or STAND_IN in pod.labels
+                held_back = pod.deleting or more.spec.scheduling_gates
                 if not pod.node_name and not held_back:
                     self._waiting.append(pod)
 

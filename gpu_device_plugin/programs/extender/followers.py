@@ -13,7 +13,6 @@ from gpu_device_plugin.core.contract.keys import NODE_USE
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.programs.extender.capacity.followed import is_stand_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -53,7 +52,7 @@ class PodStore(Store[Pod | OtherPod]):
         for pod in sorted(arrivals, key=lambda pod: pod.created)[-_MOST_COUNTED:]:
             self._learner.observe(pod)
         pods = {pod.uid: pod for pod in objects if isinstance(pod, Pod)}
-        self._fleet.replace_pods([pod for pod in pods.values() if not is_stand_in(pod)], self._clock())
+        self._fleet.replace_pods(tuple(pods.values()), self._clock())
         self._resizes.replace(pods)
         self._followed.replace(pods)
         self._fleet.replace_others(each for each in objects if isinstance(each, OtherPod))
@@ -63,8 +62,7 @@ class PodStore(Store[Pod | OtherPod]):
         if self._comes(object):
             self._learner.observe(object)
         if isinstance(object, Pod):
-            if not is_stand_in(object):
-                self._fleet.put_pod(object, self._clock())
+            self._fleet.put_pod(object, self._clock())
             self._resizes.put(object)
             self._followed.put(object)
         else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.core.contract.keys import HELD_ROOM, MOVE_REFUSED, MOVE_TO, STAND_IN
+from gpu_device_plugin.core.contract.keys import HELD_ROOM, MOVE_REFUSED, MOVE_TO
 from gpu_device_plugin.programs.inspect import plan
 from gpu_device_plugin.programs.inspect.plan import Mover, MoveStoppedError, Patience
 from gpu_device_plugin.programs.kubectl import Kubectl
@@ -85,9 +85,7 @@ def test_a_plan_shows_its_moves_and_the_gpus_before_and_after(world: World, caps
 
 
 def test_without_a_pod_all_that_fit_nowhere_are_planned_for(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    stands = pod("stands", 12)
-    stands["metadata"]["labels"] = {STAND_IN: "true"}
-    world.has(pod("small", 3), pod("huge", 99), pod("gated", 12, spec={"schedulingGates": [{"name": "kueue"}]}), stands)
+    world.has(pod("small", 3), pod("huge", 99), pod("gated", 12, spec={"schedulingGates": [{"name": "kueue"}]}))
     code, lines = told(world, capsys)
     assert code == 0
     assert lines[:3] == [

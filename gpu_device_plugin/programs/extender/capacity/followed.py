@@ -218,8 +218,8 @@ class Followed:
 
 
 def is_stand_in(pod: Pod) -> bool:
-    """Return whether a pod only stands for wanted room: once it is bound, it counts like any other."""
-    return STAND_IN in pod.labels and not pod.node_name
+    """Return whether a pod only stands for wanted room: one that asks for GPUs, or is bound, counts like any other."""
+    return STAND_IN in pod.labels and not (pod.containers or pod.node_name)
 
 
 def replaceable(pod: Pod) -> Owner | None:
