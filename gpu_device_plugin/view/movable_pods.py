@@ -103,7 +103,7 @@ class Arrangement:
 
     sites: tuple[Site, ...]
     waiting: tuple[Resident, ...]
-    """By limits, the oldest first; without those that a scheduling gate holds back, or that only stand for room."""
+    """By limits, the oldest first; without those that a scheduling gate holds back."""
     budgets: Mapping[str, int]
     """By ``namespace/name`` the evictions that each PodDisruptionBudget allows."""
 

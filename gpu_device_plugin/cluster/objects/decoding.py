@@ -66,6 +66,8 @@ class ObjectKind:
 
 PODS = ObjectKind("pods")
 NODES = ObjectKind("nodes")
+NOT_ENDED = ("status.phase!=Succeeded", "status.phase!=Failed")
+"""The field selectors of pods that may still run."""
 NAMESPACES = ObjectKind("namespaces")
 EVENTS = ObjectKind("events", group="events.k8s.io")
 LEASES = ObjectKind("leases", group="coordination.k8s.io")

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
+from gpu_device_plugin.cluster.objects.decoding import NOT_ENDED, UnreadableObjectError
 from gpu_device_plugin.cluster.objects.resource_claims import CLAIMS
 from gpu_device_plugin.core.report.finding import examine, exit_code, report
 from gpu_device_plugin.core.report.findings.cluster_checks import CHECKS, examine_partly
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 _PODS, _NODES = "/api/v1/pods", "/api/v1/nodes"
 _CONFIGMAPS = f"/api/v1/configmaps?fieldSelector=metadata.name%3D{CONFIGURATION}"
-_COUNTING = ("spec.nodeName!=", "status.phase!=Succeeded", "status.phase!=Failed")
+_COUNTING = ("spec.nodeName!=", *NOT_ENDED)
 """Selects the pods that may hold a GPU or part of one."""
 
 _NO_API = "the server could not find the requested resource"

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.cluster.objects.decoding import NODES, PODS, PodReader
+from gpu_device_plugin.cluster.objects.decoding import NODES, NOT_ENDED, PODS, PodReader
 from gpu_device_plugin.core.capacity.movable import after, usage_at
 from gpu_device_plugin.core.capacity.places import NodesFree
 from gpu_device_plugin.core.capacity.plans import plan, plan_each
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.view.movable_pods import Arrangement
 
 _UNBOUNDED = 10_000
-_NOT_ENDED = ("status.phase!=Succeeded", "status.phase!=Failed")
 _MANIFEST = "deploy/optional/capacity.yaml (chart: scheduler.capacity)"
 _GONE = "(NotFound)"
 """In kubectl's message where an object does not exist."""
@@ -66,7 +65,7 @@ def plan_moves(
         ClusterUnreadableError: the cluster cannot be read, or the pod does not wait for GPUs.
     """
     try:
-        raw_nodes, raw_pods = kubectl.items(NODES.path()), kubectl.items(PODS.path(), _NOT_ENDED)
+        raw_nodes, raw_pods = kubectl.items(NODES.path()), kubectl.items(PODS.path(), NOT_ENDED)
     except ClusterUnreadableError:
         if not (lacking := kubectl.denied("nodes") or kubectl.denied("pods")):
             raise

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gpu_device_plugin.aio.turns import Turns
+from gpu_device_plugin.aio.waiting import last_of
 from gpu_device_plugin.cluster.client.errors import Call, ForbiddenError, NotFoundError
-from gpu_device_plugin.cluster.objects.decoding import NODES, PODS
+from gpu_device_plugin.cluster.objects.decoding import NODES, NOT_ENDED, PODS
 from gpu_device_plugin.core.capacity.movable import after
 from gpu_device_plugin.core.capacity.places import Fits
 from gpu_device_plugin.core.capacity.plans import planning, settled
@@ -21,7 +22,7 @@ from gpu_device_plugin.core.report.text.printing import counted
 from gpu_device_plugin.view.movable_pods import BUDGETS, ArrangementReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.core.capacity.movable import Resident
@@ -33,7 +34,6 @@ _KNOWN_S = 10.0
 """How long a plan is remembered."""
 _MOST_STAYING = 500
 """The most pods that are named as not moved: 60 KB."""
-_NOT_ENDED = "status.phase!=Succeeded,status.phase!=Failed"
 _UNKNOWN_BUDGETS = "the API server may refuse evictions that the plan counts on"
 
 
@@ -86,7 +86,7 @@ class PagePlans:
         reader = ArrangementReader(raw, self._page_state.watched.cluster.resources)
         async for page in self._client.pages(NODES):
             await asyncio.to_thread(reader.read_nodes, page.items or ())
-        async for page in self._client.pages(PODS, fields=_NOT_ENDED):
+        async for page in self._client.pages(PODS, fields=",".join(NOT_ENDED)):
             await asyncio.to_thread(reader.read_pods, page.items or ())
         views = self._page_state.readable or ()
         found = await asyncio.to_thread(reader.arrangement, views, now_s=time.time())
@@ -94,7 +94,7 @@ class PagePlans:
         if wanted is None:
             return None
         goal = Fits(wanted.ask, wanted.amounts, wanted.nodes, wanted.pod.priority)
-        plan = await _step_by_step(planning(found.sites, goal, found.budgets))
+        plan = await last_of(planning(found.sites, goal, found.budgets))
         notes = [f"{lacking.missing_right}: {_UNKNOWN_BUDGETS}."] if lacking else []
         return await asyncio.to_thread(_written, found, wanted, plan, notes)
 
@@ -108,16 +108,6 @@ def _collecting_rarely() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*usual)
-
-
-async def _step_by_step(steps: Generator[None, None, Plan]) -> Plan:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            found: Plan = done.value
-            return found
-        await asyncio.sleep(0)
 
 
 def _written(found: Arrangement, wanted: Resident, plan: Plan, notes: Sequence[str]) -> bytes:

@@ -12,7 +12,6 @@ from gpu_device_plugin.aio.waiting import last_of
 from gpu_device_plugin.cluster.client.errors import ConflictError, InvalidError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import NODES
 from gpu_device_plugin.core.capacity.leaving import Leaving, leaving, refuges
-from gpu_device_plugin.core.capacity.movable import Residents
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.contract.moves import HeldRoom
 from gpu_device_plugin.core.contract.nodemarks import kept, let_go
@@ -20,9 +19,9 @@ from gpu_device_plugin.programs.extender.capacity.followed import replaceable
 from gpu_device_plugin.programs.extender.capacity.moving import held_until_s
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
-    from gpu_device_plugin.core.capacity.movable import Move, Resident
+    from gpu_device_plugin.core.capacity.movable import Move, Resident, Residents
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.programs.extender.capacity.followed import FollowedNode
@@ -58,7 +57,7 @@ class Keeper:
         followed = {name: self._parts.followed.nodes[name] for name in nodes}
         others = [node for name, node in self._parts.followed.nodes.items() if name not in nodes]
         tied = dict.fromkeys((at for at, _ in self._parts.holds.rooms.values()), _HELD)
-        residents = self._residents(nodes)
+        residents = self._parts.residents(nodes)
         on_nodes: dict[str, list[Resident]] = {}
         pods = [(name, pod) for name in nodes for pod in self._parts.followed.on_node(name)]
         for number, (name, pod) in enumerate(pods):
@@ -107,16 +106,7 @@ class Keeper:
     def _open(self) -> Mapping[str, Candidate]:
         """Return the nodes that pods with GPUs may come to."""
         followed = self._parts.followed.nodes
-        return {
-            name: node
-            for name, node in self._parts.fleet.candidates.items()
-            if node.rooms and not node.gpus.claims and name in followed and followed[name].open
-        }
-
-    def _residents(self, nodes: Iterable[str]) -> Residents:
-        followed = self._parts.followed.nodes
-        # The eviction itself asks PodDisruptionBudgets.
-        return Residents([followed[name] for name in nodes], self._parts.resources, {})
+        return {name: node for name, node in self._parts.sharing().items() if followed[name].open}
 
     def _resident(self, residents: Residents, pod: Pod) -> Resident:
         return residents.of(pod, self._parts.followed.facts(pod.uid))
@@ -152,7 +142,7 @@ class Keeper:
     async def _hold_for(self, name: str, leavers: Sequence[Pod]) -> None:
         nodes, may_go = self._open(), self.latest.may_go
         pods = {pod.uid: pod for pod in leavers}
-        known = self._residents(nodes)
+        known = self._parts.residents(nodes)
         residents = [self._resident(known, pod) for pod in leavers]
         places: list[Move] = []
         # Those that stay first: a place on a node that may go itself would have to be left again.

@@ -6,11 +6,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.capacity.movable import Residents
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.cluster.writers.binder import Binder
+    from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.fleet import Fleet
     from gpu_device_plugin.metrics import Metrics
@@ -35,3 +38,16 @@ class Parts:
     """Returns monotonic seconds."""
     wall: Callable[[], float] = time.time
     """Returns seconds since the epoch."""
+
+    def sharing(self) -> dict[str, Candidate]:
+        """Return the nodes whose GPUs pods share by limits, as they are now: those that pods may be moved between."""
+        return {
+            name: node
+            for name, node in self.fleet.candidates.items()
+            if node.rooms and not node.gpus.claims and name in self.followed.nodes
+        }
+
+    def residents(self, nodes: Iterable[str]) -> Residents:
+        """Return what makes residents of pods, of which those that may be moved may go to these nodes."""
+        # The eviction itself asks PodDisruptionBudgets.
+        return Residents([self.followed.nodes[name] for name in nodes], self.resources, {})

@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.waiting import last_of
-from gpu_device_plugin.core.capacity.movable import Resident, Residents, Site, Stays
+from gpu_device_plugin.core.capacity.movable import Resident, Site, Stays
 from gpu_device_plugin.core.capacity.places import Fits
 from gpu_device_plugin.core.capacity.plans import planning
 from gpu_device_plugin.core.cluster.usage import Occupant
@@ -18,7 +18,7 @@ from gpu_device_plugin.core.contract.moves import Destination
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gpu_device_plugin.core.capacity.movable import Move
+    from gpu_device_plugin.core.capacity.movable import Move, Residents
     from gpu_device_plugin.fleet import FleetEntry
     from gpu_device_plugin.programs.extender.capacity.moving import Mover
     from gpu_device_plugin.programs.extender.capacity.parts import Parts
@@ -129,21 +129,15 @@ class Rebalancer:
 
     async def _sites(self) -> Sequence[Site]:
         fleet, followed = self._parts.fleet, self._parts.followed
-        nodes = {
-            name: node
-            for name, node in fleet.candidates.items()
-            if node.rooms and not node.gpus.claims and name in followed.nodes
-        }
-        open_ = [followed.nodes[name] for name in nodes if followed.nodes[name].open]
-        names = {each.name for each in open_}
-        # The eviction itself asks PodDisruptionBudgets.
-        residents = Residents(open_, self._parts.resources, {})
+        nodes = self._parts.sharing()
+        open_ = {name for name in nodes if followed.nodes[name].open}
+        residents = self._parts.residents(open_)
         sites = []
         for number, (name, node) in enumerate(nodes.items()):
             if not number % _NODES_AT_ONCE:
                 await asyncio.sleep(0)
             there = tuple(self._resident(residents, entry) for entry in fleet.on_node(name) if not entry.settling)
-            sites.append(Site(node, there, name in names))
+            sites.append(Site(node, there, name in open_))
         return sites
 
     def _resident(self, residents: Residents, entry: FleetEntry) -> Resident:

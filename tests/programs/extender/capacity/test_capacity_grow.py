@@ -37,6 +37,14 @@ def two_halves(w: ExtenderWorld, name: str = "a") -> None:
     pod(w, f"{name}-1", 5, at=(name, 1))
 
 
+async def lacking_room(w: ExtenderWorld) -> None:
+    """Start with such a node and a pod, `p`, that asks for 4 on one GPU."""
+    two_halves(w)
+    await w.start()
+    pod(w, "p", 4)
+    await w.schedule()
+
+
 async def test_a_pod_that_no_gpu_has_room_for_has_one_node_asked_for_until_it_has_room() -> None:
     async with capacity_world(grow="stand-ins") as w:
         two_halves(w)
@@ -70,10 +78,7 @@ async def test_a_pod_that_no_gpu_has_room_for_has_one_node_asked_for_until_it_ha
 
 async def test_what_is_asked_for_goes_with_the_pod_that_needs_it() -> None:
     async with capacity_world(grow="auto") as w:
-        two_halves(w)
-        await w.start()
-        pod(w, "p", 4)
-        await w.schedule()
+        await lacking_room(w)
         await w.until(lambda: len(stand_ins(w)) == 1)
         w.force_delete("p")
         await w.until(lambda: not stand_ins(w))
@@ -178,10 +183,7 @@ async def test_a_pod_for_which_others_are_evicted_has_no_node_asked_for() -> Non
 async def test_buffers_are_used_where_the_cluster_has_them_and_no_pods_beside() -> None:
     async with capacity_world(grow="auto") as w:
         w.api.without.clear()
-        two_halves(w)
-        await w.start()
-        pod(w, "p", 4)
-        await w.schedule()
+        await lacking_room(w)
         await w.until(lambda: len(w.api.all("capacitybuffers")) == 1)
         (buffer,), (template,) = w.api.all("capacitybuffers"), w.api.all("podtemplates")
         assert buffer["spec"]["podTemplateRef"] == {"name": template["metadata"]["name"]}
@@ -199,10 +201,7 @@ async def test_buffers_are_used_where_the_cluster_has_them_and_no_pods_beside() 
 async def test_buffers_of_an_extender_that_is_gone_are_taken_over_and_removed_by_the_next() -> None:
     async with capacity_world(grow="buffers") as w:
         w.api.without.clear()
-        two_halves(w)
-        await w.start()
-        pod(w, "p", 4)
-        await w.schedule()
+        await lacking_room(w)
         await w.until(lambda: len(w.api.all("capacitybuffers")) == 1)
         await w.stop()
         before = w.api.all("capacitybuffers")
@@ -218,20 +217,14 @@ async def test_a_half_made_buffer_is_completed() -> None:
     async with capacity_world(grow="buffers") as w:
         w.api.without.clear()
         w.api.fail(Answer(503), verbs={"create"}, resources={"capacitybuffers"}, times=2)
-        two_halves(w)
-        await w.start()
-        pod(w, "p", 4)
-        await w.schedule()
+        await lacking_room(w)
         await w.until(lambda: len(w.api.all("capacitybuffers")) == 1)
         assert len(w.api.all("podtemplates")) == 1
 
 
 async def test_where_only_buffers_may_be_used_and_there_are_none_that_is_told_and_the_rest_goes_on() -> None:
     async with capacity_world(grow="buffers", keep_nodes="true") as w:
-        two_halves(w)
-        await w.start()
-        pod(w, "p", 4)
-        await w.schedule()
+        await lacking_room(w)
         await w.until(lambda: any("capacity waits" in line for line in w.logs))
         assert not stand_ins(w)
         await w.until(lambda: "gpu-device-plugin/kept-node" in w.api.get("nodes", "a")["metadata"]["annotations"])
@@ -240,10 +233,7 @@ async def test_where_only_buffers_may_be_used_and_there_are_none_that_is_told_an
 @pytest.mark.parametrize("missing", [("create", "pods"), ("patch", "nodes")])
 async def test_without_a_right_it_is_told_what_grants_it_and_all_else_goes_on(missing: tuple[str, str]) -> None:
     async with capacity_world(grow="stand-ins", keep_nodes="true", allowed=(RIGHTS | GRANTED) - {missing}) as w:
-        two_halves(w)
-        await w.start()
-        pod(w, "p", 4)
-        await w.schedule()
+        await lacking_room(w)
         await w.until(lambda: any("apply deploy/optional/capacity.yaml" in line for line in w.logs))
         if missing == ("create", "pods"):
             await w.until(lambda: "gpu-device-plugin/kept-node" in w.api.get("nodes", "a")["metadata"]["annotations"])
@@ -256,10 +246,7 @@ async def test_without_a_right_it_is_told_what_grants_it_and_all_else_goes_on(mi
 
 async def test_stand_ins_are_no_waiting_pods() -> None:
     async with capacity_world(grow="stand-ins") as w:
-        two_halves(w)
-        await w.start()
-        pod(w, "p", 4)
-        await w.schedule()
+        await lacking_room(w)
         await w.until(lambda: len(stand_ins(w)) == 1)
         await some_rounds(w)
 
@@ -288,10 +275,7 @@ async def test_what_calls_itself_a_stand_in_counts_once_it_is_bound() -> None:
 
 async def test_another_extender_takes_over_what_is_asked_for_and_doubles_nothing() -> None:
     async with capacity_world(grow="stand-ins") as w:
-        two_halves(w)
-        await w.start()
-        pod(w, "p", 4)
-        await w.schedule()
+        await lacking_room(w)
         await w.until(lambda: len(stand_ins(w)) == 1)
         (before,) = stand_ins(w)
         await w.restart()
