@@ -7,6 +7,7 @@ JSON object per line to its standard output, with one of these keys:
              reading
     use      for a line ``{"use": UTILISATION}``, the processes on every GPU, with their use of the multiprocessors if
              UTILISATION is true
+    condition  for a line ``{"condition": [GROUP, ...]}``, the condition of every GPU
     limits   for a line ``{"limits": [[UUID, PATH], ...]}``, the memory limits of these cgroups
     limits   for a line ``{"set": [[UUID, PATH, HARD, SOFT], ...]}``, the same after setting them to these MiB
     events   events that the driver reported
@@ -89,6 +90,8 @@ def serve(opening: Callable[[], Driver], requests: BinaryIO, answers: BinaryIO) 
 def _answer(gpus: Driver, request: dict[str, Any]) -> dict[str, Any]:
     if "use" in request:
         return {"use": gpus.use(utilisation=request["use"])}
+    if "condition" in request:
+        return {"condition": gpus.condition(request["condition"])}
     if "limits" in request:
         return {"limits": gpus.limits([(uuid, path) for uuid, path in request["limits"]])}
     if "set" in request:

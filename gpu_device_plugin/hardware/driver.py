@@ -44,6 +44,13 @@ if TYPE_CHECKING:
             With `utilisation` also their use of the multiprocessors. MIG instances that exist no more are left out.
             """
 
+        def condition(self, groups: list[str]) -> list[Record]:
+            """Read the condition of every GPU, each as a `core.model.condition.GpuCondition`, of these groups only.
+
+            `groups` are values of `core.model.condition.ConditionGroup`. A value that this driver or GPU does not tell
+            is left out. GPUs that are lost and MIG instances are left out.
+            """
+
         def limits(self, wanted: list[tuple[str, str]]) -> list[Record]:
             """Read the memory limits of cgroups, each given as (UUID of the GPU, path of the cgroup's directory).
 

@@ -17,6 +17,7 @@ from gpu_device_plugin.hardware.messages import MalformedError, MessageStream
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from gpu_device_plugin.core.model.condition import GpuCondition
     from gpu_device_plugin.core.node.health.gpu_health import Probe, Xid
     from gpu_device_plugin.core.node.use.process_use import GpuReading
     from gpu_device_plugin.hardware.messages import Answer, CgroupLimit, Listing, Message
@@ -62,6 +63,10 @@ class DriverProcess(asyncio.SubprocessProtocol):
     async def use(self, within_s: float, *, utilisation: bool) -> tuple[GpuReading, ...]:
         """Request the processes on every GPU; raises the same as `ask`."""
         return _asked_for((await self._request({"use": utilisation}, within_s)).use)
+
+    async def condition(self, groups: Sequence[str], within_s: float) -> tuple[GpuCondition, ...]:
+        """Request the condition of every GPU; raises the same as `ask`."""
+        return _asked_for((await self._request({"condition": [*groups]}, within_s)).condition)
 
     async def limits(self, wanted: Sequence[tuple[str, str]], within_s: float) -> tuple[CgroupLimit, ...]:
         """Request the memory limits of cgroups, by UUID and path; raises the same as `ask`."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from gpu_device_plugin.core.model.condition import GpuCondition  # noqa: TC001 - msgspec looks them up
 from gpu_device_plugin.core.model.gpus import Gpu, Link, MigInstance  # noqa: TC001 - msgspec looks them up
 from gpu_device_plugin.core.model.mig import is_profile
 from gpu_device_plugin.core.node.health.gpu_health import Probe, Xid
@@ -86,6 +87,7 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
 
     answer: Answer | None = None
     use: tuple[GpuReading, ...] | None = None
+    condition: tuple[GpuCondition, ...] | None = None
     limits: tuple[CgroupLimit, ...] | None = None
     events: tuple[Any, ...] | None = None
     """XIDs and readings (`Xid`, `Probe`) that the driver reported by itself."""

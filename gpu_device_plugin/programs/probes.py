@@ -1,4 +1,4 @@
-"""The HTTP endpoints of a program on a node: liveness, readiness, metrics, and the use of its GPUs as JSON."""
+"""The HTTP endpoints of a program on a node: liveness, readiness, metrics, and what else it serves."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.http import STRANGERS, ListenError, page_at, serving_routes
-from gpu_device_plugin.core.contract.nodereport import USE_PATH
 from gpu_device_plugin.programs import low_memory_imports
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable
 
-    from gpu_device_plugin.aio.http import Page
+    from gpu_device_plugin.aio.http import Route
     from gpu_device_plugin.settings.forms import Address
 
 
@@ -26,20 +25,18 @@ async def serving_probes(
     notes: Callable[[], Iterable[str]] = tuple,
     *,
     metrics: m.Metrics | None = None,
-    use: Callable[[], Awaitable[Page]] | None = None,
+    routes: Iterable[Route] = (),
 ) -> AsyncIterator[None]:
-    """Serve /healthz, /readyz with `notes`, and /metrics and /use if there are any, while the block runs.
+    """Serve /healthz, /readyz with `notes`, /metrics if there are any, and these routes, while the block runs.
 
     Without an address nothing is served.
 
     Raises:
         UsageError: the address cannot be listened on.
     """
-    routes = [page_at("/healthz", m.probe(alive)), page_at("/readyz", m.probe(ready, notes))]
+    routes = [page_at("/healthz", m.probe(alive)), page_at("/readyz", m.probe(ready, notes)), *routes]
     if isinstance(metrics, m.PrometheusMetrics):
         routes.append(page_at("/metrics", metrics.page))
-    if use is not None:
-        routes.append(page_at(USE_PATH, use))
     async with AsyncExitStack() as stack:
         if address is not None:
             low_memory_imports.import_aiohttp()

@@ -43,6 +43,9 @@ class OneGpu:
     def use(self, *, utilisation: bool) -> list[Record]:
         return [{"uuid": "GPU-a", "processes": None, "used_mib": 1 + utilisation}]
 
+    def condition(self, groups: list[str]) -> list[Record]:
+        return [{"uuid": "GPU-a", "temperature_c": 40 + len(groups)}]
+
     def limits(self, wanted: list[tuple[str, str]]) -> list[Record]:
         return [
             {"uuid": uuid, "path": path, "code": 6, "hard_mib": None, "soft_mib": None, "used_mib": None}

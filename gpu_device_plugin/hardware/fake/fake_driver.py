@@ -96,6 +96,10 @@ class Fake:
         unknown: dict[str, Record] = {uuid: {"uuid": uuid, "processes": None, "used_mib": None} for uuid in self._cards}
         return [each for uuid in self._listed if (each := uses.get(uuid) or unknown.get(uuid)) is not None]
 
+    def condition(self, groups: list[str]) -> list[Record]:  # noqa: ARG002
+        """Read the condition of every GPU; see `Driver.condition`."""
+        return []
+
     def limits(self, wanted: list[tuple[str, str]]) -> list[Record]:
         """Read the memory limits of cgroups; see `Driver.limits`."""
         gpus, _ = self._hardware()

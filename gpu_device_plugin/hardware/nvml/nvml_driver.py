@@ -176,6 +176,10 @@ class Nvml:
             uses += self._divided[uuid].uses() if uuid in self._divided else ()
         return uses
 
+    def condition(self, groups: list[str]) -> list[Record]:  # noqa: ARG002
+        """Read the condition of every GPU; see `Driver.condition`."""
+        return []
+
     def limits(self, wanted: list[tuple[str, str]]) -> list[Record]:
         """Read the memory limits of cgroups; see `Driver.limits`."""
         return [nvml_use.limit(self._nvml, self._gpus[uuid], uuid, path) for uuid, path in wanted if uuid in self._gpus]

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
+from gpu_device_plugin.aio.http import page_at
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together
+from gpu_device_plugin.core.contract.nodereport import USE_PATH
 from gpu_device_plugin.core.model.gpus import NO_LINKS
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.model.resources import Kind
@@ -266,7 +268,7 @@ class NodeAgent:
                 self.serving_switch.ready,
                 lambda: self.config.value.notes,
                 metrics=self.metrics,
-                use=self.use_reports.page,
+                routes=[page_at(USE_PATH, self.use_reports.page)],
             ):
                 await together(*self._parts())
         finally:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, NotFoundError
-from gpu_device_plugin.cluster.objects.decoding import PODS, UnreadableObjectError
+from gpu_device_plugin.cluster.objects.decoding import PODS
 from gpu_device_plugin.core.cluster.agentpods import (
     AGENT_NAMESPACE,
     NEVER,
@@ -24,7 +23,7 @@ from gpu_device_plugin.core.cluster.agentpods import (
 from gpu_device_plugin.core.contract.keys import MalformedAnnotationError
 from gpu_device_plugin.core.contract.nodereport import SERVED, USE_PATH, read_node_use
 from gpu_device_plugin.core.model.times import rfc3339
-from gpu_device_plugin.view.objects import Pod, decoded
+from gpu_device_plugin.view.agent_pods import AGENT_LABELS, agent_pods
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 
     Deliver = Callable[[str, NodeUse | None], None]
 
-_LABELS = "app.kubernetes.io/name=gpushare,app.kubernetes.io/component=node"
-"""Of an agent's pod, in our manifests."""
 _MOST_BYTES = 2 << 20
 """Of one agent. It writes at most `SERVED`, and a node with 1,000 containers has 200 KiB."""
 _MOST_PODS = 20_000
@@ -254,23 +251,8 @@ class AgentFigures:
 
     async def _listed(self, namespace: str) -> list[AgentPod]:
         found: list[AgentPod] = []
-        async for page in self._client.pages(PODS, namespace=namespace, labels=_LABELS, since="0"):
-            for raw in page.items or ():
-                with suppress(UnreadableObjectError):  # it is no agent's
-                    found.append(_agent(decoded(raw, Pod)))
+        async for page in self._client.pages(PODS, namespace=namespace, labels=AGENT_LABELS, since="0"):
+            found += agent_pods(page.items or ())
             if len(found) > _MOST_PODS:
                 break
         return found
-
-
-def _agent(pod: Pod) -> AgentPod:
-    meta = pod.metadata
-    ports = [port for container in pod.spec.containers for port in container.ports or ()]
-    return AgentPod(
-        meta.namespace,
-        meta.name,
-        pod.spec.node_name,
-        next((port.container_port for port in ports if port.name == "http"), None),
-        pod.status.phase == "Running" and meta.deletion_timestamp is None,
-        meta.creation_timestamp or "",
-    )
