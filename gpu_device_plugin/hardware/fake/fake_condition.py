@@ -16,21 +16,18 @@ if TYPE_CHECKING:
 
 THROTTLE = {"power-cap": 0x4, "hardware": 0x8, "sync": 0x10, "heat": 0x20, "hardware-heat": 0x40, "power-brake": 0x80}
 """The bits of `core.model.condition.Throttle`, by their names in a description."""
+_CLOCKS = ("sm_clock_mhz", "sm_clock_max_mhz", "memory_clock_mhz", "memory_clock_max_mhz")
 # By ConditionGroup, the fields of GpuCondition that a description can state. Their keys have no units.
 _GROUPS: Mapping[str, tuple[str, ...]] = {
     "thermal": ("temperature_c", "memory_temperature_c", "slowdown_c", "fan_percent"),
     "power": ("power_mw", "power_limit_mw"),
-    "clocks": (
-        *("sm_clock_mhz", "sm_clock_max_mhz", "memory_clock_mhz", "memory_clock_max_mhz"),
-        *("throttle", "persistence"),
-    ),
+    "clocks": (*_CLOCKS, "throttle", "persistence"),
     "load": ("sm_percent", "memory_percent", "encoder_percent", "decoder_percent"),
     "pcie": ("pcie_generation", "pcie_generation_max", "pcie_width", "pcie_width_max", "pcie_replays"),
     "nvlink": ("nvlink_errors",),
     "memory-errors": ("ecc_corrected", "retired_pages", "remapped_rows"),
 }
-_UNIT = re.compile(r"_(?:c|percent|mw|mhz)$")
-_KEYS = {field: _UNIT.sub("", field) for fields in _GROUPS.values() for field in fields}
+_KEYS = {field: re.sub(r"_(c|percent|mw|mhz)$", "", field) for fields in _GROUPS.values() for field in fields}
 _KEYS["memory_percent"] = "memory_busy"  # `memory` is the size
 _PER_UNIT = {"power": 1000, "power_limit": 1000}
 """Units of the field in one of the key, if not one: people write watts."""
@@ -39,7 +36,7 @@ _RATES = {
     "pcie_sent": ("pcie", "pcie_sent_bytes", 1 << 20),
     "pcie_received": ("pcie", "pcie_received_bytes", 1 << 20),
 }
-"""Keys that say how fast a counter grows: its group, its field, and its units in a second for one of the key."""
+"""Keys that say how fast a counter grows: its group and field, and by how much in a second for one unit of the key."""
 _WRAPS = (1 << 63) - 1
 
 
@@ -50,20 +47,19 @@ def _throttle(value: object) -> int:
     return sum({THROTTLE[read(each)] for each in value})
 
 
-def _up_to(most: int) -> Reader:
+def _of(field: str, key: str) -> Reader:
+    most = MOST_OF_CONDITION.get(field, 0) // _PER_UNIT.get(key, 1)
+
     def read(value: object) -> int:
         if (number := forms.whole(value)) > most:
             raise ValueError(f"{number} is more than {most}")
         return number
 
-    return read
+    return forms.or_null(read)
 
 
 CONDITION: Readers = {
-    **{
-        key: forms.or_null(_up_to(MOST_OF_CONDITION.get(field, 0) // _PER_UNIT.get(key, 1)))
-        for field, key in _KEYS.items()
-    },
+    **{key: _of(field, key) for field, key in _KEYS.items()},
     **dict.fromkeys(("pcie_sent", "pcie_received"), forms.or_null(forms.size)),
     "throttle": forms.or_null(_throttle),
     "persistence": forms.or_null(forms.switch),
@@ -84,20 +80,14 @@ def _usual(gpu: Fields) -> Fields:
         "power_limit": limit,
         "sm_clock": 1980 if sm else 345,
         "sm_clock_max": 1980,
-        "memory_clock": 2619,
-        "memory_clock_max": 2619,
-        "throttle": 0,
         "persistence": True,
+        **dict.fromkeys(("memory_clock", "memory_clock_max"), 2619),
+        **dict.fromkeys(("pcie_generation", "pcie_generation_max"), 4),
+        **dict.fromkeys(("pcie_width", "pcie_width_max"), 16),
+        **dict.fromkeys(("pcie_sent", "pcie_received"), sm),
+        **dict.fromkeys(("throttle", "pcie_replays", "remapped_rows"), 0),
         **({} if gpu["mig"] else load),  # of a GPU in MIG mode the driver does not tell it
-        "pcie_generation": 4,
-        "pcie_generation_max": 4,
-        "pcie_width": 16,
-        "pcie_width_max": 16,
-        "pcie_replays": 0,
-        "pcie_sent": sm,
-        "pcie_received": sm,
         **({"nvlink_errors": 0} if gpu["nvlinks"] else {}),
-        "remapped_rows": 0,
     }
 
 
@@ -120,22 +110,19 @@ class FakeCondition:
             if group in groups and state.get(key := _KEYS[field]) is not None
         }
         counters = self._counters(gpu["uuid"], state, now_s)
-        condition |= {field: counters[field] & _WRAPS for group, field, _ in _RATES.values() if group in groups}
+        condition |= {field: counters[field] for group, field, _ in _RATES.values() if group in groups}
         if "memory-errors" in groups:
             condition |= {"repair_pending": gpu["remap"] == "pending", "repair_failed": gpu["remap"] == "failed"}
+            condition["ecc_uncorrected"] = gpu["ecc"]
             if gpu["ecc"] is None:
                 del condition["ecc_corrected"]
-            else:
-                condition["ecc_uncorrected"] = gpu["ecc"]
         return {"uuid": gpu["uuid"], **condition}
 
     def _counters(self, uuid: str, state: Fields, now_s: float) -> dict[str, int]:
-        """Return what a GPU has counted, as if since its last reading all had been as it is now."""
-        since_s, before = self._counted.get(uuid, (now_s, {}))
-        passed_s = max(0.0, now_s - since_s)
-        counters = {
-            field: before.get(field, 0) + int((state[key] or 0) * unit * passed_s)
-            for key, (_, field, unit) in _RATES.items()
-        }
+        """Return what a GPU has counted, as if all had been as it is now since its last reading."""
+        since_s, counters = self._counted.get(uuid, (now_s, {}))
+        for key, (_, field, unit) in _RATES.items():
+            grown = int((state[key] or 0) * unit * max(0.0, now_s - since_s))
+            counters[field] = counters.get(field, 0) + grown & _WRAPS
         self._counted[uuid] = now_s, counters
         return counters

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 # driver answers _INVALID_ARGUMENT for a field that it is too old to know.
 _LACKS = frozenset({3, 13})
 _FIELD_LACKS = _LACKS | {2}
-# The bits of core.model.condition.SLOWING, which importing enum would cost this process 0.5 MB to name. The others say
-# that the GPU is idle, or that somebody set its clocks.
+# core.model.condition.SLOWING, which needs enum (see hardware/driver.py). The other bits say that the GPU is idle, or
+# that somebody set its clocks.
 _SLOWING = 0xFC
 _SM, _MEMORY = 1, 2  # nvmlClockType_t
 _CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0  # nvmlMemoryErrorType_t, nvmlEccCounterType_t
@@ -35,6 +35,15 @@ def _one(value: Any) -> tuple[Any, ...]:
 
 def _switch(value: Any) -> tuple[Any, ...]:
     return (bool(value),)
+
+
+def _slowing(bits: Any) -> tuple[Any, ...]:
+    return (bits & _SLOWING,)
+
+
+def _rows(rows: Any) -> tuple[Any, ...]:
+    corrected, uncorrected, pending, failed = rows
+    return bool(pending), bool(failed), corrected + uncorrected
 
 
 # By values of ConditionGroup. Where two calls tell the same field, the first is that of newer drivers.
@@ -55,17 +64,12 @@ _CALLS: Mapping[str, tuple[Call, ...]] = {
         (("sm_clock_max_mhz",), "nvmlDeviceGetMaxClockInfo", (_SM,), _one),
         (("memory_clock_mhz",), "nvmlDeviceGetClockInfo", (_MEMORY,), _one),
         (("memory_clock_max_mhz",), "nvmlDeviceGetMaxClockInfo", (_MEMORY,), _one),
-        (("throttle",), "nvmlDeviceGetCurrentClocksEventReasons", (), lambda bits: (bits & _SLOWING,)),
-        (("throttle",), "nvmlDeviceGetCurrentClocksThrottleReasons", (), lambda bits: (bits & _SLOWING,)),
+        (("throttle",), "nvmlDeviceGetCurrentClocksEventReasons", (), _slowing),
+        (("throttle",), "nvmlDeviceGetCurrentClocksThrottleReasons", (), _slowing),
         (("persistence",), "nvmlDeviceGetPersistenceMode", (), _switch),
     ),
     "load": (
-        (
-            ("sm_percent", "memory_percent"),
-            "nvmlDeviceGetUtilizationRates",
-            (),
-            lambda rates: (rates.gpu, rates.memory),
-        ),
+        (("sm_percent", "memory_percent"), "nvmlDeviceGetUtilizationRates", (), lambda used: (used.gpu, used.memory)),
         (("encoder_percent",), "nvmlDeviceGetEncoderUtilization", (), lambda sampled: (sampled[0],)),
         (("decoder_percent",), "nvmlDeviceGetDecoderUtilization", (), lambda sampled: (sampled[0],)),
     ),
@@ -79,12 +83,7 @@ _CALLS: Mapping[str, tuple[Call, ...]] = {
     "memory-errors": (
         (("ecc_corrected",), "nvmlDeviceGetTotalEccErrors", (_CORRECTED, _VOLATILE), _one),
         (("ecc_uncorrected",), "nvmlDeviceGetTotalEccErrors", (_UNCORRECTED, _VOLATILE), _one),
-        (
-            ("repair_pending", "repair_failed", "remapped_rows"),
-            "nvmlDeviceGetRemappedRows",
-            (),
-            lambda rows: (bool(rows[2]), bool(rows[3]), rows[0] + rows[1]),
-        ),
+        (("repair_pending", "repair_failed", "remapped_rows"), "nvmlDeviceGetRemappedRows", (), _rows),
         (("repair_pending",), "nvmlDeviceGetRetiredPagesPendingStatus", (), _switch),  # before Ampere
     ),
 }
