@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 CONDITION_EVERY_S = 15.0
+_AGAIN_S = 1.0
+"""The pause while no process answers for the driver."""
 
 
 @dataclass(eq=False, repr=False)
@@ -181,7 +183,7 @@ class ConditionWatch:
             groups = self._groups()
             found = await self._read(groups) if groups else ()
             self.conditions.set({condition.uuid: condition for condition in found or ()})
-            await asyncio.sleep(CONDITION_EVERY_S)
+            await asyncio.sleep(CONDITION_EVERY_S if found is not None else _AGAIN_S)
 
 
 @dataclass(eq=False, repr=False)
