@@ -376,6 +376,8 @@ def usage(_root: Path, _: argparse.Namespace) -> Iterator[Row]:
     cold, cached, matching = use.mapping()
     processes = f"{use.PROCESSES:,} processes"
     yield Row(f"a reading of {processes} through the driver's process", use.reading(), "ms", note="a fake driver")
+    took, source = use.condition()
+    yield Row("a reading of the condition through the driver's process", took, "ms", 10, source)
     yield Row(f"pods of {processes}, cold", cold, "ms", 150, f"matching names {matching:.1f} ms")
     yield Row(f"pods of {processes}, cached", cached, "ms", 50)
     figures, text, size = map(statistics.median, zip(*(use.attributing() for _ in range(5)), strict=True))

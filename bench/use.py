@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.nodereport import write_node_use
+from gpu_device_plugin.core.model.condition import ConditionGroup
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
 from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin.core.model.pods import Pod
@@ -28,7 +29,7 @@ from gpu_device_plugin.hardware.monitor import Hardware
 from gpu_device_plugin.kubelet.procfs import ProcessOwners
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 GPUS = 8
 PROCESSES = 1000
@@ -75,13 +76,34 @@ def reading(rounds: int = 30) -> float:
         {"model": "H200", "processes": [{"pid": pid, "used": "500MiB", "sm": 5} for pid in range(n, PROCESSES, GPUS)]}
         for n in range(GPUS)
     ]
+
+    async def listed(hardware: Hardware) -> bool:
+        found = await hardware.use(utilisation=True)
+        return found is not None and sum(len(each.processes or ()) for each in found) == PROCESSES
+
     with tempfile.TemporaryDirectory() as folder:
         description = Path(folder) / "gpus.json"
         description.write_text(json.dumps({"gpus": gpus}))
-        return asyncio.run(_read(Hardware(str(description)), rounds))
+        return asyncio.run(_read(Hardware(str(description)), listed, rounds))
 
 
-async def _read(hardware: Hardware, rounds: int) -> float:
+def condition(rounds: int = 100) -> tuple[float, str]:
+    """Return how long it takes to read the condition of 8 GPUs through that process, in ms, and what they are.
+
+    They are those of the library in the directory NVML_LIB_DIR, NVIDIA's mock as a rule, or else fake.
+    """
+    library = os.environ.get("NVML_LIB_DIR")
+
+    async def told(hardware: Hardware) -> bool:
+        found = await hardware.condition([*ConditionGroup])
+        return found is not None and len(found) == GPUS and all(each.temperature_c for each in found)
+
+    source = f"fake:{GPUS}xH200" if library is None else "nvml"
+    hardware = Hardware(source, library_dir=None if library is None else Path(library))
+    return asyncio.run(_read(hardware, told, rounds)), f"{source.partition(':')[0]}, {GPUS} GPUs"
+
+
+async def _read(hardware: Hardware, read: Callable[[Hardware], Awaitable[bool]], rounds: int) -> float:
     watch = asyncio.create_task(hardware.run())
     try:
         async with asyncio.timeout(30):
@@ -91,10 +113,10 @@ async def _read(hardware: Hardware, rounds: int) -> float:
         took = []
         for _ in range(rounds):
             began = time.perf_counter()
-            found = await hardware.use(utilisation=True)
+            complete = await read(hardware)
             took.append((time.perf_counter() - began) * 1000)
-            if found is None or sum(len(each.processes or ()) for each in found) != PROCESSES:
-                raise SystemExit(f"the driver's process did not list {PROCESSES} processes")
+            if not complete:
+                raise SystemExit(f"the driver's process did not tell all of {PROCESSES} processes and {GPUS} GPUs")
         return statistics.median(took)
     finally:
         watch.cancel()

@@ -438,7 +438,67 @@ NAMESPACE = (
     ),
 )
 
-ROWS: Mapping[str, Sequence[Panel]] = {"Cluster": CLUSTER, "Nodes: $node": NODE, "Namespaces: $namespace": NAMESPACE}
+CONDITION = (
+    lines(
+        "Temperature",
+        "Temperature of each GPU in degrees Celsius. Its hardware slows it from 85 or 90 on, by model.",
+        {"{{node}} {{gpu}}": by(OF_GPU, gpu("gpushare_gpu_temperature_celsius"), "max")},
+    ),
+    lines(
+        "Power",
+        "Power that each GPU draws, in watts.",
+        {"{{node}} {{gpu}}": by(OF_GPU, gpu("gpushare_gpu_power_watts"), "max")},
+    ),
+    lines(
+        "Slowed",
+        "Part of the time in which the clocks of a GPU were lowered, by reason. power_cap is usual under full load; "
+        "heat and power_brake are not.",
+        {
+            "{{node}} {{gpu}} {{reason}}": by(
+                f"{OF_GPU}, reason", of_model('avg_over_time(gpushare_gpu_throttled{node=~"$node"}[5m])'), "max"
+            )
+        },
+        unit=PART,
+        most=1,
+    ),
+    lines(
+        "Kernels run",
+        "Part of the time in which a kernel ran on each GPU, however much of it that kernel kept busy.",
+        {"{{node}} {{gpu}}": by(OF_GPU, gpu("gpushare_gpu_utilization_ratio"), "max")},
+        unit=PART,
+        most=1,
+    ),
+    lines(
+        "PCIe",
+        "Bytes a second between host and GPU, by direction. A link of generation 4 with 16 lanes carries some 25 GiB.",
+        {
+            f"{{{{node}}}} {{{{gpu}}}} {direction}": by(
+                OF_GPU,
+                of_model(f'rate(gpushare_gpu_pcie_{direction}_bytes_total{{node=~"$node"}}[$__rate_interval])'),
+                "max",
+            )
+            for direction in ("sent", "received")
+        },
+        unit=BYTES,
+    ),
+    lines(
+        "Memory errors",
+        "ECC errors of the last hour, corrected and uncorrected. After an uncorrected one drain the node and reset it.",
+        {
+            f"{{{{node}}}} {{{{gpu}}}} {kind}": by(
+                OF_GPU, of_model(f'increase(gpushare_gpu_ecc_{kind}_errors_total{{node=~"$node"}}[1h])'), "max"
+            )
+            for kind in ("corrected", "uncorrected")
+        },
+    ),
+)
+
+ROWS: Mapping[str, Sequence[Panel]] = {
+    "Cluster": CLUSTER,
+    "Nodes: $node": NODE,
+    "Condition of GPUs: $node": CONDITION,
+    "Namespaces: $namespace": NAMESPACE,
+}
 
 VARIABLES: Mapping[str, tuple[str, str]] = {
     "node": ("Node", "label_values(gpushare_gpu_memory_bytes, node)"),

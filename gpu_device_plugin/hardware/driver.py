@@ -48,7 +48,7 @@ if TYPE_CHECKING:
             """Read the condition of every GPU, each as a `core.model.condition.GpuCondition`, of these groups only.
 
             `groups` are values of `core.model.condition.ConditionGroup`. A value that this driver or GPU does not tell
-            is left out. GPUs that are lost and MIG instances are left out.
+            is left out, as is one beyond `MOST_OF_CONDITION`. GPUs that are lost and MIG instances are left out.
             """
 
         def limits(self, wanted: list[tuple[str, str]]) -> list[Record]:
@@ -73,6 +73,22 @@ if TYPE_CHECKING:
                 with other events; empty if there was no event.
             """
 
+
+_PERCENT = 100
+_COUNTER = (1 << 63) - 1
+MOST_OF_CONDITION = {
+    **dict.fromkeys(("temperature_c", "memory_temperature_c", "slowdown_c"), 300),
+    "fan_percent": 300,
+    **dict.fromkeys(("power_mw", "power_limit_mw"), 100_000_000),
+    **dict.fromkeys(("sm_clock_mhz", "sm_clock_max_mhz", "memory_clock_mhz", "memory_clock_max_mhz"), 100_000),
+    "throttle": 0xFC,
+    **dict.fromkeys(("sm_percent", "memory_percent", "encoder_percent", "decoder_percent"), _PERCENT),
+    **dict.fromkeys(("pcie_generation", "pcie_generation_max", "pcie_width", "pcie_width_max"), 64),
+    **dict.fromkeys(("energy_mj", "pcie_replays", "pcie_sent_bytes", "pcie_received_bytes"), _COUNTER),
+    **dict.fromkeys(("nvlink_errors", "ecc_corrected", "ecc_uncorrected"), _COUNTER),
+    **dict.fromkeys(("retired_pages", "remapped_rows"), _COUNTER),
+}
+"""The most that each number of a `core.model.condition.GpuCondition` can be; the least is 0."""
 
 NO_LIBRARY = "no-library"
 UNUSABLE_LIBRARY = "unusable-library"

@@ -11,7 +11,7 @@ from gpu_device_plugin.core.model.gpus import Gpu, Link, MigInstance  # noqa: TC
 from gpu_device_plugin.core.model.mig import is_profile
 from gpu_device_plugin.core.node.health.gpu_health import Probe, Xid
 from gpu_device_plugin.core.node.use.process_use import GpuReading  # noqa: TC001 - as above
-from gpu_device_plugin.hardware.driver import ADVICE
+from gpu_device_plugin.hardware.driver import ADVICE, MOST_OF_CONDITION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -135,6 +135,7 @@ def read(line: bytes) -> Message:
     if message.answer is not None:
         _check_answer(message.answer)
     _check_use(message.use or ())
+    _check_conditions(message.condition or ())
     _check_limits(message.limits or ())
     return message
 
@@ -186,6 +187,13 @@ def _check_use(readings: tuple[GpuReading, ...]) -> None:
             known = _within(_MOST_PID, one.pid) and _within(_MOST_MIB, one.used_mib)
             if not (known and _within(_MOST_PERCENT, one.sm_percent)):
                 raise MalformedError(f"GPU {reading.uuid} has the process {one}")
+
+
+def _check_conditions(conditions: tuple[GpuCondition, ...]) -> None:
+    for condition in conditions:
+        for name, most in MOST_OF_CONDITION.items():
+            if not _within(most, amount := getattr(condition, name)):
+                raise MalformedError(f"GPU {condition.uuid} has {name} {amount}")
 
 
 def _check_limits(limits: tuple[CgroupLimit, ...]) -> None:

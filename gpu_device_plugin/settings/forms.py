@@ -40,17 +40,22 @@ def several(shape: str, read_one: Callable[[str], T]) -> Form[tuple[T, ...]]:
     return Form(f"{shape},...", read, many=True)
 
 
-def some_of(*choices: W) -> Form[tuple[W, ...]]:
-    """Accept one or more of the words `choices`; the value has them in the order of `choices`."""
+def some_of(*choices: W, none: str = "") -> Form[tuple[W, ...]]:
+    """Accept one or more of the words `choices`; the value has them in the order of `choices`.
+
+    Where there is a word for `none`, it alone is accepted too.
+    """
     read_one = one_of(*choices)
 
     def read(text: str) -> tuple[W, ...]:
+        if none and text.lower() == none:
+            return ()
         chosen = several("", read_one.read).read(text)
         if not chosen:
             raise ValueError(f"the list is empty; choose from {', '.join(choices)}")
         return tuple(choice for choice in choices if choice in chosen)
 
-    return Form(f"{read_one.shape},...", read, many=True)
+    return Form(f"{read_one.shape},..." + (f"|{none}" if none else ""), read, many=True)
 
 
 def size(least_mib: int) -> Form[int]:

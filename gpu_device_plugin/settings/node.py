@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
+from gpu_device_plugin.core.model.condition import ConditionGroup
 from gpu_device_plugin.core.model.limits import CHOOSABLE, Enforcement
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.placing import POLICIES
@@ -231,6 +232,12 @@ class NodeSettings(ProgramSettings):
         "15s",
         duration(zero=True),
         "How often to read the memory that each container uses. 0s: never.",
+        live=True,
+    )
+    condition: tuple[ConditionGroup, ...] = knob(
+        ",".join(ConditionGroup),
+        some_of(*ConditionGroup, none="off"),
+        "What to read of the GPUs' condition every 15 seconds, for metrics, history and `doctor`; off: nothing.",
         live=True,
     )
     over_use: str = knob(

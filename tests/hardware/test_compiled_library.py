@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gpu_device_plugin.core.model.condition import ConditionGroup, GpuCondition, Throttle
 from gpu_device_plugin.core.report.finding import examine
 from gpu_device_plugin.core.report.findings.node_checks import CHECKS
 from gpu_device_plugin.hardware.gpu_health_tracker import State
@@ -133,3 +134,59 @@ async def test_a_library_is_asked_for_limits_as_nvml_of_r615_wants_it(
     async with watching("nvml", library_dir=tmp_path) as hardware:
         view = await hardware.until(lambda view: view.state is not State.STARTING)
     assert [(gpu.uuid, gpu.total_mib, gpu.memory_limits) for gpu in view.inventory.gpus] == [("GPU-a", 15360, limited)]
+
+
+CONDITION = """
+typedef struct { unsigned version; int sensor, temperature; } Temperature;
+typedef union { unsigned u; unsigned long long ull; } Part;
+typedef struct { unsigned field, scope; long long at, took; int kind, code; Part value; } Value;
+int nvmlDeviceGetTemperatureV(void *handle, Temperature *told) { told->temperature = 91; return 0; }
+int nvmlDeviceGetTemperatureThreshold(void *handle, int kind, unsigned *told) { *told = 90; return kind == 1 ? 0 : 2; }
+int nvmlDeviceGetPowerUsage(void *handle, unsigned *told) { *told = 4000000000u; return 0; }
+int nvmlDeviceGetEnforcedPowerLimit(void *handle, unsigned *told) { *told = 70000; return 0; }
+int nvmlDeviceGetClockInfo(void *handle, int kind, unsigned *told) { *told = 300 + kind; return 0; }
+int nvmlDeviceGetCurrentClocksEventReasons(void *handle, unsigned long long *told) { *told = 0x121; return 0; }
+int nvmlDeviceGetPersistenceMode(void *handle, int *told) { *told = 0; return 0; }
+int nvmlDeviceGetCurrPcieLinkWidth(void *handle, unsigned *told) { *told = 8; return 0; }
+int nvmlDeviceGetMaxPcieLinkWidth(void *handle, unsigned *told) { *told = 16; return 0; }
+int nvmlDeviceGetTotalEccErrors(void *handle, int kind, int counter, unsigned long long *told) {
+  *told = kind == 1 ? 2 : 5000000000ull; return counter ? 2 : 0;
+}
+int nvmlDeviceGetFieldValues(void *handle, int count, Value *values) {
+  for (Value *each = values; each < values + count; each++) {
+    each->code = 3;
+    if (each->field == 82) { each->code = 0; each->kind = 1; each->value.u = 77; }
+    if (each->field == 197) { each->code = 0; each->kind = 3; each->value.ull = 1ull << 40; }
+    if (each->field == 162 && each->scope < 4) { each->code = 0; each->kind = 3; each->value.ull = each->scope; }
+  }
+  return 0;
+}
+"""
+
+
+async def test_a_library_tells_the_condition_as_nvmls_header_lays_it_out(watching: Watching, tmp_path: Path) -> None:
+    """Every function that is missing leaves its values out, as does a power that no board draws."""
+    compiled(tmp_path, ONE_GPU + CONDITION)
+    async with watching("nvml", library_dir=tmp_path) as hardware:
+        await hardware.until(lambda view: view.inventory.gpus)
+        first, second = [await hardware.condition([*ConditionGroup]) for _ in range(2)]
+    assert first == second
+    assert first == (
+        GpuCondition(
+            "GPU-a",
+            temperature_c=91,
+            memory_temperature_c=77,
+            slowdown_c=90,
+            power_limit_mw=70_000,
+            sm_clock_mhz=301,
+            memory_clock_mhz=302,
+            throttle=Throttle.HEAT,
+            persistence=False,
+            pcie_width=8,
+            pcie_width_max=16,
+            pcie_sent_bytes=1 << 40,
+            nvlink_errors=6,
+            ecc_corrected=5_000_000_000,
+            ecc_uncorrected=2,
+        ),
+    )

@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpu_device_plugin.core.model.condition import SLOWING, ConditionGroup, GpuCondition, Throttle
 from gpu_device_plugin.core.model.gpus import Closeness
 from gpu_device_plugin.core.model.memory import shares_of
+from gpu_device_plugin.core.report.findings.condition_checks import condition_here
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
-from tests.patience import stretched
+from tests.core.report.findings.test_node_checks import WELL
+from tests.patience import eventually, stretched
 
 if TYPE_CHECKING:
     from gpu_device_plugin.core.node.health.gpu_health import Xid
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
 LIBRARY = os.environ.get("NVML_LIB_DIR")
 MOCK_CONFIG = os.environ.get("MOCK_NVML_CONFIG")
+EVERY = [*ConditionGroup]
 
 
 def need_library() -> Path:
@@ -80,6 +84,23 @@ async def test_every_pair_of_gpus_is_linked_once(source: dict[str, Any], watched
     pairs = [(a, b) for a in uuids for b in uuids if a < b]
     assert sorted((link.a, link.b) for link in view.inventory.links) == pairs
     assert all((link.closeness is Closeness.NVLINK) == (link.nvlinks > 0) for link in view.inventory.links)
+
+
+async def test_every_gpu_tells_its_condition_and_its_instances_none(source: dict[str, Any], watched: Watching) -> None:
+    async with watched(**source) as hardware:
+        conditions = await hardware.condition(EVERY)
+        none = await hardware.condition([])
+        whole = [gpu.uuid for gpu in hardware.view.value.inventory.gpus if gpu.instance is None]
+    assert conditions is not None
+    assert [condition.uuid for condition in conditions] == whole
+    assert none == tuple(map(GpuCondition, whole))
+    for condition in conditions:
+        assert 0 < (condition.temperature_c or 0) < (condition.slowdown_c or 200)
+        assert condition.power_mw
+        assert condition.energy_mj is not None
+        assert (condition.sm_clock_mhz or 0) <= (condition.sm_clock_max_mhz or 0)
+        assert (condition.throttle or 0) & ~SLOWING == 0
+        assert (condition.pcie_width or 0) <= (condition.pcie_width_max or 0)
 
 
 async def test_a_second_process_sees_the_same_hardware(source: dict[str, Any], watching: Watching) -> None:
@@ -173,3 +194,47 @@ async def test_b2_a_real_library_hangs_and_is_left_behind(mock: Mock, watched: W
         mock.heals()
         view = await hardware.until(lambda view: sick(view) == [])
         assert view.state is State.WATCHING
+
+
+async def test_a_real_library_tells_of_heat_slowed_clocks_a_narrow_link_and_errors(
+    mock: Mock, watched: Watching
+) -> None:
+    async with watched(**nvml()) as hardware:
+        before = await hardware.condition(EVERY)
+        assert before is not None
+        mock.say(
+            "devices:\n"
+            '  "3": {thermal: {temperature_gpu_c: 91}, clocks_throttle_reasons: {gpu_idle: true, hw_slowdown: true, '
+            "hw_thermal_slowdown: true}, pcie: {current_link_width: 8}, power: {current_draw_mw: 650000}}\n"
+            '  "5": {failure: {mode: ecc_uncorrectable}}\n'
+        )
+
+        async def told() -> list[GpuCondition]:
+            conditions = [*(await hardware.condition(EVERY) or before)]
+            return conditions if conditions[3].temperature_c == 91 and conditions[5].ecc_uncorrected else []
+
+        conditions = await eventually(told, "what the mock was told", pause_s=0.1)
+    hot, broken = conditions[3], conditions[5]
+    assert hot == replace(
+        before[3],
+        temperature_c=91,
+        throttle=Throttle.HARDWARE | Throttle.HARDWARE_HEAT,
+        pcie_width=8,
+        power_mw=650_000,
+        energy_mj=hot.energy_mj,
+    )
+    assert broken.temperature_c == before[5].temperature_c
+    codes = {finding.code for finding in condition_here(replace(WELL, conditions=tuple(conditions)))}
+    assert codes >= {"ecc-uncorrected", "pcie-narrow", "slowed-by-heat"}
+
+
+async def test_a_gpu_that_a_real_library_loses_has_no_condition_and_hides_no_other(
+    mock: Mock, watched: Watching
+) -> None:
+    async with watched(**nvml()) as hardware:
+        gpus = hardware.view.value.inventory.gpus
+        mock.fails(3, "lost")
+        await hardware.until(lambda view: sick(view) == [3])
+        conditions = await hardware.condition(EVERY)
+    assert conditions is not None
+    assert [condition.uuid for condition in conditions] == [gpu.uuid for gpu in gpus if gpu.index != 3]

@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_device_plugin.core.model.condition import SLOWING, GpuCondition, Throttle
 from gpu_device_plugin.core.model.gpus import Closeness, Gpu, Link, MigInstance
 from gpu_device_plugin.core.node.health.gpu_health import Probe, Xid
 from gpu_device_plugin.core.node.use.process_use import GpuProcess, GpuReading
 from gpu_device_plugin.hardware.child import serve
-from gpu_device_plugin.hardware.driver import ADVICE
+from gpu_device_plugin.hardware.driver import ADVICE, MOST_OF_CONDITION
 from gpu_device_plugin.hardware.fake.fake_driver import Fake
 from gpu_device_plugin.hardware.messages import (
     MOST_BYTES,
@@ -46,6 +47,7 @@ GOOD: tuple[dict[str, Any], ...] = (
     {"error": {"kind": "hung", "what": "nothing answers"}},
     {"use": [{"uuid": "GPU-a", "processes": [{"pid": 7, "used_mib": 5, "sm_percent": None}], "used_mib": 9}]},
     {"limits": [{"uuid": "GPU-a", "path": "/c", "code": 0, "hard_mib": 4, "soft_mib": 0, "used_mib": 1}]},
+    {"condition": [{"uuid": "GPU-a", "temperature_c": 41, "throttle": 4, "persistence": True}, {"uuid": "GPU-b"}]},
 )
 MALFORMED = (
     b"",
@@ -61,6 +63,9 @@ MALFORMED = (
     b'{"use": [{"uuid": "GPU-a", "processes": [7]}]}',
     b'{"use": [], "limits": []}',
     b'{"limits": [{"uuid": "GPU-a", "path": "/c"}]}',
+    b'{"condition": [{"temperature_c": 40}]}',
+    b'{"condition": [{"uuid": "GPU-a", "temperature_c": 40.5}]}',
+    b'{"condition": [{"uuid": "GPU-a", "persistence": 1}]}',
     b'{"error": {"kind": "tired", "what": "x"}}',
     b'{"else": 5}',
     b'{"answer": ' + b"[" * 100_000,
@@ -75,7 +80,7 @@ JSON = st.recursive(
 
 
 def test_what_is_said_is_understood() -> None:
-    first, reading, divided, of_mig, events, error, use, limits = (
+    first, reading, divided, of_mig, events, error, use, limits, condition = (
         read(json.dumps(message).encode()) for message in GOOD
     )
     gpu = Gpu("GPU-a", 0, "Tesla T4", 15360)
@@ -91,6 +96,10 @@ def test_what_is_said_is_understood() -> None:
     assert events.events == (Xid("GPU-a", 79), Probe("GPU-a", error="gone", lost=True))
     assert use.use == (GpuReading("GPU-a", (GpuProcess(7, 5),), 9),)
     assert limits.limits == (CgroupLimit("GPU-a", "/c", 0, 4, 0, 1),)
+    assert condition.condition == (
+        GpuCondition("GPU-a", temperature_c=41, throttle=Throttle.POWER_CAP, persistence=True),
+        GpuCondition("GPU-b"),
+    )
     assert error.error == Failure("hung", "nothing answers")
 
 
@@ -131,6 +140,10 @@ def with_use(count: int = 1, used_mib: int = 9, **process: int | None) -> dict[s
     return {"use": [{"uuid": "GPU-a", "processes": processes * count, "used_mib": used_mib}]}
 
 
+def with_condition(**told: int) -> dict[str, Any]:
+    return {"condition": [{"uuid": "GPU-a", **told}]}
+
+
 def with_limit(**more: Any) -> dict[str, Any]:
     return {"limits": [{"uuid": "GPU-a", "path": "/c", "code": 0, **more}]}
 
@@ -151,6 +164,12 @@ def with_limit(**more: Any) -> dict[str, Any]:
         (with_limit(hard_mib=1 << 44), with_limit(hard_mib=1 << 45)),
         (with_limit(soft_mib=0), with_limit(soft_mib=-1)),
         (with_limit(used_mib=1 << 26), with_limit(used_mib=1 << 27)),
+        (with_condition(throttle=SLOWING), with_condition(throttle=SLOWING + 1)),
+        *(
+            (with_condition(**{name: amount}), with_condition(**{name: beyond}))
+            for name, most in MOST_OF_CONDITION.items()
+            for amount, beyond in ((most, most + 1), (0, -1))
+        ),
     ],
 )
 def test_an_amount_that_cannot_be_is_malformed(most: dict[str, Any], beyond: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpu_device_plugin.core.contract.variables import LIMITS, MEMORY_GUARANTEED, MEMORY_LIMIT
+from gpu_device_plugin.core.model.condition import ConditionGroup
 from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.forms import Address
@@ -144,6 +145,13 @@ def test_the_api_is_a_word_a_path_or_an_address(api: str) -> None:
     assert read({"api": api, "node_name": "n"}).api == api
 
 
+def test_the_condition_of_gpus_is_read_in_all_groups_or_some_or_not_at_all(tmp_path: Path) -> None:
+    assert read().condition == tuple(ConditionGroup)
+    assert read({"condition": "power, Thermal"}).condition == (ConditionGroup.THERMAL, ConditionGroup.POWER)
+    for off in ("condition: off\n", "condition: 'OFF'\n"):
+        assert read(in_file(tmp_path, off)).condition == ()
+
+
 def test_resources_have_full_names_in_a_fixed_order() -> None:
     settings = read({"resources": "count,memory", "domain": "example.com", "count_resource": "gpus"})
     assert settings.offered == (
@@ -215,6 +223,8 @@ def test_names_are_those_that_the_kubelet_accepts(
         ({"pre_start": "yes"}, "--pre-start: 'yes' is neither true nor false"),
         ({"resources": ""}, "--resources: the list is empty; choose from memory, count"),
         ({"resources": "gpu-mem"}, "--resources: 'gpu-mem' is unknown; write memory or count"),
+        ({"condition": "thermall"}, "--condition: 'thermall' is unknown; did you mean thermal?"),
+        ({"condition": "off,power"}, f"--condition: 'off' is unknown; write {' or '.join(ConditionGroup)}"),
         ({"api": "in-cluser"}, "--api: 'in-cluser' does not name an API server; did you mean in-cluster?"),
         ({"exclude_gpus": "GPU-1"}, None),
         ({"gpus": "4xT4"}, None),

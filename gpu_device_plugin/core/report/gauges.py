@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.nodereport import NO_LIMITS, GpuUse, NodeLimits, NodeUse, idle_s, to_return
 from gpu_device_plugin.core.model.limits import LimitStatus
+from gpu_device_plugin.core.report.condition_gauges import condition_gauges
 from gpu_device_plugin.core.report.exposition import Gauge
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.contract.nodereport import ContainerUse
+    from gpu_device_plugin.core.model.condition import GpuCondition
     from gpu_device_plugin.core.model.shares import SharedGpu
     from gpu_device_plugin.core.node.node import Node
     from gpu_device_plugin.core.report.exposition import Gauges, Value
@@ -121,6 +123,8 @@ class NodeMetrics:
     """By resource: whether the kubelet's ListAndWatch stream is open, and the seconds without one since the start."""
     mps: Mapping[str, bool] = field(default_factory=dict)
     """Whether the MPS daemon that a GPU needs is ready, by UUID."""
+    conditions: Mapping[str, GpuCondition] = field(default_factory=dict)
+    """The newest condition of GPUs, by UUID."""
 
     def gauges(self) -> Gauges:
         """Return its gauges with their values."""
@@ -135,6 +139,8 @@ class NodeMetrics:
         )
         yield _LIMITS, [((held,), count) for held, count in self.limit_states.items()]
         yield _MPS, [((uuid,), ready) for uuid, ready in self.mps.items()]
+        cards = dict.fromkeys(shared.gpu.card for shared in gpus)
+        yield from condition_gauges([self.conditions[card] for card in cards if card in self.conditions])
         places = [(self._place(part), part) for part in self.use.parts]
         yield from _columns(_CONTAINER, [(place, _container(part)) for place, part in places])
         yield _LIMIT, [_limit(place, part) for place, part in places if part.enforcement is not None]

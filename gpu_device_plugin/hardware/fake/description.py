@@ -31,6 +31,15 @@ which models there are, if need be with their memory and the MIG instances of ea
                                               # that matches counts. A size, or what the driver answers:
       - {at: 48s, gpu: 1, limits: {"*/podA/*": {hard: 4GiB, used: 3GiB}, "*/podB/*": {hard: null}, "*": {code: 3}}}
       - {at: 48s, gpu: 2, mig: 2g.20gb*3}     # other instances than before; true or []: MIG mode without instances
+      - {at: 48s, gpu: 3, temperature: 91, throttle: [heat]}  # its condition; without it that of a GPU under the load
+                                              # of its processes. In degrees Celsius temperature, memory_temperature,
+                                              # slowdown; in percent fan, sm, memory_busy, encoder, decoder; in watts
+                                              # power, power_limit; in MHz sm_clock, memory_clock, both with _max, too;
+                                              # pcie_generation, pcie_width, both with _max, too; pcie_sent,
+                                              # pcie_received (a second: 2GiB); pcie_replays, nvlink_errors,
+                                              # ecc_corrected, retired_pages, remapped_rows; persistence: false;
+                                              # throttle: some of power-cap, hardware, sync, heat, hardware-heat,
+                                              # power-brake. null: its driver does not tell
       - {at: 49s, gpu: 2, xid: 43, gi: 3}     # of a GPU instance, or with ci of a compute instance
       - {at: 49s, gpu: 2, instance: 1, processes: [{pid: 4713}], used: 1GiB}  # by NVML's index, or by UUID
       - {at: 50s, hang: 10s}                  # every call to the driver
@@ -46,6 +55,7 @@ from itertools import combinations
 
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.fake import value_forms as forms
+from gpu_device_plugin.hardware.fake.fake_condition import CONDITION
 from gpu_device_plugin.hardware.fake.gpu_models import MODELS
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError, Where
 
@@ -350,21 +360,6 @@ def _instances(entry: object) -> Fields:
     return {"profile": match["profile"], "count": _count(match["count"] or "1")}
 
 
-def _limit(value: object) -> Fields:
-    """Read the memory limit of a cgroup: a size, or what the driver answers."""
-    optional = forms.or_null(forms.size)
-    known = {"code": forms.whole, "hard": optional, "soft": forms.size, "used": optional}
-    fields = Where("").fields(value, known) if isinstance(value, dict) else {"hard": forms.size(value)}
-    return {"code": 0, "hard": None, "soft": 0, "used": None, **fields}
-
-
-def _limits(value: object) -> dict[str, Fields]:
-    """Read the memory limits of cgroups, by a pattern of their path."""
-    if not isinstance(value, dict):
-        raise ValueError(f"{value!r} is not a mapping of paths to limits")  # noqa: TRY004 - as in forms.switch
-    return {forms.text(pattern): _limit(limit) for pattern, limit in value.items()}
-
-
 def _count(value: object) -> int:
     if not 1 <= (count := forms.whole(value)) <= MOST_GPUS:
         raise ValueError(f"{count} is not a number of GPUs or instances; write 1 to {MOST_GPUS}")
@@ -389,8 +384,9 @@ _STATE: Readers = {
     "remap": forms.one_of(("none", "pending", "failed")),
     "recovery_action": _action,
     "processes": _processes,
-    "limits": _limits,
+    "limits": forms.limits,
     "used": forms.size,
+    **CONDITION,
 }
 _INSTANCE_STATE: Readers = {"error": forms.or_null(forms.text), "processes": _processes, "used": forms.size}
 _INSTANCE: Readers = {
@@ -401,7 +397,8 @@ _INSTANCE: Readers = {
     "memory": forms.size,
     **_INSTANCE_STATE,
 }
-_AFTER_RESET: Mapping[str, Any] = {"ecc": 0, "remap": "none", "recovery_action": 0, "error": None, "lost": False}
+_COUNTS = dict.fromkeys(("ecc", "ecc_corrected", "recovery_action"), 0)
+_AFTER_RESET: Mapping[str, Any] = {**_COUNTS, "remap": "none", "error": None, "lost": False}
 _GPU: Readers = {
     "model": forms.one_of(MODELS, "a known model; give memory instead, or use one of"),
     "count": _count,

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.driver import HardwareError
 from gpu_device_plugin.hardware.fake.description import read
+from gpu_device_plugin.hardware.fake.fake_condition import FakeCondition
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 
 TYPE_CHECKING = False  # see hardware/driver.py
@@ -57,6 +58,7 @@ class Fake:
         self._lost: set[str] = set()
         self._listed: dict[str, str] = {}
         """The listed GPUs and instances, each with the UUID of its GPU."""
+        self._condition = FakeCondition()
 
     def inventory(self) -> Record:
         """List the GPUs; see `Driver.inventory`."""
@@ -96,9 +98,12 @@ class Fake:
         unknown: dict[str, Record] = {uuid: {"uuid": uuid, "processes": None, "used_mib": None} for uuid in self._cards}
         return [each for uuid in self._listed if (each := uses.get(uuid) or unknown.get(uuid)) is not None]
 
-    def condition(self, groups: list[str]) -> list[Record]:  # noqa: ARG002
+    def condition(self, groups: list[str]) -> list[Record]:
         """Read the condition of every GPU; see `Driver.condition`."""
-        return []
+        gpus, _ = self._hardware()
+        self._lost |= {gpu["uuid"] for gpu in gpus if gpu["lost"]}
+        there = [gpu for gpu in gpus if gpu["uuid"] in self._cards and gpu["uuid"] not in self._lost]
+        return [self._condition.read(gpu, () if gpu["error"] else groups, self._now()) for gpu in there]
 
     def limits(self, wanted: list[tuple[str, str]]) -> list[Record]:
         """Read the memory limits of cgroups; see `Driver.limits`."""

@@ -132,3 +132,18 @@ class Where:
             except (ValueError, InvalidSizeError) as error:
                 raise self.inside(key).error(str(error)) from error
         return fields
+
+
+def _limit(value: object) -> Fields:
+    """Read the memory limit of a cgroup: a size, or what the driver answers."""
+    optional = or_null(size)
+    known = {"code": whole, "hard": optional, "soft": size, "used": optional}
+    fields = Where("").fields(value, known) if isinstance(value, dict) else {"hard": size(value)}
+    return {"code": 0, "hard": None, "soft": 0, "used": None, **fields}
+
+
+def limits(value: object) -> dict[str, Fields]:
+    """Read the memory limits of cgroups, by a pattern of their path."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{value!r} is not a mapping of paths to limits")  # noqa: TRY004 - as in switch
+    return {text(pattern): _limit(limit) for pattern, limit in value.items()}

@@ -12,6 +12,7 @@ from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.driver import HardwareError
 from gpu_device_plugin.hardware.nvml import nvml_calls, nvml_links, nvml_use
 from gpu_device_plugin.hardware.nvml.nvml_calls import LOST, MIB, NO_PERMISSION, text
+from gpu_device_plugin.hardware.nvml.nvml_condition import ConditionReader
 
 TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ class Nvml:
         self._worked = False
         self._sampled_us: dict[str, int] = {}
         """When the newest known sample of each GPU's use was taken, by NVML's clock."""
+        self._conditions = ConditionReader(nvml)
         try:
             nvml.nvmlInit()
         except nvml.NVMLError as error:
@@ -176,9 +178,10 @@ class Nvml:
             uses += self._divided[uuid].uses() if uuid in self._divided else ()
         return uses
 
-    def condition(self, groups: list[str]) -> list[Record]:  # noqa: ARG002
+    def condition(self, groups: list[str]) -> list[Record]:
         """Read the condition of every GPU; see `Driver.condition`."""
-        return []
+        found = (self._conditions.read(uuid, handle, groups) for uuid, handle in self._gpus.items())
+        return [condition for condition in found if condition is not None]
 
     def limits(self, wanted: list[tuple[str, str]]) -> list[Record]:
         """Read the memory limits of cgroups; see `Driver.limits`."""

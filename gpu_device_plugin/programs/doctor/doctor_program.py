@@ -55,6 +55,7 @@ from gpu_device_plugin.settings.knobs import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from gpu_device_plugin.core.model.condition import GpuCondition
     from gpu_device_plugin.core.model.gpus import Inventory
     from gpu_device_plugin.settings.node import NodeSettings
     from gpu_device_plugin.settings.sources import Sources, Texts
@@ -88,6 +89,7 @@ _HIDDEN = Unknown(
     "kubectl debug node/NODE --profile=sysadmin --image=IMAGE -- gpu-device-plugin doctor --host-root=/host; on the "
     "node itself, outside a container, use --host-root=/",
 )
+_NO_CONDITION = Unknown("condition-unknown", "the driver did not tell the condition of its GPUs", "see the agent's log")
 _API_OFF = Unknown(
     "api-off", "the agent is configured to run without the API", "give it --api=in-cluster and NODE_NAME"
 )
@@ -213,7 +215,8 @@ async def examined(
         held = tasks.create_task(_pod_resources(settings, deadlines), name="PodResources")
         agent = tasks.create_task(node_reading.ask(settings.http, deadlines.answer_s), name="agent")
         api = tasks.create_task(_api(settings, deadlines), name="API server")
-    view, seen, folder, root = driver.result(), api.result(), settings.device_plugin_dir, where.host_root
+    (view, conditions), seen = driver.result(), api.result()
+    folder, root = settings.device_plugin_dir, where.host_root
     invented, mps_dir = settings.gpus != "nvml", (root or Path("/")) / settings.mps_dir.relative_to("/")
     mps, mps_left = node_reading.mps_state(mps_dir)
     device_nodes, unlinked = ({}, ()) if invented else _device_nodes(where, view.inventory)
@@ -246,6 +249,7 @@ async def examined(
         inventory=view.inventory,
         driver_problem="" if view.state is State.WATCHING else view.sentence,
         unhealthy={uuid: "; ".join(belief.reasons) for uuid, belief in view.beliefs.items() if not belief.healthy},
+        conditions=conditions,
         device_nodes=device_nodes,
         unlinked_nodes=unlinked,
         runtimes=_HIDDEN if root is None else node_reading.runtimes(root),
@@ -284,17 +288,23 @@ def rights_of(settings: NodeSettings) -> tuple[Call, ...]:
 # --- The hardware -----------------------------------------------------------------------------------------------------
 
 
-async def _driver(settings: NodeSettings, where: DoctorPlace, deadlines: DoctorDeadlines) -> HardwareView:
+async def _driver(
+    settings: NodeSettings, where: DoctorPlace, deadlines: DoctorDeadlines
+) -> tuple[HardwareView, tuple[GpuCondition, ...] | Unknown]:
+    """Return the first view of the hardware, and the condition of its GPUs."""
     timings = MonitorTimings(start_within_s=deadlines.driver_s)  # a first view comes by then, even if the driver hangs
     try:
         hardware = Hardware(settings.gpus, timings=timings, library_dir=where.libraries)
     except DescriptionError as problem:
-        return HardwareView(State.OTHER, str(problem))
+        return HardwareView(State.OTHER, str(problem)), ()
+    conditions: tuple[GpuCondition, ...] | None = ()
     async with asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(hardware.run(), name="hardware")
         _, view = await hardware.view.after(0)
+        if view.state is State.WATCHING and settings.condition:
+            conditions = await hardware.condition(settings.condition)
         watching.cancel()
-    return view
+    return view, _NO_CONDITION if conditions is None else conditions
 
 
 def _device_nodes(where: DoctorPlace, inventory: Inventory) -> tuple[dict[str, str], tuple[str, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
@@ -9,11 +10,15 @@ from urllib.parse import quote
 import msgspec
 
 from gpu_device_plugin.core.cluster.agentpods import agents
-from gpu_device_plugin.programs.kubectl import ClusterUnreadableError
+from gpu_device_plugin.core.contract.history import HISTORY_PATH, LARGEST_HISTORY, NodeHistory
+from gpu_device_plugin.programs.kubectl import MISSING_RIGHT, ClusterUnreadableError, unread
 from gpu_device_plugin.view.agent_pods import AGENT_LABELS, agent_pods
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from gpu_device_plugin.core.cluster.agentpods import Agents
+    from gpu_device_plugin.core.report.finding import Unknown
     from gpu_device_plugin.programs.kubectl import Kubectl
 
 T = TypeVar("T")
@@ -57,3 +62,29 @@ class AgentAnswers:
                 f"the answer of the agent of node {node} at {path} cannot be read ({error}); "
                 "upgrade the older of agent and this command"
             ) from error
+
+
+_MOST_HISTORIES = 50
+
+
+def histories(
+    kubectl: Kubectl, raw_agents: Iterable[msgspec.Raw], within_s: float = 30.0
+) -> dict[str, NodeHistory | str] | Unknown:
+    """Return the histories of the first nodes by name, given the pods of the agents.
+
+    In place of a history stands why it cannot be read, as of an older agent; of all, if a right is missing. After
+    `within_s` no further agent is asked.
+    """
+    answers = AgentAnswers(kubectl, agents(agent_pods(raw_agents)))
+    found: dict[str, NodeHistory | str] = {}
+    until_s = time.monotonic() + within_s
+    for node in sorted(answers.agents.by_node)[:_MOST_HISTORIES]:
+        if time.monotonic() > until_s:
+            break
+        try:
+            found[node] = answers.read(node, HISTORY_PATH, NodeHistory, most=LARGEST_HISTORY)
+        except ClusterUnreadableError as error:
+            if (problem := unread(error)).code == MISSING_RIGHT:
+                return problem
+            found[node] = str(error)
+    return found

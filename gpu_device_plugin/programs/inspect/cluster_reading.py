@@ -44,6 +44,7 @@ from gpu_device_plugin.core.report.findings.symptoms import (
     PodSeen,
     SliceSeen,
 )
+from gpu_device_plugin.programs.inspect.agent_answers import histories
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, items, unread
 from gpu_device_plugin.view.objects import ApiObject, Condition, ConfigMap, Container, Named, PodSpec, decoded
 from gpu_device_plugin.view.reading import readable_claims
@@ -118,6 +119,7 @@ def symptoms_in(
         slices=_known(lambda: _slices(kubectl)),
         device_classes=_known(lambda: _device_classes(kubectl)),
         karpenter=_known(lambda: _karpenter(kubectl)),
+        histories=histories(kubectl, [raw for pod, raw in every if pod.part == (_AGENT, False)]),
     )
 
 

@@ -51,7 +51,7 @@ from gpu_device_plugin.programs.node.use.borrowing import Borrowing
 from gpu_device_plugin.programs.node.use.idle_watch import IdlePods
 from gpu_device_plugin.programs.node.use.memory_files import MemoryFiles
 from gpu_device_plugin.programs.node.use.over_use_watch import OverUse
-from gpu_device_plugin.programs.node.use.use_reader import UseReports, UseWatch
+from gpu_device_plugin.programs.node.use.use_reader import ConditionWatch, UseReports, UseWatch
 from gpu_device_plugin.programs.probes import serving_probes
 from gpu_device_plugin.settings.knobs import UsageError, reload
 
@@ -88,8 +88,7 @@ class NodeAgent:
         self.config = config = Observable(initial(settings))
         """How the node gives its GPUs to pods."""
         self.state = NodeState(Node(config.value.shares))
-        shown = settings.http is not None
-        self.metrics = m.PrometheusMetrics(lambda: self.metrics_state().gauges()) if shown else m.Metrics()
+        self.metrics = m.PrometheusMetrics(lambda: self.metrics_state().gauges()) if settings.http else m.Metrics()
         self.cluster = cluster = self._reach_cluster()
         self.api = api = NodeApi() if cluster is None else cluster
         self.reports = Reports(self.state, self.metrics, api)
@@ -144,6 +143,7 @@ class NodeAgent:
             processes=procfs.ProcessOwners(proc),
             host_pids=partial(procfs.in_nodes_namespace, proc),
         )
+        self.condition_watch = ConditionWatch(self.hardware.condition, lambda: self.settings.value.condition)
         self.verification = Verification(
             self.use_watch.holdings,
             self.hardware.limits,
@@ -286,12 +286,13 @@ class NodeAgent:
             self.serving_switch.run(),
             *map(self.use_watch.reading.follow, (self.over_use.act_on, self.borrowing.act_on, self.idle_pods.act_on)),
             self.entries.follow(self.borrowing.holders_changed),
+            self.entries.follow(self.verification.changed),
             self.settings.follow(self.borrowing.look),
             self.reconciler.rounds.follow(self._round_over),
             self.use_watch.run(),
+            self.condition_watch.run(),
             self.verification.run(),
             self.guarantees.run(),
-            self.entries.follow(self.verification.changed),
             self.hardware.view.follow(self.verification.again),
             self.reconciler.checkpoint_entries.follow(self._holders_changed),
         ]
@@ -306,8 +307,7 @@ class NodeAgent:
                 self.dra.follow(),
                 self.config.follow(self.dra.update),
                 self.verification.states.follow(self.dra.limits_read),
-                self.cluster.followed.changes.follow(self.verification.changed),
-                self.cluster.followed.changes.follow(self.guarantees.wake),
+                *map(self.cluster.followed.changes.follow, (self.verification.changed, self.guarantees.wake)),
                 self.cluster.followed.changes.follow(self.borrowing.look, settle_s=0.1),
                 self.cluster.run(self.dra.run_api),
                 self.api.node.follow(self._stranding.look),
@@ -319,8 +319,7 @@ class NodeAgent:
     def reload(self, wanted: NodeSettings) -> None:
         """Apply those changes of settings that need no restart, and report the others."""
         outcome = reload(self.settings.value, wanted)
-        settings = outcome.settings
-        self.settings.set(settings)
+        self.settings.set(settings := outcome.settings)
         self.reconciler.interval_s = settings.reconcile_interval_s
         self.reconciler.process_wait_s = settings.process_wait_s
         self.verification.interval_s = settings.usage_interval_s
@@ -347,6 +346,7 @@ class NodeAgent:
             containers_over=len(self.over_use.excesses.value),
             streams=self.registration.outages(),
             mps=self.mps.ready,
+            conditions=self.condition_watch.conditions.value,
         )
 
     # --- Callbacks ------------------------------------------------------------------------------------------------
@@ -368,8 +368,8 @@ class NodeAgent:
             self.config.set(replace(self.config.value, shares=shares))
             self.reload(settings)
         self._share_size.write(str(share_mib))
-        share = format_mib(share_mib)
-        _log.info("node agent starts", extra={"version": __version__, "gpus": settings.gpus, "share": share})
+        started = {"version": __version__, "gpus": settings.gpus, "share": format_mib(share_mib)}
+        _log.info("node agent starts", extra=started)
 
     def _share_mib(self, others: Iterable[str]) -> int:
         """Return the initial share size, in MiB: the one in use as long as a container or a claim holds shares of it.

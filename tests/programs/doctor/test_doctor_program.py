@@ -137,6 +137,23 @@ async def test_a_size_of_which_no_gpu_has_one_share_is_no_size_that_waits() -> N
     assert finding.startswith("error no-gpu-shared problem=no GPU is shared: 15 GiB, less than one share of 100 GiB")
 
 
+async def test_the_condition_of_the_gpus_is_read_from_the_driver_as_the_settings_want(tmp_path: Path) -> None:
+    gpus = tmp_path / "gpus.json"
+    narrow = {"model": "T4", "pcie_width": 8, "temperature": 91, "persistence": False}
+    gpus.write_text(json.dumps({"gpus": [narrow, "1xT4"]}))
+    async with world() as node:
+        every = await examined(settings_in(node, gpus=str(gpus)), NOWHERE, QUICK)
+        links = await examined(settings_in(node, gpus=str(gpus), condition="pcie"), NOWHERE, QUICK)
+        none = await examined(settings_in(node, gpus=str(gpus), condition="off"), NOWHERE, QUICK)
+    assert found(every, "GPU condition", show="temperature lanes") == [
+        "warning too-hot temperature=91",
+        "warning pcie-narrow lanes=8",
+        "note persistence-off",
+    ]
+    assert found(links, "GPU condition") == ["warning pcie-narrow"]
+    assert found(none, "GPU condition") == []
+
+
 async def test_a_driver_that_hangs_is_given_up(tmp_path: Path) -> None:
     """NVML is asked by a process of its own, which is killed then."""
     gpus = tmp_path / "gpus.json"

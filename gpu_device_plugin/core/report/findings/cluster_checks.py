@@ -16,6 +16,7 @@ from gpu_device_plugin.core.report.findings.component_checks import (
     scheduler_versions,
     versions,
 )
+from gpu_device_plugin.core.report.findings.condition_checks import condition_seen
 from gpu_device_plugin.core.report.findings.group_checks import groups
 from gpu_device_plugin.core.report.findings.limit_checks import held, limits, supervisors, use, wishes
 from gpu_device_plugin.core.report.findings.node_amounts import gpushare_count, mismatches
@@ -332,6 +333,7 @@ CHECKS: Mapping[str, Callable[[ClusterSymptoms], Iterable[Finding]]] = MappingPr
         "agents": agents,
         "runtime class": _runtime_class,
         "GPUs": _gpus,
+        "GPU condition": condition_seen,
         "allocatable": _allocatable,
         "capacity": _capacity,
         "share size": _share_sizes,

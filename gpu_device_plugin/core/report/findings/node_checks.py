@@ -11,6 +11,7 @@ from gpu_device_plugin.core.model.memory import MAX_DEVICE_IDS, format_mib
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import SHARES, Shares, TooManySharesError, unknown_exclusions
 from gpu_device_plugin.core.report.finding import Finding, Unknown, error, note, ok, warning
+from gpu_device_plugin.core.report.findings.condition_checks import condition_here
 from gpu_device_plugin.core.report.findings.container_checks import (
     cdi,
     cgroups,
@@ -302,6 +303,7 @@ CHECKS: Mapping[str, Callable[[NodeSymptoms], Iterable[Finding]]] = MappingProxy
     {
         "driver": driver,
         "GPUs": gpus,
+        "GPU condition": condition_here,
         "MIG": mig,
         "device nodes": device_nodes,
         "container runtime": runtime,

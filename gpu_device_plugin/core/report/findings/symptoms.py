@@ -16,9 +16,11 @@ from gpu_device_plugin.core.report.finding import Unknown
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gpu_device_plugin.core.contract.history import NodeHistory
     from gpu_device_plugin.core.contract.mpsfiles import MpsGpu
     from gpu_device_plugin.core.contract.nodegpus import NodeGpus
     from gpu_device_plugin.core.contract.nodereport import NodeReport
+    from gpu_device_plugin.core.model.condition import GpuCondition
     from gpu_device_plugin.core.model.gpus import Gpu, Inventory
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resource_claims import Claim
@@ -166,6 +168,8 @@ class ClusterSymptoms:
     device_classes: Mapping[str, str] | Unknown = field(default_factory=dict)
     """The extended resource that each DeviceClass serves, by the name of the class; empty: none."""
     karpenter: Karpenter | Unknown = Karpenter()
+    histories: Mapping[str, NodeHistory | str] | Unknown = field(default_factory=dict)
+    """What agents remember of the last hour, by node, or why it cannot be read, of some nodes at most."""
 
 
 # --- A node, read on it -----------------------------------------------------------------------------------------------
@@ -276,6 +280,8 @@ class NodeSymptoms:
     inventory: Inventory
     unhealthy: Mapping[str, str] = field(default_factory=dict)
     """Why a GPU is out of service, by UUID."""
+    conditions: tuple[GpuCondition, ...] | Unknown = ()
+    """As the driver tells them now, in the groups that the settings want read."""
     device_nodes: Mapping[str, str] = field(default_factory=dict)
     """The fault of each device node, by path; empty: it has none."""
     unlinked_nodes: tuple[str, ...] = ()

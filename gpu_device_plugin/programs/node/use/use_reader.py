@@ -19,10 +19,11 @@ from gpu_device_plugin.core.node.use.use_report import SELDOM_S, SOON_S, due_in_
 from gpu_device_plugin.kubelet.procfs import ProcessOwners, boot_time, in_nodes_namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
     from typing import Any, NoReturn
 
     from gpu_device_plugin.core.contract.nodereport import NodeUse
+    from gpu_device_plugin.core.model.condition import GpuCondition
     from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.limits import LimitState
     from gpu_device_plugin.core.model.pods import Pod
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.node.use.use_report import Names
 
 _log = logging.getLogger(__name__)
+
+CONDITION_EVERY_S = 15.0
+_AGAIN_S = 1.0
+"""The pause while no process answers for the driver."""
 
 
 @dataclass(eq=False, repr=False)
@@ -156,6 +161,29 @@ class UseWatch:
                 complete=complete,
             )
         )
+
+
+class ConditionWatch:
+    """Reads the condition of the GPUs at intervals; nothing is read before `run`."""
+
+    def __init__(
+        self,
+        read: Callable[[Sequence[str]], Awaitable[tuple[GpuCondition, ...] | None]],
+        groups: Callable[[], Sequence[str]],
+    ) -> None:
+        """Read by `read` the groups that `groups` returns then."""
+        self._read = read
+        self._groups = groups
+        self.conditions: Observable[Mapping[str, GpuCondition]] = Observable({})
+        """The newest condition of each GPU that was read, by UUID."""
+
+    async def run(self) -> NoReturn:
+        """Read until cancelled."""
+        while True:
+            groups = self._groups()
+            found = await self._read(groups) if groups else ()
+            self.conditions.set({condition.uuid: condition for condition in found or ()})
+            await asyncio.sleep(CONDITION_EVERY_S if found is not None else _AGAIN_S)
 
 
 @dataclass(eq=False, repr=False)
