@@ -24,7 +24,7 @@ from gpu_device_plugin.cluster.objects.requests import (
 from gpu_device_plugin.core.contract.keys import GPU_CONDITION, kept
 from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.core.model.mig import is_mig_resource
-from gpu_device_plugin.core.model.pods import Container, ContainerKind, Owner, Pod
+from gpu_device_plugin.core.model.pods import Container, ContainerEnd, ContainerKind, Owner, Pod
 from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts
 from gpu_device_plugin.core.model.sharing import Shared
 from gpu_device_plugin.core.model.taints import Taint  # noqa: TC001 - msgspec reads the annotations
@@ -102,14 +102,22 @@ class _Running(msgspec.Struct, gc=False):
     """Only its presence matters, not its content."""
 
 
+class _Terminated(msgspec.Struct, rename="camel", gc=False):
+    exit_code: int = 0
+    reason: str | None = None
+    finished_at: str | None = None
+
+
 class _ContainerState(msgspec.Struct, gc=False):
     running: _Running | None = None
+    terminated: _Terminated | None = None
 
 
-class _ContainerStatus(msgspec.Struct, rename={"container_id": "containerID"}, gc=False):
+class _ContainerStatus(msgspec.Struct, rename={"container_id": "containerID", "last_state": "lastState"}, gc=False):
     name: str = ""
     container_id: str | None = None
     state: _ContainerState | None = None
+    last_state: _ContainerState | None = None
 
 
 class _PodStatus(ClaimStatuses, rename="camel", gc=False):
@@ -147,7 +155,7 @@ class PodReader:
             keep: returns whether an annotation or label with this key is kept.
             sums: also keep the pod's requests of all other resources, added up as by kube-scheduler.
             every: add up the requests of pods without our resources too.
-            ids: also keep the IDs of the running containers.
+            ids: also keep the IDs of the running containers, and how containers last ended.
             claims: also keep the names of the claims that the containers use.
             mig: also keep the limits of resources of MIG profiles, of any domain.
             owners: also keep the controller of the pod.
@@ -206,6 +214,7 @@ class PodReader:
             labels=self._kept(meta.labels, placed),
             containers=self._equal(containers),
             container_ids=_container_ids(pod.status) if self._ids and (containers or claims) else _NONE,
+            ends=_ends(pod.status) if self._ids and (containers or claims) else _NONE,
             claims=claims,
             owner=owner and self._owners.one(owner, lambda: owner),
             requests=requests if sums is None or not repels(spec) else None,
@@ -253,6 +262,16 @@ def _container_ids(status: _PodStatus) -> Mapping[str, str]:
         for one in statuses
         if one.container_id and one.state is not None and one.state.running is not None
     }
+
+
+def _ends(status: _PodStatus) -> Mapping[str, ContainerEnd]:
+    """Return the newest end of each container that has ended; the kubelet keeps the one before in ``lastState``."""
+    found = {}
+    for one in (*(status.container_statuses or ()), *(status.init_container_statuses or ())):
+        ends = (state.terminated for state in (one.state, one.last_state) if state is not None)
+        if (end := next(filter(None, ends), None)) is not None:
+            found[one.name] = ContainerEnd(end.exit_code, end.reason or "", end.finished_at or "")
+    return found or _NONE
 
 
 def decoded(decoder: msgspec.json.Decoder[T], raw: bytes | msgspec.Raw, what: str) -> T:

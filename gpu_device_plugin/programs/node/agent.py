@@ -28,6 +28,7 @@ from gpu_device_plugin.hardware.monitor import Hardware
 from gpu_device_plugin.kubelet import cgroupfs, procfs
 from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
 from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
+from gpu_device_plugin.kubelet.incident_files import IncidentFiles
 from gpu_device_plugin.kubelet.records import KubeletRecords
 from gpu_device_plugin.kubelet.registration_loop import RegistrationEvent, RegistrationLoop
 from gpu_device_plugin.kubelet.servicer import PluginServicer
@@ -37,6 +38,7 @@ from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.claims.serving_mode_switch import ServingModeSwitch
 from gpu_device_plugin.programs.node.configuration import Configuration, initial
 from gpu_device_plugin.programs.node.conflicting_plugins import ConflictingPlugins
+from gpu_device_plugin.programs.node.flight_recorder import FlightRecorder
 from gpu_device_plugin.programs.node.guarantees import Guarantees
 from gpu_device_plugin.programs.node.kubelet.advertiser import Advertiser
 from gpu_device_plugin.programs.node.kubelet.allocation_handler import AllocationHandler
@@ -48,6 +50,7 @@ from gpu_device_plugin.programs.node.node_api import NodeApi, reach_api
 from gpu_device_plugin.programs.node.node_events import Reports
 from gpu_device_plugin.programs.node.orphaned_instances import OrphanedInstances
 from gpu_device_plugin.programs.node.use.borrowing import Borrowing
+from gpu_device_plugin.programs.node.use.history import History
 from gpu_device_plugin.programs.node.use.idle_watch import IdlePods
 from gpu_device_plugin.programs.node.use.memory_files import MemoryFiles
 from gpu_device_plugin.programs.node.use.over_use_watch import OverUse
@@ -88,8 +91,7 @@ class NodeAgent:
         self.config = config = Observable(initial(settings))
         """How the node gives its GPUs to pods."""
         self.state = NodeState(Node(config.value.shares))
-        shown = settings.http is not None
-        self.metrics = m.PrometheusMetrics(lambda: self.metrics_state().gauges()) if shown else m.Metrics()
+        self.metrics = self._metrics()
         self.cluster = cluster = self._reach_cluster()
         self.api = api = NodeApi() if cluster is None else cluster
         self.reports = Reports(self.state, self.metrics, api)
@@ -171,8 +173,7 @@ class NodeAgent:
             MemoryFiles(settings.memory_dir),
             self.evictor,
         )
-        soft, of = settings.soft_limit == "share", (self.use_watch.holdings, self.borrowing.limits_now)
-        self._limit_link = None if settings.memory_dir is None else LimitLink(settings.memory_dir, *of, soft=soft)
+        self._limit_link = self._link_limits()
         self._answers = AllocationHandler(
             self.state,
             None if cluster is None else cluster.waiting,
@@ -193,6 +194,15 @@ class NodeAgent:
             (lambda _: None) if cluster is None else cluster.show_use,
             returns=self.borrowing.returns,
             idle=self.idle_pods.since,
+        )
+        self.history = History(self.use_watch, self.hardware.condition, CgroupTree(cgroups))
+        self.recorder = FlightRecorder(
+            settings.node_name,
+            api,
+            self.use_watch,
+            self.history,
+            self.use_reports.now,
+            IncidentFiles(settings.device_plugin_dir),
         )
         self.registration = RegistrationLoop(
             settings.device_plugin_dir,
@@ -268,7 +278,7 @@ class NodeAgent:
                 self.serving_switch.ready,
                 lambda: self.config.value.notes,
                 metrics=self.metrics,
-                routes=[page_at(USE_PATH, self.use_reports.page)],
+                routes=[page_at(USE_PATH, self.use_reports.page), *self.history.routes, *self.recorder.routes],
             ):
                 await together(*self._parts())
         finally:
@@ -289,6 +299,10 @@ class NodeAgent:
             self.settings.follow(self.borrowing.look),
             self.reconciler.rounds.follow(self._round_over),
             self.use_watch.run(),
+            self.history.run(),
+            self.recorder.run(),
+            self.history.kills.follow(self.recorder.killed),
+            self.entries.follow(self.recorder.holders_changed),
             self.verification.run(),
             self.guarantees.run(),
             self.entries.follow(self.verification.changed),
@@ -307,6 +321,7 @@ class NodeAgent:
                 self.config.follow(self.dra.update),
                 self.verification.states.follow(self.dra.limits_read),
                 self.cluster.followed.changes.follow(self.verification.changed),
+                self.cluster.followed.changes.follow(self.recorder.pods_changed),
                 self.cluster.followed.changes.follow(self.guarantees.wake),
                 self.cluster.followed.changes.follow(self.borrowing.look, settle_s=0.1),
                 self.cluster.run(self.dra.run_api),
@@ -439,6 +454,15 @@ class NodeAgent:
             self.advertiser.refresh()
             self.registration.serve_more()
         self._stranding.look()
+
+    def _metrics(self) -> m.Metrics:
+        shown = self.settings.value.http is not None
+        return m.PrometheusMetrics(lambda: self.metrics_state().gauges()) if shown else m.Metrics()
+
+    def _link_limits(self) -> LimitLink | None:
+        settings = self.settings.value
+        soft, of = settings.soft_limit == "share", (self.use_watch.holdings, self.borrowing.limits_now)
+        return None if settings.memory_dir is None else LimitLink(settings.memory_dir, *of, soft=soft)
 
     def _reach_cluster(self) -> NodeCluster | None:
         settings = self.settings.value

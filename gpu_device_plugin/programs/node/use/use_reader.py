@@ -19,7 +19,7 @@ from gpu_device_plugin.core.node.use.use_report import SELDOM_S, SOON_S, due_in_
 from gpu_device_plugin.kubelet.procfs import ProcessOwners, boot_time, in_nodes_namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
     from typing import Any, NoReturn
 
     from gpu_device_plugin.core.contract.nodereport import NodeUse
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.shares import Shares
     from gpu_device_plugin.core.node.holdings import Holding
     from gpu_device_plugin.core.node.ledger import ContainerKey, Growth
+    from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner
     from gpu_device_plugin.core.node.use.over_use import Excess
     from gpu_device_plugin.core.node.use.process_use import GpuReading, Place
     from gpu_device_plugin.core.node.use.use_report import Names
@@ -71,6 +72,8 @@ class UseWatch:
         self._hurry_s: float | None = None
         self._failing = False
         self._blind = ""
+        self.processes_read: tuple[Sequence[GpuReading], Mapping[int, CgroupOwner | None]] = ((), {})
+        """The processes on the GPUs as last read, and whose they are."""
         self.reading: Observable[UseReading] = Observable(UseReading())
         """Who uses what, as last read; not set before the first reading. While the use is not read, it lists the
         containers only, whenever the kubelet's checkpoint was read."""
@@ -138,6 +141,7 @@ class UseWatch:
         named_at = boot_time()
         # In a thread: a thousand processes take 0.1 s, in which the kubelet would wait for its answers.
         owners = await asyncio.to_thread(self.processes.owners, pids, named_at=named_at) if pids else {}
+        self.processes_read = readings, owners
         complete = self.complete()
         blind = blindness(readings, owners, host_pids=self.host_pids())
         if blind and blind != self._blind:
