@@ -93,7 +93,7 @@ class FlightRecorder:
         self._started_s = self.now()
         self._recorded = Recorded()
         self._pods: Mapping[str, Pod] = {}
-        self._entries: tuple[DeviceHold, ...] = ()
+        self._entries: tuple[DeviceHold, ...] | None = None
         self._drafts: deque[_Draft] = deque(maxlen=_MOST_WAITING)
         self._drafted = asyncio.Event()
         self._busy = asyncio.Lock()
@@ -154,7 +154,7 @@ class FlightRecorder:
             for pod in ended
             for name in pod.ends
         }
-        for hold in self._entries:
+        for hold in self._entries or ():
             if (key := (hold.pod_uid, hold.container)) in gpus:
                 gpus[key] |= {parse_id(each)[0] for each in hold.device_ids}
         of_gpus = {key: tuple(uuids) for key, uuids in gpus.items()}
@@ -171,7 +171,7 @@ class FlightRecorder:
     def holders_changed(self, entries: tuple[DeviceHold, ...]) -> None:
         """Take note of the containers that were given GPUs."""
         before, self._entries = self._entries, entries
-        if before:  # at first it shows what an earlier agent gave
+        if before is not None:  # at first they show what an earlier agent gave
             for sentence in given(before, entries, self._api.pods.values(), self._watch.shares()):
                 self._api.note_decision(sentence)
 

@@ -215,4 +215,5 @@ def given(
             places = {place[0] for each in hold.device_ids if (place := shares.place_of(each)) is not None}
             gpus = ", ".join(shares.gpus[position].name for position in sorted(places))
             who = names.get(hold.pod_uid, f"the pod with UID {hold.pod_uid}")
-            yield f"container {hold.container} of {who} was given {len(hold.device_ids)} devices of {gpus or 'no GPU'}"
+            devices = f"{len(hold.device_ids)} device{'s' * (len(hold.device_ids) > 1)}"
+            yield f"container {hold.container} of {who} was given {devices} of {gpus or 'no GPU'}"
