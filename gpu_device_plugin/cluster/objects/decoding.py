@@ -12,19 +12,22 @@ import msgspec
 
 from gpu_device_plugin.cluster.objects.quantity import RequestSums, allocatable_amounts, whole_quantity
 from gpu_device_plugin.cluster.objects.requests import (
-    ClaimStatuses,
     OwnerReference,
     PodSpec,
+    PodStatus,
     claims_of,
+    container_ids_of,
     controller_of,
+    ends_of,
     repels,
     requests_of,
+    running,
     static_uid,
 )
 from gpu_device_plugin.core.contract.keys import GPU_CONDITION, kept
 from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.core.model.mig import is_mig_resource
-from gpu_device_plugin.core.model.pods import Container, ContainerEnd, ContainerKind, Owner, Pod
+from gpu_device_plugin.core.model.pods import Container, ContainerKind, Owner, Pod
 from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts
 from gpu_device_plugin.core.model.sharing import Shared
 from gpu_device_plugin.core.model.taints import Taint  # noqa: TC001 - msgspec reads the annotations
@@ -98,39 +101,10 @@ class _PodMeta(ObjectMeta, rename="camel", gc=False):
     owner_references: list[OwnerReference] | None = None
 
 
-class _Running(msgspec.Struct, gc=False):
-    """Only its presence matters, not its content."""
-
-
-class _Terminated(msgspec.Struct, rename="camel", gc=False):
-    exit_code: int = 0
-    reason: str | None = None
-    finished_at: str | None = None
-
-
-class _ContainerState(msgspec.Struct, gc=False):
-    running: _Running | None = None
-    terminated: _Terminated | None = None
-
-
-class _ContainerStatus(msgspec.Struct, rename={"container_id": "containerID", "last_state": "lastState"}, gc=False):
-    name: str = ""
-    container_id: str | None = None
-    state: _ContainerState | None = None
-    last_state: _ContainerState | None = None
-
-
-class _PodStatus(ClaimStatuses, rename="camel", gc=False):
-    phase: str = ""
-    container_statuses: list[_ContainerStatus] | None = None
-    init_container_statuses: list[_ContainerStatus] | None = None
-    ephemeral_container_statuses: list[_ContainerStatus] | None = None
-
-
 class _Pod(msgspec.Struct, gc=False):
     metadata: _PodMeta
     spec: PodSpec = msgspec.field(default_factory=PodSpec)
-    status: _PodStatus = msgspec.field(default_factory=_PodStatus)
+    status: PodStatus = msgspec.field(default_factory=PodStatus)
 
 
 class PodReader:
@@ -203,7 +177,7 @@ class PodReader:
             node_name=self._names.one(spec.node_name or "", lambda: spec.node_name or ""),
             # Only strings with few different values are interned; some Python versions never free interned strings.
             phase=sys.intern(pod.status.phase or "Pending"),
-            running=_running(pod),
+            running=running(pod.status, bound=bool(spec.node_name)),
             static_uid=static_uid(meta.annotations or {}, meta.owner_references or (), spec.node_name or ""),
             deleting=meta.deletion_timestamp is not None,
             grace_s=_grace_s(meta, spec),
@@ -213,8 +187,8 @@ class PodReader:
             annotations=self._kept(meta.annotations, placed),
             labels=self._kept(meta.labels, placed),
             containers=self._equal(containers),
-            container_ids=_container_ids(pod.status) if self._ids and (containers or claims) else _NONE,
-            ends=_ends(pod.status) if self._ids and (containers or claims) else _NONE,
+            container_ids=container_ids_of(pod.status) if self._ids and (containers or claims) else _NONE,
+            ends=ends_of(pod.status) if self._ids and (containers or claims) else _NONE,
             claims=claims,
             owner=owner and self._owners.one(owner, lambda: owner),
             requests=requests if sums is None or not repels(spec) else None,
@@ -244,34 +218,6 @@ class PodReader:
                 else:
                     limits[sys.intern(name)] = amount
         return limits, ignored
-
-
-def _running(pod: _Pod) -> bool:
-    status = pod.status
-    statuses = (status.container_statuses, status.init_container_statuses, status.ephemeral_container_statuses)
-    if not any(statuses):  # the kubelet reports only the phase
-        return bool(pod.spec.node_name) and status.phase == "Running"
-    return any(one.state is not None and one.state.running is not None for some in statuses for one in some or ())
-
-
-def _container_ids(status: _PodStatus) -> Mapping[str, str]:
-    """Return the ID of each running container by its name; the API has it as ``containerd://<64 digits>``."""
-    statuses = (*(status.container_statuses or ()), *(status.init_container_statuses or ()))
-    return {
-        one.name: one.container_id.rpartition("/")[2]
-        for one in statuses
-        if one.container_id and one.state is not None and one.state.running is not None
-    }
-
-
-def _ends(status: _PodStatus) -> Mapping[str, ContainerEnd]:
-    """Return the newest end of each container that has ended; the kubelet keeps the one before in ``lastState``."""
-    found = {}
-    for one in (*(status.container_statuses or ()), *(status.init_container_statuses or ())):
-        ends = (state.terminated for state in (one.state, one.last_state) if state is not None)
-        if (end := next(filter(None, ends), None)) is not None:
-            found[one.name] = ContainerEnd(end.exit_code, end.reason or "", end.finished_at or "")
-    return found or _NONE
 
 
 def decoded(decoder: msgspec.json.Decoder[T], raw: bytes | msgspec.Raw, what: str) -> T:

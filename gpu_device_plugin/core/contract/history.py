@@ -46,6 +46,8 @@ class GpuHistory:
     """Bits of `core.model.condition.Throttle`."""
     pcie_percent: Series = ()
     """Bytes over PCIe in the busier direction, of the most that the link can carry as it is now."""
+    ecc_errors: Series = ()
+    """Corrected and uncorrected memory errors together, a counter since the driver was loaded or the GPU reset."""
     condition: GpuCondition | None = None
     """The newest reading in full; None: the condition is not read."""
 

@@ -16,18 +16,15 @@ from gpu_device_plugin.aio.waiting import together
 from gpu_device_plugin.core.contract.nodereport import USE_PATH
 from gpu_device_plugin.core.model.gpus import NO_LINKS
 from gpu_device_plugin.core.model.memory import format_mib
-from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import SHARES, Shares
 from gpu_device_plugin.core.node.kubelet.ended_pods import PodsInApi
 from gpu_device_plugin.core.node.node import Node
-from gpu_device_plugin.core.node.node_config import share_size
 from gpu_device_plugin.core.report.gauges import NodeMetrics
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import Hardware
 from gpu_device_plugin.kubelet import cgroupfs, procfs
 from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
-from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
 from gpu_device_plugin.kubelet.incident_files import IncidentFiles
 from gpu_device_plugin.kubelet.records import KubeletRecords
 from gpu_device_plugin.kubelet.registration_loop import RegistrationEvent, RegistrationLoop
@@ -36,7 +33,7 @@ from gpu_device_plugin.kubelet.sockets import DirectoryError, NodeLock, check_di
 from gpu_device_plugin.kubelet.statefile import ENDED_PODS, SHARE_SIZE, WAY, SavedGuarantees, StateFile
 from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.claims.serving_mode_switch import ServingModeSwitch
-from gpu_device_plugin.programs.node.configuration import Configuration, initial
+from gpu_device_plugin.programs.node.configuration import Configuration, initial, initial_share_mib
 from gpu_device_plugin.programs.node.conflicting_plugins import ConflictingPlugins
 from gpu_device_plugin.programs.node.flight_recorder import FlightRecorder
 from gpu_device_plugin.programs.node.guarantees import Guarantees
@@ -59,7 +56,7 @@ from gpu_device_plugin.programs.probes import serving_probes
 from gpu_device_plugin.settings.knobs import UsageError, reload
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable
+    from collections.abc import Coroutine
     from typing import Any
 
     from gpu_device_plugin.core.model.holds import DeviceHold
@@ -91,7 +88,7 @@ class NodeAgent:
         self.config = config = Observable(initial(settings))
         """How the node gives its GPUs to pods."""
         self.state = NodeState(Node(config.value.shares))
-        self.metrics = self._metrics()
+        self.metrics = m.PrometheusMetrics(lambda: self.metrics_state().gauges()) if settings.http else m.Metrics()
         self.cluster = cluster = self._reach_cluster()
         self.api = api = NodeApi() if cluster is None else cluster
         self.reports = Reports(self.state, self.metrics, api)
@@ -173,7 +170,8 @@ class NodeAgent:
             MemoryFiles(settings.memory_dir),
             self.evictor,
         )
-        self._limit_link = self._link_limits()
+        soft, of = settings.soft_limit == "share", (self.use_watch.holdings, self.borrowing.limits_now)
+        self._limit_link = None if settings.memory_dir is None else LimitLink(settings.memory_dir, *of, soft=soft)
         self._answers = AllocationHandler(
             self.state,
             None if cluster is None else cluster.waiting,
@@ -195,12 +193,11 @@ class NodeAgent:
             returns=self.borrowing.returns,
             idle=self.idle_pods.since,
         )
-        self.history = History(self.use_watch, self.hardware.condition, CgroupTree(cgroups))
         self.recorder = FlightRecorder(
             settings.node_name,
             api,
             self.use_watch,
-            self.history,
+            History(self.use_watch, self.hardware.condition, CgroupTree(cgroups)),
             self.use_reports.now,
             IncidentFiles(settings.device_plugin_dir),
         )
@@ -278,7 +275,7 @@ class NodeAgent:
                 self.serving_switch.ready,
                 lambda: self.config.value.notes,
                 metrics=self.metrics,
-                routes=[page_at(USE_PATH, self.use_reports.page), *self.history.routes, *self.recorder.routes],
+                routes=[page_at(USE_PATH, self.use_reports.page), *self.recorder.routes],
             ):
                 await together(*self._parts())
         finally:
@@ -299,9 +296,7 @@ class NodeAgent:
             self.settings.follow(self.borrowing.look),
             self.reconciler.rounds.follow(self._round_over),
             self.use_watch.run(),
-            self.history.run(),
             self.recorder.run(),
-            self.history.kills.follow(self.recorder.killed),
             self.entries.follow(self.recorder.holders_changed),
             self.verification.run(),
             self.guarantees.run(),
@@ -375,7 +370,8 @@ class NodeAgent:
         except DirectoryError as error:
             raise UsageError(str(error)) from error
         claims = () if self.dra is None else self.dra.holders_of_shares()
-        share_mib = self._share_mib((*claims, *self._forgotten.load()))
+        others, files = (*claims, *self._forgotten.load()), (self._share_size, self._ended_pods)
+        share_mib = initial_share_mib(settings.share_size_mib, self.kubelet_records, others, *files)
         if share_mib != settings.share_size_mib:
             shares = Shares(share_mib, settings.reserve_mib)
             self.settings.set(replace(settings, share_size_mib=share_mib))
@@ -385,18 +381,6 @@ class NodeAgent:
         self._share_size.write(str(share_mib))
         share = format_mib(share_mib)
         _log.info("node agent starts", extra={"version": __version__, "gpus": settings.gpus, "share": share})
-
-    def _share_mib(self, others: Iterable[str]) -> int:
-        """Return the initial share size, in MiB: the one in use as long as a container or a claim holds shares of it.
-
-        `others` are the UIDs of the claims, and of the pods that the kubelet has forgotten, that hold shares.
-        """
-        try:
-            holders = {*self.kubelet_records.recorded().by_pod({Kind.MEMORY}), *others}
-        except CheckpointUnreadableError:
-            holders = None
-        ended = (self._ended_pods.read() or "").split()
-        return share_size(self.settings.value.share_size_mib, self._share_size.number(), holders, ended)
 
     async def _pause_and_resume(self) -> NoReturn:
         async for paused in self._paused.values():
@@ -454,15 +438,6 @@ class NodeAgent:
             self.advertiser.refresh()
             self.registration.serve_more()
         self._stranding.look()
-
-    def _metrics(self) -> m.Metrics:
-        shown = self.settings.value.http is not None
-        return m.PrometheusMetrics(lambda: self.metrics_state().gauges()) if shown else m.Metrics()
-
-    def _link_limits(self) -> LimitLink | None:
-        settings = self.settings.value
-        soft, of = settings.soft_limit == "share", (self.use_watch.holdings, self.borrowing.limits_now)
-        return None if settings.memory_dir is None else LimitLink(settings.memory_dir, *of, soft=soft)
 
     def _reach_cluster(self) -> NodeCluster | None:
         settings = self.settings.value

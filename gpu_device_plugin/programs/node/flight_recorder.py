@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn, cast
 import msgspec
 
 from gpu_device_plugin.aio.http import JSON, Page, Route
+from gpu_device_plugin.aio.waiting import together
 from gpu_device_plugin.core.contract.history import (
     INCIDENTS_PATH,
     LARGEST_INCIDENT,
@@ -80,7 +81,7 @@ class FlightRecorder:
     _node: str
     _api: NodeApi
     _watch: UseWatch
-    _history: History
+    history: History
     _use: Callable[[], NodeUse]
     """Returns limits and use now."""
     _files: IncidentFiles
@@ -101,8 +102,8 @@ class FlightRecorder:
 
     @property
     def routes(self) -> tuple[Route, ...]:
-        """The paths at which the records are served."""
-        return (Route("GET", INCIDENTS_PATH, self._answer),)
+        """The paths at which history and records are served."""
+        return (*self.history.routes, Route("GET", INCIDENTS_PATH, self._answer))
 
     def record(self, trigger: Trigger) -> str:
         """Record an incident; return its name in words for the end of an Event, empty if it is not recorded.
@@ -133,7 +134,7 @@ class FlightRecorder:
         uuids = concerned(trigger.uuids, shares)
         return _Draft(
             found,
-            self._history.ring.select(uuids=uuids, last_s=BEFORE_S),
+            self.history.ring.select(uuids=uuids, last_s=BEFORE_S),
             at_s - self.clock(),
             frozenset(shared.position for shared in shares.gpus if shared.gpu.uuid in uuids),
             self._use(),
@@ -150,7 +151,7 @@ class FlightRecorder:
         if not ended:
             return
         gpus: dict[tuple[str, str], set[str]] = {
-            (pod.kubelet_uid, name): {*self._history.ring.gpus_of(pod.kubelet_uid, name)}
+            (pod.kubelet_uid, name): {*self.history.ring.gpus_of(pod.kubelet_uid, name)}
             for pod in ended
             for name in pod.ends
         }
@@ -184,7 +185,10 @@ class FlightRecorder:
     # --- Files --------------------------------------------------------------------------------------------------------
 
     async def run(self) -> NoReturn:
-        """Read the records of earlier agents, then write new ones until cancelled, which loses those that wait."""
+        """Keep history and records until cancelled, which loses those that wait."""
+        await together(self.history.run(), self.history.kills.follow(self.killed), self._writing())
+
+    async def _writing(self) -> NoReturn:
         async with self._busy:
             await asyncio.to_thread(self._files.load)
         while True:

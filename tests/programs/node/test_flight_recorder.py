@@ -56,12 +56,12 @@ class Scene:
 
     async def start(self) -> None:
         agent = self.node.launch()
-        agent.history.ring.step_s = 0.05
+        agent.recorder.history.ring.step_s = 0.05
 
         async def warm(_groups: Sequence[str]) -> tuple[GpuCondition, ...]:
             return tuple(GpuCondition(gpu.uuid, temperature_c=88) for gpu in agent.hardware.view.value.inventory.gpus)
 
-        agent.history._condition = warm
+        agent.recorder.history._condition = warm
         await self.node.ready()
 
     async def restart(self) -> None:
@@ -128,7 +128,7 @@ async def test_the_event_of_an_xid_names_a_record_with_what_led_to_it_that_outli
         await there.run(pod("far", mem=4), promise(1, 4))
         await there.assigned("web", "far")
         its.run_process(made)
-        ring = its.agent.history.ring
+        ring = its.agent.recorder.history.ring
 
         def seen() -> bool:
             selection = ring.select(uuids=[there.node.uuids[0]])
@@ -234,7 +234,7 @@ async def test_a_process_that_the_kernel_kills_in_a_container_that_lives_on_has_
         (leaf / "memory.events").write_text("oom_kill 0\n")
         running = {"name": "main", "state": {"running": {}}, "containerID": f"containerd://{ID}"}
         there.api.patch("pods", "web", {"status": {"containerStatuses": [running]}}, subresource="status")
-        await there.node.until(lambda: bool(its.agent.history._counters))
+        await there.node.until(lambda: bool(its.agent.recorder.history._counters))
         (leaf / "memory.events").write_text("oom_kill 1\n")
         ((about, name),) = await told(there, "GPUIncident")
         found = (await its.record(name)).summary

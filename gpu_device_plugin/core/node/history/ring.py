@@ -40,8 +40,9 @@ _UNKNOWN_WIDE, _UNKNOWN = 0xFFFF, 0xFF
 _WIDTHS, _MOST = {"H": 2, "B": 1}, {"H": _UNKNOWN_WIDE - 1, "B": _UNKNOWN - 1}
 """The bytes of a code, and its largest value, by the type of its column in `array`."""
 _ROOM_OF_GPUS = 512
-_GPU_COLUMNS, _CONTAINER_COLUMNS = "HHBBBB", "HBB"
-"""The columns, wide ones first: memory, power; SM, temperature, throttle, PCIe. And: memory; SM, CPU."""
+_GPU_COLUMNS, _CONTAINER_COLUMNS = "HHHHBBBB", "HBB"
+"""The columns, wide ones first: memory, power, memory errors in two digits, SM, temperature, throttle reasons and PCIe;
+memory, SM and CPU throttling."""
 _GBYTES_PER_LANE = (0.25, 0.5, 0.985, 1.969, 3.938, 7.563)
 """What a lane of PCIe carries in one direction by the link's generation, in 10^9 bytes a second: its signalling rate
 without what the encoding takes (PCI Express base specification)."""
@@ -197,9 +198,22 @@ class Selection:
         for uuid, row in sorted(self._gpus.items(), key=lambda each: each[1].facts.position):
             facts = row.facts
             used, power_w = row.wide(frames, 0, facts.unit_mib), row.wide(frames, 1)
-            sm, temperature, throttle, pcie = (row.narrow(frames, column) for column in range(4, 8))
+            low, high = row.wide(frames, 2), row.wide(frames, 3)
+            sm, temperature, throttle, pcie = (row.narrow(frames, column) for column in range(8, 12))
             yield GpuHistory(
-                facts.position, uuid, facts.total_mib, used, sm, power_w, temperature, throttle, pcie, facts.condition
+                facts.position,
+                uuid,
+                facts.total_mib,
+                used_mib=used,
+                sm_percent=sm,
+                power_w=power_w,
+                temperature_c=temperature,
+                throttle=throttle,
+                pcie_percent=pcie,
+                ecc_errors=tuple(
+                    None if a is None or b is None else a + b * _UNKNOWN_WIDE for a, b in zip(low, high, strict=True)
+                ),
+                condition=facts.condition,
             )
 
     def containers(self) -> Iterator[ContainerHistory]:
@@ -345,9 +359,11 @@ def _gpu_values(sample: GpuSample) -> tuple[_GpuFacts, Sequence[int | None]]:
     facts = _GpuFacts(sample.shared.position, gpu.total_mib, unit, now)
     used = _in(unit, sample.used_mib)
     if now is None:
-        return facts, (used, None, None, None, None, sample.pcie_percent)
+        return facts, (used, *[None] * 6, sample.pcie_percent)
+    known = [errors for errors in (now.ecc_corrected, now.ecc_uncorrected) if errors is not None]
+    high, low = divmod(sum(known), _UNKNOWN_WIDE) if known else (None, None)
     power_w, sm = (_in(1000, now.power_mw), now.sm_percent) if gpu.instance is None else (None, None)
-    return facts, (used, power_w, sm, now.temperature_c, now.throttle, sample.pcie_percent)
+    return facts, (used, power_w, low, high, sm, now.temperature_c, now.throttle, sample.pcie_percent)
 
 
 def _in(unit: int, value: int | None) -> int | None:

@@ -61,7 +61,15 @@ def ticked(*steps: tuple[int, list[AttributedUse]], ring: Ring | None = None) ->
 def test_a_gpu_and_a_container_have_their_values_by_step() -> None:
     ring = Ring()
     conditions = [
-        GpuCondition(GPUS[1].uuid, temperature_c=61, power_mw=301_499, throttle=0x24, sm_percent=90),
+        GpuCondition(
+            GPUS[1].uuid,
+            temperature_c=61,
+            power_mw=301_499,
+            throttle=0x24,
+            sm_percent=90,
+            ecc_corrected=70_000,
+            ecc_uncorrected=2,
+        ),
         GpuCondition(GPUS[1].uuid),
     ]
     uses = [using("a", 1, 30_000), replace(using("a", 1, None, sm=None), granted_mib=2048, limit_mib=4096)]
@@ -82,6 +90,7 @@ def test_a_gpu_and_a_container_have_their_values_by_step() -> None:
                 (61, None),
                 (0x24, None),
                 (12, None),
+                (70_002, None),
                 conditions[1],
             ),
         ),
@@ -235,7 +244,7 @@ def test_a_full_node_takes_1_mib_of_values() -> None:
         crowd = [using(f"{step % 7}-{n}", 0, n) for n in range(ROOM + 30 if step > STEPS - 9 else 3)]
         uses = [replace(use, uuid=f"GPU-{n % 8}") for n, use in enumerate(crowd)]
         ring.tick(STEP_S * step, [GpuSample(each, 5) for each in gpus], uses, {})
-    most = STEPS * (ROOM * MOST_CONTAINER_BYTES + 8 * 8)
+    most = STEPS * (ROOM * MOST_CONTAINER_BYTES + 8 * 12)
     assert ring.size <= most < 1.05 * (1 << 20)
     assert repr(ring).startswith(f"<Ring: 8 GPUs, {ROOM} containers, ")
 
