@@ -32,6 +32,7 @@ AGAIN_S = 3600.0
 """Or if its last record is that old, quiet or not."""
 _AT_MOST, _WITHIN_S = 8, 600.0
 """At most so many records are made in so many seconds: a failing GPU takes all of its containers with it."""
+_LONGEST_SENTENCE = 1000
 _OUT_OF_MEMORY = "OOMKilled"
 """The kubelet's reason of a container whose main process the kernel killed."""
 
@@ -106,7 +107,8 @@ def summary(trigger: Trigger, shares: Shares, at_s: float, taken: Collection[str
     pod = trigger.pod
     named = ("", "") if pod is None else (pod.namespace, pod.name)
     uuid = trigger.uuids[0] if trigger.uuids else ""
-    return IncidentSummary(found, at, trigger.kind, trigger.sentence, position, uuid, *named, trigger.container)
+    sentence = trigger.sentence[:_LONGEST_SENTENCE]
+    return IncidentSummary(found, at, trigger.kind, sentence, position, uuid, *named, trigger.container)
 
 
 def concerned(uuids: Iterable[str], shares: Shares) -> frozenset[str]:
