@@ -34,6 +34,7 @@ from gpu_device_plugin.core.node.history.incidents import (
     summary,
     use_of,
 )
+from gpu_device_plugin.core.node.history.ring import STEP_S
 from gpu_device_plugin.programs.node.use.history import encoded
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ class FlightRecorder:
 def _content(draft: _Draft, node: str) -> bytes:
     """Return the JSON of a record, with fewer containers and processes if it were too long with all of them."""
     for share in (1, 4, 16):
-        history = NodeHistory(draft.summary.at, 0.0)
+        history = NodeHistory(draft.summary.at, STEP_S)
         if draft.selection is not None:
             content = encoded(draft.selection, draft.epoch, LARGEST_INCIDENT // 2 // share)
             history = cast("NodeHistory", msgspec.Raw(content))

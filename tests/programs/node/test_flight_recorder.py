@@ -274,7 +274,7 @@ async def test_a_record_is_bounded_however_much_there_is_to_tell() -> None:
 async def test_a_gpu_without_history_and_a_report_that_fails_keep_nobody_from_telling() -> None:
     async with scene() as (_, its):
         found = await its.record(incident_of(its.agent.recorder.record(Trigger(IncidentKind.XID, "?", ("GPU-x",)))))
-        assert (found.history, found.summary.gpu) == (NodeHistory(found.summary.at, 0.0), None)
+        assert (found.history, found.summary.gpu) == (NodeHistory(found.summary.at, 15.0), None)
 
         def fail() -> NodeUse:
             raise RuntimeError

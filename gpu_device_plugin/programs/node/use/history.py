@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.condition import GpuCondition
     from gpu_device_plugin.core.node.history.ring import Selection
     from gpu_device_plugin.core.node.holdings import Holding
-    from gpu_device_plugin.core.node.use.process_use import UseReading
     from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
     from gpu_device_plugin.programs.node.use.use_reader import UseWatch
 
@@ -92,22 +91,13 @@ class History:
         now, reading = self.clock(), self._watch.reading.value
         # A reading that is not repeated in time tells of the past: the driver hangs, or the agent is paused.
         known = now - reading.at < max(self._watch.interval_s, self.ring.step_s) + self.ring.step_s / 2
-        self._tick(now, reading if known else None, pcie, throttled)
-
-    def _tick(
-        self,
-        now: float,
-        reading: UseReading | None,
-        pcie: Mapping[str, int | None],
-        throttled: Mapping[tuple[str, str], int],
-    ) -> None:
-        used, conditions = {} if reading is None else reading.used_mib, self.conditions.value
+        used, uses, conditions = reading.used_mib if known else {}, reading.containers, self.conditions.value
         gpus = [
             GpuSample(shared, used.get(shared.gpu.uuid), conditions.get(shared.gpu.card), pcie.get(shared.gpu.card))
             for shared in self._watch.shares().gpus
             if not shared.gone
         ]
-        self.ring.tick(now, gpus, () if reading is None else reading.containers, throttled)
+        self.ring.tick(now, gpus, uses if known else (), throttled)
 
     async def _read_conditions(self) -> Mapping[str, int | None]:
         """Publish the conditions; return the load of each GPU's PCIe link since the last reading, in percent."""
@@ -180,15 +170,14 @@ def encoded(selection: Selection, epoch: float, most: int) -> bytes:
     Monotonic time was 0 at `epoch`, in seconds since the epoch.
     """
     room = most - len(msgspec.json.encode(selection.history(epoch, ()))) - _HEAD
-    kept: list[tuple[object, msgspec.Raw]] = []
+    kept: list[tuple[int, str, str, str, bytes]] = []
     for container in selection.containers():
         content = msgspec.json.encode(container)
         room -= len(content) + 1
         if room < 0:
             break
-        kept.append(((container.gpu, container.namespace, container.pod, container.container), msgspec.Raw(content)))
-    kept.sort(key=lambda each: cast("tuple[int, str, str, str]", each[0]))
-    containers = cast("list[ContainerHistory]", [content for _, content in kept])
+        kept.append((container.gpu, container.namespace, container.pod, container.container, content))
+    containers = cast("list[ContainerHistory]", [msgspec.Raw(content) for *_, content in sorted(kept)])
     return msgspec.json.encode(selection.history(epoch, containers))
 
 
