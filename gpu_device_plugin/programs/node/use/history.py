@@ -67,11 +67,10 @@ class History:
         return (Route("GET", HISTORY_PATH, self._answer),)
 
     async def run(self) -> NoReturn:
-        """Take a sample in the middle of every step until cancelled. No failure of a reading ends it."""
+        """Take a sample after the first reading of use, then in the middle of every step. No failure ends it."""
+        await self._watch.reading.after(0)
         step_s = self.ring.step_s
         while True:
-            now = self.clock()
-            await asyncio.sleep((math.floor(now / step_s + 0.5) + 0.5) * step_s - now)
             try:
                 await self.sample()
                 self._failing = False
@@ -79,6 +78,8 @@ class History:
                 log = _log.debug if self._failing else _log.exception
                 log("the history of the GPUs cannot be continued; trying again at every interval")
                 self._failing = True
+            now = self.clock()
+            await asyncio.sleep((math.floor(now / step_s + 0.5) + 0.5) * step_s - now)
 
     async def sample(self) -> None:
         """Add the present moment to the ring, unless the use of the GPUs is not read."""

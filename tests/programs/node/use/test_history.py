@@ -175,6 +175,7 @@ async def test_samples_go_on_after_one_that_failed(desk: Desk, caplog: pytest.Lo
         if rounds < 3:
             raise RuntimeError
 
+    desk.read()
     desk.history.ring.step_s = 0.01
     desk.history.sample = failing  # type: ignore[method-assign]
     task = asyncio.create_task(desk.history.run())
