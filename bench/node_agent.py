@@ -383,6 +383,10 @@ def usage(_root: Path, _: argparse.Namespace) -> Iterator[Row]:
     figures, text, size = map(statistics.median, zip(*(use.attributing() for _ in range(5)), strict=True))
     yield Row(f"a reading of {processes} to figures", figures, "ms", 30, f"{use.PODS} pods, {use.GPUS} GPUs")
     yield Row("the figures to the node's annotation", text, "ms", 30, f"{size / 1000:.0f} kB")
+    mib, sample, answer, size = use.remembering()
+    yield Row("an hour of every container, values and names", mib, "MiB", 2, "1,120 containers")
+    yield Row("a sample of it", sample, "ms", 30)
+    yield Row("an answer with all of it, in a thread", answer, "ms", note=f"{size / 1000:,.0f} kB")
 
 
 PARTS = {

@@ -9,10 +9,12 @@ import signal
 import statistics
 import tempfile
 import time
+import tracemalloc
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.contract.history import LARGEST_HISTORY
 from gpu_device_plugin.core.contract.nodereport import write_node_use
 from gpu_device_plugin.core.model.condition import ConditionGroup
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
@@ -20,13 +22,15 @@ from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares, share_id
+from gpu_device_plugin.core.node.history.ring import ROOM, STEP_S, STEPS, GpuSample, Ring
 from gpu_device_plugin.core.node.holdings import holdings
 from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner, owner_of_process
-from gpu_device_plugin.core.node.use.process_use import GpuProcess, GpuReading, attribute
+from gpu_device_plugin.core.node.use.process_use import AttributedUse, GpuProcess, GpuReading, attribute
 from gpu_device_plugin.core.node.use.use_report import names, node_use
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import Hardware
 from gpu_device_plugin.kubelet.procfs import ProcessOwners
+from gpu_device_plugin.programs.node.use.history import encoded
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -155,3 +159,42 @@ def attributing() -> tuple[float, float, int]:
     middle = time.perf_counter()
     text = write_node_use(node_use(held, reading, {}, {}, shares, named=names({}, held, reading), epoch=0.0))
     return (middle - began) * 1000, (time.perf_counter() - middle) * 1000, len(text)
+
+
+def remembering() -> tuple[float, float, float, int]:
+    """Return the MiB of an hour of a full node, the ms of a sample and of an answer with all containers, its bytes."""
+    gpus = tuple(Gpu(f"GPU-{n}", n, "NVIDIA H200", 143_771) for n in range(GPUS))
+    samples = [GpuSample(shared, 70_000) for shared in Shares(1024).with_inventory(Inventory(gpus)).gpus]
+    pods = [Pod(f"uid-{n}", "default", f"pod-{n}") for n in range(ROOM)]
+    readings = [
+        [
+            AttributedUse(pod.uid, "main", f"GPU-{n % GPUS}", 1024, (37 * t + n) % 1024, n % 100, pod=pod)
+            for n, pod in enumerate(pods)
+        ]
+        for t in range(3)
+    ]
+    throttled = {(pod.uid, "main"): n % 100 for n, pod in enumerate(pods)}
+
+    def filled() -> tuple[Ring, float]:
+        ring = Ring()
+        took = [
+            _ms(lambda step=step: ring.tick(STEP_S * step, samples, readings[step % 3], throttled))  # type: ignore[misc]
+            for step in range(STEPS)
+        ]
+        return ring, statistics.median(took)
+
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    ring, _ = filled()
+    mib = (tracemalloc.get_traced_memory()[0] - before) / (1 << 20)
+    tracemalloc.stop()
+    ring, sample = filled()
+    answers: list[bytes] = []
+
+    def answer() -> None:
+        selection = ring.select(namespace="default")
+        if selection is not None:
+            answers.append(encoded(selection, 0.0, LARGEST_HISTORY))
+
+    took = statistics.median(_ms(answer) for _ in range(3))
+    return mib, sample, took, len(answers[-1])

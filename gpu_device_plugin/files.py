@@ -75,6 +75,42 @@ def replace_below(root: Path, name: str, content: bytes, *, lasting: bool = True
         os.replace(new, last, src_dir_fd=folder, dst_dir_fd=folder)
 
 
+def make_folder_below(root: Path, name: str) -> None:
+    """Make the directory `name` below the directory `root`, where no link is followed, for its owner alone.
+
+    Raises:
+        OSError: it is not there, and cannot be made.
+    """
+    *_, last = name.split("/")
+    with _folder(root, name) as folder, contextlib.suppress(FileExistsError):
+        os.mkdir(last, 0o700, dir_fd=folder)
+
+
+def names_below(root: Path, name: str) -> list[str]:
+    """Return the names in the directory `name` below the directory `root`, where no link is followed.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with _folder(root, f"{name}/.") as folder:
+        opened = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            return os.listdir(opened)  # noqa: PTH208 - no path of it may be followed again
+        finally:
+            os.close(opened)
+
+
+def remove_below(root: Path, name: str) -> None:
+    """Remove the file `name` below the directory `root`; of a link, the link.
+
+    Raises:
+        OSError: it is still there.
+    """
+    *_, last = name.split("/")
+    with _folder(root, name) as folder, contextlib.suppress(FileNotFoundError):
+        os.unlink(last, dir_fd=folder)
+
+
 def open_below(root: Path, name: str, flags: int) -> int:
     """Open the regular file `name` below the directory `root`, where no link is followed; return its descriptor.
 

@@ -106,6 +106,26 @@ def test_a_file_that_is_made_is_ours_alone(folder: Path) -> None:
     assert (folder / "a").stat().st_mode & 0o777 == 0o600
 
 
+def test_a_folder_is_made_listed_and_emptied_without_following_links(folder: Path) -> None:
+    files.make_folder_below(folder, "a")
+    files.make_folder_below(folder, "a")
+    assert (folder / "a").stat().st_mode & 0o777 == 0o700
+    (folder / "a" / "link").symlink_to(folder / "precious")
+    (folder / "precious").write_text("mine")
+    (folder / "b").symlink_to("a")
+    assert files.names_below(folder, "a") == ["link"]
+    for act in (
+        lambda: files.names_below(folder, "b"),
+        lambda: files.make_folder_below(folder, "b/c"),
+        lambda: files.remove_below(folder, "b/link"),
+    ):
+        with pytest.raises(files.IrregularFileError):
+            act()
+    for _ in range(2):
+        files.remove_below(folder, "a/link")
+    assert (files.names_below(folder, "a"), (folder / "precious").read_text()) == ([], "mine")
+
+
 def descriptors() -> list[str]:
     return sorted(path.name for path in Path("/proc/self/fd").iterdir())
 
@@ -120,6 +140,9 @@ def test_no_descriptor_is_left_open(folder: Path) -> None:
             lambda name: files.read_below(folder, name, 9),
             lambda name: files.read(folder / name, 9),
             lambda name: files.replace_below(folder, name, b""),
+            lambda name: files.make_folder_below(folder, f"{name}/a"),
+            lambda name: files.names_below(folder, name),
+            lambda name: files.remove_below(folder, name),
         ):
             with contextlib.suppress(OSError):
                 act(name)

@@ -1,4 +1,4 @@
-"""Find the cgroup of a container in the kubelet's tree of cgroups, by its name.
+"""Find the cgroup of a container in the kubelet's tree of cgroups, by its name, and read what it counts.
 
 The kubelet's cgroup driver, its cgroup root and the container runtime decide on the shape of the tree. So the tree is
 searched, downwards from the mount of the cgroup file system, and no path is computed. A pod sees the tree of its node
@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin import files
 from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner, owner_of
 
 if TYPE_CHECKING:
@@ -28,6 +30,22 @@ _MOST_ABOVE = 1_000
 """Directories in which trees are looked for. Without one in the first level, a node with systemd has some hundred."""
 _QOS_LEVELS = 1
 """Levels between a tree and its pods: ``burstable`` and ``besteffort``, under any name; guaranteed pods have none."""
+
+
+_LONGEST = 1 << 14
+"""Bytes of a file with counters."""
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupCounters:
+    """What a cgroup counts since it was made. None: its file cannot be read, or does not say."""
+
+    periods: int | None = None
+    """Scheduling periods of the CPU limit in which it wanted to run (cpu.stat, nr_periods); 0 without a limit."""
+    throttled: int | None = None
+    """Those in which it was held back (nr_throttled)."""
+    oom_kills: int | None = None
+    """Processes that the kernel killed for lack of memory (memory.events or, of cgroup v1, memory.oom_control)."""
 
 
 class CgroupTree:
@@ -52,6 +70,17 @@ class CgroupTree:
         self._found = found
         return found if visible else None
 
+    def counters(self, leaf: str) -> CgroupCounters:
+        """Read what the cgroup in this directory of the tree counts; never fails."""
+        cpu = _counts(f"{leaf}/cpu.stat") or _counts(self._of_controller(leaf, "cpu", "cpu.stat"))
+        memory = _counts(f"{leaf}/memory.events") or _counts(self._of_controller(leaf, "memory", "memory.oom_control"))
+        return CgroupCounters(cpu.get("nr_periods"), cpu.get("nr_throttled"), memory.get("oom_kill"))
+
+    def _of_controller(self, leaf: str, controller: str, name: str) -> str:
+        """Return the path of a file in cgroup v1, which has a tree for each controller, in directories of the mount."""
+        _, *below = Path(leaf).relative_to(self._root).parts
+        return str(self._root.joinpath(controller, *below, name))
+
     def _trees(self) -> list[str]:
         """Return the directories named like the kubelet's tree, all of the first level that has some."""
         level, left = [str(self._root)], _MOST_ABOVE
@@ -64,6 +93,16 @@ class CgroupTree:
             if left <= 0:
                 break
         return []
+
+
+def _counts(path: str) -> Mapping[str, int]:
+    """Return the counters in a file of lines with a name and a number; none if it cannot be read."""
+    try:
+        content, _ = files.read(Path(path), _LONGEST)
+    except OSError:
+        return {}
+    pairs = (line.split(" ") for line in content.decode(errors="replace").splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isascii() and pair[1].isdigit()}
 
 
 def _containers(tree: str, wanted: Collection[CgroupOwner]) -> dict[CgroupOwner, str]:

@@ -536,7 +536,7 @@ EVENT_CASES = (
         for reason in ("GPUMemoryExceeded", "GPUTrespass", "GPUMemoryEvicted", "GPUEvictionBlocked",
                        "GPUFailureEvicted", "GPULimitNotHeld", "GPUMemoryAsked", "GPUMemoryWaits",
                        "GPUMemoryNotReturned", "GPUMemoryResized", "GPUMemoryNotResized", "MigInstanceGone",
-                       "GPUIdle")
+                       "GPUIdle", "GPUIncident")
     ),
     Case("an agent speaks as the kubelet", tell(event("node-a", reportingController="kubelet")),
          {OWN_EVENTS: "Node 'node-a' as 'kubelet' of 'node-a': a node agent"}, user=AGENT_A),

@@ -12,13 +12,16 @@ import msgspec
 
 from gpu_device_plugin.cluster.objects.quantity import RequestSums, allocatable_amounts, whole_quantity
 from gpu_device_plugin.cluster.objects.requests import (
-    ClaimStatuses,
     OwnerReference,
     PodSpec,
+    PodStatus,
     claims_of,
+    container_ids_of,
     controller_of,
+    ends_of,
     repels,
     requests_of,
+    running,
     static_uid,
 )
 from gpu_device_plugin.core.contract.keys import GPU_CONDITION, kept
@@ -98,31 +101,10 @@ class _PodMeta(ObjectMeta, rename="camel", gc=False):
     owner_references: list[OwnerReference] | None = None
 
 
-class _Running(msgspec.Struct, gc=False):
-    """Only its presence matters, not its content."""
-
-
-class _ContainerState(msgspec.Struct, gc=False):
-    running: _Running | None = None
-
-
-class _ContainerStatus(msgspec.Struct, rename={"container_id": "containerID"}, gc=False):
-    name: str = ""
-    container_id: str | None = None
-    state: _ContainerState | None = None
-
-
-class _PodStatus(ClaimStatuses, rename="camel", gc=False):
-    phase: str = ""
-    container_statuses: list[_ContainerStatus] | None = None
-    init_container_statuses: list[_ContainerStatus] | None = None
-    ephemeral_container_statuses: list[_ContainerStatus] | None = None
-
-
 class _Pod(msgspec.Struct, gc=False):
     metadata: _PodMeta
     spec: PodSpec = msgspec.field(default_factory=PodSpec)
-    status: _PodStatus = msgspec.field(default_factory=_PodStatus)
+    status: PodStatus = msgspec.field(default_factory=PodStatus)
 
 
 class PodReader:
@@ -147,7 +129,7 @@ class PodReader:
             keep: returns whether an annotation or label with this key is kept.
             sums: also keep the pod's requests of all other resources, added up as by kube-scheduler.
             every: add up the requests of pods without our resources too.
-            ids: also keep the IDs of the running containers.
+            ids: also keep the IDs of the running containers, and how containers last ended.
             claims: also keep the names of the claims that the containers use.
             mig: also keep the limits of resources of MIG profiles, of any domain.
             owners: also keep the controller of the pod.
@@ -195,7 +177,7 @@ class PodReader:
             node_name=self._names.one(spec.node_name or "", lambda: spec.node_name or ""),
             # Only strings with few different values are interned; some Python versions never free interned strings.
             phase=sys.intern(pod.status.phase or "Pending"),
-            running=_running(pod),
+            running=running(pod.status, bound=bool(spec.node_name)),
             static_uid=static_uid(meta.annotations or {}, meta.owner_references or (), spec.node_name or ""),
             deleting=meta.deletion_timestamp is not None,
             grace_s=_grace_s(meta, spec),
@@ -205,7 +187,8 @@ class PodReader:
             annotations=self._kept(meta.annotations, placed),
             labels=self._kept(meta.labels, placed),
             containers=self._equal(containers),
-            container_ids=_container_ids(pod.status) if self._ids and (containers or claims) else _NONE,
+            container_ids=container_ids_of(pod.status) if self._ids and (containers or claims) else _NONE,
+            ends=ends_of(pod.status) if self._ids and (containers or claims) else _NONE,
             claims=claims,
             owner=owner and self._owners.one(owner, lambda: owner),
             requests=requests if sums is None or not repels(spec) else None,
@@ -235,24 +218,6 @@ class PodReader:
                 else:
                     limits[sys.intern(name)] = amount
         return limits, ignored
-
-
-def _running(pod: _Pod) -> bool:
-    status = pod.status
-    statuses = (status.container_statuses, status.init_container_statuses, status.ephemeral_container_statuses)
-    if not any(statuses):  # the kubelet reports only the phase
-        return bool(pod.spec.node_name) and status.phase == "Running"
-    return any(one.state is not None and one.state.running is not None for some in statuses for one in some or ())
-
-
-def _container_ids(status: _PodStatus) -> Mapping[str, str]:
-    """Return the ID of each running container by its name; the API has it as ``containerd://<64 digits>``."""
-    statuses = (*(status.container_statuses or ()), *(status.init_container_statuses or ()))
-    return {
-        one.name: one.container_id.rpartition("/")[2]
-        for one in statuses
-        if one.container_id and one.state is not None and one.state.running is not None
-    }
 
 
 def decoded(decoder: msgspec.json.Decoder[T], raw: bytes | msgspec.Raw, what: str) -> T:

@@ -1,4 +1,4 @@
-"""The parts of pods that their readers share: what a pod requests, the claims that it uses, and whose mirror it is."""
+"""The parts of pods that their readers share: its requests, claims, running and ended containers, and owners."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gpu_device_plugin.core.contract.keys import STATIC_POD
-from gpu_device_plugin.core.model.pods import Owner
+from gpu_device_plugin.core.model.pods import ContainerEnd, Owner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -140,6 +140,68 @@ def claims_of(spec: PodSpec, status: ClaimStatuses) -> Mapping[str, tuple[str, .
             own = (*own, extended.resource_claim_name)
         if own:
             found[container.name] = own
+    return found
+
+
+# --- Containers that run or have ended ------------------------------------------------------------------------------
+
+
+class _Running(msgspec.Struct, gc=False):
+    """Only its presence matters, not its content."""
+
+
+class _Terminated(msgspec.Struct, rename="camel", gc=False):
+    exit_code: int = 0
+    reason: str | None = None
+    finished_at: str | None = None
+
+
+class _ContainerState(msgspec.Struct, gc=False):
+    running: _Running | None = None
+    terminated: _Terminated | None = None
+
+
+class _ContainerStatus(msgspec.Struct, rename={"container_id": "containerID", "last_state": "lastState"}, gc=False):
+    name: str = ""
+    container_id: str | None = None
+    state: _ContainerState | None = None
+    last_state: _ContainerState | None = None
+
+
+class PodStatus(ClaimStatuses, rename="camel", gc=False):
+    """The status of a pod, as far as it is read here."""
+
+    phase: str = ""
+    container_statuses: list[_ContainerStatus] | None = None
+    init_container_statuses: list[_ContainerStatus] | None = None
+    ephemeral_container_statuses: list[_ContainerStatus] | None = None
+
+
+def running(status: PodStatus, *, bound: bool) -> bool:
+    """Return whether a container runs, of a pod that is `bound` to a node or not."""
+    statuses = (status.container_statuses, status.init_container_statuses, status.ephemeral_container_statuses)
+    if not any(statuses):  # the kubelet reports only the phase
+        return bound and status.phase == "Running"
+    return any(one.state is not None and one.state.running is not None for some in statuses for one in some or ())
+
+
+def container_ids_of(status: PodStatus) -> Mapping[str, str]:
+    """Return the ID of each running container by its name; the API has it as ``containerd://<64 digits>``."""
+    statuses = (*(status.container_statuses or ()), *(status.init_container_statuses or ()))
+    return {
+        one.name: one.container_id.rpartition("/")[2]
+        for one in statuses
+        if one.container_id and one.state is not None and one.state.running is not None
+    }
+
+
+def ends_of(status: PodStatus) -> Mapping[str, ContainerEnd]:
+    """Return the newest end of each container that has ended; the kubelet keeps the one before in ``lastState``."""
+    found = {}
+    for one in (*(status.container_statuses or ()), *(status.init_container_statuses or ())):
+        ends = (state.terminated for state in (one.state, one.last_state) if state is not None)
+        if (end := next(filter(None, ends), None)) is not None:
+            found[one.name] = ContainerEnd(end.exit_code, end.reason or "", end.finished_at or "")
     return found
 
 

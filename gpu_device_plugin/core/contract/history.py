@@ -166,3 +166,5 @@ class IncidentList:
     incidents: tuple[IncidentSummary, ...] = ()
     dropped: int = 0
     """Older ones that made room, since the agent started."""
+    damaged: int = 0
+    """Files that the agent could not read when it started."""

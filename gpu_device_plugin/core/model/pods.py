@@ -57,6 +57,18 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
+class ContainerEnd:
+    """How a container last ended, as the kubelet reports it."""
+
+    exit_code: int
+    """0: well; above 128: by the signal of that number less 128."""
+    reason: str
+    """A word, such as ``Error`` or ``OOMKilled``."""
+    at: str
+    """RFC 3339."""
+
+
+@dataclass(frozen=True, slots=True)
 class Pod:
     """A pod as the Kubernetes API describes it, reduced to the fields that we use."""
 
@@ -86,6 +98,9 @@ class Pod:
     container_ids: Mapping[str, str] = field(default_factory=dict)
     """The ID of each running container, 64 hexadecimal digits, by the container's name. Only where the reader asks for
     them."""
+    ends: Mapping[str, ContainerEnd] = field(default_factory=dict)
+    """The newest end of each container that has ended, by the container's name. Only where the reader asks for the IDs
+    of containers."""
     claims: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The names of the ResourceClaims that each container uses, by the container's name. Only where the reader asks for
     them."""

@@ -1,4 +1,4 @@
-"""The node agent: its parts, and how they are wired together."""
+"""The node agent: its parts, and how they are wired together; in one piece, as both ends of a wire are to be seen."""
 
 from __future__ import annotations
 
@@ -16,18 +16,16 @@ from gpu_device_plugin.aio.waiting import together
 from gpu_device_plugin.core.contract.nodereport import USE_PATH
 from gpu_device_plugin.core.model.gpus import NO_LINKS
 from gpu_device_plugin.core.model.memory import format_mib
-from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import SHARES, Shares
 from gpu_device_plugin.core.node.kubelet.ended_pods import PodsInApi
 from gpu_device_plugin.core.node.node import Node
-from gpu_device_plugin.core.node.node_config import share_size
 from gpu_device_plugin.core.report.gauges import NodeMetrics
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import Hardware
 from gpu_device_plugin.kubelet import cgroupfs, procfs
 from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
-from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
+from gpu_device_plugin.kubelet.incident_files import IncidentFiles
 from gpu_device_plugin.kubelet.records import KubeletRecords
 from gpu_device_plugin.kubelet.registration_loop import RegistrationEvent, RegistrationLoop
 from gpu_device_plugin.kubelet.servicer import PluginServicer
@@ -35,8 +33,9 @@ from gpu_device_plugin.kubelet.sockets import DirectoryError, NodeLock, check_di
 from gpu_device_plugin.kubelet.statefile import ENDED_PODS, SHARE_SIZE, WAY, SavedGuarantees, StateFile
 from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.claims.serving_mode_switch import ServingModeSwitch
-from gpu_device_plugin.programs.node.configuration import Configuration, initial
+from gpu_device_plugin.programs.node.configuration import Configuration, initial, initial_share_mib
 from gpu_device_plugin.programs.node.conflicting_plugins import ConflictingPlugins
+from gpu_device_plugin.programs.node.flight_recorder import FlightRecorder
 from gpu_device_plugin.programs.node.guarantees import Guarantees
 from gpu_device_plugin.programs.node.kubelet.advertiser import Advertiser
 from gpu_device_plugin.programs.node.kubelet.allocation_handler import AllocationHandler
@@ -48,15 +47,16 @@ from gpu_device_plugin.programs.node.node_api import NodeApi, reach_api
 from gpu_device_plugin.programs.node.node_events import Reports
 from gpu_device_plugin.programs.node.orphaned_instances import OrphanedInstances
 from gpu_device_plugin.programs.node.use.borrowing import Borrowing
+from gpu_device_plugin.programs.node.use.history import History
 from gpu_device_plugin.programs.node.use.idle_watch import IdlePods
 from gpu_device_plugin.programs.node.use.memory_files import MemoryFiles
 from gpu_device_plugin.programs.node.use.over_use_watch import OverUse
-from gpu_device_plugin.programs.node.use.use_reader import ConditionWatch, UseReports, UseWatch
+from gpu_device_plugin.programs.node.use.use_reader import UseReports, UseWatch
 from gpu_device_plugin.programs.probes import serving_probes
 from gpu_device_plugin.settings.knobs import UsageError, reload
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable
+    from collections.abc import Coroutine
     from typing import Any
 
     from gpu_device_plugin.core.model.holds import DeviceHold
@@ -143,7 +143,6 @@ class NodeAgent:
             processes=procfs.ProcessOwners(proc),
             host_pids=partial(procfs.in_nodes_namespace, proc),
         )
-        self.condition_watch = ConditionWatch(self.hardware.condition, lambda: self.settings.value.condition)
         self.verification = Verification(
             self.use_watch.holdings,
             self.hardware.limits,
@@ -193,6 +192,16 @@ class NodeAgent:
             (lambda _: None) if cluster is None else cluster.show_use,
             returns=self.borrowing.returns,
             idle=self.idle_pods.since,
+        )
+        groups, tree = lambda: self.settings.value.condition, CgroupTree(cgroups)
+        self.history = History(self.use_watch, self.hardware.condition, groups, tree)
+        self.recorder = FlightRecorder(
+            settings.node_name,
+            api,
+            self.use_watch,
+            self.history,
+            self.use_reports.now,
+            IncidentFiles(settings.device_plugin_dir),
         )
         self.registration = RegistrationLoop(
             settings.device_plugin_dir,
@@ -268,7 +277,7 @@ class NodeAgent:
                 self.serving_switch.ready,
                 lambda: self.config.value.notes,
                 metrics=self.metrics,
-                routes=[page_at(USE_PATH, self.use_reports.page)],
+                routes=[page_at(USE_PATH, self.use_reports.page), *self.recorder.routes],
             ):
                 await together(*self._parts())
         finally:
@@ -290,7 +299,8 @@ class NodeAgent:
             self.settings.follow(self.borrowing.look),
             self.reconciler.rounds.follow(self._round_over),
             self.use_watch.run(),
-            self.condition_watch.run(),
+            self.recorder.run(),
+            self.entries.follow(self.recorder.holders_changed),
             self.verification.run(),
             self.guarantees.run(),
             self.hardware.view.follow(self.verification.again),
@@ -307,7 +317,9 @@ class NodeAgent:
                 self.dra.follow(),
                 self.config.follow(self.dra.update),
                 self.verification.states.follow(self.dra.limits_read),
-                *map(self.cluster.followed.changes.follow, (self.verification.changed, self.guarantees.wake)),
+                self.cluster.followed.changes.follow(self.verification.changed),
+                self.cluster.followed.changes.follow(self.guarantees.wake),
+                self.cluster.followed.changes.follow(self.recorder.pods_changed),
                 self.cluster.followed.changes.follow(self.borrowing.look, settle_s=0.1),
                 self.cluster.run(self.dra.run_api),
                 self.api.node.follow(self._stranding.look),
@@ -346,7 +358,7 @@ class NodeAgent:
             containers_over=len(self.over_use.excesses.value),
             streams=self.registration.outages(),
             mps=self.mps.ready,
-            conditions=self.condition_watch.conditions.value,
+            conditions=self.history.conditions.value,
         )
 
     # --- Callbacks ------------------------------------------------------------------------------------------------
@@ -360,7 +372,8 @@ class NodeAgent:
         except DirectoryError as error:
             raise UsageError(str(error)) from error
         claims = () if self.dra is None else self.dra.holders_of_shares()
-        share_mib = self._share_mib((*claims, *self._forgotten.load()))
+        others, files = (*claims, *self._forgotten.load()), (self._share_size, self._ended_pods)
+        share_mib = initial_share_mib(settings.share_size_mib, self.kubelet_records, others, *files)
         if share_mib != settings.share_size_mib:
             shares = Shares(share_mib, settings.reserve_mib)
             self.settings.set(replace(settings, share_size_mib=share_mib))
@@ -370,18 +383,6 @@ class NodeAgent:
         self._share_size.write(str(share_mib))
         started = {"version": __version__, "gpus": settings.gpus, "share": format_mib(share_mib)}
         _log.info("node agent starts", extra=started)
-
-    def _share_mib(self, others: Iterable[str]) -> int:
-        """Return the initial share size, in MiB: the one in use as long as a container or a claim holds shares of it.
-
-        `others` are the UIDs of the claims, and of the pods that the kubelet has forgotten, that hold shares.
-        """
-        try:
-            holders = {*self.kubelet_records.recorded().by_pod({Kind.MEMORY}), *others}
-        except CheckpointUnreadableError:
-            holders = None
-        ended = (self._ended_pods.read() or "").split()
-        return share_size(self.settings.value.share_size_mib, self._share_size.number(), holders, ended)
 
     async def _pause_and_resume(self) -> NoReturn:
         async for paused in self._paused.values():

@@ -10,23 +10,28 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.waiting import together
 from gpu_device_plugin.core.contract.mpsfiles import SHM_DIRECTORY
 from gpu_device_plugin.core.model.mig import MigMode
+from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares, TooManySharesError
 from gpu_device_plugin.core.node.enforcement import REFUSE
 from gpu_device_plugin.core.node.health.gpu_health import Rules
 from gpu_device_plugin.core.node.limits.container_grants import Delivery, EnforcementPlan
-from gpu_device_plugin.core.node.node_config import NodeConfig, NodeInputs, derive
+from gpu_device_plugin.core.node.node_config import NodeConfig, NodeInputs, derive, share_size
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
 from gpu_device_plugin.hardware.monitor import MonitorTimings
+from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
 from gpu_device_plugin.settings.extra_grant import read_extra_grant
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import NoReturn
 
     from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.core.node.limits.extra_grant import ExtraGrant
     from gpu_device_plugin.core.node.serving_mode import Serving
     from gpu_device_plugin.hardware.monitor import Hardware
+    from gpu_device_plugin.kubelet.records import KubeletRecords
+    from gpu_device_plugin.kubelet.statefile import StateFile
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.programs.node.conflicting_plugins import ConflictingPlugins
     from gpu_device_plugin.programs.node.kubelet.reconciler import Reconciler
@@ -54,6 +59,20 @@ def initial(settings: NodeSettings) -> NodeConfig:
     inputs = _inputs(settings, read_extra_grant(settings.extra_grant))
     nothing = NodeConfig(shares=Shares(settings.share_size_mib, settings.reserve_mib))
     return derive(replace(inputs, sentence=HardwareView().sentence), nothing)
+
+
+def initial_share_mib(
+    wanted_mib: int, records: KubeletRecords, others: Iterable[str], in_use: StateFile, ended: StateFile
+) -> int:
+    """Return the initial share size, in MiB: the one in use as long as a container or a claim holds shares of it.
+
+    `others` are the UIDs of the claims, and of the pods that the kubelet has forgotten, that hold shares.
+    """
+    try:
+        holders = {*records.recorded().by_pod({Kind.MEMORY}), *others}
+    except CheckpointUnreadableError:
+        holders = None
+    return share_size(wanted_mib, in_use.number(), holders, (ended.read() or "").split())
 
 
 def _inputs(settings: NodeSettings, extra: ExtraGrant | None) -> NodeInputs:

@@ -163,10 +163,12 @@ class NodeCluster(NodeApi):
             _log.info("the agent's shutdown could not be announced on its node: %s", why)
 
     def event(self, reason: str, note: str, action: str, *, warning: bool = True) -> None:  # noqa: D102
+        super().event(reason, note, action, warning=warning)
         ours = about_node(self._settings.node_name)
         self._events.post(ours, reason=reason, note=note, action=action, warning=warning)
 
     def pod_event(self, pod: Pod, reason: str, note: str, action: str, *, warning: bool = True) -> None:  # noqa: D102
+        super().pod_event(pod, reason, note, action, warning=warning)
         about = EventSubject("Pod", pod.name, pod.namespace, pod.uid)
         self._events.post(about, reason=reason, note=note, action=action, warning=warning)
 

@@ -20,7 +20,7 @@ from gpu_device_plugin.cluster.objects.decoding import (
 from gpu_device_plugin.cluster.objects.quantity import whole_quantity
 from gpu_device_plugin.core.contract.keys import ALLOCATION, AVOID_MODEL, READ_ON_PODS, TOO_LONG, USE_MODEL
 from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS
-from gpu_device_plugin.core.model.pods import Container, ContainerKind, Owner, Pod
+from gpu_device_plugin.core.model.pods import Container, ContainerEnd, ContainerKind, Owner, Pod
 from gpu_device_plugin.core.model.resources import Amounts
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container, mirror, node, pod
 
@@ -159,6 +159,27 @@ def test_the_controller_of_a_pod_is_one_object_for_all_its_pods_where_it_matters
     assert one is two
     assert bare is None
     assert read(bodies[0])[0].owner is None
+
+
+def test_the_newest_end_of_each_container_is_kept_where_it_matters() -> None:
+    """Of one that was started again the API has it as the last state; of one that never ended it has none."""
+    error = {"terminated": {"exitCode": 1, "reason": "Error", "finishedAt": "2026-11-28T12:00:00Z"}}
+    killed = {"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-11-28T13:00:00Z"}}
+    statuses = [
+        {"name": "again", "state": {"running": {}}, "lastState": killed},
+        {"name": "waits", "state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": error},
+        {"name": "over", "state": killed, "lastState": error},
+        {"name": "bare", "state": {"terminated": {}}},
+        {"name": "runs", "state": {"running": {}}, "lastState": {}},
+        {"name": "new"},
+    ]
+    status = {"containerStatuses": statuses, "initContainerStatuses": [{"name": "init", "state": error}]}
+    raw = json.dumps({**pod("a", container(mem=1), uid="u"), "status": status}).encode()
+    oom = ContainerEnd(137, "OOMKilled", "2026-11-28T13:00:00Z")
+    failed = ContainerEnd(1, "Error", "2026-11-28T12:00:00Z")
+    found = PodReader([GPU_MEM], lambda _: False, ids=True).read(raw)[0].ends
+    assert found == {"again": oom, "waits": failed, "over": oom, "bare": ContainerEnd(0, "", ""), "init": failed}
+    assert PodReader([GPU_MEM], lambda _: False).read(raw)[0].ends == {}
 
 
 def test_the_priority_of_a_pod_is_read() -> None:

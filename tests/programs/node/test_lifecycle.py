@@ -239,7 +239,7 @@ async def test_the_condition_of_the_gpus_is_not_read_where_it_is_off() -> None:
     async with world([T4], condition="off") as node:
         agent = node.launch()
         await node.ready()
-        await agent.condition_watch.conditions.after(0)
+        await agent.history.conditions.after(0)
         assert agent.metrics_state().conditions == {}
 
 

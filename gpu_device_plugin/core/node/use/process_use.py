@@ -225,7 +225,7 @@ def _uses(
         owner = of_pods.get(process.pid)
         if owner is not None:
             uid = owner.pod_uid
-            parts.setdefault((uid, _container(owner, by_pod[uid], known.get(uid))), []).append(process)
+            parts.setdefault((uid, container_of(owner, by_pod[uid], known.get(uid))), []).append(process)
     found = []
     for (uid, name), processes in parts.items():
         holding = holders.get((uid, name))
@@ -257,7 +257,7 @@ def _uses(
     return found
 
 
-def _container(owner: CgroupOwner, holders: Sequence[Holding], pod: Pod | None) -> str:
+def container_of(owner: CgroupOwner, holders: Sequence[Holding], pod: Pod | None) -> str:
     """Return the name of the container that a process of a pod belongs to; empty if it is not known.
 
     `holders` are the containers of the pod that hold the GPU.

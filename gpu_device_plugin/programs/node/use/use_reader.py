@@ -23,22 +23,18 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from gpu_device_plugin.core.contract.nodereport import NodeUse
-    from gpu_device_plugin.core.model.condition import GpuCondition
     from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.limits import LimitState
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.shares import Shares
     from gpu_device_plugin.core.node.holdings import Holding
     from gpu_device_plugin.core.node.ledger import ContainerKey, Growth
+    from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner
     from gpu_device_plugin.core.node.use.over_use import Excess
     from gpu_device_plugin.core.node.use.process_use import GpuReading, Place
     from gpu_device_plugin.core.node.use.use_report import Names
 
 _log = logging.getLogger(__name__)
-
-CONDITION_EVERY_S = 15.0
-_AGAIN_S = 1.0
-"""The pause while no process answers for the driver."""
 
 
 @dataclass(eq=False, repr=False)
@@ -76,6 +72,8 @@ class UseWatch:
         self._hurry_s: float | None = None
         self._failing = False
         self._blind = ""
+        self.processes_read: tuple[Sequence[GpuReading], Mapping[int, CgroupOwner | None]] = ((), {})
+        """The processes on the GPUs as last read, and whose they are."""
         self.reading: Observable[UseReading] = Observable(UseReading())
         """Who uses what, as last read; not set before the first reading. While the use is not read, it lists the
         containers only, whenever the kubelet's checkpoint was read."""
@@ -143,6 +141,7 @@ class UseWatch:
         named_at = boot_time()
         # In a thread: a thousand processes take 0.1 s, in which the kubelet would wait for its answers.
         owners = await asyncio.to_thread(self.processes.owners, pids, named_at=named_at) if pids else {}
+        self.processes_read = readings, owners
         complete = self.complete()
         blind = blindness(readings, owners, host_pids=self.host_pids())
         if blind and blind != self._blind:
@@ -161,29 +160,6 @@ class UseWatch:
                 complete=complete,
             )
         )
-
-
-class ConditionWatch:
-    """Reads the condition of the GPUs at intervals; nothing is read before `run`."""
-
-    def __init__(
-        self,
-        read: Callable[[Sequence[str]], Awaitable[tuple[GpuCondition, ...] | None]],
-        groups: Callable[[], Sequence[str]],
-    ) -> None:
-        """Read by `read` the groups that `groups` returns then."""
-        self._read = read
-        self._groups = groups
-        self.conditions: Observable[Mapping[str, GpuCondition]] = Observable({})
-        """The newest condition of each GPU that was read, by UUID."""
-
-    async def run(self) -> NoReturn:
-        """Read until cancelled."""
-        while True:
-            groups = self._groups()
-            found = await self._read(groups) if groups else ()
-            self.conditions.set({condition.uuid: condition for condition in found or ()})
-            await asyncio.sleep(CONDITION_EVERY_S if found is not None else _AGAIN_S)
 
 
 @dataclass(eq=False, repr=False)

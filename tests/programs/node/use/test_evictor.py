@@ -12,6 +12,7 @@ import pytest
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.cluster.writers.evictions import Eviction, EvictionOutcome
+from gpu_device_plugin.core.contract.history import IncidentKind
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.use.eviction_choice import Candidate
 from gpu_device_plugin.programs.node.use.evictor import Evictor
@@ -22,6 +23,7 @@ from tests.patience import eventually
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from gpu_device_plugin.core.node.history.incidents import Trigger
     from gpu_device_plugin.programs.node.node_cluster import NodeCluster
 
 POD = Pod("u", "default", "big")
@@ -38,6 +40,7 @@ class Desk(m.Metrics):
     events: list[tuple[str, str, str]] = field(default_factory=list)
     counted: list[tuple[str, ...]] = field(default_factory=list)
     bounds: list[int] = field(default_factory=list)
+    triggers: list[Trigger] = field(default_factory=list)
     now: float = 0.0
 
     def __post_init__(self) -> None:
@@ -56,6 +59,10 @@ class Desk(m.Metrics):
         self.asked.append(pod.uid)
         self.bounds.append(most_grace_s)
         return self.answers.pop(0)
+
+    def record(self, trigger: Trigger) -> str:
+        self.triggers.append(trigger)
+        return f" (incident {len(self.triggers)})"
 
     def count(self, what: m.Count, *labels: str, times: int = 1) -> None:
         self.counted += [(what.name, *labels)] * times
@@ -89,7 +96,9 @@ async def test_an_evicted_pod_is_on_its_way_until_it_has_ended() -> None:
         it.order()
         assert it.evictor.going == {"u": GPUS}, "from the order on"
         await eventually(lambda: bool(it.events))
-        assert it.events == [("big", "GPUMemoryEvicted", "evicted: it uses too much")]
+        assert it.events == [("big", "GPUMemoryEvicted", "evicted: it uses too much (incident 1)")]
+        (trigger,) = it.triggers
+        assert (trigger.kind, trigger.uuids, trigger.pod) == (IncidentKind.OVER_USE_EVICTION, ("GPU-0",), POD)
         assert it.counted == [("gpushare_over_use_evictions_total", "evicted")]
         assert it.evictor.going == {"u": GPUS}
         it.pods["u"] = replace(POD, phase="Succeeded")

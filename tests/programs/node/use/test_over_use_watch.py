@@ -147,9 +147,10 @@ async def test_it_is_evicted_where_the_settings_say_so() -> None:
         await its.exceed()
         await its.it.node.until(its.going)
         await its.it.node.until(lambda: bool(its.told("GPUMemoryEvicted")))
-        assert its.told("GPUMemoryEvicted") == [
-            ("big", "evicted: container main uses 6,120 MiB of GPU 0, was given 4,096 MiB")
-        ]
+        ((name, note),) = its.told("GPUMemoryEvicted")
+        why, incident = note.split(" (incident ")
+        assert (name, why) == ("big", "evicted: container main uses 6,120 MiB of GPU 0, was given 4,096 MiB")
+        assert incident.endswith("-over-use-eviction-gpu0)")
         for _ in range(3):  # while it ends, it still exceeds
             its.read({"big": 6120, "small": 9000})
             await its.taken()

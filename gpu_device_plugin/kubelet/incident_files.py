@@ -1,0 +1,107 @@
+"""Keep records of incidents on the node, over restarts: one private file each, a bounded number of them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gpu_device_plugin import files
+from gpu_device_plugin.core.contract.history import LARGEST_INCIDENT, Incident, IncidentList
+from gpu_device_plugin.core.node.history.incidents import is_name, making_room
+from gpu_device_plugin.kubelet.sockets import OURS, advice
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gpu_device_plugin.core.contract.history import IncidentSummary
+
+_log = logging.getLogger(__name__)
+
+_FOLDER = f"{OURS}/incidents"
+_END = ".json"
+
+
+class IncidentFiles:
+    """The records below the device-plugin directory. Only the holder of the node's lock writes them.
+
+    Its methods wait for the disk and log what fails; one of them runs at a time. Names of other forms are left alone.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Name the records below the device-plugin `directory`; nothing is opened yet."""
+        self._directory = directory
+        self._known: dict[str, IncidentSummary] = {}
+        self._dropped = 0
+        self._damaged: set[str] = set()
+        self.listing = IncidentList()
+        """The records as last known."""
+
+    def load(self) -> None:
+        """Read the records of earlier agents, and remove what an agent that was killed has left half written."""
+        for file in sorted(self._names()):
+            name = file.removesuffix(_END)
+            if is_name(name) and file != name:
+                incident = self.read(name)
+                if incident is None:
+                    self._damaged.add(name)
+                else:
+                    self._known[name] = incident.summary
+            elif is_name(file.removeprefix(".").removesuffix(f"{_END}.new")):
+                self._remove(file)
+        if self._damaged:
+            _log.warning("records of incidents are damaged and not shown", extra={"names": sorted(self._damaged)})
+        self._list()
+
+    def read(self, name: str) -> Incident | None:
+        """Return a record; None: there is none, or it is damaged."""
+        try:
+            content, _ = files.read_below(self._directory, f"{_FOLDER}/{name}{_END}", LARGEST_INCIDENT)
+            incident = msgspec.json.decode(content, type=Incident)
+        except (OSError, ValueError, RecursionError):
+            return None
+        return incident if incident.summary.name == name else None
+
+    def write(self, summary: IncidentSummary, content: bytes) -> bool:
+        """Write a record of at most `LARGEST_INCIDENT` bytes, in the room of the oldest; return whether it is there."""
+        name = summary.name
+        try:
+            files.make_folder_below(self._directory, _FOLDER)
+            for old in making_room((*self._known, *self._damaged), name):
+                if old in self._known:
+                    files.remove_below(self._directory, f"{_FOLDER}/{old}{_END}")
+                    self._dropped += 1
+                    del self._known[old]
+                else:
+                    self._remove(f"{old}{_END}")
+                    self._damaged.remove(old)
+            files.replace_below(self._directory, f"{_FOLDER}/{name}{_END}", content)
+        except OSError as error:
+            extra = {"path": str(self._directory / _FOLDER), "why": f"{error.strerror}{advice(error)}"}
+            _log.warning("an incident cannot be recorded", extra={**extra, "once_per_s": 3600})
+            return False
+        else:
+            self._known[name] = summary
+            return True
+        finally:
+            self._list()
+
+    def _list(self) -> None:
+        newest = sorted(self._known, reverse=True)
+        self.listing = IncidentList(tuple(self._known[name] for name in newest), self._dropped, len(self._damaged))
+
+    def _names(self) -> list[str]:
+        try:
+            return files.names_below(self._directory, _FOLDER)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            extra = {"path": str(self._directory / _FOLDER), "why": f"{error.strerror}{advice(error)}"}
+            _log.warning("the records of incidents cannot be read", extra=extra)
+            return []
+
+    def _remove(self, file: str) -> None:
+        with contextlib.suppress(OSError):  # a directory with the name of a record
+            files.remove_below(self._directory, f"{_FOLDER}/{file}")

@@ -1,0 +1,234 @@
+"""Record incidents of a node with what led to them, and serve the records."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, NoReturn, cast
+
+import msgspec
+
+from gpu_device_plugin.aio.http import JSON, Page, Route
+from gpu_device_plugin.aio.waiting import together
+from gpu_device_plugin.core.contract.history import (
+    INCIDENTS_PATH,
+    LARGEST_INCIDENT,
+    Incident,
+    IncidentKind,
+    NodeHistory,
+)
+from gpu_device_plugin.core.model.shares import parse_id
+from gpu_device_plugin.core.node.history.incidents import (
+    BEFORE_S,
+    Recorded,
+    Trigger,
+    concerned,
+    deaths,
+    given,
+    is_name,
+    lately,
+    processes_on,
+    summary,
+    use_of,
+)
+from gpu_device_plugin.core.node.history.ring import STEP_S
+from gpu_device_plugin.programs.node.use.history import encoded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from gpu_device_plugin.aio.http import Request
+    from gpu_device_plugin.core.contract.history import Decision, IncidentProcess, IncidentSummary
+    from gpu_device_plugin.core.contract.nodereport import NodeUse
+    from gpu_device_plugin.core.model.holds import DeviceHold
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.node.history.ring import Selection
+    from gpu_device_plugin.core.node.holdings import Holding
+    from gpu_device_plugin.kubelet.incident_files import IncidentFiles
+    from gpu_device_plugin.programs.node.node_api import NodeApi
+    from gpu_device_plugin.programs.node.use.history import History
+    from gpu_device_plugin.programs.node.use.use_reader import UseWatch
+
+_log = logging.getLogger(__name__)
+
+_MOST_WAITING = 8
+"""Records that wait for the disk."""
+_MOST_ROWS = 256
+"""Processes of a record; and half as many containers in its report of use."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A record that is not encoded yet."""
+
+    summary: IncidentSummary
+    selection: Selection | None
+    epoch: float
+    """When monotonic time was 0, in seconds since the epoch."""
+    positions: frozenset[int]
+    """Of the GPUs concerned."""
+    use: NodeUse
+    processes: tuple[IncidentProcess, ...]
+    decisions: tuple[Decision, ...]
+
+
+@dataclass(eq=False, repr=False)
+class FlightRecorder:
+    """Takes down what is known at the moment of an incident, and writes it in the background."""
+
+    _node: str
+    _api: NodeApi
+    _watch: UseWatch
+    history: History
+    _use: Callable[[], NodeUse]
+    """Returns limits and use now."""
+    _files: IncidentFiles
+    _: KW_ONLY
+    clock: Callable[[], float] = time.monotonic
+    now: Callable[[], float] = time.time
+    """Seconds since the epoch."""
+
+    def __post_init__(self) -> None:
+        self._started_s = self.now()
+        self._recorded = Recorded()
+        self._pods: Mapping[str, Pod] = {}
+        self._entries: tuple[DeviceHold, ...] | None = None
+        self._drafts: deque[_Draft] = deque(maxlen=_MOST_WAITING)
+        self._drafted = asyncio.Event()
+        self._busy = asyncio.Lock()
+        self._api.record = self.record
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        """The paths at which history and records are served."""
+        return (*self.history.routes, Route("GET", INCIDENTS_PATH, self._answer))
+
+    def record(self, trigger: Trigger) -> str:
+        """Record an incident; return its name in words for the end of an Event, empty if it is not recorded.
+
+        Returns at once. The name of one that is not new is that of the record that it is in.
+        """
+        name, _ = self._record(trigger)
+        return f" (incident {name})" if name else ""
+
+    def _record(self, trigger: Trigger) -> tuple[str, bool]:
+        shares, at_s = self._watch.shares(), self.now()
+        taken = {each.name for each in self._files.listing.incidents}
+        taken |= {each.name for each in self._recorded.known.values()}
+        found = summary(trigger, shares, at_s, taken)
+        self._recorded, name = self._recorded.after(trigger, found.name, self.clock())
+        if name != found.name:
+            return name, False
+        try:
+            self._drafts.append(self._draft(found, trigger, at_s))
+            self._drafted.set()
+        except Exception:  # noqa: BLE001 - the caller has something more important to do
+            _log.exception("an incident cannot be recorded")
+            return "", False
+        return name, True
+
+    def _draft(self, found: IncidentSummary, trigger: Trigger, at_s: float) -> _Draft:
+        shares, watch = self._watch.shares(), self._watch
+        uuids = concerned(trigger.uuids, shares)
+        return _Draft(
+            found,
+            self.history.ring.select(uuids=uuids, last_s=BEFORE_S),
+            at_s - self.clock(),
+            frozenset(shared.position for shared in shares.gpus if shared.gpu.uuid in uuids),
+            self._use(),
+            processes_on(uuids, *watch.processes_read, watch.holdings(), shares, most=_MOST_ROWS),
+            lately(self._api.decisions, at_s),
+        )
+
+    # --- What happens to containers -----------------------------------------------------------------------------------
+
+    def pods_changed(self, pods: Mapping[str, Pod]) -> None:
+        """Record the containers on GPUs that have died, and tell of them on their pods."""
+        before, self._pods = self._pods, pods
+        ended = [pod for uid, pod in pods.items() if pod.ends and (uid not in before or before[uid].ends != pod.ends)]
+        if not ended:
+            return
+        gpus: dict[tuple[str, str], set[str]] = {
+            (pod.kubelet_uid, name): {*self.history.ring.gpus_of(pod.kubelet_uid, name)}
+            for pod in ended
+            for name in pod.ends
+        }
+        for hold in self._entries or ():
+            if (key := (hold.pod_uid, hold.container)) in gpus:
+                gpus[key] |= {parse_id(each)[0] for each in hold.device_ids}
+        of_gpus = {key: tuple(uuids) for key, uuids in gpus.items()}
+        for trigger in deaths(before, pods, self._started_s, of_gpus):
+            self._tell(trigger)
+
+    def killed(self, holdings: Iterable[Holding]) -> None:
+        """Record that the kernel killed a process of each of these containers."""
+        for each in holdings:
+            sentence = f"a process of container {each.container} was killed for lack of main memory"
+            uuids = tuple(sorted(each.granted))
+            self._tell(Trigger(IncidentKind.OUT_OF_MEMORY, sentence, uuids, each.pod, each.container))
+
+    def holders_changed(self, entries: tuple[DeviceHold, ...]) -> None:
+        """Take note of the containers that were given GPUs."""
+        before, self._entries = self._entries, entries
+        if before is not None:  # at first they show what an earlier agent gave
+            for sentence in given(before, entries, self._api.pods.values(), self._watch.shares()):
+                self._api.note_decision(sentence)
+
+    def _tell(self, trigger: Trigger) -> None:
+        name, new = self._record(trigger)
+        _log.warning("%s", trigger.sentence, extra={"incident": name, "once_per_s": 60})
+        if new and trigger.pod is not None:
+            self._api.pod_event(trigger.pod, "GPUIncident", f"{trigger.sentence} (incident {name})", "Observe")
+
+    # --- Files --------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> NoReturn:
+        """Keep history and records until cancelled, which loses those that wait."""
+        await together(self.history.run(), self.history.kills.follow(self.killed), self._writing())
+
+    async def _writing(self) -> NoReturn:
+        async with self._busy:
+            await asyncio.to_thread(self._files.load)
+        while True:
+            await self._drafted.wait()
+            self._drafted.clear()
+            while self._drafts:
+                draft = self._drafts.popleft()
+                async with self._busy:
+                    await asyncio.to_thread(self._write, draft)
+
+    def _write(self, draft: _Draft) -> None:
+        try:
+            self._files.write(draft.summary, _content(draft, self._node))
+        except Exception:  # noqa: BLE001 - as for the use of GPUs: a record is for people
+            _log.exception("an incident cannot be recorded")
+
+    async def _answer(self, request: Request) -> Page:
+        """Answer with an `IncidentList` or an `Incident`; one is read after the other, however many clients ask."""
+        name = request.rest
+        if not name:
+            return Page(msgspec.json.encode(self._files.listing), content_type=JSON)
+        async with self._busy:
+            found = await asyncio.to_thread(self._files.read, name) if is_name(name) else None
+            if found is None:
+                why = "it may have made room for newer ones, or could not be written (see the agent's log)"
+                return Page(f"this node has no incident {name[:100]!r}; {why}\n", status=404)
+            return Page(await asyncio.to_thread(msgspec.json.encode, found), content_type=JSON)
+
+
+def _content(draft: _Draft, node: str) -> bytes:
+    """Return the JSON of a record, with fewer containers and processes if it were too long with all of them."""
+    for share in (1, 4, 16):
+        history = NodeHistory(draft.summary.at, STEP_S)
+        if draft.selection is not None:
+            content = encoded(draft.selection, draft.epoch, LARGEST_INCIDENT // 2 // share)
+            history = cast("NodeHistory", msgspec.Raw(content))
+        use = use_of(draft.use, draft.positions, _MOST_ROWS // 2 // share)
+        processes = draft.processes[: _MOST_ROWS // share]
+        found = msgspec.json.encode(Incident(draft.summary, node, history, use, processes, draft.decisions))
+        if len(found) <= LARGEST_INCIDENT:
+            break
+    return found
