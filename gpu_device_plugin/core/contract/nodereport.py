@@ -7,6 +7,7 @@ Limits and use are annotations of the node, which the agent writes when somethin
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping  # noqa: TC003 - msgspec looks it up, where this is part of a record
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +18,7 @@ from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement, Lim
 from gpu_device_plugin.core.model.times import epoch_s
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
 VERSION = 1
 """Version of both formats. A minor release of the agent may add fields, which older readers ignore."""
