@@ -11,6 +11,8 @@ import msgspec
 
 from gpu_device_plugin.aio.turns import Turns
 from gpu_device_plugin.cluster.client.errors import NotFoundError, UnavailableError
+from gpu_device_plugin.core.cluster.agentpods import Agents
+from gpu_device_plugin.core.contract.history import LARGEST_HISTORY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,8 +29,6 @@ _MOST_BYTES: Final = 32 << 20
 """Of the answers that are kept; the oldest give way."""
 _AT_ONCE = 8
 _ANSWER_S = 10.0
-_LONG: Final = 128 << 10
-"""Bytes; longer answers are parsed beside what others wait for."""
 
 
 class AgentUnreadableError(Exception):
@@ -43,8 +43,10 @@ class AgentUnreadableError(Exception):
 class AgentHistory:
     """Keeps answers of agents as they came; who may see what of them is the callers' matter."""
 
-    def __init__(self, client: Client, figures: AgentFigures, clock: Callable[[], float] = time.monotonic) -> None:
-        """Read with the rights of `client` the agents that `figures` knows; `clock` returns seconds."""
+    def __init__(
+        self, client: Client, figures: AgentFigures | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Read with the rights of `client` the agents that `figures` knows, if any; `clock` returns seconds."""
         self._client = client
         self._figures = figures
         self._clock = clock
@@ -52,42 +54,40 @@ class AgentHistory:
         """The oldest first."""
         self._turns = Turns(_AT_ONCE)
 
-    async def read(self, node: str, path: str, kind: type[T], *, most: int, user: str) -> T:
+    async def read(self, node: str, path: str, kind: type[T], user: str) -> T:
         """Return the answer of a node's agent, decoded; users take turns.
 
         Raises:
-            AgentUnreadableError: there is no agent, or it does not answer, with more than `most` bytes, or with
-                something else.
+            AgentUnreadableError: there is no agent, or it does not answer, or with something else.
             ApiError: the API server does not list agents, or our account may not read them.
         """
-        body = await asyncio.shield(self._answer(node, path, most, user))
+        body = await asyncio.shield(self._answer(node, path, user))
         try:
-            decode = msgspec.json.Decoder(kind).decode
-            return await asyncio.to_thread(decode, body) if len(body) > _LONG else decode(body)
+            return await asyncio.to_thread(msgspec.json.Decoder(kind).decode, body)
         except (ValueError, RecursionError) as error:
             raise AgentUnreadableError(
                 f"What the agent of node {node} remembers cannot be understood; upgrade the older of agent and page."
             ) from error
 
-    def _answer(self, node: str, path: str, most: int, user: str) -> asyncio.Task[bytes]:
+    def _answer(self, node: str, path: str, user: str) -> asyncio.Task[bytes]:
         now_s = self._clock()
         while self._kept and next(iter(self._kept.values()))[0] + KEPT_S <= now_s:
             self._kept.popitem(last=False)
         if (node, path) not in self._kept:
-            asking = asyncio.create_task(self._ask(node, path, most, user), name="read what an agent remembers")
+            asking = asyncio.create_task(self._ask(node, path, user), name="read what an agent remembers")
             asking.add_done_callback(self._answered)
             self._kept[node, path] = now_s, asking
         return self._kept[node, path][1]
 
-    async def _ask(self, node: str, path: str, most: int, user: str) -> bytes:
+    async def _ask(self, node: str, path: str, user: str) -> bytes:
         async with self._turns.turn(user):
-            agents = await self._figures.agents()
+            agents = Agents({}) if self._figures is None else await self._figures.agents()
             if (agent := agents.by_node.get(node)) is None:
                 why = agents.why or "no agent that serves HTTP runs there"
                 raise AgentUnreadableError(f"The agent of node {node} cannot be asked: {why}.", 404)
             try:
                 return await self._client.from_pod(
-                    agent.namespace, agent.name, agent.port or 0, path, most=most, timeout_s=_ANSWER_S
+                    agent.namespace, agent.name, agent.port or 0, path, most=LARGEST_HISTORY, timeout_s=_ANSWER_S
                 )
             except NotFoundError as error:
                 why = "it is older than this page, records nothing, or has forgotten it"

@@ -91,7 +91,7 @@ class PageServer:
         self.page_state = PageState(self.watched, self._figures_state)
         self.streams = Streams(self.page_state, timings.stream)
         plans = PagePlans(client, self.page_state)
-        history = None if figures is None else AgentHistory(client, figures)
+        history = AgentHistory(client, figures)
         self.routes = PageRoutes(
             callers, self.page_state, self.streams, plans, history, client, about, timings.answer_s
         )

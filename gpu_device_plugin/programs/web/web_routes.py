@@ -17,20 +17,12 @@ from gpu_device_plugin.aio.turns import Turns
 from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.cluster.client.errors import ApiError, Call, ForbiddenError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import PODS, ObjectKind, UnreadableObjectError
-from gpu_device_plugin.core.contract.history import (
-    HISTORY_PATH,
-    INCIDENTS_PATH,
-    LARGEST_HISTORY,
-    LARGEST_INCIDENT,
-    Incident,
-    IncidentList,
-    NodeHistory,
-)
+from gpu_device_plugin.core.contract import history as contract
 from gpu_device_plugin.core.report.overview_document import containers_of, node_document
-from gpu_device_plugin.core.report.redaction import concerned, seen_history, seen_incident, seen_summary
+from gpu_device_plugin.core.report.redaction import seen_history, seen_summary
 from gpu_device_plugin.core.report.why.explanations import explain
 from gpu_device_plugin.programs.web.agent_history import AgentUnreadableError
-from gpu_device_plugin.programs.web.callers import CallerScope
+from gpu_device_plugin.programs.web.callers import ALL_NAMESPACES, CallerScope
 from gpu_device_plugin.view.objects import ConfigMap, decoded
 from gpu_device_plugin.view.poddetails import event_documents, events, pod_and_status
 from gpu_device_plugin.view.why_pod import CONFIGURATION, assumed, policy_in, why
@@ -83,7 +75,6 @@ LARGEST_VIEW = 64 << 10
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 """A name of Kubernetes: nothing else is sent to the API server."""
 _NO_POD = "This is no name of a pod; write NAMESPACE/NAME."
-_NO_PAST = "Write history/NODE with ?gpu=POSITION, ?pod=NAMESPACE/NAME or ?namespace=NAME, or incidents/NODE[/NAME]."
 _NO_NODES = "Nodes are not shown: the right to list nodes in the whole cluster is missing."
 _INCIDENT = re.compile(r"[A-Za-z0-9-]{1,128}")
 _NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -122,8 +113,7 @@ class PageRoutes:
     page_state: PageState
     streams: Streams
     plans: PagePlans
-    history: AgentHistory | None
-    """None: agents are not read."""
+    history: AgentHistory
     client: Client
     about: AboutPage
     within_s: float
@@ -246,43 +236,39 @@ class PageRoutes:
 
     async def _history(self, request: Request, caller: Caller) -> Page:
         """Answer with the last hour of a GPU and its containers, of a pod, or of a namespace's containers on a node."""
-        node, query, scope = unquote(request.rest), request.query, CallerScope(caller)
+        query, scope = request.query, CallerScope(caller)
         namespace, _, pod = (query.get("namespace") or query.get("pod", "")).partition("/")
-        position = query.get("gpu", "")
         await scope.learn([namespace] if namespace else ())
-        nodes = self.page_state.shows_nodes(scope)
-        if self.history is None or not _NAME.fullmatch(node):
-            return _error(404, _NO_PAST)
-        if position.isascii() and position.isdigit() and len(position) < 4:
+        nodes, position = self.page_state.shows_nodes(scope), query.get("gpu", "")
+        if re.fullmatch("[0-9]{1,4}", position):
             if not nodes:
                 return _error(403, _NO_NODES)
-            path = f"{HISTORY_PATH}gpus/{int(position)}"
+            path = f"{contract.HISTORY_PATH}gpus/{int(position)}"
         elif not _NAMESPACE.fullmatch(namespace):
-            return _error(400, _NO_PAST)
+            return _error(400, "Write history/NODE with ?gpu=POSITION, ?pod=NAMESPACE/NAME or ?namespace=NAME.")
         elif scope.may_see(namespace):
-            path = f"{HISTORY_PATH}namespaces/{namespace}"
+            path = f"{contract.HISTORY_PATH}namespaces/{namespace}"
         else:
             return _error(403, f"You have no right to get pods in the namespace {namespace}.")
-        found = await self.history.read(node, path, NodeHistory, most=LARGEST_HISTORY, user=caller.user)
-        await within(_LEARN_S, scope.learn({each.namespace for each in found.containers} - {""}))
+        found = await self.history.read(unquote(request.rest), path, contract.NodeHistory, caller.user)
+        await within(_LEARN_S, scope.learn({each.namespace for each in found.containers} - {ALL_NAMESPACES}))
         return _json(seen_history(found, scope.may_see, nodes=nodes, pod=pod))
 
     async def _incidents(self, request: Request, caller: Caller) -> Page:
-        """Answer with the incidents of a node, or with one of them as a whole."""
+        """Answer with the incidents of a node, or with the whole record of one, which may name all pods of the node."""
         node, _, name = unquote(request.rest).partition("/")
-        scope = CallerScope(caller)
+        scope, path = CallerScope(caller), contract.INCIDENTS_PATH
         await scope.learn()
         if not self.page_state.shows_nodes(scope):
             return _error(403, _NO_NODES)
-        if self.history is None or not _NAME.fullmatch(node) or (name and not _INCIDENT.fullmatch(name)):
-            return _error(404, _NO_PAST)
         if name:
-            path, user = f"{INCIDENTS_PATH}{name}", caller.user
-            whole = await self.history.read(node, path, Incident, most=LARGEST_INCIDENT, user=user)
-            await within(_LEARN_S, scope.learn(concerned(whole)))
-            return _json(seen_incident(whole, scope.may_see))
-        found = await self.history.read(node, INCIDENTS_PATH, IncidentList, most=LARGEST_HISTORY, user=caller.user)
-        await within(_LEARN_S, scope.learn({each.namespace for each in found.incidents} - {""}))
+            if not scope.everything:
+                return _error(403, f"A record concerns all pods of a GPU: {Call('get', 'pods').missing_right}.")
+            if not _INCIDENT.fullmatch(name):
+                return _error(400, "This is no name of an incident; incidents/NODE lists them.")
+            return _json(await self.history.read(node, path + name, contract.Incident, caller.user))
+        found = await self.history.read(node, path, contract.IncidentList, caller.user)
+        await within(_LEARN_S, scope.learn({each.namespace for each in found.incidents} - {ALL_NAMESPACES}))
         return _json(replace(found, incidents=tuple(seen_summary(each, scope.may_see) for each in found.incidents)))
 
     async def _view(self, request: Request, caller: Caller) -> Page:

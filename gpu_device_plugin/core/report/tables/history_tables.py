@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from textwrap import wrap
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.condition import Throttle
-from gpu_device_plugin.core.report.text.columns import Layout, Line, Row, Tone, columns, fitted, table
+from gpu_device_plugin.core.report.text.columns import Layout, Line, Row, Tone, aligned, fitted, table
 from gpu_device_plugin.core.report.text.printing import counted, printable, short_uuid
-from gpu_device_plugin.core.report.text.use_texts import container, duration, limit, mib
+from gpu_device_plugin.core.report.text.use_texts import container, duration, limit, mib, uses
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
     from gpu_device_plugin.core.contract.history import (
         ContainerHistory,
@@ -25,13 +25,10 @@ if TYPE_CHECKING:
     )
 
 _NOTHING = "-"
-_LABEL: Final = 12
-"""Columns before a drawing."""
-_TAIL: Final = 22
-"""Columns after it: ``103.3 of 139.8 GiB``."""
-_NARROWEST: Final = 8
-_LONGEST_S: Final = 86_400.0
-_HOTTEST_C: Final = 100
+_LABEL, _NARROWEST, _TAIL = 12, 8, 22
+"""Columns before a drawing, of it at least, and after it: ``103.3 of 139.8 GiB``."""
+_LONGEST_S = 86_400.0
+_HOTTEST_C = 100
 """The end of the scale of a GPU that does not tell the temperature at which it slows down."""
 
 
@@ -180,14 +177,6 @@ def _name(each: ContainerHistory | IncidentSummary | IncidentProcess) -> str:
 _OF_INCIDENTS = Layout(
     ("TIME", "NODE", "KIND", "GPU", "POD", "WHAT", "NAME"), shrink={"WHAT": 24, "POD": 12, "NODE": 8}
 )
-_OF_PROCESSES = Layout(
-    ("GPU", "PID", "CONTAINER", "USED", "SM"), right=frozenset({"PID", "USED", "SM"}), shrink={"CONTAINER": 16}
-)
-_OF_USE = Layout(
-    ("GPU", "CONTAINER", "USED", "GRANTED", "LIMIT"),
-    right=frozenset({"USED", "GRANTED"}),
-    shrink={"LIMIT": 8, "CONTAINER": 16},
-)
 
 
 def incident_table(found: Iterable[tuple[str, IncidentSummary]], width: int) -> list[Line]:
@@ -216,38 +205,26 @@ def incident_lines(incident: Incident, width: int, marks: Marks) -> list[Line]:
     gpu = "" if about.gpu is None else f"GPU {about.gpu}"
     head = [about.at, incident.node, about.kind.value, gpu, _name(about)]
     processes = [
-        Row(
-            (
-                str(each.gpu),
-                str(each.pid),
-                _name(each) or "(no pod)",
-                mib(each.used_mib),
-                _NOTHING if each.sm_percent is None else f"{each.sm_percent} %",
-            )
-        )
+        (f"GPU {each.gpu}", f"pid {each.pid}", _name(each) or "(no pod)", mib(each.used_mib))
         for each in incident.processes
     ]
-    use = [
-        Row((str(each.gpu), container(each), mib(each.used_mib), mib(each.granted_mib), limit(each)))
-        for each in incident.use.parts
-    ]
-    blind = f"Who used the GPUs is not known: {incident.use.blind}." if incident.use.blind else ""
-    indent = max((columns(each.at) for each in incident.decisions), default=0) + 2
-    decisions = [
-        Line(f"{each.at if not at else '':<{indent}}{text}")
-        for each in incident.decisions
-        for at, text in enumerate(wrap(printable(each.text), max(20, width - indent)))
-    ]
-    return [
+    use = [f"{container(each)} {uses(each)}; limit: {limit(each)}" for each in incident.use.parts]
+    blind = [f"who used the GPUs is not known: {incident.use.blind}"] if incident.use.blind else []
+    sections = {
+        "Processes": aligned(processes) or ["none on the GPU"],
+        "Limits and use": [*blind, *use] or ["no container"],
+        "Decisions": [f"{each.at}  {each.text}" for each in incident.decisions] or ["none"],
+    }
+    lines = [
         Line(fitted("  ".join(filter(None, head)), width), Tone.HEADING),
-        *map(Line, wrap(printable(about.sentence), max(20, width))),
+        *_wrapped(about.sentence, width),
         Line(""),
         *_drawings(incident.history, width, marks, "then"),
-        *_section("Processes", table(_OF_PROCESSES, processes, width) if processes else [], "none on the GPU"),
-        *_section("Limits and use", table(_OF_USE, use, width) if use else [], blind or "no container"),
-        *_section("Decisions", decisions, "none"),
     ]
+    for title, texts in sections.items():
+        lines += [Line(""), Line(title, Tone.HEADING), *(line for text in texts for line in _wrapped(text, width))]
+    return lines
 
 
-def _section(title: str, lines: Sequence[Line], nothing: str) -> list[Line]:
-    return [Line(""), Line(title, Tone.HEADING), *(lines or [Line(nothing, Tone.FAINT)])]
+def _wrapped(text: str, width: int) -> list[Line]:
+    return [Line(line) for line in wrap(printable(text), max(20, width), subsequent_indent="  ")]
