@@ -106,10 +106,15 @@ def hour(*containers: ContainerHistory, gpus: tuple[GpuHistory, ...] = (gpu(),),
     return NodeHistory(AT, 15.0, gpus, containers, left_out)
 
 
-def summary(name: str = "20261123T092500Z-xid-0", **more: Any) -> IncidentSummary:
+def summary(name: str = "20261123-092500-xid-gpu0", **more: Any) -> IncidentSummary:
     """Return an XID on GPU 0."""
     found = IncidentSummary(
-        name, "2026-11-23T09:25:00Z", IncidentKind.XID, "Xid 48: double bit ECC error on GPU 0", 0, "GPU-0f1c2f4e-0"
+        name,
+        "2026-11-23T09:25:00Z",
+        IncidentKind.XID,
+        "GPU 0 reported XID 48: a double-bit memory error",
+        0,
+        "GPU-0f1c2f4e-0",
     )
     return replace(found, **more)
 

@@ -301,10 +301,10 @@ def remembering() -> Scene:
     held = replace(web, cpu_throttled_percent=histories.rising(0, 80))
     bare = histories.gpu(1, condition=None, power_w=(), temperature_c=(), throttle=(), pcie_percent=())
     died = histories.summary(
-        "20261123T091500Z-container-died",
+        "20261123-091500-container-died-gpu0",
         at=before(minutes=15),
         kind=IncidentKind.CONTAINER_DIED,
-        sentence="Container main of default/web-0 ended with exit code 137 on GPU 0",
+        sentence="container main ended with exit code 137 (Error)",
         namespace="default",
         pod="web-0",
         container="main",
@@ -318,7 +318,7 @@ def remembering() -> Scene:
         "history/t4-1?namespace=research": histories.hour(stray),
         "history/a100-1?namespace=research": histories.hour(replace(web, namespace="research", pod="llm-eval-0")),
         "incidents/t4-1": IncidentList((histories.summary(), died, hidden)),
-        "incidents/t4-1/20261123T092500Z-xid-0": histories.incident(),
+        "incidents/t4-1/20261123-092500-xid-gpu0": histories.incident(),
     }
     return replace(small(), past={path: msgspec.to_builtins(each) for path, each in told.items()})
 

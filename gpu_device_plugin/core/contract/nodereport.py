@@ -7,7 +7,7 @@ Limits and use are annotations of the node, which the agent writes when somethin
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping  # noqa: TC003 - msgspec looks it up, where this is part of a record
+from collections.abc import Mapping  # noqa: TC003 - msgspec looks it up in incidents
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple

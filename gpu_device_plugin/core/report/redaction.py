@@ -23,7 +23,7 @@ def seen_history(history: NodeHistory, may_see: MaySee, *, nodes: bool, pod: str
 
 
 def seen_summary(about: IncidentSummary, may_see: MaySee) -> IncidentSummary:
-    """Return an incident without names and sentence, unless it happened to a pod that may be seen."""
-    if may_see(about.namespace):
+    """Return an incident; of a pod that may not be seen without names and sentence."""
+    if not (about.pod or about.container) or may_see(about.namespace):
         return about
     return replace(about, sentence="", namespace="", pod="", container="")

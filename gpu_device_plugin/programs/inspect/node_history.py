@@ -54,6 +54,14 @@ def history(arguments: argparse.Namespace, kubectl: Kubectl, _: Sequence[Resourc
         path = contract.HISTORY_PATH + (path or (f"namespaces/{namespace}" if namespace else ""))
         return agents.read(node, path, contract.NodeHistory, most=contract.LARGEST_HISTORY)
 
+    def of_namespace(node: str) -> contract.NodeHistory:
+        try:
+            return read(node)
+        except ClusterUnreadableError as error:
+            if "(NotFound)" not in f"{error}{error.__cause__}":  # as kubectl writes the status 404
+                raise
+            return contract.NodeHistory("", 0.0)
+
     def with_containers(node: str) -> contract.NodeHistory:
         whole = read(node)
         each = [read(node, f"gpus/{gpu.gpu}") for gpu in whole.gpus]
@@ -61,14 +69,15 @@ def history(arguments: argparse.Namespace, kubectl: Kubectl, _: Sequence[Resourc
         return replace(whole, containers=containers, left_out=sum(one.left_out for one in each))
 
     nodes = [arguments.node] if arguments.node else _nodes(agents, arguments.selector)
-    found, silent = _of_each(nodes, with_containers if arguments.node and not namespace else read)
+    ask = of_namespace if namespace else with_containers if arguments.node else read
+    found, silent = _of_each(nodes, ask)
     columns, marks = _terminal()
     lines: list[str | Line] = []
     for node, each in found.items():
         if each.containers or not namespace:
             lines += [*tables.history_lines(node, each, columns, marks), ""]
     if not lines and found:
-        say(sys.stderr, f"No pod of {namespace} has used a GPU within the last hour, as far as nodes were read.")
+        say(sys.stderr, f"No pod of {namespace} has had a GPU within the last hour, as far as nodes remember.")
     return [*lines, *([Line(LONGER, Tone.FAINT)] if lines else [])], _ending(found, silent)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
 
 _NOTHING = "-"
-_LABEL, _NARROWEST, _TAIL = 12, 8, 22
+_LABEL, _NARROWEST, _TAIL = 13, 8, 22
 """Columns before a drawing, of it at least, and after it: ``103.3 of 139.8 GiB``."""
 _LONGEST_S = 86_400.0
 _HOTTEST_C = 100
@@ -111,7 +111,7 @@ def _drawings(history: NodeHistory, width: int, marks: Marks, end: str) -> Itera
     drawing = _Drawing(width, min(size, max(_NARROWEST, width - _LABEL - _TAIL)), marks)
     begin = f"-{duration(min(history.step_s * size, _LONGEST_S))}"
     yield Line(f"{'':<{_LABEL}}{begin}{end:>{max(1 + len(end), drawing.room - len(begin))}}", Tone.FAINT)
-    for gpu in history.gpus:
+    for gpu in sorted(history.gpus, key=lambda gpu: gpu.gpu):
         yield from drawing.of_gpu(gpu)
         for each in history.containers:
             if each.gpu == gpu.gpu:

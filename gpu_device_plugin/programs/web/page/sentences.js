@@ -140,6 +140,14 @@ const SENTENCES = [
   ["{n} of {all} node agents cannot be read", "{all} 个节点代理中有 {n} 个无法读取"],
   ["{n} nodes are too many to read all; {most} are read, those in view first", "{n} 个节点太多，无法全部读取；读取其中 {most} 个，优先读取可见的"],
   ["nodes cannot be read", "无法读取节点"],
+  // What agents remember.
+  ["The agent of node {node} cannot be asked: {Why}.", "无法询问节点 {node} 的代理：{Why}。"],
+  ["no agent that serves HTTP runs there", "那里没有运行提供 HTTP 的代理"],
+  ["no node agent that serves HTTP runs", "没有运行提供 HTTP 的节点代理"],
+  ["The agent of node {node} has nothing of it: it is older than this page, records nothing, or has forgotten it.", "节点 {node} 的代理没有相关记录：它比此页面旧、不做记录，或已遗忘。"],
+  ["The agent of node {node} does not answer: {why}.", "节点 {node} 的代理没有响应：{why}。"],
+  ["What the agent of node {node} remembers cannot be understood; upgrade the older of agent and page.", "无法解析节点 {node} 的代理的记录；请升级代理与页面中较旧的一方。"],
+  ["A record concerns all pods of a GPU: {Right}.", "记录涉及 GPU 的所有 Pod：{Right}。"],
   // Refusals.
   ["There is no pod {pod} in the namespace {namespace}; it may be gone.", "命名空间 {namespace} 中没有 Pod {pod}；它可能已被删除。"],
   ["There is no such node that shares GPUs.", "没有这样一个共享 GPU 的节点。"],
