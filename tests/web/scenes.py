@@ -296,7 +296,7 @@ def remembering() -> Scene:
     """
     web, stray = (
         histories.used_by("default/web-0", granted_mib=4096),
-        histories.used_by("research/notebook", most_mib=0),
+        histories.used_by("research/notebook", granted_mib=0, most_mib=0),
     )
     held = replace(web, cpu_throttled_percent=histories.rising(0, 80))
     bare = histories.gpu(1, condition=None, power_w=(), temperature_c=(), throttle=(), pcie_percent=())

@@ -116,6 +116,11 @@ def sentences() -> list[str]:
     notes += [
         f"What {of_node[0].lower()}{of_node[1:]} remembers cannot be understood; upgrade the older of agent and page."
     ]
+    # As programs/node/flight_recorder.py and its callers write them.
+    notes += ["GPU 0 reported XID 48: xxx", "pod default/xxx is evicted: xxx"]
+    killed = "was killed for lack of main memory"
+    notes += [f"container xxx {killed}, at its memory limit or its node's", f"a process of container xxx {killed}"]
+    notes += ["container xxx ended with exit code 1 (xxx)"]
     return [*waits, *rooms, *sizes, *notes, *plans, *staying, ASKING, NO_NODES]
 
 

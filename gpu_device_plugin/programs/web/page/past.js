@@ -95,7 +95,7 @@ export function incidentList({ incidents }, readOne) {
   return [titled("incidents", ...incidents.map((each) => {
     const kind = KINDS.includes(each.kind) ? t(`incident_${each.kind.replaceAll("-", "_")}`) : each.kind;
     const where = [each.gpu !== null && t("gpu_name", { i: each.gpu }), nameOf(each), t("ago", { age: ageOf(each.at) })].filter(Boolean).join(" · ");
-    const item = make("details", { class: "incident" }, make("summary", {}, make("b", { text: kind }), make("span", { class: "quiet", text: ` ${where}` }), make("p", { text: each.sentence || t("incident_hidden") })));
+    const item = make("details", { class: "incident" }, make("summary", {}, make("b", { text: kind }), make("span", { class: "quiet", text: ` ${where}` }), make("p", { text: serverSaying(each.sentence) || t("incident_hidden") })));
     item.addEventListener("toggle", () => item.open && item.append(remembered(() => readOne(each.name), wholeIncident)), { once: true });
     return item;
   }))];

@@ -148,6 +148,11 @@ const SENTENCES = [
   ["The agent of node {node} does not answer: {why}.", "节点 {node} 的代理没有响应：{why}。"],
   ["What the agent of node {node} remembers cannot be understood; upgrade the older of agent and page.", "无法解析节点 {node} 的代理的记录；请升级代理与页面中较旧的一方。"],
   ["A record concerns all pods of a GPU: {Right}.", "记录涉及 GPU 的所有 Pod：{Right}。"],
+  ["{gpu} reported XID {n}: {what}", "{gpu} 报告 XID {n}：{what}"],
+  ["pod {pod} is evicted: {why}", "Pod {pod} 被驱逐：{why}"],
+  ["container {container} ended with exit code {n} ({reason})", "容器 {container} 以退出码 {n} 结束（{reason}）"],
+  ["container {container} was killed for lack of main memory, at its memory limit or its node's", "容器 {container} 因内存不足被终止：达到其内存上限，或节点内存不足"],
+  ["a process of container {container} was killed for lack of main memory", "容器 {container} 的一个进程因内存不足被终止"],
   // Refusals.
   ["There is no pod {pod} in the namespace {namespace}; it may be gone.", "命名空间 {namespace} 中没有 Pod {pod}；它可能已被删除。"],
   ["There is no such node that shares GPUs.", "没有这样一个共享 GPU 的节点。"],
