@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
@@ -78,19 +80,13 @@ def sparkline(series: Series, width: int, most: int, ramp: str) -> str:
 
 def throttle_marks(series: Series, width: int, calm: str) -> str:
     """Draw why clocks were low, in at most `width` columns: the letter of `REASONS`, `calm` for none."""
-    return "".join(_mark(known, calm) if known else " " for known in parts(series, width))
+    return "".join((_reasons(known) or calm)[0] if known else " " for known in parts(series, width))
 
 
-def _mark(known: Iterable[int], calm: str) -> str:
-    bits = _joined(known)
-    return next((letter for reason, (letter, _) in REASONS.items() if bits & reason), calm)
-
-
-def _joined(values: Iterable[int | None]) -> int:
-    bits = 0
-    for value in values:
-        bits |= value or 0
-    return bits
+def _reasons(values: Iterable[int | None]) -> str:
+    """Name the reasons that were given at any of some times."""
+    bits = reduce(or_, (value or 0 for value in values), 0)
+    return ", ".join(f"{letter} {name}" for reason, (letter, name) in REASONS.items() if bits & reason)
 
 
 # --- The last hour of a node ------------------------------------------------------------------------------------------
@@ -132,9 +128,10 @@ class _Drawing:
         yield Line(fitted(f"  GPU {gpu.gpu}  {printable(short_uuid(gpu.uuid))}", self.width), Tone.HEADING)
         yield from self._scaled("  memory", gpu.used_mib, gpu.total_mib, "GiB")
         yield from self._scaled("  SM", gpu.sm_percent, 100, "%")
-        yield from self._scaled("  temp", gpu.temperature_c, _hottest(gpu), self.marks.celsius)
+        slowdown_c = None if gpu.condition is None else gpu.condition.slowdown_c
+        yield from self._scaled("  temp", gpu.temperature_c, slowdown_c or _HOTTEST_C, self.marks.celsius)
         if gpu.throttle:
-            named = _reasons(_joined(gpu.throttle))
+            named = _reasons(gpu.throttle)
             drawn = throttle_marks(gpu.throttle, self.room, self.marks.calm)
             yield self._row("  throttle", drawn, named or "never", Tone.WARNING if named else Tone.PLAIN)
 
@@ -154,18 +151,10 @@ class _Drawing:
         return Line(fitted(f"{label:<{_LABEL}}{drawn:>{self.room}}  {tail}", self.width), tone)
 
 
-def _hottest(gpu: GpuHistory) -> int:
-    return (gpu.condition.slowdown_c if gpu.condition is not None else None) or _HOTTEST_C
-
-
 def _amount(value: int | None, unit: str) -> str:
     if value is None:
         return _NOTHING
     return f"{value / 1024:.1f}".removesuffix(".0") if unit == "GiB" else str(value)
-
-
-def _reasons(bits: int) -> str:
-    return ", ".join(f"{letter} {name}" for reason, (letter, name) in REASONS.items() if bits & reason)
 
 
 def _name(each: ContainerHistory | IncidentSummary | IncidentProcess) -> str:
