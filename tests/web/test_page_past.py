@@ -84,6 +84,20 @@ async def test_a_line_has_a_gap_where_nothing_was_read_and_says_so_aloud(browser
         assert set(told) <= shown
 
 
+async def test_an_agent_that_has_read_once_has_one_value_at_the_end(browser: Browser) -> None:
+    """What it never read has no line."""
+    scene = remembering()
+    told = scene.past["history/t4-1?gpu=0"]["gpus"][0]
+    told |= {"used_mib": [None, 7680], "sm_percent": [50], "power_w": [None], "temperature_c": [], "throttle": [None]}
+    async with opened(browser, scene, "?panel=t4-1/0") as (tab, _):
+        await tab.until(DRAWN)
+        assert await tab.texts(".past > section:first-child .spark-label") == ["Memory", "Processors"]
+        ends = await tab.run(
+            "[...document.querySelectorAll('.past > section:first-child .spark-line')].map((each) => each.getAttribute('d').split(',')[0])"
+        )
+        assert ends == ["M240.0", "M240.0"]
+
+
 async def test_a_gpu_whose_condition_is_not_read_shows_what_there_is(browser: Browser) -> None:
     async with opened(browser, remembering(), "?panel=t4-1/1") as (tab, _):
         await tab.until(DRAWN)

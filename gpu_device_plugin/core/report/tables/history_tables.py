@@ -130,7 +130,7 @@ class _Drawing:
         yield from self._scaled("  SM", gpu.sm_percent, 100, "%")
         slowdown_c = None if gpu.condition is None else gpu.condition.slowdown_c
         yield from self._scaled("  temp", gpu.temperature_c, slowdown_c or _HOTTEST_C, self.marks.celsius)
-        if gpu.throttle:
+        if _known(gpu.throttle):
             named = _reasons(gpu.throttle)
             drawn = throttle_marks(gpu.throttle, self.room, self.marks.calm)
             yield self._row("  throttle", drawn, named or "never", Tone.WARNING if named else Tone.PLAIN)
@@ -143,12 +143,17 @@ class _Drawing:
             yield from self._scaled("    CPU held", each.cpu_throttled_percent, 100, "%")
 
     def _scaled(self, label: str, series: Series, most: int, unit: str) -> Iterator[Line]:
-        if series:  # else it is not read at all
+        if _known(series):
             tail = f"{_amount(series[-1], unit)} of {_amount(most, unit)} {unit}"
             yield self._row(label, sparkline(series, self.room, most, self.marks.ramp), tail)
 
     def _row(self, label: str, drawn: str, tail: str, tone: Tone = Tone.PLAIN) -> Line:
         return Line(fitted(f"{label:<{_LABEL}}{drawn:>{self.room}}  {tail}", self.width), tone)
+
+
+def _known(series: Series) -> bool:
+    """Return whether a series was read at some time."""
+    return any(value is not None for value in series)
 
 
 def _amount(value: int | None, unit: str) -> str:

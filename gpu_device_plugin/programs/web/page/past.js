@@ -63,7 +63,7 @@ function gpuRows(gpu, stepS, end) {
     line("spark_sm", gpu.sm_percent, { most: 100, say: percents, stepS }),
     line("spark_power", gpu.power_w, { most: Math.round((gpu.condition?.power_limit_mw ?? 0) / 1000), say: watts, stepS }),
     line("spark_temperature", gpu.temperature_c, { most: gpu.condition?.slowdown_c ?? 100, say: celsius, stepS }),
-    gpu.throttle.length > 0 && stripRow(t("spark_slowed"), gpu.throttle, slowed),
+    gpu.throttle.some((each) => each !== null) && stripRow(t("spark_slowed"), gpu.throttle, slowed),
     timeRow(gpu.used_mib.length, stepS, end),
   ].filter(Boolean);
 }
@@ -85,8 +85,9 @@ function containerRows(containers, { step_s: stepS, gpus }, open, end = t("now")
   return [...rows, timeRow(containers[0].used_mib.length, stepS, end)];
 }
 
+/** A row of what was read at some time at least. */
 function line(key, series, how) {
-  return series.length > 0 && lineRow(t(key), series, how);
+  return series.some((value) => value !== null) && lineRow(t(key), series, how);
 }
 
 /** The incidents of a node, the newest first; one that is opened is read (`readOne` (name)) and drawn. */

@@ -6,22 +6,20 @@ import { t } from "./words.js";
 
 const [WIDTH, HEIGHT] = [240, 32];
 
-/** A row with a line. `most`: the end of the scale; `say` (value): the value in words; `mark`: a value with a line across. */
+/** A row with a line of values of which some are known. `most`: the end of the scale; `say` (value): the value in words; `mark`: a value with a line across. */
 export function lineRow(label, series, { most, say, mark, stepS }) {
   const known = series.filter((value) => value !== null);
   const top = Math.max(most ?? 0, 1, ...known);
   const y = (value) => (HEIGHT - 1.5 - (value / top) * (HEIGHT - 3)).toFixed(1);
   const now = series.at(-1) ?? null;
   const gapS = (series.length - known.length) * stepS;
-  const words = known.length
-    ? t("spark", { what: label, now: now === null ? t("unknown") : say(now), low: say(Math.min(...known)), high: say(Math.max(...known)), most: say(top) })
-    : t("spark_none", { what: label });
-  const picture = svg([words, known.length && gapS >= 60 && t("spark_gap", { age: age(gapS) })].filter(Boolean).join(t("list_comma")));
+  const words = t("spark", { what: label, now: now === null ? t("unknown") : say(now), low: say(Math.min(...known)), high: say(Math.max(...known)), most: say(top) });
+  const picture = svg([words, gapS >= 60 && t("spark_gap", { age: age(gapS) })].filter(Boolean).join(t("list_comma")));
   for (const [begin, values] of runs(series, (value) => value !== null)) {
-    // A single value is a line too: its ends are round.
     const points = values.map((value, n) => `${x(begin + n, series)},${y(value)}`);
     picture.append(draw("path", { class: "spark-area", d: `M${x(begin, series)},${HEIGHT}L${points.join("L")}L${x(begin + values.length - 1, series)},${HEIGHT}Z` }));
-    picture.append(draw("path", { class: "spark-line", d: `M${points.join("L")}${values.length === 1 ? "h0.01" : ""}` }));
+    // A single value is a short line.
+    picture.append(draw("path", { class: "spark-line", d: `M${points.join("L")}${values.length === 1 ? "m-2,0h4" : ""}` }));
   }
   if (mark && mark < top) picture.append(draw("path", { class: "spark-mark", d: `M0,${y(mark)}H${WIDTH}` }));
   return row(label, picture, now === null ? "–" : say(now), t("of_total", { total: say(top) }));
@@ -55,8 +53,9 @@ function svg(words, look = "") {
   return draw("svg", { class: `spark ${look}`.trim(), viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": words });
 }
 
+/** Where a value is drawn: the first at the beginning, the newest at the end. */
 function x(n, series) {
-  return ((n * WIDTH) / Math.max(1, series.length - 1)).toFixed(1);
+  return ((Math.max(n, 2 - series.length) * WIDTH) / Math.max(1, series.length - 1)).toFixed(1);
 }
 
 function share(n, series) {

@@ -221,7 +221,6 @@ const WORDS = {
   unknown: ["unknown", "未知"],
   spark: ["{what}: now {now}, from {low} to {high}, on a scale to {most}", "{what}：现在 {now}，介于 {low} 与 {high}，刻度至 {most}"],
   spark_gap: ["not known for {age}", "其中 {age} 未知"],
-  spark_none: ["{what}: not known", "{what}：未知"],
   spark_memory: ["Memory", "显存"],
   spark_sm: ["Processors", "算力"],
   spark_power: ["Power", "功率"],

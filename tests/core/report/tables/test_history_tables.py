@@ -66,7 +66,7 @@ def test_a_terminal_that_is_not_utf_8_gets_the_same_in_ascii() -> None:
 
 
 def test_a_gap_at_the_end_is_an_unknown_value_and_a_shorter_history_ends_at_the_same_place() -> None:
-    young = gpu(used_mib=(None, 7680, None), sm_percent=(100,), temperature_c=(), throttle=(0, 0, 0))
+    young = gpu(used_mib=(None, 7680, None), sm_percent=(100,), temperature_c=(None,) * 3, throttle=(0, 0, 0))
     stranger = used_by("/0b0c6c4e", granted_mib=0, most_mib=0, used_mib=(15360,) * 3, sm_percent=())
     lines = history_lines("a", hour(stranger, gpus=(young,)), 60, BLOCKS)
     assert [line.text for line in lines[1:]] == [
