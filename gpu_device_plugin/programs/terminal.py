@@ -48,3 +48,12 @@ def show(lines: Iterable[Line], environ: Mapping[str, str]) -> None:
 def discard_output(stream: TextIO) -> None:
     """Discard the rest of the output after its reader closed the pipe; the interpreter must not flush it either."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def encodes(stream: TextIO, text: str) -> bool:
+    """Return whether a stream can show these characters."""
+    try:
+        text.encode(stream.encoding or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.nodereport import GpuUse
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement, LimitStatus
+from gpu_device_plugin.core.report.tables.history_tables import BLOCKS, REASONS, history_lines
 from gpu_device_plugin.core.report.tables.terminal_tables import SORTS, folded
 from gpu_device_plugin.programs.inspect.arguments import parse
 from tests.docs.pages import DOCS, blocks, text_of
+from tests.histories import hour, used_by
 from tests.programs.inspect.test_inspect_program import World, asking_mig, gpu, node, parted, pod
 from tests.reports import SINCE, part, report, written
 from tests.views import node_view, pod_on
@@ -110,7 +112,7 @@ def test_every_command_is_shown() -> None:
     (block,) = (each for each in blocks(PAGE, "console") if "uninstall" in each.text)
     shown = [re.sub(r"[\[\]]", "", command).split()[3:] for command, _ in block.commands]
     commands = {parse("kubectl inspect gpushare", words).command for words in shown}
-    assert commands == {"overview", "top", "why", "resize", "plan", "wake", "web", "doctor", "uninstall"}
+    assert commands == {"overview", "top", "incident", "why", "resize", "plan", "wake", "web", "doctor", "uninstall"}
 
 
 def test_the_folded_table_is_shown_as_it_is_drawn() -> None:
@@ -122,6 +124,15 @@ def test_the_folded_table_is_shown_as_it_is_drawn() -> None:
     pods = [pod_on("web-0", {0: 5}), pod_on("web-1", {0: 5}), *(pod_on(f"n{at}", {at: 9}) for at in (1, 2, 3))]
     view = node_view("node-a", (15,) * 4, *pods, report=report(over, gpus=gpus, enforcements=enforcements))
     assert [line.text for line in folded([view], 80)] == shown.splitlines()
+
+
+def test_the_last_hour_is_shown_as_it_is_drawn() -> None:
+    """In a terminal of 78 columns."""
+    shown = dict(each for block in blocks(PAGE, "console") for each in block.commands)
+    lines = history_lines("t4-1", hour(used_by("default/web-0")), 78, BLOCKS)
+    assert [line.text for line in lines] == shown["kubectl inspect gpushare top --history t4-1"].splitlines()
+    for letter, _ in REASONS.values():
+        assert f"`{letter}` " in PAGE
 
 
 def test_every_word_to_sort_by_is_named() -> None:

@@ -7,6 +7,7 @@ import contextlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from aiohttp import web
 
@@ -92,6 +93,7 @@ class PageServer:
         app.router.add_get("/api/v1/nodes/{name}", self._node)
         app.router.add_get("/api/v1/pods/{ns}/{name}", self._pod)
         app.router.add_get("/api/v1/plans/{ns}/{name}", self._plan)
+        app.router.add_get("/api/v1/{kind:history|incidents}/{path:.+}", self._past)
         app.router.add_post("/api/v1/view", self._view)
         app.router.add_get("/{name:[a-z0-9_.-]*}", _file)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -170,6 +172,11 @@ class PageServer:
             error = "A plan concerns all nodes and their pods: the right to get pods in the whole cluster is missing."
             return web.json_response({"error": error}, status=403)
         return web.json_response(found)
+
+    async def _past(self, request: web.Request) -> web.Response:
+        asked = request.rel_url.path_qs.removeprefix("/api/v1/")
+        nothing = {"at": "", "step_s": 15.0, "gpus": [], "containers": [], "left_out": 0, "incidents": [], "dropped": 0}
+        return web.json_response(self.scene.past.get(unquote(asked), nothing))
 
 
 _HEADERS = {

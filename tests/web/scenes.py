@@ -5,9 +5,14 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
+
+import msgspec
+
+from gpu_device_plugin.core.contract.history import IncidentKind, IncidentList
+from tests import histories
 
 Json = dict[str, Any]
 
@@ -35,6 +40,8 @@ class Scene:
     )
     pods: dict[tuple[str, str], Json] = field(default_factory=dict)
     plans: dict[tuple[str, str], Json] = field(default_factory=dict)
+    past: dict[str, Json] = field(default_factory=dict)
+    """What agents remember, by path and query below api/v1/."""
 
     def node(self, name: str) -> Json:
         """Return a node by name."""
@@ -280,6 +287,40 @@ def small() -> Scene:
         ),
     )
     return Scene(cluster(*nodes, waiting=waiting), pods={("default", "web-0"): web_0()})
+
+
+def remembering() -> Scene:
+    """Return the small cluster, of which the agent of t4-1 remembers an hour in which GPU 0 gets too hot, and an XID.
+
+    Another GPU has no readings of its condition. Processors and the agent's absence are those of `tests.histories`.
+    """
+    web, stray = (
+        histories.used_by("default/web-0", granted_mib=4096),
+        histories.used_by("research/notebook", granted_mib=0, most_mib=0),
+    )
+    held = replace(web, cpu_throttled_percent=histories.rising(0, 80))
+    bare = histories.gpu(1, condition=None, power_w=(), temperature_c=(), throttle=(), pcie_percent=())
+    died = histories.summary(
+        "20261123-091500-container-died-gpu0",
+        at=before(minutes=15),
+        kind=IncidentKind.CONTAINER_DIED,
+        sentence="container main ended with exit code 137 (Error)",
+        namespace="default",
+        pod="web-0",
+        container="main",
+    )
+    hidden = replace(died, name="hidden", at=before(minutes=50), sentence="", namespace="", pod="", container="")
+    told = {
+        "history/t4-1?gpu=0": histories.hour(held, stray),
+        "history/t4-1?gpu=1": histories.hour(gpus=(bare,)),
+        "history/t4-1?pod=default/web-0": histories.hour(held),
+        "history/t4-1?namespace=default": histories.hour(held, replace(web, pod="web-1")),
+        "history/t4-1?namespace=research": histories.hour(stray),
+        "history/a100-1?namespace=research": histories.hour(replace(web, namespace="research", pod="llm-eval-0")),
+        "incidents/t4-1": IncidentList((histories.summary(), died, hidden)),
+        "incidents/t4-1/20261123-092500-xid-gpu0": histories.incident(),
+    }
+    return replace(small(), past={path: msgspec.to_builtins(each) for path, each in told.items()})
 
 
 def instance(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.cluster.client.errors import Call
 from gpu_device_plugin.core.capacity.movable import Move, Resident, Stays
 from gpu_device_plugin.core.capacity.plans import Plan
+from gpu_device_plugin.core.cluster.agentpods import agents
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_LIMIT, MEMORY_PROMISED
 from gpu_device_plugin.core.model.limits import CHOOSABLE
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from tests.web.browser import Browser
 
 NAMES = re.compile(
-    r"\b(GiB|GPU|MIG|Pod|API|ClusterRole|gpushare-\w+|default|list|pods|nodes|XID|x{3,}|Unschedulable|MPS|kubelet|run/gpushare/memory.json|DaemonSet|safe-to-evict|false|emptyDir|hostPath|PodDisruptionBudget|kube-scheduler|ResourceClaim)\b"
+    r"\b(GiB|GPU|MIG|Pod|API|ClusterRole|gpushare-\w+|default|list|pods|nodes|node-1|HTTP|XID|x{3,}|Unschedulable|MPS|kubelet|run/gpushare/memory.json|DaemonSet|safe-to-evict|false|emptyDir|hostPath|PodDisruptionBudget|kube-scheduler|ResourceClaim)\b"
 )
 """What stays as it is in every language."""
 RESOURCES = ResourceSettings().offered
@@ -107,6 +108,19 @@ def sentences() -> list[str]:
     notes += ["1 more pod is not moved.", "2 more pods are not moved."]
     notes += [f"{rights[0]}: the API server may refuse evictions that the plan counts on."]
     notes += ["The pod default/xxx does not wait for GPUs by its limits."]
+    notes += [f"A record concerns all pods of a GPU: {rights[0]}."]
+    of_node = "The agent of node node-1"
+    notes += [f"{of_node} cannot be asked: {why}." for why in (agents(()).why, "no agent that serves HTTP runs there")]
+    notes += [f"{of_node} has nothing of it: it is older than this page, records nothing, or has forgotten it."]
+    notes += [f"{of_node} does not answer: xxx."]
+    notes += [
+        f"What {of_node[0].lower()}{of_node[1:]} remembers cannot be understood; upgrade the older of agent and page."
+    ]
+    # As programs/node/flight_recorder.py and its callers write them.
+    notes += ["GPU 0 reported XID 48: xxx", "pod default/xxx is evicted: xxx"]
+    killed = "was killed for lack of main memory"
+    notes += [f"container xxx {killed}, at its memory limit or its node's", f"a process of container xxx {killed}"]
+    notes += ["container xxx ended with exit code 1 (xxx)"]
     return [*waits, *rooms, *sizes, *notes, *plans, *staying, ASKING, NO_NODES]
 
 

@@ -33,7 +33,7 @@ _WORKLOADS: Mapping[str, str] = MappingProxyType(
 )
 """The kinds of workloads that wake brings back, by the words for them."""
 
-COMMANDS = ("top", "why", "resize", "wake", "plan", "prices", "web", "doctor", "uninstall")
+COMMANDS = ("top", "incident", "why", "resize", "wake", "plan", "prices", "web", "doctor", "uninstall")
 """The words that are no node."""
 
 MOST_EXPLAINED = 10
@@ -151,12 +151,17 @@ def _command(prog: str, words: Sequence[str]) -> tuple[str, str, str]:
             return "why", "", pod
         case ["top" | "uninstall" as command, *nodes] if len(nodes) < 2:
             return command, "".join(nodes), ""
+        case ["incident", *names] if len(names) < 3:
+            node, name = (*names, "", "")[:2]
+            return "incident", node, name
         case ["doctor" | "web" | "prices" | "plan" as command]:
             return command, "", ""
         case ["doctor" | "web" | "prices" | "plan" as command, _]:
             raise UsageError(f"{command}: {_OF_ALL_NODES[command]}")
         case [word, other]:
-            meant = nearest(word, ["why", "top", "resize", "wake", "plan", "uninstall", "web", "prices"], "")
+            meant = nearest(
+                word, ["why", "top", "incident", "resize", "wake", "plan", "uninstall", "web", "prices"], ""
+            )
             hint = f"there is no such command; {meant}" if meant else f"name one node, {prog} NODE, or why POD"
             raise UsageError(f"{word} {other}: {hint}")
         case [_, _, *_]:
@@ -166,12 +171,13 @@ def _command(prog: str, words: Sequence[str]) -> tuple[str, str, str]:
 
 
 _GOES_WITH: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "output": ("-d or -o", ("overview", "prices", "plan")),
+    "output": ("-d or -o", ("overview", "prices", "plan", "incident")),
     "namespace": ("-n", ("overview", "top", "why", "resize", "wake", "plan")),
     "selector": ("-l", ("overview", "top")),
     "watch": ("-w", ("overview", "top")),
     "sort_by": ("--sort-by", ("top",)),
     "interval": ("--interval", ("top",)),
+    "history": ("--history", ("top",)),
     "all_nodes": ("--all-nodes", ("why",)),
     "limit": ("--limit", ("resize",)),
     "container": ("-c", ("resize",)),
@@ -198,7 +204,9 @@ def _refuse_what_belongs_elsewhere(parser: Parser, arguments: argparse.Namespace
         raise UsageError(f"--interval: {arguments.interval:g} s; choose {_SHORTEST_S:g} to {_LONGEST_S:g} seconds")
     if not 0 <= (port := arguments.port or 0) < 1 << 16:
         raise UsageError(f"--port: {port} is no port; choose one from 1024 to 65535, or leave it out")
-    if command in {"prices", "plan"} and arguments.output not in {"summary", "json"}:
+    if arguments.history and (arguments.sort_by or arguments.interval is not None):
+        raise UsageError("--history: it draws the last hour once; leave out --sort-by and --interval")
+    if command in {"prices", "plan", "incident"} and arguments.output not in {"summary", "json"}:
         raise UsageError(f"-o {arguments.output}: {command} prints a table or -o json; write one of them")
     if command == "plan":
         _check_plan(arguments)
@@ -224,6 +232,8 @@ def _parser(prog: str) -> Parser:
         prog=prog,
         usage="%(prog)s [-d | -o gpushare|wide|json|yaml] [-w] [-l LABELS] [NODE]\n       %(prog)s -n NAMESPACE\n"
         "       %(prog)s top [--sort-by WORD] [--interval SECONDS] [-n NAMESPACE] [-l LABELS] [NODE]\n"
+        "       %(prog)s top --history [-n NAMESPACE] [-l LABELS] [NODE]\n"
+        "       %(prog)s incident [NODE [NAME] | NAME] [-o json]\n"
         "       %(prog)s why POD [-n NAMESPACE]\n"
         "       %(prog)s resize POD [AMOUNT] [--limit N] [--clear] [-c CONTAINER] [-n NAMESPACE]\n"
         "       %(prog)s plan [--for POD | --nodes-free N] [-n NAMESPACE] [-o json | --apply [--yes]]\n"
@@ -238,9 +248,11 @@ def _parser(prog: str) -> Parser:
     parser.add_argument(
         "words",
         nargs="*",
-        metavar="NODE | top [NODE] | why POD | resize POD [AMOUNT] | plan | wake [KIND/NAME] | prices | web | doctor | "
+        metavar="NODE | top [NODE] | incident [NODE [NAME]] | "
+        "why POD | resize POD [AMOUNT] | plan | wake [KIND/NAME] | prices | web | doctor | "
         "uninstall [NODE]",
-        help="show one node; draw GPUs and pods again and again; explain a pod; change the memory of a running pod; "
+        help="show one node; draw GPUs and pods again and again; list incidents on GPUs, or show one; "
+        "explain a pod; change the memory of a running pod; "
         "plan which pods to move so that others have room; bring back what was scaled to zero as idle, or list it; "
         "show what room is worth to the policy fit; show the cluster live in a browser; diagnose it; or clean up nodes "
         "that no longer share GPUs",
@@ -269,6 +281,7 @@ def _parser(prog: str) -> Parser:
         "--sort-by", choices=tuple(SORTS), help="how top sorts nodes and pods, amounts with the largest first"
     )
     parser.add_argument("--interval", type=float, metavar="SECONDS", help=f"between pictures of top; {INTERVAL_S:g}")
+    parser.add_argument("--history", action="store_true", help="with top: draw the last hour of GPUs and pods, once")
     parser.add_argument(
         "--all-nodes", action="store_true", help=f"explain more than the nearest {MOST_EXPLAINED} nodes"
     )

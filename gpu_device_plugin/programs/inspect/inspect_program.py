@@ -36,6 +36,7 @@ from gpu_device_plugin.core.report.why.explanations import explain, explain_brie
 from gpu_device_plugin.programs.commandline import FAILED, OK, ending, resources_in
 from gpu_device_plugin.programs.inspect.arguments import COMMANDS, INTERVAL_S, MOST_EXPLAINED, REALLY, parse, passed_on
 from gpu_device_plugin.programs.inspect.cluster_reading import symptoms_in
+from gpu_device_plugin.programs.inspect.node_history import history, incidents
 from gpu_device_plugin.programs.inspect.plan import plan_moves
 from gpu_device_plugin.programs.inspect.resize import named_pod, resize
 from gpu_device_plugin.programs.inspect.top_screen import top
@@ -103,7 +104,7 @@ def main(
                 flags, port, browser = passed_on(arguments), arguments.port or 0, not arguments.no_browser
                 return web(flags, resources, port=port, browser=browser, prog=prog, kubectl=kubectl)
             access = Kubectl(passed_on(arguments), kubectl)
-            if arguments.command == "top":
+            if arguments.command == "top" and not arguments.history:
                 return _top(arguments, access, resources, environ)
             lines, code = _COMMANDS[arguments.command](arguments, access, resources)
             show((Line(line) if isinstance(line, str) else line for line in lines), environ)
@@ -435,6 +436,8 @@ def _value(text: str) -> str:
 
 _COMMANDS: Mapping[str, Callable[[argparse.Namespace, Kubectl, Sequence[Resource]], _Output]] = {
     "overview": _overview,
+    "top": history,
+    "incident": incidents,
     "why": _why,
     "resize": resize,
     "wake": wake,

@@ -91,6 +91,7 @@ class AgentFigures:
         self._timing = timing
         self._agents = Agents({})
         self._listed_s = float("-inf")
+        self._listing = asyncio.Lock()
         self._refused_s = float("-inf")
         self._nothing = ""
         """Why no agent is read; empty: some are, or nobody looks."""
@@ -150,7 +151,7 @@ class AgentFigures:
         timing = self._timing
         self._wanted = len(names)
         try:
-            await self._find_agents()
+            await self.agents()
         except ForbiddenError as error:
             self._refuse(error)
             return
@@ -231,6 +232,16 @@ class AgentFigures:
             for known in (self._last, self._problems):
                 for name in known.keys() - names:
                     del known[name]
+
+    async def agents(self) -> Agents:
+        """Return the agents of the nodes, by a list that is at most `FiguresTiming.pods_s` old.
+
+        Raises:
+            ApiError: their pods cannot be listed.
+        """
+        async with self._listing:
+            await self._find_agents()
+        return self._agents
 
     async def _find_agents(self) -> None:
         """List the agents' pods, unless that was done a moment ago."""

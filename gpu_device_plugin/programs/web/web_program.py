@@ -16,6 +16,7 @@ from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.client.config import SERVICE_ACCOUNT, ClusterConfigError, config_for
 from gpu_device_plugin.cluster.reflector import ReflectorTiming
 from gpu_device_plugin.programs.lifetime import ReloadingProgram, tls_of
+from gpu_device_plugin.programs.web.agent_history import AgentHistory
 from gpu_device_plugin.programs.web.callers import ReviewedCallers
 from gpu_device_plugin.programs.web.figures import DEFAULT_TIMING, AgentFigures, FiguresState, FiguresTiming
 from gpu_device_plugin.programs.web.page_plans import PagePlans
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 CONNECTIONS = 64
-"""To the API server. Reviews take 12 at most, details 16, figures 8, a plan 1, and what follows the cluster 8, so none
-waits."""
+"""To the API server. Reviews take 12 at most, details 16, figures 8, the past 8, a plan 1, and what follows the cluster
+8, so none waits."""
 _SOON_S = 0.02
 """Until the cluster has been read the page shows nothing, and waits for it."""
 
@@ -90,7 +91,10 @@ class PageServer:
         self.page_state = PageState(self.watched, self._figures_state)
         self.streams = Streams(self.page_state, timings.stream)
         plans = PagePlans(client, self.page_state)
-        self.routes = PageRoutes(callers, self.page_state, self.streams, plans, client, about, timings.answer_s)
+        history = AgentHistory(client, figures)
+        self.routes = PageRoutes(
+            callers, self.page_state, self.streams, plans, history, client, about, timings.answer_s
+        )
 
     def _figures_state(self) -> FiguresState:
         if not self.watched.nodes_readable:

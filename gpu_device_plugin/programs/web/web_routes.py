@@ -17,9 +17,12 @@ from gpu_device_plugin.aio.turns import Turns
 from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.cluster.client.errors import ApiError, Call, ForbiddenError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import PODS, ObjectKind, UnreadableObjectError
+from gpu_device_plugin.core.contract import history as contract
 from gpu_device_plugin.core.report.overview_document import containers_of, node_document
+from gpu_device_plugin.core.report.redaction import seen_history, seen_summary
 from gpu_device_plugin.core.report.why.explanations import explain
-from gpu_device_plugin.programs.web.callers import CallerScope
+from gpu_device_plugin.programs.web.agent_history import AgentUnreadableError
+from gpu_device_plugin.programs.web.callers import ALL_NAMESPACES, CallerScope
 from gpu_device_plugin.view.objects import ConfigMap, decoded
 from gpu_device_plugin.view.poddetails import event_documents, events, pod_and_status
 from gpu_device_plugin.view.why_pod import CONFIGURATION, assumed, policy_in, why
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
+    from gpu_device_plugin.programs.web.agent_history import AgentHistory
     from gpu_device_plugin.programs.web.callers import Caller, Callers
     from gpu_device_plugin.programs.web.page_plans import PagePlans
     from gpu_device_plugin.programs.web.page_state import PageState
@@ -71,6 +75,8 @@ LARGEST_VIEW = 64 << 10
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 """A name of Kubernetes: nothing else is sent to the API server."""
 _NO_POD = "This is no name of a pod; write NAMESPACE/NAME."
+_NO_NODES = "Nodes are not shown: the right to list nodes in the whole cluster is missing."
+_INCIDENT = re.compile(r"[A-Za-z0-9-]{1,128}")
 _NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _EVENTS, _CONFIGMAPS = ObjectKind("events"), ObjectKind("configmaps")
 _MOST_EXPLAINED = 10
@@ -107,6 +113,7 @@ class PageRoutes:
     page_state: PageState
     streams: Streams
     plans: PagePlans
+    history: AgentHistory
     client: Client
     about: AboutPage
     within_s: float
@@ -122,6 +129,8 @@ class PageRoutes:
             self._data("nodes/", self._node),
             self._data("pods/", self._pod),
             self._data("plans/", self._plan, within_s=_PLAN_S),
+            self._data("history/", self._history),
+            self._data("incidents/", self._incidents),
             self._data("view", self._view, method="POST"),
             Route("GET", "/", self._file, headers=_READ),
         )
@@ -149,7 +158,7 @@ class PageRoutes:
                     return _error(401, "Open the page by the address that the command printed; it ends in a token.")
             except TimeoutError:
                 return _error(502, f"The API server did not answer within {most_s:g} s; try again.")
-            except (ApiError, UnreadableObjectError) as error:
+            except (ApiError, UnreadableObjectError, AgentUnreadableError) as error:
                 return self._unread(error)
 
         return Route(method, f"{_API}{path}", checked, headers=_READ)
@@ -160,22 +169,23 @@ class PageRoutes:
             return None
         return _error(403, "This page is served under another address; open the one that the command printed.")
 
-    def _unread(self, error: ApiError | UnreadableObjectError) -> Page:
+    def _unread(self, error: ApiError | UnreadableObjectError | AgentUnreadableError) -> Page:
         match error:
+            case AgentUnreadableError():
+                said = error.status, str(error)
             case NotFoundError(call=Call(verb="get", resource="pods") as call):
-                return _error(404, f"There is no pod {call.name} in the namespace {call.namespace}; it may be gone.")
+                said = 404, f"There is no pod {call.name} in the namespace {call.namespace}; it may be gone."
             case NotFoundError():
-                return _error(404, f"There is no such object: {error}.")
+                said = 404, f"There is no such object: {error}."
             case ForbiddenError(call=call) if self.about.mode != "cluster":  # of the user, not of our own account
-                return _error(
-                    403, f"This is not shown: {call.missing_right}; ask an administrator of the cluster for it."
-                )
+                said = 403, f"This is not shown: {call.missing_right}; ask an administrator of the cluster for it."
             case ForbiddenError():
-                return _error(403, f"{error}.")
+                said = 403, f"{error}."
             case ApiError():
-                return _error(502, f"The API server does not answer: {error}.")
+                said = 502, f"The API server does not answer: {error}."
             case _:
-                return _error(502, f"The API server's answer cannot be understood: {error}.")
+                said = 502, f"The API server's answer cannot be understood: {error}."
+        return _error(*said)
 
     # --- Data ---------------------------------------------------------------------------------------------------------
 
@@ -193,7 +203,7 @@ class PageRoutes:
         scope = CallerScope(caller)
         await scope.learn()
         if not self.page_state.shows_nodes(scope):
-            return _error(403, "Nodes are not shown: the right to list nodes in the whole cluster is missing.")
+            return _error(403, _NO_NODES)
         if (node := self.page_state.node(name)) is None:
             return _error(404, "There is no such node that shares GPUs.")
         await within(_LEARN_S, scope.learn(node.namespaces))
@@ -224,13 +234,50 @@ class PageRoutes:
             return _error(404, f"The pod {pod} does not wait for GPUs by its limits.")
         return Page(made, content_type=JSON)
 
+    async def _history(self, request: Request, caller: Caller) -> Page:
+        """Answer with the last hour of a GPU and its containers, of a pod, or of a namespace's containers on a node."""
+        query, scope = request.query, CallerScope(caller)
+        namespace, _, pod = (query.get("namespace") or query.get("pod", "")).partition("/")
+        await scope.learn([namespace] if namespace else ())
+        nodes, position = self.page_state.shows_nodes(scope), query.get("gpu", "")
+        if re.fullmatch("[0-9]{1,4}", position):
+            if not nodes:
+                return _error(403, _NO_NODES)
+            path = f"{contract.HISTORY_PATH}gpus/{int(position)}"
+        elif not _NAMESPACE.fullmatch(namespace):
+            return _error(400, "Write history/NODE with ?gpu=POSITION, ?pod=NAMESPACE/NAME or ?namespace=NAME.")
+        elif scope.may_see(namespace):
+            path = f"{contract.HISTORY_PATH}namespaces/{namespace}"
+        else:
+            return _error(403, f"You have no right to get pods in the namespace {namespace}.")
+        found = await self.history.read(unquote(request.rest), path, contract.NodeHistory, caller.user)
+        await within(_LEARN_S, scope.learn({each.namespace for each in found.containers} - {ALL_NAMESPACES}))
+        return _json(seen_history(found, scope.may_see, nodes=nodes, pod=pod))
+
+    async def _incidents(self, request: Request, caller: Caller) -> Page:
+        """Answer with the incidents of a node, or with the whole record of one, which may name all pods of the node."""
+        node, _, name = unquote(request.rest).partition("/")
+        scope, path = CallerScope(caller), contract.INCIDENTS_PATH
+        await scope.learn()
+        if not self.page_state.shows_nodes(scope):
+            return _error(403, _NO_NODES)
+        if name:
+            if not scope.everything:
+                return _error(403, f"A record concerns all pods of a GPU: {Call('get', 'pods').missing_right}.")
+            if not _INCIDENT.fullmatch(name):
+                return _error(400, "This is no name of an incident; incidents/NODE lists them.")
+            return _json(await self.history.read(node, path + name, contract.Incident, caller.user))
+        found = await self.history.read(node, path, contract.IncidentList, caller.user)
+        await within(_LEARN_S, scope.learn({each.namespace for each in found.incidents} - {ALL_NAMESPACES}))
+        return _json(replace(found, incidents=tuple(seen_summary(each, scope.may_see) for each in found.incidents)))
+
     async def _view(self, request: Request, caller: Caller) -> Page:
         try:
             view = msgspec.json.decode(request.body, type=_View)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return _error(400, 'The body names no nodes that are looked at; send {"stream": "...", "nodes": ["..."]}.')
         if not await caller.may_see_nodes():
-            return _error(403, "Nodes are not shown: the right to list nodes in the whole cluster is missing.")
+            return _error(403, _NO_NODES)
         known = [name for name in view.nodes if self.page_state.node(name) is not None]
         if not self.streams.views.show(view.stream, caller.user, known):
             return _error(404, "No such stream is open here; it has ended, or is another replica's.")

@@ -39,7 +39,7 @@ async def proxied(http: web.Request, pod: Json, name: str, network: Mapping[str,
     address = pod.get("status", {}).get("podIP", "")
     if not address or ipaddress.ip_address(address).is_loopback:
         raise StatusError(400, "BadRequest", "address not allowed")
-    path = "/" + "/".join(http.path.strip("/").split("/")[7:])
+    path = "/" + "/".join(http.path.split("/")[8:])  # with the slash at its end, if there is one, as the real one
     where = network.get(f"{address}:{port}")
     if where is None:
         raise _unreachable(f"dial tcp {address}:{port}: connect: connection refused")

@@ -58,7 +58,9 @@ class OverHttp(Kubectl):
             with urllib.request.urlopen(request, timeout=stretched(20)) as answer:  # noqa: S310 - likewise
                 return subprocess.CompletedProcess(words, 0, answer.read(), b"")
         except urllib.error.HTTPError as error:
-            status = json.loads(error.read())
+            # What a pod answers through the proxy is no Status.
+            gone = {"reason": "NotFound", "message": "the server could not find the requested resource"}
+            status = json.loads(error.read()) if error.headers.get_content_subtype() == "json" else gone
             said = f"Error from server ({status['reason']}): {status['message']}"
             return subprocess.CompletedProcess(words, 1, b"", said.encode())
 

@@ -5,7 +5,7 @@ import { gpusOf, gpuUseKnown, isIdle, partName, partUseKnown, podToOpen, takesPo
 import { lookOf } from "./colours.js";
 import { make, reconcile, setAttribute, setClass, setStyle, setText } from "./dom.js";
 import { oneStop } from "./keys.js";
-import { givenSaying, gpuName, gpuSaying, idleBadge, migId, modelsSaying, notesOf, partSaying, podOf, enforcementHint, enforcementSaying, staleSaying } from "./sayings.js";
+import { givenSaying, gpuName, gpuSaying, idleBadge, migId, modelsSaying, notesOf, partSaying, placeOf, podOf, enforcementHint, enforcementSaying, staleSaying } from "./sayings.js";
 import { serverSaying } from "./sentences.js";
 import { t } from "./words.js";
 
@@ -116,7 +116,7 @@ function updateBadges(element, node) {
 
 function makeGpu(card, on) {
   const parts = {
-    index: make("span", { class: "gpu-i", "aria-hidden": "true" }),
+    index: make("button", { class: "gpu-i", type: "button", tabindex: "-1" }),
     bar: make("div", { class: "bar", role: "group" }),
     parts: make("div", { class: "parts", role: "presentation" }),
     loose: make("span", { class: "part-pending" }),
@@ -127,11 +127,13 @@ function makeGpu(card, on) {
     total: make("span"),
     used: make("span", { class: "gpu-used" }),
     notes: make("ul", { class: "gpu-notes" }),
+    position: 0,
     on,
   };
   parts.free.append(parts.freeText);
   parts.bar.append(parts.parts, parts.loose, parts.free);
   parts.sum.append(parts.given, parts.total, parts.used);
+  parts.index.addEventListener("click", () => on.gpu(card.dataset.node, parts.position));
   const row = make("li", { class: "gpu" }, parts.index, parts.bar, parts.sum, parts.notes);
   pieces.set(row, parts);
   return row;
@@ -144,6 +146,8 @@ function updateGpu(row, node, gpu, matches) {
   const shown = given.reduce((sum, part) => sum + part.shares, 0);
   const open = Math.max(0, gpu.totalShares - Math.max(taken, shown));
   setClass(row, "gpu", gpu.mig && "gpu-mig");
+  to.position = gpu.index;
+  setAttribute(to.index, "aria-label", t("gpu_open", { gpu: placeOf(gpu) }));
   setText(to.index, gpu.mig ? `${migId(gpu)}\n${gpu.mig.profile}` : gpu.index);
   setAttribute(to.bar, "aria-label", `${gpuName(gpu)}: ${gpuSaying(node, gpu)}`);
   setClass(to.bar, "bar", gpu.reason && "bar-bad");

@@ -5,13 +5,14 @@ import { makeCard, meterOf, updateCard } from "./cards.js";
 import { gpusOf, partName, partsOf, podToOpen } from "./cluster.js";
 import { lookOf } from "./colours.js";
 import { make } from "./dom.js";
+import { gpuPast, incidentList, namespacePast, podPast, remembered } from "./past.js";
 import { planSection } from "./plans.js";
-import { elasticSaying, givenSaying, idleSaying, migId, modelsSaying, partSaying, placeOf, enforcementSaying } from "./sayings.js";
+import { elasticSaying, givenSaying, gpuSaying, idleSaying, migId, modelsSaying, partSaying, placeOf, enforcementSaying } from "./sayings.js";
 import { serverSaying } from "./sentences.js";
 import { t } from "./words.js";
 
-/** A pod, as api/v1/pods tells it. `plans`: see `planSection`. */
-export function podDetails(pod, open, plans) {
+/** A pod, as api/v1/pods tells it. `plans`: see `planSection`; `past` reads what agents remember. */
+export function podDetails(pod, open, plans, past) {
   const why = pod.why ?? [];
   return [
     facts([
@@ -25,6 +26,7 @@ export function podDetails(pod, open, plans) {
     ]),
     why.length > 0 && section("why", make("pre", { class: "lines", text: why.map(serverSaying).join("\n") })),
     !pod.node && !pod.deleting && (pod.containers ?? []).some((each) => Object.keys(each.asks ?? {}).length) && planSection(plans),
+    pod.node && remembered(() => past.pod(pod.node, pod.namespace, pod.name), podPast),
     section("containers", ...(pod.containers ?? []).map(container)),
     section("events", events(pod.events ?? [])),
   ];
@@ -95,11 +97,31 @@ function events(all) {
   )));
 }
 
-/** A node, as it is known; `open.only` shows only it. `readAll` (element): was asked for all data. */
-export function nodeDetails(node, open, readAll) {
+/** A GPU of a node, as it is known, and what its agent remembers of it. */
+export function gpuDetails(node, gpu, open, past) {
+  return [
+    facts([
+      ["node", link(node.name, () => open.node(node.name))],
+      ["model", gpu.model],
+      ["uid", gpu.uuid],
+      ["state", gpuSaying(node, gpu)],
+    ]),
+    remembered(() => past.gpu(node.name, gpu.index), (history) => gpuPast(history, gpu.index, open)),
+  ];
+}
+
+/** The last hour of a namespace on these nodes, of which some are `left` out. */
+export function namespaceDetails(ns, nodes, left, open, past) {
+  const read = () => Promise.all(nodes.map(async (node) => [node, await past.namespace(node, ns).catch((error) => error)]));
+  return [remembered(read, (answers) => namespacePast(answers, left, open))];
+}
+
+/** A node, as it is known; `open.only` shows only it. `readAll` (element): was asked for all data; `past` as for a pod. */
+export function nodeDetails(node, open, readAll, past) {
   const card = makeCard(open);
   card.removeAttribute("role");
   updateCard(card, node, () => true);
+  for (const each of card.querySelectorAll(".gpu-i")) each.tabIndex = 0;
   const pods = gpusOf(node).flatMap((gpu) => partsOf(gpu).map((part) => [gpu, part]));
   const raw = make("details", {}, make("summary", { text: t("as_json") }));
   const lines = make("pre", { class: "lines", text: t("loading") });
@@ -124,6 +146,7 @@ export function nodeDetails(node, open, readAll) {
       podToOpen(part) ? link(partName(part), () => open.pod(...podToOpen(part))) : make("span", { text: partName(part) ?? t("part_hidden") }),
       make("span", { class: "quiet", text: `${placeOf(gpu)} · ${partSaying(node, gpu, part).slice(partName(part)?.length ?? 0).replace(/^[,，]\s*/, "")}` }),
     ))) : make("p", { class: "quiet", text: t("no_pods") })),
+    remembered(() => past.incidents(node.name), (answer) => incidentList(answer, (name) => past.incident(node.name, name))),
     raw,
   ];
 }

@@ -10,7 +10,16 @@ export function plain(value) {
 
 /** Makes an element. `props`: `class`, `text`, `on` ({event: handler}); all others are attributes. */
 export function make(tag, props = {}, ...children) {
-  const element = document.createElement(tag);
+  return filled(document.createElement(tag), props, children);
+}
+
+/** Makes an element of a drawing (SVG), in the same way. */
+export function draw(tag, props = {}, ...children) {
+  // The namespace is that of the drawing in index.html: an address in a script would look like one that is fetched.
+  return filled(document.createElementNS(document.querySelector("svg").namespaceURI, tag), props, children);
+}
+
+function filled(element, props, children) {
   for (const [name, value] of Object.entries(props)) {
     if (name === "text") element.textContent = plain(value);
     else if (name === "on") for (const [event, handler] of Object.entries(value)) element.addEventListener(event, handler);

@@ -31,7 +31,7 @@ export class Drawer {
 
   /** Whether its content can be another without taking away what a person reads, selects or has the focus on. */
   get isAtRest() {
-    const reading = this.#body.contains(document.activeElement) || this.#body.querySelector("details[open] > pre, .plan > p:not(:empty)");
+    const reading = this.#body.contains(document.activeElement) || this.#body.querySelector("details[open] > pre, .incident[open], .plan > p:not(:empty)");
     return this.isOpen && !reading && (document.getSelection()?.isCollapsed ?? true);
   }
 

@@ -4,7 +4,7 @@ import * as address from "./address.js";
 import { setClock } from "./amounts.js";
 import { isFilled, makeCard, updateCard } from "./cards.js";
 import { Cluster, gpusOf, hasPart, isTroubled, namespacesOf, partsOf } from "./cluster.js";
-import { keyDetails, nodeDetails, podDetails } from "./details.js";
+import { gpuDetails, keyDetails, namespaceDetails, nodeDetails, podDetails } from "./details.js";
 import { make, reconcile, reconciling, setText } from "./dom.js";
 import { Drawer } from "./drawer.js";
 import { listenToFilters, showFilters } from "./filterbar.js";
@@ -14,7 +14,7 @@ import { moveOnBars, moveOnMap, oneStop } from "./keys.js";
 import { showAlone, showProblems, showWaiting } from "./lists.js";
 import { Live, SILENCE_MS } from "./live.js";
 import { inWindow, Looking } from "./looking.js";
-import { staleSaying } from "./sayings.js";
+import { placeOf, staleSaying } from "./sayings.js";
 import { serverSaying } from "./sentences.js";
 import { ask, forgetToken, hasToken, Refused, setToken, takeToken } from "./server.js";
 import { Slices } from "./slices.js";
@@ -27,6 +27,9 @@ import { speak, spoken, t, translate } from "./words.js";
 const MANY_NODES = 60;
 const TYPING_MS = 150;
 const REFRESH_MS = 1_000;
+// Agents record as often as that.
+const REMEMBERED_MS = 15_000;
+const MOST_READ = 16;
 
 const $ = (id) => document.getElementById(id);
 const cluster = new Cluster();
@@ -44,7 +47,17 @@ const written = new WeakMap();
 const open = {
   pod: (ns, pod) => go({ pod: `${ns}/${pod}`, panel: "" }),
   node: (name) => go({ panel: name, pod: "" }),
+  gpu: (name, index) => go({ panel: `${name}/${index}`, pod: "" }),
+  namespace: (ns) => go({ panel: `/${ns}`, pod: "" }),
   only: (name) => go({ node: name, panel: "", pod: "" }),
+};
+const answers = new Map();
+const past = {
+  gpu: (node, index) => readPast(`history/${encodeURIComponent(node)}?gpu=${index}`),
+  pod: (node, ns, name) => readPast(`history/${encodeURIComponent(node)}?pod=${encodeURIComponent(`${ns}/${name}`)}`),
+  namespace: (node, ns) => readPast(`history/${encodeURIComponent(node)}?namespace=${encodeURIComponent(ns)}`),
+  incidents: (node) => readPast(`incidents/${encodeURIComponent(node)}`),
+  incident: (node, name) => readPast(`incidents/${encodeURIComponent(node)}/${encodeURIComponent(name)}`),
 };
 const drawer = new Drawer($("drawer"), () => go({ pod: "", panel: "" }));
 const mapStop = oneStop($("map"), ".cell");
@@ -124,6 +137,7 @@ function* showAll() {
   const empty = shown.length ? "" : nodes.length ? t("none_shown") : cluster.alone.length ? "" : t("no_nodes");
   setText($("empty"), empty);
   $("empty").hidden = !empty;
+  $("hour").hidden = !asked.ns;
   const saying = shown.length === nodes.length ? t("shown", { n: nodes.length }) : t("shown_of", { n: shown.length, all: nodes.length });
   setText($("shown"), saying);
   // To a screen reader it is said as the answer to a person only.
@@ -162,7 +176,7 @@ function* showNodes(shown, view) {
 
 /** The names of the nodes that a person looks at: of the open details, in the window, then of what the filters let through. */
 function* lookedAt() {
-  if (asked.panel) yield asked.panel;
+  if (asked.panel) yield asked.panel.split("/")[0];
   for (const node of asked.pod ? cluster.nodes.values() : []) if (hasPod(node)) yield node.name;
   for (const parent of [$("cards"), $("map")]) if (!parent.hidden) yield* inWindow(parent);
   for (const node of filtered) yield node.name;
@@ -216,12 +230,31 @@ function showDrawer({ again = false } = {}) {
       const path = `${encodeURIComponent(ns)}/${encodeURIComponent(name)}`;
       const answer = await ask(`pods/${path}`, { signal });
       const plans = { read: async () => (await ask(`plans/${path}`, { signal })).json(), node: (node) => cluster.nodes.get(node) ?? {} };
-      return podDetails(await answer.json(), open, plans);
+      return podDetails(await answer.json(), open, plans, past);
     }, { again });
   } else if (asked.panel && cluster.known) {
-    const node = cluster.nodes.get(asked.panel);
-    drawer.open(asked.panel, async () => (node ? nodeDetails(node, open, (to) => readNode(node.name, to)) : [make("p", { class: "quiet", text: t("none_shown") })]), { again });
+    const [title, details] = panel(...asked.panel.split("/"));
+    drawer.open(title, async () => details ?? [make("p", { class: "quiet", text: t("none_shown") })], { again });
   } else if (!asked.panel && !asked.pod) drawer.close();
+}
+
+/** Title and details of a node, NODE, of a GPU, NODE/INDEX, or of a namespace, /NAMESPACE; no details of what is not there. */
+function panel(name, of) {
+  if (!name) {
+    const nodes = cluster.sorted().filter((each) => namespacesOf(each).has(of)).map((each) => each.name);
+    return [t("hour_of", { ns: of }), namespaceDetails(of, nodes.slice(0, MOST_READ), nodes.length - MOST_READ, open, past)];
+  }
+  const node = cluster.nodes.get(name);
+  if (of === undefined) return [name, node && nodeDetails(node, open, (to) => readNode(name, to), past)];
+  const gpu = node && gpusOf(node).find((each) => String(each.index) === of);
+  return [t("gpu_at", { node: name, gpu: gpu ? placeOf(gpu) : of }), gpu && gpuDetails(node, gpu, open, past)];
+}
+
+/** Reads what an agent remembers, unless that was done a moment ago: the drawer is filled again at every change. */
+function readPast(path) {
+  for (const [known, { at }] of answers) if (performance.now() - at > REMEMBERED_MS) answers.delete(known);
+  if (!answers.has(path)) answers.set(path, { at: performance.now(), answer: ask(path).then((answer) => answer.json()) });
+  return answers.get(path).answer;
 }
 
 async function readNode(name, to) {
@@ -254,7 +287,8 @@ const live = new Live({
 
 /** Whether a change is about what the drawer shows. */
 function concernsDrawer({ nodes, gone, waiting }) {
-  if (asked.panel) return nodes.some((node) => node.name === asked.panel) || gone.includes(asked.panel);
+  const [name, of] = asked.panel.split("/");
+  if (asked.panel) return nodes.some((node) => (name ? node.name === name : namespacesOf(node).has(of))) || gone.includes(name);
   return Boolean(asked.pod) && (waiting !== undefined || nodes.some(hasPod));
 }
 
@@ -359,6 +393,7 @@ function listen() {
     go({ lang: event.target.value });
     showDrawer();
   });
+  $("hour").addEventListener("click", () => open.namespace(asked.ns));
   $("lost-now").addEventListener("click", () => live.now());
   $("forget").addEventListener("click", () => {
     forgetToken();

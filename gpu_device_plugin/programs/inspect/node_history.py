@@ -1,0 +1,170 @@
+"""`kubectl inspect gpushare top --history` and `incident`: what the agents of a bounded number of nodes remember."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from gpu_device_plugin.core.contract import history as contract
+from gpu_device_plugin.core.contract.keys import SWITCH_LABEL
+from gpu_device_plugin.core.report.tables import history_tables as tables
+from gpu_device_plugin.core.report.text.columns import Line, Tone
+from gpu_device_plugin.core.report.text.printing import first
+from gpu_device_plugin.programs.commandline import FAILED, OK
+from gpu_device_plugin.programs.inspect.agent_answers import AgentAnswers
+from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, unread
+from gpu_device_plugin.programs.terminal import encodes, say
+from gpu_device_plugin.view.objects import Named, decoded
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.programs.kubectl import Kubectl
+
+    _Output = tuple[Sequence[str | Line], int]
+
+T = TypeVar("T")
+
+MOST_NODES = 64
+"""The most nodes that one command reads."""
+_AT_ONCE = 8
+_BEGUN_WITHIN_S = 30.0
+"""No node is asked later than that, so that silent ones do not hold up the command for ever."""
+LONGER = "For longer than an hour ask Prometheus, where one reads the agents' metrics (docs/operations.md)."
+
+
+def history(arguments: argparse.Namespace, kubectl: Kubectl, _: Sequence[Resource]) -> _Output:
+    """Draw the last hour of a node's GPUs and their containers, of a namespace's containers, or of all GPUs.
+
+    Raises:
+        ClusterUnreadableError: there is no node to read, or no right to find it.
+    """
+    agents, namespace = AgentAnswers.of(kubectl), arguments.namespace or ""
+
+    def read(node: str, path: str = "") -> contract.NodeHistory:
+        path = contract.HISTORY_PATH + (path or (f"namespaces/{namespace}" if namespace else ""))
+        return agents.read(node, path, contract.NodeHistory, most=contract.LARGEST_HISTORY)
+
+    def of_namespace(node: str) -> contract.NodeHistory:
+        try:
+            return read(node)
+        except ClusterUnreadableError as error:
+            if "(NotFound)" not in f"{error}{error.__cause__}":  # as kubectl writes the status 404
+                raise
+            return contract.NodeHistory("", 0.0)
+
+    def with_containers(node: str) -> contract.NodeHistory:
+        whole = read(node)
+        each = [read(node, f"gpus/{gpu.gpu}") for gpu in whole.gpus]
+        containers = tuple(container for one in each for container in one.containers)
+        return replace(whole, containers=containers, left_out=sum(one.left_out for one in each))
+
+    nodes = [arguments.node] if arguments.node else _nodes(agents, arguments.selector)
+    ask = of_namespace if namespace else with_containers if arguments.node else read
+    found, silent = _of_each(nodes, ask)
+    columns, marks = _terminal()
+    lines: list[str | Line] = []
+    for node, each in found.items():
+        if each.containers or not namespace:
+            lines += [*tables.history_lines(node, each, columns, marks), ""]
+    if not lines and found:
+        say(sys.stderr, f"No pod of {namespace} has had a GPU within the last hour, as far as nodes remember.")
+    return [*lines, *([Line(LONGER, Tone.FAINT)] if lines else [])], _ending(found, silent)
+
+
+def incidents(arguments: argparse.Namespace, kubectl: Kubectl, _: Sequence[Resource]) -> _Output:
+    """List the incidents of all nodes or of one, or show one incident.
+
+    Raises:
+        ClusterUnreadableError: there is no such incident, or no node to read.
+    """
+    agents, node, name = AgentAnswers.of(kubectl), arguments.node, arguments.pod
+    nodes = _nodes(agents)
+    if node and not name and node not in nodes:  # the name alone, as an Event has it
+        node, name = "", node
+    found, silent = _of_each(
+        [node] if node else nodes,
+        lambda each: agents.read(each, contract.INCIDENTS_PATH, contract.IncidentList, most=contract.LARGEST_HISTORY),
+    )
+    listed = [(at, one) for at, each in found.items() for one in each.incidents]
+    if name:
+        at = next((at for at, one in listed if one.name == name), "")
+        if not at:
+            where = f"node {node}" if node else "any node, nor is it the name of one"
+            raise ClusterUnreadableError("; ".join((f"{name} is no incident of {where}", *_warnings(silent))))
+        whole = agents.read(at, contract.INCIDENTS_PATH + name, contract.Incident, most=contract.LARGEST_INCIDENT)
+        return _json(whole) if arguments.output == "json" else tables.incident_lines(whole, *_terminal()), OK
+    if arguments.output == "json":
+        documents = [{"node": at, **msgspec.to_builtins(one)} for at, one in listed]
+        unread_nodes = [{"node": at, "why": why} for at, why in silent.items()]
+        return _json({"version": 1, "incidents": documents, "unread": unread_nodes}), _ending(found, silent)
+    if not listed and found:
+        say(sys.stderr, "No incident is remembered.")
+    return tables.incident_table(listed, _terminal()[0]) if listed else [], _ending(found, silent)
+
+
+def _nodes(agents: AgentAnswers, selector: str = "") -> list[str]:
+    """Return the nodes that share GPUs, also those without an agent; with a selector those with an agent that match."""
+    try:
+        raw = agents.kubectl.items("/api/v1/nodes", labels=selector or f"{SWITCH_LABEL}=true", optional=True)
+    except ClusterUnreadableError as error:
+        if selector:
+            raise ClusterUnreadableError(f"-l {selector}: {unread(error)}") from error
+        raw = []
+    names, there = {decoded(one, Named).metadata.name for one in raw}, agents.agents.by_node.keys()
+    return sorted(names & there if selector else names | there)
+
+
+def _of_each(nodes: Sequence[str], read: Callable[[str], T]) -> tuple[Mapping[str, T], Mapping[str, str]]:
+    """Ask a bounded number of nodes within a bounded time; return the answers, and why others did not answer."""
+    if not nodes:
+        raise ClusterUnreadableError("there is no such node with an agent; kubectl inspect gpushare doctor says why")
+    until = time.monotonic() + _BEGUN_WITHIN_S
+    silent = dict.fromkeys(nodes[MOST_NODES:], f"one command reads {MOST_NODES} nodes; name the node")
+
+    def one(node: str) -> T | None:
+        try:
+            if time.monotonic() < until:
+                return read(node)
+            silent[node] = f"others took {_BEGUN_WITHIN_S:g} s; name the node"
+        except ClusterUnreadableError as error:
+            silent[node] = str(unread(error))
+        return None
+
+    with ThreadPoolExecutor(_AT_ONCE, "read an agent") as pool:
+        answers = zip(nodes, pool.map(one, nodes[:MOST_NODES]), strict=False)
+        return {node: answer for node, answer in answers if answer is not None}, silent
+
+
+def _warnings(silent: Mapping[str, str]) -> Iterator[str]:
+    """Yield a sentence for each reason, with its nodes."""
+    reasons: dict[str, list[str]] = {}
+    for node, why in sorted(silent.items()):
+        reasons.setdefault(why.replace(f"node {node}", "the node"), []).append(node)
+    for why, nodes in reasons.items():
+        yield f"not read: {first(nodes)}: {why}"
+
+
+def _ending(found: Mapping[str, object], silent: Mapping[str, str]) -> int:
+    """Say which nodes were not read, and return the exit code."""
+    for warning in _warnings(silent):
+        say(sys.stderr, f"warning: {warning}")
+    return OK if found else FAILED
+
+
+def _terminal() -> tuple[int, tables.Marks]:
+    shown = encodes(sys.stdout, f"{tables.BLOCKS.ramp}{tables.BLOCKS.calm}{tables.BLOCKS.celsius}")
+    return shutil.get_terminal_size((120, 24)).columns, tables.BLOCKS if shown else tables.ASCII
+
+
+def _json(document: object) -> list[str]:
+    return json.dumps(msgspec.to_builtins(document), indent=2).splitlines()
