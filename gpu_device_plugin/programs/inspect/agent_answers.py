@@ -9,6 +9,8 @@ from urllib.parse import quote
 import msgspec
 
 from gpu_device_plugin.core.cluster.agentpods import agents
+from gpu_device_plugin.core.contract.history import HISTORY_PATH, LARGEST_HISTORY, NodeHistory
+from gpu_device_plugin.core.report.why.slowness import gpus_of
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError
 from gpu_device_plugin.view.agent_pods import AGENT_LABELS, agent_pods
 
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.kubectl import Kubectl
 
 T = TypeVar("T")
+
+_NOT_FOUND = "(NotFound)"
+"""As kubectl writes the reason of an answer 404."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,13 @@ class AgentAnswers:
             why = self.agents.why or "no agent that serves HTTP runs there (the setting http)"
             raise ClusterUnreadableError(f"the agent of node {node} cannot be asked: {why}")
         pod = f"/api/v1/namespaces/{agent.namespace}/pods/{agent.name}:{agent.port}/proxy"
-        answer = self.kubectl.raw(pod + quote(path))
+        try:
+            answer = self.kubectl.raw(pod + quote(path))
+        except ClusterUnreadableError as error:
+            if _NOT_FOUND not in str(error):
+                raise
+            why = f"the agent of node {node} does not serve {path}: it is older than this command, or records nothing"
+            raise ClusterUnreadableError(why) from error
         if len(answer) > most:
             raise ClusterUnreadableError(f"the agent of node {node} answers {path} with more than {most >> 10} KiB")
         try:
@@ -57,3 +68,11 @@ class AgentAnswers:
                 f"the answer of the agent of node {node} at {path} cannot be read ({error}); "
                 "upgrade the older of agent and this command"
             ) from error
+
+    def histories_of(self, node: str, namespace: str, pod: str) -> tuple[NodeHistory, ...]:
+        """Return the history of each GPU that a pod is or was on, with all containers on it; raises as `read`."""
+        own = self.read(node, f"{HISTORY_PATH}namespaces/{namespace}", NodeHistory, most=LARGEST_HISTORY)
+        return tuple(
+            self.read(node, f"{HISTORY_PATH}gpus/{gpu}", NodeHistory, most=LARGEST_HISTORY)
+            for gpu in gpus_of(own, namespace, pod)
+        )

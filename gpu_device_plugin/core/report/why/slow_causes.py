@@ -1,0 +1,323 @@
+"""The checks for what slows a pod on one GPU: each names a cause with its evidence, none, or why it cannot tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
+from typing import TYPE_CHECKING, TypeAlias
+
+from gpu_device_plugin.core.model.condition import SLOWING, GpuCondition, Throttle
+from gpu_device_plugin.core.report.finding import Finding, warning
+from gpu_device_plugin.core.report.text.printing import counted, first
+from gpu_device_plugin.core.report.text.use_texts import mib
+from gpu_device_plugin.core.report.why.gpu_window import LEAST_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from gpu_device_plugin.core.contract.history import ContainerHistory
+    from gpu_device_plugin.core.report.why.gpu_window import GpuWindow, Held
+
+    MaySee: TypeAlias = Callable[[str], bool]
+    """Whether the reader may see the pods of a namespace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What slows a pod."""
+
+    explains: float
+    """The part of the pod's speed that it may have cost, 0 to 1: an estimate that orders the causes."""
+    finding: Finding
+
+
+Verdict: TypeAlias = Cause | str | None
+"""A cause; None: there is none; or why that is not known, as a clause."""
+
+_BUSY_PERCENT = 90
+"""Of the multiprocessors: who wants more has to wait. Readings of a busy GPU stay a little below 100."""
+_LOADED_PERCENT = 50
+"""Of the multiprocessors: a GPU that is this busy has raised its clocks and its link."""
+_TAKES_PERCENT = 20
+"""Of the multiprocessors: a neighbour that takes less costs less than what varies from step to step."""
+_WAITS_PERCENT = 30
+"""Of the multiprocessors: a pod that takes more feeds its GPU, whatever its CPU does."""
+_FED = 0.1
+"""Part of its steps in which a pod used the multiprocessors at all; one that still loads its model does not."""
+_CPU_PERCENT = 20
+"""Of the CPU's periods in which a container was held back: below, its threads wait for less than they work."""
+_AT_LIMIT = 0.97
+"""Part of the memory: beyond it allocations of the usual size, 2 MiB to 1 GiB, fail or have to push others out."""
+_FALL, _FALLS = 0.02, 3
+"""Part of the most: a smaller fall returns a buffer; larger ones, again and again, empty a cache for lack of room."""
+_PAGING_PERCENT = 40
+"""Of PCIe: more than reading data usually takes. Memory that does not fit moves to the host and back."""
+_FULL_PERCENT = 85
+"""Of PCIe: headers and acknowledgements take the rest."""
+_TRAFFIC_PERCENT = 10
+"""Of PCIe: with less traffic a wider link would change nothing that can be measured."""
+_FULL_CLOCK, _CAPPED_CLOCK, _LOW_CLOCK = 0.95, 0.55, 0.7
+"""Parts of the highest clock. From the first on no reason costs anything. Under full load a T4 or L4 falls towards the
+second at its usual power limit, other models less. Few models have a base clock below the third."""
+_MANY_CORRECTED = 100
+"""Single memory errors that ECC corrects occur on healthy GPUs and cost nothing."""
+
+_SLOWDOWNS: Mapping[str, tuple[int, str, str]] = {
+    "slowed-by-heat": (Throttle.HEAT | Throttle.HARDWARE_HEAT, "heat", "See the node's cooling"),
+    "slowed-by-power-brake": (Throttle.POWER_BRAKE, "its machine (power brake)", "See the node's power supplies"),
+    "slowed-by-hardware": (Throttle.HARDWARE, "itself (hardware slowdown)", "See its power cables and its cooling"),
+    "slowed-by-sync": (Throttle.SYNC, "the slowest GPU of its sync boost group", "See what slows that one"),
+    "slowed-by-power-cap": (Throttle.POWER_CAP, "its power limit", "nvidia-smi -q -d POWER has the default"),
+}
+"""By code: bits, words and advice."""
+_TOLD_BY_OTHERS: Mapping[int, int] = {Throttle.HARDWARE: Throttle.HARDWARE_HEAT | Throttle.POWER_BRAKE}
+"""Bits beside which a bit is only their summary."""
+_NO_MEMORY = "how much memory is used is not known"
+_ASSUMED_LOSS = 0.3
+"""Part of the speed that a slowdown costs where the clock is not known."""
+
+
+def _slowed(code: str, window: GpuWindow, _: MaySee) -> Verdict:
+    bits, reason, advice = _SLOWDOWNS[code]
+    flags = [
+        None if now is None else bool(now & bits) and not now & _TOLD_BY_OTHERS.get(bits, 0)
+        for now in window.total(window.gpu.throttle)
+    ]
+    held = window.held(window.works, flags)
+    if window.unready or held.of_s < LEAST_S:
+        return window.unready or _untold(window)
+    now = _condition(window)
+    speed, clock = _clock(now)
+    capped, current = bits == Throttle.POWER_CAP, bool((now.throttle or 0) & bits)
+    # Only the clock tells a power limit that costs much from the usual one; when it was read is the moment that counts.
+    harmless = current and speed >= (_CAPPED_CLOCK if capped else _FULL_CLOCK)
+    if not held.matters or harmless or (capped and clock and not current):
+        return None
+    facts = [clock] if current and clock else []
+    if capped and now.power_mw is not None and now.power_limit_mw is not None:
+        facts.append(f"it draws {now.power_mw // 1000} of {now.power_limit_mw // 1000} W")
+    if bits & Throttle.HEAT and now.temperature_c is not None:
+        facts.append(f"it has {now.temperature_c} °C")
+    text = "GPU {gpu} is slowed by {reason}, {period}{facts}. {advice}."
+    told = "".join(f"; {fact}" for fact in facts)
+    loss = 1 - speed if current and clock else _ASSUMED_LOSS
+    return _cause(code, text, window, loss, held, reason=reason, facts=told, advice=advice)
+
+
+def _clocks_low(window: GpuWindow, _: MaySee) -> Verdict:
+    now = _condition(window)
+    speed, clock = _clock(now)
+    if window.unready or not clock or now.throttle is None:
+        return window.unready or _untold(window)
+    # The clock is known of one moment alone. It has had the time to rise if the GPU has been loaded for a while.
+    steps = [at for at in window.recent if at >= len(window.sm) - LEAST_S / window.step_s]
+    throttle, busy, works = window.total(window.gpu.throttle), window.total(window.gpu.sm_percent), window.works
+    steady = all(works[at] for at in steps) and _mean(busy, steps) >= _LOADED_PERCENT
+    told = now.throttle & SLOWING or any((throttle[at] or 0) & SLOWING for at in steps)
+    if not steady or told or speed >= _LOW_CLOCK:
+        return None
+    text = "GPU {gpu} has a low clock, for which its driver tells no reason: {facts}. nvidia-smi -q -d CLOCK has more."
+    return _cause("clocks-low", text, window, 1 - speed, facts=clock)
+
+
+def _clock(now: GpuCondition) -> tuple[float, str]:
+    """Return the part of the highest clock, and a clause with both; 1 and none if it is not known."""
+    clock, most = now.sm_clock_mhz, now.sm_clock_max_mhz
+    if clock is None or most is None or not 0 <= clock <= most or not most:
+        return 1.0, ""
+    return clock / most, f"its multiprocessors run at {clock:,} of {most:,} MHz"
+
+
+def _neighbours(window: GpuWindow, may_see: MaySee) -> Verdict:
+    others = window.total(*(each.sm_percent for each in window.others))
+    flags = [
+        None if other is None else other >= _TAKES_PERCENT and max(busy or 0, other + (own or 0)) >= _BUSY_PERCENT
+        for other, own, busy in zip(others, window.sm, window.total(window.gpu.sm_percent), strict=True)
+    ]
+    held = window.held(window.works, flags)
+    if not window.others:
+        return None
+    if window.unready or held.of_s < LEAST_S:
+        return window.unready or "how busy its neighbours keep the multiprocessors is not known"
+    if not held.matters:
+        return None
+    percent = _percent(_mean(others, held.at))
+    text = (
+        "Neighbours kept the multiprocessors of GPU {gpu} busy for {percent} % of the time, {period}: {who}. It needs "
+        "another GPU, or one of its own."
+    )
+    who = _largest(window, held, may_see, "sm_percent", lambda mean: f"{_percent(mean)} %")
+    return _cause("neighbours-busy", text, window, percent / 100, held, percent=percent, who=who)
+
+
+def _memory_full(window: GpuWindow, may_see: MaySee) -> Verdict:
+    granted, total = sum(each.granted_mib for each in window.own), window.gpu.total_mib
+    pairs = list(zip(window.total(window.gpu.used_mib), window.used, strict=True))
+    taken = [None if used is None or own is None else used - own for used, own in pairs]
+    flags = [
+        None if others is None else (used or 0) >= total * _AT_LIMIT and total - others < granted
+        for others, (used, _) in zip(taken, pairs, strict=True)
+    ]
+    held = window.held(window.present, flags, "it was there")
+    if held.of_s < LEAST_S:
+        return window.short or _NO_MEMORY
+    if not held.matters or granted <= 0:
+        return None
+    left = max(0, min(granted, round(total - _mean(taken, held.at))))
+    text = "Others left {left} of GPU {gpu} for the {granted} that it was granted, {period}: {who}."
+    who = _largest(window, held, may_see, "used_mib", lambda mean: mib(round(mean))) or "processes of no pod"
+    loss = 1 - left / granted
+    return _cause("memory-full", text, window, loss, held, left=mib(left), granted=mib(granted), who=who)
+
+
+def _largest(window: GpuWindow, held: Held, may_see: MaySee, field: str, shown: Callable[[float], str]) -> str:
+    """Return the neighbours with the largest means of a series while something held."""
+    by_pod: dict[str, list[ContainerHistory]] = {}
+    for each in window.others:
+        name = f"{each.namespace}/{each.pod}" if may_see(each.namespace) else "pods that you may not see"
+        by_pod.setdefault(name, []).append(each)
+    means = {
+        name: mean
+        for name, theirs in by_pod.items()
+        if (mean := _mean(window.total(*(getattr(each, field) for each in theirs)), held.at)) >= 1
+    }
+    return first([f"{name} {shown(means[name])}" for name in sorted(means, key=lambda name: (-means[name], name))])
+
+
+def _starved(window: GpuWindow, _: MaySee) -> Verdict:
+    cpus = {each.container: window.total(each.cpu_throttled_percent) for each in window.own}
+    most = [max((one for one in step if one is not None), default=None) for step in zip(*cpus.values(), strict=True)]
+    flags = [
+        None if sm is None or cpu is None else cpu >= _CPU_PERCENT and sm < _WAITS_PERCENT
+        for sm, cpu in zip(window.sm, most, strict=True)
+    ]
+    held = window.held(window.present, flags, "it was there")
+    if held.of_s < LEAST_S:
+        return window.short or "how its CPU limit holds it back is not known"
+    if not held.matters or window.lasted_s([bool(sm) for sm in window.sm]) < held.of_s * _FED:
+        return None
+    means = {name: _mean(cpu, held.at) for name, cpu in cpus.items()}
+    container = max(sorted(means), key=lambda name: means[name])
+    percent = _percent(means[container])
+    text = (
+        "GPU {gpu} waits for its CPU: container {container} was held back by its CPU limit in {percent} % of the "
+        "periods, {period}. Raise that limit."
+    )
+    return _cause("starved-of-cpu", text, window, percent / 100, held, percent=percent, container=repr(container))
+
+
+def _thrashes(window: GpuWindow, _: MaySee) -> Verdict:
+    used, most = window.used, sum(each.most_mib for each in window.own)
+    flags = [None if value is None or most <= 0 else value >= most * _AT_LIMIT for value in used]
+    held = window.held(window.present, flags, "it was there")
+    if held.of_s < LEAST_S:
+        return window.short or _NO_MEMORY
+    pairs = [(used[at] or 0, after) for at in held.at if at + 1 < len(used) and (after := used[at + 1]) is not None]
+    falls = sum(before - after >= most * _FALL for before, after in pairs)
+    works = window.works
+    paging = _mean(window.total(window.gpu.pcie_percent), [at for at in held.at if works[at]])
+    signs = [f"its use fell {counted(falls, 'time')}"] * (falls >= _FALLS)
+    signs += [f"PCIe carried {_percent(paging)} % of what it can"] * (paging >= _PAGING_PERCENT)
+    if not signs or held.for_s < max(LEAST_S, held.of_s / 2):  # the cache of an allocator may fill it at times
+        return None
+    text = (
+        "It has too little memory: it used {used} of at most {most} on GPU {gpu}, {period}; {signs}. It needs more, or "
+        "smaller batches."
+    )
+    said = {"used": mib(round(_mean(used, held.at))), "most": mib(most), "signs": " and ".join(signs)}
+    return _cause("memory-thrash", text, window, 0.9, held, **said)
+
+
+def _pcie_full(window: GpuWindow, _: MaySee) -> Verdict:
+    traffic = window.total(window.gpu.pcie_percent)
+    flags = [  # copies beside kernels that keep the GPU busy cost nothing
+        None if percent is None else percent >= _FULL_PERCENT and (busy or 0) < _BUSY_PERCENT
+        for percent, busy in zip(traffic, window.total(window.gpu.sm_percent), strict=True)
+    ]
+    held = window.held([bool(sm) for sm in window.sm], flags)
+    if held.of_s < LEAST_S:
+        return window.unready or _untold(window)
+    if not held.matters:
+        return None
+    percent = _percent(_mean(traffic, held.at))
+    text = "The PCIe link of GPU {gpu} is full: it carried {percent} % of what it can, {period}. Copy less at a time."
+    return _cause("pcie-saturated", text, window, percent / 200, held, percent=percent)
+
+
+def _pcie_link(window: GpuWindow, _: MaySee) -> Verdict:
+    now = _condition(window)
+    lanes, most, generation, newest = (
+        value or 0 for value in (now.pcie_width, now.pcie_width_max, now.pcie_generation, now.pcie_generation_max)
+    )
+    if window.unready or not ((lanes and most) or (generation and newest)):
+        return window.unready or _untold(window)
+    narrow = 0 < lanes < most
+    slow = 0 < generation < newest and (now.sm_percent or 0) >= _LOADED_PERCENT  # an idle GPU lowers it to save power
+    works, traffic = window.works, window.total(window.gpu.pcie_percent)
+    steps = [at for at in window.recent if works[at] and traffic[at] is not None]
+    percent = _percent(_mean(traffic, steps))
+    if not (narrow or slow) or (steps and percent < _TRAFFIC_PERCENT):
+        return None
+    links = [f"{lanes} of {most} lanes"] * narrow + [f"generation {generation} of {newest}"] * slow
+    carried = f", and it carried {percent} % of that while the pod worked" if steps else ""
+    text = "The PCIe link of GPU {gpu} is slower than it could be: {facts}{carried}. Reseat it, and see its slot."
+    loss = 1 - (lanes / most if narrow else 1) * (generation / newest if slow else 1)
+    loss *= (percent if steps else _TRAFFIC_PERCENT) / 100
+    return _cause("pcie-link-slow", text, window, loss, facts=" and ".join(links), carried=carried)
+
+
+def _degraded(window: GpuWindow, _: MaySee) -> Verdict:
+    now = _condition(window)
+    if all(each is None for each in (now.ecc_uncorrected, now.ecc_corrected, now.repair_pending, now.repair_failed)):
+        return _untold(window)
+    corrected, uncorrected = now.ecc_corrected or 0, now.ecc_uncorrected or 0
+    facts = [counted(uncorrected, "uncorrected error")] * (uncorrected > 0)
+    facts += [counted(corrected, "corrected error")] * (corrected >= _MANY_CORRECTED)
+    facts += ["a row that could not be replaced"] * bool(now.repair_failed)
+    facts += ["rows or pages that wait to be replaced"] * bool(now.repair_pending)
+    text = "The memory of GPU {gpu} has faults: {facts}. Drain and reset the GPU; replace it if they come again."
+    # They end programs more often than they slow them, so other causes come first.
+    return _cause("gpu-degraded", text, window, 0.02, facts=", ".join(facts)) if facts else None
+
+
+CHECKS: tuple[tuple[str, Callable[[GpuWindow, MaySee], Verdict]], ...] = (
+    *(("slowdowns", partial(_slowed, code)) for code in _SLOWDOWNS),
+    ("low clocks", _clocks_low),
+    ("busy neighbours", _neighbours),
+    ("its CPU limit", _starved),
+    ("its memory limit", _thrashes),
+    ("memory that others use", _memory_full),
+    ("PCIe traffic", _pcie_full),
+    ("the PCIe link", _pcie_link),
+    ("memory errors", _degraded),
+)
+"""By the name of what is looked at."""
+
+
+def _condition(window: GpuWindow) -> GpuCondition:
+    return window.gpu.condition or GpuCondition(window.gpu.uuid)
+
+
+def _untold(window: GpuWindow) -> str:
+    mig = window.gpu.uuid.startswith("MIG-")
+    return "MIG instances have none of their own" if mig else "not read, or not told by the driver"
+
+
+def _cause(
+    code: str, text: str, window: GpuWindow, loss: float, held: Held | None = None, **parameters: str | int
+) -> Cause:
+    """Return a cause that costs a part of the speed while it holds; without `held` it is told of one moment."""
+    if held is not None:
+        loss, parameters = loss * held.share, {**parameters, "share": _percent(100 * held.share), "period": held.period}
+    return Cause(loss, warning(code, text, gpu=window.gpu.gpu, **parameters))
+
+
+def _mean(values: Sequence[int | None], at: Iterable[int]) -> float:
+    """Return the mean of those of these steps that are known; 0 without any."""
+    known = [value for step in at if (value := values[step]) is not None]
+    return fmean(known) if known else 0.0
+
+
+def _percent(value: float) -> int:
+    return max(0, min(100, round(value)))

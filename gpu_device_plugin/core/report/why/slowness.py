@@ -1,0 +1,97 @@
+"""Say why a running pod is slow: the causes by how much they explain, or that there is none, and what was looked at."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.model.times import epoch_s
+from gpu_device_plugin.core.report.finding import Unknown, note
+from gpu_device_plugin.core.report.text.printing import ranges
+from gpu_device_plugin.core.report.text.use_texts import duration
+from gpu_device_plugin.core.report.why.gpu_window import RECENT_S, windows
+from gpu_device_plugin.core.report.why.slow_causes import CHECKS, Cause
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from gpu_device_plugin.core.contract.history import NodeHistory
+    from gpu_device_plugin.core.report.finding import Finding
+    from gpu_device_plugin.core.report.why.gpu_window import GpuWindow
+
+
+def everybody(_namespace: str) -> bool:
+    """Say that the reader may see the pods of any namespace."""
+    return True
+
+
+def gpus_of(history: NodeHistory, namespace: str, pod: str) -> tuple[int, ...]:
+    """Return the positions of the GPUs that a pod is or was on."""
+    return tuple(sorted({each.gpu for each in history.containers if (each.namespace, each.pod) == (namespace, pod)}))
+
+
+def slowness(
+    histories: Iterable[NodeHistory],
+    namespace: str,
+    pod: str,
+    now: float,
+    may_see: Callable[[str], bool] = everybody,
+) -> tuple[Finding, ...]:
+    """Return what slows a running pod, or that nothing was found; at the end what could not be looked at.
+
+    Args:
+        histories: for each GPU that the pod is on that GPU with all containers on it.
+        namespace: of the pod.
+        pod: its name.
+        now: seconds since the epoch. Figures that are older than the minutes that are judged say nothing of today.
+        may_see: whether the reader may see the pods of a namespace; others are summed up without names.
+    """
+    found: dict[str, GpuWindow] = {}
+    for history in histories:
+        if (at_s := epoch_s(history.at)) is not None and now - at_s > RECENT_S:
+            text = "The figures of its node's agent are {age} old, so they do not tell whether it is slow."
+            return (Unknown("history-old", text, age=duration(now - at_s)),)
+        found |= {window.gpu.uuid: window for window in windows(history, namespace, pod)}
+    if not found:
+        return (Unknown("history-empty", "Its node's agent has no figures of it that tell whether it is slow."),)
+    # A pod of the same name may have had other GPUs within the hour.
+    seen = [window for window in found.values() if any(window.present[at] for at in window.recent)]
+    causes, looked, unlooked = list[Cause](), dict[str, None](), dict[str, dict[str, None]]()
+    for window in seen or found.values():
+        for name, check in CHECKS:
+            match check(window, may_see):
+                case Cause() as cause:
+                    causes.append(cause)
+                case None:
+                    looked[name] = None
+                case why:
+                    unlooked.setdefault(why, {})[name] = None
+    findings = (
+        [*_merged(causes)] if causes else [_nothing(seen or [*found.values()], ", ".join(looked))] if looked else []
+    )
+    text = "Not looked at: {checks} ({why})."
+    return (
+        *findings,
+        *(Unknown("not-looked-at", text, checks=", ".join(names), why=why) for why, names in unlooked.items()),
+    )
+
+
+def _merged(causes: Iterable[Cause]) -> Iterator[Finding]:
+    """Yield the causes, the one that explains most first, each of the GPU that it slows most, with the other GPUs."""
+    by_code: dict[str, list[Finding]] = {}
+    for cause in sorted(causes, key=lambda cause: (-cause.explains, cause.finding.code)):
+        by_code.setdefault(cause.finding.code, []).append(cause.finding)
+    for strongest, *others in by_code.values():
+        gpus = ranges(sorted(int(str(each.parameters["gpu"])) for each in others))
+        text = f"{strongest.text} Likewise on GPU {{likewise}}." if gpus else strongest.text
+        yield replace(strongest, text=text, parameters={**strongest.parameters, "likewise": gpus})
+
+
+def _nothing(seen: Sequence[GpuWindow], looked: str) -> Finding:
+    busy = [value for window in seen for at in window.recent if (value := window.sm[at]) is not None]
+    percent = (
+        f" It kept the multiprocessors busy for {max(0, min(100, sum(busy) // len(busy)))} % of it." if busy else ""
+    )
+    text = "Nothing was found that slowed it in the last {period}; looked at: {checks}.{percent}"
+    seen_s = max(window.lasted_s(window.present) for window in seen)
+    return note("nothing-slows-it", text, period=duration(seen_s), checks=looked, percent=percent)
