@@ -100,6 +100,13 @@ def _sum(several: Iterable[Series]) -> Series:
     return tuple(min(TOTAL_MIB, sum(value or 0 for value in step)) for step in steps)
 
 
+def on(position: int, of: NodeHistory) -> NodeHistory:
+    """Return the same history of another GPU."""
+    (gpu,) = of.gpus
+    containers = tuple(replace(each, gpu=position) for each in of.containers)
+    return replace(of, gpus=(replace(gpu, gpu=position, uuid=f"GPU-{position}"),), containers=containers)
+
+
 def slowed(bits: int, clock_mhz: int, **condition: object) -> NodeHistory:
     """Return the history of a GPU that its driver has slowed for 20 minutes."""
     now = replace(CONDITION, throttle=bits, sm_clock_mhz=clock_mhz, **condition)  # type: ignore[arg-type]

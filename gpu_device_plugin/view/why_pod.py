@@ -101,31 +101,11 @@ def why(
     those of the GPUs that it is on, with all containers on them; None: they were not read, see `on_gpus`. Of them it
     names the pods in namespaces that the reader `may_see`.
     """
-    said = _why(pod, status, resources, nodes, most=most, policy=policy, claims=claims)
-    if histories is None:
-        return said
-    slow = slowness(histories, pod.namespace, pod.name, time.time(), may_see)
-    told = {fact.code for fact in said.facts}
-    return replace(said, facts=(*said.facts, *(each for each in slow if _SAME.get(each.code) not in told)))
-
-
-def on_gpus(pod: Pod, status: SchedulingStatus, resources: Sequence[Resource]) -> bool:
-    """Return whether a pod is on a node for its GPUs, so that the histories of that node's agent may say more of it."""
-    asked = ask(pod, resources)
-    gpus = bool(status.claims or asked_instances(pod)) or (isinstance(asked, Ask) and bool(asked.parts))
-    return gpus and bool(pod.node_name) and not pod.ended
-
-
-def _why(
-    pod: Pod,
-    status: SchedulingStatus,
-    resources: Sequence[Resource],
-    nodes: Sequence[NodeView] | None,
-    *,
-    most: int,
-    policy: Callable[[], Policy],
-    claims: Iterable[Claim] | None,
-) -> Why:
+    if histories is not None:
+        said = why(pod, status, resources, nodes, most=most, policy=policy, claims=claims)
+        told = {fact.code for fact in said.facts}
+        slow = slowness(histories, pod.namespace, pod.name, time.time(), may_see)
+        return replace(said, facts=(*said.facts, *(each for each in slow if _SAME.get(each.code) not in told)))
     by_name = None if nodes is None else {node.name: node for node in nodes}
 
     def excluded(node: NodeView) -> tuple[Finding, ...]:
@@ -156,6 +136,13 @@ def _why(
         facts.append(note("policy-assumed", text, policy=chosen.name, why=chosen.assumed))
     asked_of = [(node, demand, Kept(excluded(node), besides(node, demand, resources))) for node in nodes]
     return Why(asks, tuple(facts), tuple(answers(asked_of, chosen.name, most)))
+
+
+def on_gpus(pod: Pod, status: SchedulingStatus, resources: Sequence[Resource]) -> bool:
+    """Return whether a pod runs and has asked for GPUs, so that its node's agent may know whether it is slow."""
+    asked = ask(pod, resources)
+    gpus = bool(status.claims or asked_instances(pod)) or (isinstance(asked, Ask) and bool(asked.parts))
+    return gpus and pod.phase == "Running"
 
 
 def _why_by_claims(

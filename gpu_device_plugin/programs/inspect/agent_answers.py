@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
 
@@ -11,11 +12,12 @@ import msgspec
 from gpu_device_plugin.core.cluster.agentpods import agents
 from gpu_device_plugin.core.contract.history import HISTORY_PATH, LARGEST_HISTORY, NodeHistory
 from gpu_device_plugin.core.report.why.slowness import gpus_of
-from gpu_device_plugin.programs.kubectl import ClusterUnreadableError
+from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, unread
 from gpu_device_plugin.view.agent_pods import AGENT_LABELS, agent_pods
 
 if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.agentpods import Agents
+    from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.programs.kubectl import Kubectl
 
 T = TypeVar("T")
@@ -69,10 +71,17 @@ class AgentAnswers:
                 "upgrade the older of agent and this command"
             ) from error
 
-    def histories_of(self, node: str, namespace: str, pod: str) -> tuple[NodeHistory, ...]:
-        """Return the history of each GPU that a pod is or was on, with all containers on it; raises as `read`."""
-        own = self.read(node, f"{HISTORY_PATH}namespaces/{namespace}", NodeHistory, most=LARGEST_HISTORY)
-        return tuple(
-            self.read(node, f"{HISTORY_PATH}gpus/{gpu}", NodeHistory, most=LARGEST_HISTORY)
-            for gpu in gpus_of(own, namespace, pod)
-        )
+
+def histories_of(kubectl: Kubectl, pod: Pod, missing: list[str]) -> tuple[NodeHistory, ...] | None:
+    """Return the history of each GPU that a pod is or was on, with all containers on it, from its node's agent.
+
+    None: it cannot be read, and why is added to `missing`.
+    """
+    try:
+        answers = AgentAnswers.of(kubectl)
+        read = partial(answers.read, pod.node_name, kind=NodeHistory, most=LARGEST_HISTORY)
+        gpus = gpus_of(read(f"{HISTORY_PATH}namespaces/{pod.namespace}"), pod.namespace, pod.name)
+        return tuple(read(f"{HISTORY_PATH}gpus/{gpu}") for gpu in gpus)
+    except ClusterUnreadableError as error:
+        missing.append(str(unread(error)))
+        return None

@@ -34,7 +34,7 @@ from gpu_device_plugin.core.report.text.prices import price_document, price_line
 from gpu_device_plugin.core.report.text.use_texts import at_a_glance
 from gpu_device_plugin.core.report.why.explanations import explain, explain_briefly
 from gpu_device_plugin.programs.commandline import FAILED, OK, ending, resources_in
-from gpu_device_plugin.programs.inspect.agent_answers import AgentAnswers
+from gpu_device_plugin.programs.inspect.agent_answers import histories_of
 from gpu_device_plugin.programs.inspect.arguments import COMMANDS, INTERVAL_S, MOST_EXPLAINED, REALLY, parse, passed_on
 from gpu_device_plugin.programs.inspect.cluster_reading import symptoms_in
 from gpu_device_plugin.programs.inspect.plan import plan_moves
@@ -42,7 +42,7 @@ from gpu_device_plugin.programs.inspect.resize import named_pod, resize
 from gpu_device_plugin.programs.inspect.top_screen import top
 from gpu_device_plugin.programs.inspect.uninstall import uninstall
 from gpu_device_plugin.programs.inspect.wake import wake
-from gpu_device_plugin.programs.kubectl import GRANT, MISSING_RIGHT, ClusterUnreadableError, Kubectl, items, unread
+from gpu_device_plugin.programs.kubectl import GRANT, ClusterUnreadableError, Kubectl, items, unread
 from gpu_device_plugin.programs.terminal import discard_output, say, show
 from gpu_device_plugin.settings.knobs import UsageError, nearest
 from gpu_device_plugin.view.learned_mix import lesson_of
@@ -334,15 +334,9 @@ def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Re
     found = None if raw_nodes is None or raw_pods is None else _cluster(raw_nodes, raw_pods, resources, kubectl)
     most = MOST_EXPLAINED if not arguments.all_nodes else sys.maxsize
     claims = _claims_of_pod(kubectl, namespace, found, missing) if status.claims else ()
-    histories, unknown = None, list[str]()
-    if raw_pods is not None and on_gpus(pod, status, resources):  # without the right to list pods no agent is found
-        try:
-            histories = AgentAnswers.of(kubectl).histories_of(pod.node_name, namespace, pod.name)
-        except ClusterUnreadableError as error:
-            if (lacking := unread(error)).code == MISSING_RIGHT:
-                missing.append(str(lacking))
-            else:
-                unknown.append(f"The explanation is incomplete: {error}.")
+    # Without the right to list pods no agent is found.
+    asked = raw_pods is not None and on_gpus(pod, status, resources)
+    histories = histories_of(kubectl, pod, missing) if asked else None
     said = why(
         pod,
         status,
@@ -353,7 +347,7 @@ def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Re
         claims=claims,
         histories=histories,
     )
-    unknown += [f"The explanation is incomplete: {'; '.join(missing)} ({_RIGHTS})."] if missing else []
+    unknown = [f"The explanation is incomplete: {'; '.join(missing)} ({_RIGHTS})."] if missing else []
     waits = [f"{namespace}/{pod.name} waits for {said.asks}."] if said.asks else []
     told = [*waits, *map(str, said.facts), *unknown]
     if not said.answers:

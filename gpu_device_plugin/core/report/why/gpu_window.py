@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.model.condition import GpuCondition
 from gpu_device_plugin.core.model.times import epoch_s, rfc3339
 from gpu_device_plugin.core.report.text.use_texts import duration
 
@@ -31,25 +32,14 @@ _UNKNOWN = "how busy the pod kept the multiprocessors is not known"
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """For how much of the last minutes something held."""
+    """Something that held for long enough in the last minutes to be the cause of something."""
 
-    of_s: float
-    """Seconds in which it could have held, as far as that is known."""
-    for_s: float
+    share: float
+    """Part of the time in which it could have held, 0 to 1."""
     at: tuple[int, ...]
-    """The recent steps in which it held."""
+    """The steps in which it held."""
     period: str
-    """Both durations, and since when it holds without a pause or until when it held, as a clause."""
-
-    @property
-    def share(self) -> float:
-        """Part of the time, 0 to 1."""
-        return self.for_s / self.of_s if self.of_s else 0.0
-
-    @property
-    def matters(self) -> bool:
-        """Whether it held for long enough to be a cause."""
-        return self.for_s >= max(LEAST_S, self.of_s * _MATTERS)
+    """How long it held, and since when without a pause or until when, as a clause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +47,11 @@ class GpuWindow:
     """One GPU as one pod on it had it. All series have the same length, the newest step last."""
 
     gpu: GpuHistory
+    condition: GpuCondition
     own: tuple[ContainerHistory, ...]
     """The pod's containers on this GPU."""
     others: tuple[ContainerHistory, ...]
-    """Those of other pods that were there lately."""
+    """Those of other pods that were there in the last minutes."""
     step_s: float
     at_s: float | None
     """When the newest values were read, seconds since the epoch."""
@@ -91,6 +82,12 @@ class GpuWindow:
             return self.short
         return _IDLE if self.lasted_s([value is not None for value in self.sm]) >= LEAST_S else _UNKNOWN
 
+    @property
+    def untold(self) -> str:
+        """Why the condition of the GPU lacks something, as a clause."""
+        mig = self.gpu.uuid.startswith("MIG-")
+        return "MIG instances have none of their own" if mig else "not read, or not told by the driver"
+
     def lasted_s(self, flags: Sequence[bool]) -> float:
         """Return for how many of the last seconds a flag was set."""
         return sum(flags[at] for at in self.recent) * self.step_s
@@ -99,23 +96,31 @@ class GpuWindow:
         """Return the sum of several series by step, with the length of the window; None where none is known."""
         return _total(series, len(self.sm))
 
-    def held(self, during: Sequence[bool], flags: Sequence[bool | None], what: str = "it worked") -> Held:
-        """Return for how much of the recent steps in `during`, when `what`, a flag was set; None: it is not known."""
+    def held(self, flags: Sequence[bool | None], unknown: str, *, idle: bool = False) -> Held | str | None:
+        """Return whether a flag was set for long enough while the pod worked, or with `idle` while it was there.
+
+        A flag is None where it is not known; a text says why it is not known for long enough, `unknown` or the pod.
+        """
+        during = self.present if idle else self.works
         known = [at for at, flag in enumerate(flags) if during[at] and flag is not None]
         of_s = sum(at in self.recent for at in known) * self.step_s
+        if of_s < LEAST_S:
+            return (self.short if idle else self.unready) or unknown
         steps = tuple(at for at in known if flags[at] and at in self.recent)
         for_s = len(steps) * self.step_s
-        period = f"for {duration(for_s)} of the {duration(of_s)} in which {what}"
-        if steps and self.at_s is not None:
-            first, pause = steps[-1], 0
-            for at in reversed(known[: known.index(first)]):
-                first, pause = (at, 0) if flags[at] else (first, pause + 1)
-                if pause == _PAUSE_STEPS:
-                    break
-            ended = steps[-1] < len(flags) - _PAUSE_STEPS
+        if for_s < max(LEAST_S, of_s * _MATTERS):
+            return None
+        period = f"for {duration(for_s)} of the {duration(of_s)} in which it {'was there' if idle else 'worked'}"
+        first, pause = steps[-1], 0
+        for at in reversed(known[: known.index(first)]):
+            first, pause = (at, 0) if flags[at] else (first, pause + 1)
+            if pause == _PAUSE_STEPS:
+                break
+        ended = steps[-1] < len(flags) - _PAUSE_STEPS
+        if self.at_s is not None:
             ago = len(flags) - 1 - (steps[-1] if ended else first)
             period += f", {'until' if ended else 'since'} {rfc3339(self.at_s - ago * self.step_s)}"
-        return Held(of_s, for_s, steps, period)
+        return Held(for_s / of_s, steps, period)
 
 
 def windows(history: NodeHistory, namespace: str, pod: str) -> Iterator[GpuWindow]:
@@ -145,7 +150,8 @@ def windows(history: NodeHistory, namespace: str, pod: str) -> Iterator[GpuWindo
             whole = _total([gpu.sm_percent], length)
             sm = tuple(value if here else None for value, here in zip(whole, present, strict=True))
         recent = range(max(0, length - steps), length)
-        yield GpuWindow(gpu, own, others, history.step_s, at_s, sm, used, present, recent)
+        now = gpu.condition or GpuCondition(gpu.uuid)
+        yield GpuWindow(gpu, now, own, others, history.step_s, at_s, sm, used, present, recent)
 
 
 def _total(series: Iterable[Series], length: int) -> Series:

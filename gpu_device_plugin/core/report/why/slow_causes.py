@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, TypeAlias
 
-from gpu_device_plugin.core.model.condition import SLOWING, GpuCondition, Throttle
+from gpu_device_plugin.core.model.condition import SLOWING, Throttle
 from gpu_device_plugin.core.report.finding import Finding, warning
 from gpu_device_plugin.core.report.text.printing import counted, first
 from gpu_device_plugin.core.report.text.use_texts import mib
-from gpu_device_plugin.core.report.why.gpu_window import LEAST_S
+from gpu_device_plugin.core.report.why.gpu_window import LEAST_S, Held
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
-    from gpu_device_plugin.core.contract.history import ContainerHistory
-    from gpu_device_plugin.core.report.why.gpu_window import GpuWindow, Held
+    from gpu_device_plugin.core.contract.history import Series
+    from gpu_device_plugin.core.model.condition import GpuCondition
+    from gpu_device_plugin.core.report.why.gpu_window import GpuWindow
 
     MaySee: TypeAlias = Callable[[str], bool]
     """Whether the reader may see the pods of a namespace."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """What slows a pod."""
-
-    explains: float
-    """The part of the pod's speed that it may have cost, 0 to 1: an estimate that orders the causes."""
-    finding: Finding
-
-
+Cause: TypeAlias = tuple[float, Finding]
+"""The part of the pod's speed that something may have cost, 0 to 1: an estimate that orders the causes; and what."""
 Verdict: TypeAlias = Cause | str | None
 """A cause; None: there is none; or why that is not known, as a clause."""
 
@@ -81,18 +74,16 @@ _ASSUMED_LOSS = 0.3
 def _slowed(code: str, window: GpuWindow, _: MaySee) -> Verdict:
     bits, reason, advice = _SLOWDOWNS[code]
     flags = [
-        None if now is None else bool(now & bits) and not now & _TOLD_BY_OTHERS.get(bits, 0)
-        for now in window.total(window.gpu.throttle)
+        None if reasons is None else bool(reasons & bits) and not reasons & _TOLD_BY_OTHERS.get(bits, 0)
+        for reasons in window.total(window.gpu.throttle)
     ]
-    held = window.held(window.works, flags)
-    if window.unready or held.of_s < LEAST_S:
-        return window.unready or _untold(window)
-    now = _condition(window)
-    speed, clock = _clock(now)
+    if not isinstance(held := window.held(flags, window.untold), Held):
+        return held
+    now, (speed, clock) = window.condition, _clock(window.condition)
     capped, current = bits == Throttle.POWER_CAP, bool((now.throttle or 0) & bits)
-    # Only the clock tells a power limit that costs much from the usual one; when it was read is the moment that counts.
-    harmless = current and speed >= (_CAPPED_CLOCK if capped else _FULL_CLOCK)
-    if not held.matters or harmless or (capped and clock and not current):
+    # Only the clock tells a power limit that costs much from the usual one, if both were read at the same moment.
+    harmless = speed >= (_CAPPED_CLOCK if capped else _FULL_CLOCK) if current else capped and clock
+    if harmless:
         return None
     facts = [clock] if current and clock else []
     if capped and now.power_mw is not None and now.power_limit_mw is not None:
@@ -106,15 +97,14 @@ def _slowed(code: str, window: GpuWindow, _: MaySee) -> Verdict:
 
 
 def _clocks_low(window: GpuWindow, _: MaySee) -> Verdict:
-    now = _condition(window)
-    speed, clock = _clock(now)
-    if window.unready or not clock or now.throttle is None:
-        return window.unready or _untold(window)
+    speed, clock = _clock(window.condition)
+    if window.unready or not clock or window.condition.throttle is None:
+        return window.unready or window.untold
     # The clock is known of one moment alone. It has had the time to rise if the GPU has been loaded for a while.
     steps = [at for at in window.recent if at >= len(window.sm) - LEAST_S / window.step_s]
     throttle, busy, works = window.total(window.gpu.throttle), window.total(window.gpu.sm_percent), window.works
     steady = all(works[at] for at in steps) and _mean(busy, steps) >= _LOADED_PERCENT
-    told = now.throttle & SLOWING or any((throttle[at] or 0) & SLOWING for at in steps)
+    told = window.condition.throttle & SLOWING or any((throttle[at] or 0) & SLOWING for at in steps)
     if not steady or told or speed >= _LOW_CLOCK:
         return None
     text = "GPU {gpu} has a low clock, for which its driver tells no reason: {facts}. nvidia-smi -q -d CLOCK has more."
@@ -130,18 +120,16 @@ def _clock(now: GpuCondition) -> tuple[float, str]:
 
 
 def _neighbours(window: GpuWindow, may_see: MaySee) -> Verdict:
+    if not window.others:
+        return None
     others = window.total(*(each.sm_percent for each in window.others))
     flags = [
         None if other is None else other >= _TAKES_PERCENT and max(busy or 0, other + (own or 0)) >= _BUSY_PERCENT
         for other, own, busy in zip(others, window.sm, window.total(window.gpu.sm_percent), strict=True)
     ]
-    held = window.held(window.works, flags)
-    if not window.others:
-        return None
-    if window.unready or held.of_s < LEAST_S:
-        return window.unready or "how busy its neighbours keep the multiprocessors is not known"
-    if not held.matters:
-        return None
+    held = window.held(flags, "how busy its neighbours keep the multiprocessors is not known")
+    if not isinstance(held, Held):
+        return held
     percent = _percent(_mean(others, held.at))
     text = (
         "Neighbours kept the multiprocessors of GPU {gpu} busy for {percent} % of the time, {period}: {who}. It needs "
@@ -154,16 +142,13 @@ def _neighbours(window: GpuWindow, may_see: MaySee) -> Verdict:
 def _memory_full(window: GpuWindow, may_see: MaySee) -> Verdict:
     granted, total = sum(each.granted_mib for each in window.own), window.gpu.total_mib
     pairs = list(zip(window.total(window.gpu.used_mib), window.used, strict=True))
-    taken = [None if used is None or own is None else used - own for used, own in pairs]
+    taken = tuple(None if used is None or own is None else used - own for used, own in pairs)
     flags = [
         None if others is None else (used or 0) >= total * _AT_LIMIT and total - others < granted
         for others, (used, _) in zip(taken, pairs, strict=True)
     ]
-    held = window.held(window.present, flags, "it was there")
-    if held.of_s < LEAST_S:
-        return window.short or _NO_MEMORY
-    if not held.matters or granted <= 0:
-        return None
+    if not isinstance(held := window.held(flags, _NO_MEMORY, idle=True), Held) or granted <= 0:
+        return None if isinstance(held, Held) else held
     left = max(0, min(granted, round(total - _mean(taken, held.at))))
     text = "Others left {left} of GPU {gpu} for the {granted} that it was granted, {period}: {who}."
     who = _largest(window, held, may_see, "used_mib", lambda mean: mib(round(mean))) or "processes of no pod"
@@ -173,16 +158,13 @@ def _memory_full(window: GpuWindow, may_see: MaySee) -> Verdict:
 
 def _largest(window: GpuWindow, held: Held, may_see: MaySee, field: str, shown: Callable[[float], str]) -> str:
     """Return the neighbours with the largest means of a series while something held."""
-    by_pod: dict[str, list[ContainerHistory]] = {}
+    by_pod: dict[str, list[Series]] = {}
     for each in window.others:
         name = f"{each.namespace}/{each.pod}" if may_see(each.namespace) else "pods that you may not see"
-        by_pod.setdefault(name, []).append(each)
-    means = {
-        name: mean
-        for name, theirs in by_pod.items()
-        if (mean := _mean(window.total(*(getattr(each, field) for each in theirs)), held.at)) >= 1
-    }
-    return first([f"{name} {shown(means[name])}" for name in sorted(means, key=lambda name: (-means[name], name))])
+        by_pod.setdefault(name, []).append(getattr(each, field))
+    means = {name: _mean(window.total(*theirs), held.at) for name, theirs in by_pod.items()}
+    order = sorted((name for name in means if means[name] >= 1), key=lambda name: (-means[name], name))
+    return first([f"{name} {shown(means[name])}" for name in order])
 
 
 def _starved(window: GpuWindow, _: MaySee) -> Verdict:
@@ -192,14 +174,12 @@ def _starved(window: GpuWindow, _: MaySee) -> Verdict:
         None if sm is None or cpu is None else cpu >= _CPU_PERCENT and sm < _WAITS_PERCENT
         for sm, cpu in zip(window.sm, most, strict=True)
     ]
-    held = window.held(window.present, flags, "it was there")
-    if held.of_s < LEAST_S:
-        return window.short or "how its CPU limit holds it back is not known"
-    if not held.matters or window.lasted_s([bool(sm) for sm in window.sm]) < held.of_s * _FED:
+    held = window.held(flags, "how its CPU limit holds it back is not known", idle=True)
+    if not isinstance(held, Held):
+        return held
+    if window.lasted_s([bool(sm) for sm in window.sm]) < window.lasted_s(window.present) * _FED:
         return None
-    means = {name: _mean(cpu, held.at) for name, cpu in cpus.items()}
-    container = max(sorted(means), key=lambda name: means[name])
-    percent = _percent(means[container])
+    percent, container = max((_percent(_mean(cpu, held.at)), name) for name, cpu in cpus.items())
     text = (
         "GPU {gpu} waits for its CPU: container {container} was held back by its CPU limit in {percent} % of the "
         "periods, {period}. Raise that limit."
@@ -210,16 +190,14 @@ def _starved(window: GpuWindow, _: MaySee) -> Verdict:
 def _thrashes(window: GpuWindow, _: MaySee) -> Verdict:
     used, most = window.used, sum(each.most_mib for each in window.own)
     flags = [None if value is None or most <= 0 else value >= most * _AT_LIMIT for value in used]
-    held = window.held(window.present, flags, "it was there")
-    if held.of_s < LEAST_S:
-        return window.short or _NO_MEMORY
+    if not isinstance(held := window.held(flags, _NO_MEMORY, idle=True), Held):
+        return held
     pairs = [(used[at] or 0, after) for at in held.at if at + 1 < len(used) and (after := used[at + 1]) is not None]
-    falls = sum(before - after >= most * _FALL for before, after in pairs)
-    works = window.works
-    paging = _mean(window.total(window.gpu.pcie_percent), [at for at in held.at if works[at]])
+    falls, works = sum(before - after >= most * _FALL for before, after in pairs), window.works
+    paging = _percent(_mean(window.total(window.gpu.pcie_percent), [at for at in held.at if works[at]]))
     signs = [f"its use fell {counted(falls, 'time')}"] * (falls >= _FALLS)
-    signs += [f"PCIe carried {_percent(paging)} % of what it can"] * (paging >= _PAGING_PERCENT)
-    if not signs or held.for_s < max(LEAST_S, held.of_s / 2):  # the cache of an allocator may fill it at times
+    signs += [f"PCIe carried {paging} % of what it can"] * (paging >= _PAGING_PERCENT)
+    if not signs or held.share < 0.5:  # "most of the time": the cache of an allocator may fill it at times
         return None
     text = (
         "It has too little memory: it used {used} of at most {most} on GPU {gpu}, {period}; {signs}. It needs more, or "
@@ -232,45 +210,40 @@ def _thrashes(window: GpuWindow, _: MaySee) -> Verdict:
 def _pcie_full(window: GpuWindow, _: MaySee) -> Verdict:
     traffic = window.total(window.gpu.pcie_percent)
     flags = [  # copies beside kernels that keep the GPU busy cost nothing
-        None if percent is None else percent >= _FULL_PERCENT and (busy or 0) < _BUSY_PERCENT
-        for percent, busy in zip(traffic, window.total(window.gpu.sm_percent), strict=True)
+        None if own is None or percent is None else own > 0 and percent >= _FULL_PERCENT and (busy or 0) < _BUSY_PERCENT
+        for own, percent, busy in zip(window.sm, traffic, window.total(window.gpu.sm_percent), strict=True)
     ]
-    held = window.held([bool(sm) for sm in window.sm], flags)
-    if held.of_s < LEAST_S:
-        return window.unready or _untold(window)
-    if not held.matters:
-        return None
+    if not isinstance(held := window.held(flags, window.untold, idle=True), Held):
+        return held
     percent = _percent(_mean(traffic, held.at))
     text = "The PCIe link of GPU {gpu} is full: it carried {percent} % of what it can, {period}. Copy less at a time."
     return _cause("pcie-saturated", text, window, percent / 200, held, percent=percent)
 
 
 def _pcie_link(window: GpuWindow, _: MaySee) -> Verdict:
-    now = _condition(window)
-    lanes, most, generation, newest = (
-        value or 0 for value in (now.pcie_width, now.pcie_width_max, now.pcie_generation, now.pcie_generation_max)
-    )
+    now = window.condition
+    lanes, most = now.pcie_width or 0, now.pcie_width_max or 0
+    generation, newest = now.pcie_generation or 0, now.pcie_generation_max or 0
     if window.unready or not ((lanes and most) or (generation and newest)):
-        return window.unready or _untold(window)
+        return window.unready or window.untold
     narrow = 0 < lanes < most
     slow = 0 < generation < newest and (now.sm_percent or 0) >= _LOADED_PERCENT  # an idle GPU lowers it to save power
     works, traffic = window.works, window.total(window.gpu.pcie_percent)
     steps = [at for at in window.recent if works[at] and traffic[at] is not None]
-    percent = _percent(_mean(traffic, steps))
-    if not (narrow or slow) or (steps and percent < _TRAFFIC_PERCENT):
+    percent = _percent(_mean(traffic, steps)) if steps else _TRAFFIC_PERCENT
+    if not (narrow or slow) or percent < _TRAFFIC_PERCENT:
         return None
     links = [f"{lanes} of {most} lanes"] * narrow + [f"generation {generation} of {newest}"] * slow
     carried = f", and it carried {percent} % of that while the pod worked" if steps else ""
     text = "The PCIe link of GPU {gpu} is slower than it could be: {facts}{carried}. Reseat it, and see its slot."
-    loss = 1 - (lanes / most if narrow else 1) * (generation / newest if slow else 1)
-    loss *= (percent if steps else _TRAFFIC_PERCENT) / 100
+    loss = (1 - (lanes / most if narrow else 1) * (generation / newest if slow else 1)) * percent / 100
     return _cause("pcie-link-slow", text, window, loss, facts=" and ".join(links), carried=carried)
 
 
 def _degraded(window: GpuWindow, _: MaySee) -> Verdict:
-    now = _condition(window)
+    now = window.condition
     if all(each is None for each in (now.ecc_uncorrected, now.ecc_corrected, now.repair_pending, now.repair_failed)):
-        return _untold(window)
+        return window.untold
     corrected, uncorrected = now.ecc_corrected or 0, now.ecc_uncorrected or 0
     facts = [counted(uncorrected, "uncorrected error")] * (uncorrected > 0)
     facts += [counted(corrected, "corrected error")] * (corrected >= _MANY_CORRECTED)
@@ -295,28 +268,18 @@ CHECKS: tuple[tuple[str, Callable[[GpuWindow, MaySee], Verdict]], ...] = (
 """By the name of what is looked at."""
 
 
-def _condition(window: GpuWindow) -> GpuCondition:
-    return window.gpu.condition or GpuCondition(window.gpu.uuid)
-
-
-def _untold(window: GpuWindow) -> str:
-    mig = window.gpu.uuid.startswith("MIG-")
-    return "MIG instances have none of their own" if mig else "not read, or not told by the driver"
-
-
 def _cause(
     code: str, text: str, window: GpuWindow, loss: float, held: Held | None = None, **parameters: str | int
 ) -> Cause:
     """Return a cause that costs a part of the speed while it holds; without `held` it is told of one moment."""
     if held is not None:
         loss, parameters = loss * held.share, {**parameters, "share": _percent(100 * held.share), "period": held.period}
-    return Cause(loss, warning(code, text, gpu=window.gpu.gpu, **parameters))
+    return loss, warning(code, text, gpu=window.gpu.gpu, **parameters)
 
 
-def _mean(values: Sequence[int | None], at: Iterable[int]) -> float:
+def _mean(values: Series, at: Iterable[int]) -> float:
     """Return the mean of those of these steps that are known; 0 without any."""
-    known = [value for step in at if (value := values[step]) is not None]
-    return fmean(known) if known else 0.0
+    return fmean([value for step in at if (value := values[step]) is not None] or [0])
 
 
 def _percent(value: float) -> int:

@@ -10,7 +10,7 @@ from gpu_device_plugin.core.report.finding import Unknown, note
 from gpu_device_plugin.core.report.text.printing import ranges
 from gpu_device_plugin.core.report.text.use_texts import duration
 from gpu_device_plugin.core.report.why.gpu_window import RECENT_S, windows
-from gpu_device_plugin.core.report.why.slow_causes import CHECKS, Cause
+from gpu_device_plugin.core.report.why.slow_causes import CHECKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.contract.history import NodeHistory
     from gpu_device_plugin.core.report.finding import Finding
     from gpu_device_plugin.core.report.why.gpu_window import GpuWindow
+    from gpu_device_plugin.core.report.why.slow_causes import Cause
 
 
 def everybody(_namespace: str) -> bool:
@@ -56,16 +57,17 @@ def slowness(
         return (Unknown("history-empty", "Its node's agent has no figures of it that tell whether it is slow."),)
     # A pod of the same name may have had other GPUs within the hour.
     seen = [window for window in found.values() if any(window.present[at] for at in window.recent)]
-    causes, looked, unlooked = list[Cause](), dict[str, None](), dict[str, dict[str, None]]()
+    causes: list[Cause] = []
+    looked, unlooked = dict[str, None](), dict[str, dict[str, None]]()
     for window in seen or found.values():
         for name, check in CHECKS:
             match check(window, may_see):
-                case Cause() as cause:
-                    causes.append(cause)
                 case None:
                     looked[name] = None
-                case why:
+                case str() as why:
                     unlooked.setdefault(why, {})[name] = None
+                case cause:
+                    causes.append(cause)
     findings = (
         [*_merged(causes)] if causes else [_nothing(seen or [*found.values()], ", ".join(looked))] if looked else []
     )
@@ -79,8 +81,8 @@ def slowness(
 def _merged(causes: Iterable[Cause]) -> Iterator[Finding]:
     """Yield the causes, the one that explains most first, each of the GPU that it slows most, with the other GPUs."""
     by_code: dict[str, list[Finding]] = {}
-    for cause in sorted(causes, key=lambda cause: (-cause.explains, cause.finding.code)):
-        by_code.setdefault(cause.finding.code, []).append(cause.finding)
+    for _, finding in sorted(causes, key=lambda cause: (-cause[0], cause[1].code)):
+        by_code.setdefault(finding.code, []).append(finding)
     for strongest, *others in by_code.values():
         gpus = ranges(sorted(int(str(each.parameters["gpu"])) for each in others))
         text = f"{strongest.text} Likewise on GPU {{likewise}}." if gpus else strongest.text
