@@ -224,6 +224,10 @@ HEALTHY: Mapping[str, NodeHistory] = {
     "a whole GPU": history(
         train(granted_mib=TOTAL_MIB, most_mib=TOTAL_MIB, used_mib=series(70_000), sm_percent=series(96)),
     ),
+    "a whole GPU, allocated at its start": history(
+        train(granted_mib=TOTAL_MIB, most_mib=TOTAL_MIB, used_mib=series(80_900), sm_percent=series(96)),
+        used_mib=series(81_500),
+    ),
     "borrowing": history(
         train(granted_mib=20_480, most_mib=81_920, used_mib=series(38_000)), other(series(9, 0), series(30_000))
     ),

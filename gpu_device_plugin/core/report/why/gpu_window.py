@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.condition import GpuCondition
-from gpu_device_plugin.core.model.times import epoch_s, rfc3339
+from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.core.report.text.use_texts import duration
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class GpuWindow:
     """Those of other pods that were there in the last minutes."""
     step_s: float
     at_s: float | None
-    """When the newest values were read, seconds since the epoch."""
+    """When the newest values were read, seconds since the epoch; None: not known."""
     sm: Series
     """How busy the pod kept the multiprocessors, percent; how busy they were, if it is alone and no more is known."""
     used: Series
@@ -123,8 +123,11 @@ class GpuWindow:
         return Held(for_s / of_s, steps, period)
 
 
-def windows(history: NodeHistory, namespace: str, pod: str) -> Iterator[GpuWindow]:
-    """Yield the GPUs that a pod is on; none of a history whose steps have no usable length."""
+def windows(history: NodeHistory, namespace: str, pod: str, at_s: float | None) -> Iterator[GpuWindow]:
+    """Yield the GPUs that a pod is on; none of a history whose steps have no usable length.
+
+    `at_s` says when the newest values were read.
+    """
     if not _SHORTEST_STEP_S <= history.step_s <= _LONGEST_STEP_S:
         return
     for gpu in history.gpus:
@@ -143,7 +146,6 @@ def windows(history: NodeHistory, namespace: str, pod: str) -> Iterator[GpuWindo
         all_series = [gpu.used_mib, gpu.sm_percent, gpu.throttle, gpu.pcie_percent]
         all_series += [one for each in there for one in (each.used_mib, each.sm_percent, each.cpu_throttled_percent)]
         length = max(map(len, all_series))
-        at_s = epoch_s(history.at)
         used, sm = (_total([getattr(each, name) for each in own], length) for name in ("used_mib", "sm_percent"))
         present = tuple(memory is not None or busy is not None for memory, busy in zip(used, sm, strict=True))
         if not others and not any(value is not None for value in sm):

@@ -42,6 +42,8 @@ _CPU_PERCENT = 20
 """Of the CPU's periods in which a container was held back: below, its threads wait for less than they work."""
 _AT_LIMIT = 0.97
 """Part of the memory: beyond it allocations of the usual size, 2 MiB to 1 GiB, fail or have to push others out."""
+_LEFT = 0.95
+"""Part of the memory that a pod was granted: the driver itself may keep the rest of a whole GPU."""
 _FALL, _FALLS = 0.02, 3
 """Part of the most: a smaller fall returns a buffer; larger ones, again and again, empty a cache for lack of room."""
 _PAGING_PERCENT = 40
@@ -132,8 +134,8 @@ def _neighbours(window: GpuWindow, may_see: MaySee) -> Verdict:
         return held
     percent = _percent(_mean(others, held.at))
     text = (
-        "Neighbours kept the multiprocessors of GPU {gpu} busy for {percent} % of the time, {period}: {who}. It needs "
-        "another GPU, or one of its own."
+        "Neighbours took {percent} % of the multiprocessors' time on GPU {gpu}, {period}: {who}. It needs another GPU, "
+        "or one of its own."
     )
     who = _largest(window, held, may_see, "sm_percent", lambda mean: f"{_percent(mean)} %")
     return _cause("neighbours-busy", text, window, percent / 100, held, percent=percent, who=who)
@@ -144,7 +146,7 @@ def _memory_full(window: GpuWindow, may_see: MaySee) -> Verdict:
     pairs = list(zip(window.total(window.gpu.used_mib), window.used, strict=True))
     taken = tuple(None if used is None or own is None else used - own for used, own in pairs)
     flags = [
-        None if others is None else (used or 0) >= total * _AT_LIMIT and total - others < granted
+        None if others is None else (used or 0) >= total * _AT_LIMIT and total - others < granted * _LEFT
         for others, (used, _) in zip(taken, pairs, strict=True)
     ]
     if not isinstance(held := window.held(flags, _NO_MEMORY, idle=True), Held) or granted <= 0:

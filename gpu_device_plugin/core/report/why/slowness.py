@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.report.why.gpu_window import GpuWindow
     from gpu_device_plugin.core.report.why.slow_causes import Cause
 
+_DAY_S = 86_400.0
+"""No clocks differ by more: a later time is none."""
+
 
 def everybody(_namespace: str) -> bool:
     """Say that the reader may see the pods of any namespace."""
@@ -49,10 +52,13 @@ def slowness(
     """
     found: dict[str, GpuWindow] = {}
     for history in histories:
-        if (at_s := epoch_s(history.at)) is not None and now - at_s > RECENT_S:
+        at_s = epoch_s(history.at)
+        if at_s is not None and at_s > now + _DAY_S:
+            at_s = None
+        if at_s is not None and now - at_s > RECENT_S:
             text = "The figures of its node's agent are {age} old, so they do not tell whether it is slow."
             return (Unknown("history-old", text, age=duration(now - at_s)),)
-        found |= {window.gpu.uuid: window for window in windows(history, namespace, pod)}
+        found |= {window.gpu.uuid: window for window in windows(history, namespace, pod, at_s)}
     if not found:
         return (Unknown("history-empty", "Its node's agent has no figures of it that tell whether it is slow."),)
     # A pod of the same name may have had other GPUs within the hour.
@@ -68,14 +74,12 @@ def slowness(
                     unlooked.setdefault(why, {})[name] = None
                 case cause:
                     causes.append(cause)
-    findings = (
-        [*_merged(causes)] if causes else [_nothing(seen or [*found.values()], ", ".join(looked))] if looked else []
-    )
+    findings = [*_merged(causes)]
+    if looked and not causes:
+        findings.append(_nothing(seen or [*found.values()], ", ".join(looked)))
     text = "Not looked at: {checks} ({why})."
-    return (
-        *findings,
-        *(Unknown("not-looked-at", text, checks=", ".join(names), why=why) for why, names in unlooked.items()),
-    )
+    findings += [Unknown("not-looked-at", text, checks=", ".join(each), why=why) for why, each in unlooked.items()]
+    return tuple(findings)
 
 
 def _merged(causes: Iterable[Cause]) -> Iterator[Finding]:
@@ -91,9 +95,10 @@ def _merged(causes: Iterable[Cause]) -> Iterator[Finding]:
 
 def _nothing(seen: Sequence[GpuWindow], looked: str) -> Finding:
     busy = [value for window in seen for at in window.recent if (value := window.sm[at]) is not None]
-    percent = (
-        f" It kept the multiprocessors busy for {max(0, min(100, sum(busy) // len(busy)))} % of it." if busy else ""
-    )
-    text = "Nothing was found that slowed it in the last {period}; looked at: {checks}.{percent}"
-    seen_s = max(window.lasted_s(window.present) for window in seen)
-    return note("nothing-slows-it", text, period=duration(seen_s), checks=looked, percent=percent)
+    period = duration(max(window.lasted_s(window.present) for window in seen))
+    text = "Nothing was found that slowed it in the last {period}; looked at: {checks}."
+    if not busy:
+        return note("nothing-slows-it", text, period=period, checks=looked)
+    text += " It kept the multiprocessors busy for {percent} % of it."
+    percent = max(0, min(100, sum(busy) // len(busy)))
+    return note("nothing-slows-it", text, period=period, checks=looked, percent=percent)
