@@ -170,8 +170,8 @@ def _largest(window: GpuWindow, held: Held, may_see: MaySee, field: str, shown: 
 
 
 def _starved(window: GpuWindow, _: MaySee) -> Verdict:
-    cpus = {each.container: window.total(each.cpu_throttled_percent) for each in window.own}
-    most = [max((one for one in step if one is not None), default=None) for step in zip(*cpus.values(), strict=True)]
+    cpus = [window.total(each.cpu_throttled_percent) for each in window.own]
+    most = [max((one for one in step if one is not None), default=None) for step in zip(*cpus, strict=True)]
     flags = [
         None if sm is None or cpu is None else cpu >= _CPU_PERCENT and sm < _WAITS_PERCENT
         for sm, cpu in zip(window.sm, most, strict=True)
@@ -181,7 +181,9 @@ def _starved(window: GpuWindow, _: MaySee) -> Verdict:
         return held
     if window.lasted_s([bool(sm) for sm in window.sm]) < window.lasted_s(window.present) * _FED:
         return None
-    percent, container = max((_percent(_mean(cpu, held.at)), name) for name, cpu in cpus.items())
+    percent, container = max(
+        (_percent(_mean(cpu, held.at)), each.container) for each, cpu in zip(window.own, cpus, strict=True)
+    )
     text = (
         "GPU {gpu} waits for its CPU: container {container} was held back by its CPU limit in {percent} % of the "
         "periods, {period}. Raise that limit."
@@ -229,7 +231,9 @@ def _pcie_link(window: GpuWindow, _: MaySee) -> Verdict:
     if window.unready or not ((lanes and most) or (generation and newest)):
         return window.unready or window.untold
     narrow = 0 < lanes < most
-    slow = 0 < generation < newest and (now.sm_percent or 0) >= _LOADED_PERCENT  # an idle GPU lowers it to save power
+    loads = [each for each in (now.sm_percent, window.total(window.gpu.sm_percent)[-1]) if each is not None]
+    # A GPU lowers the generation of its link to save power, as soon as it is idle.
+    slow = 0 < generation < newest and min(loads, default=0) >= _LOADED_PERCENT
     works, traffic = window.works, window.total(window.gpu.pcie_percent)
     steps = [at for at in window.recent if works[at] and traffic[at] is not None]
     percent = _percent(_mean(traffic, steps)) if steps else _TRAFFIC_PERCENT

@@ -37,6 +37,7 @@ from tests.slow_pods import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gpu_device_plugin.core.contract.history import Series
     from gpu_device_plugin.core.report.finding import Finding
 
 HOT = int(Throttle.HEAT)
@@ -166,6 +167,20 @@ def test_the_container_that_the_cpu_holds_back_most_is_named() -> None:
     )
 
 
+def test_a_container_that_was_restarted_is_one() -> None:
+    """The agent remembers the former one as well, which had as little CPU."""
+    before = train(
+        used_mib=lately(9, 10, None), sm_percent=lately(5, 10, None), cpu_throttled_percent=lately(80, 10, None)
+    )
+    after = train(
+        used_mib=lately(None, 10, 9), sm_percent=lately(None, 10, 5), cpu_throttled_percent=lately(None, 10, 60)
+    )
+    assert "container 'main' was held back" in (told := said(history(before, after), "starved-of-cpu"))
+    assert told.endswith(
+        ", for 15 min of the 15 min in which it was there, since 2026-11-28T11:00:15Z. Raise that limit."
+    )
+
+
 def test_links_are_told_as_they_are_and_as_they_could_be() -> None:
     both = replace(CONDITION, pcie_width=8, pcie_generation=3)
     told = said(history(pcie_percent=series(50), condition=both), "pcie-link-slow")
@@ -182,6 +197,9 @@ def test_a_link_that_carries_little_slows_nothing() -> None:
 def test_an_idle_moment_lowers_a_link_and_is_no_cause() -> None:
     now = replace(CONDITION, pcie_generation=1, sm_percent=4)
     assert codes(history(pcie_percent=series(50), condition=now)) == []
+    unread = replace(CONDITION, pcie_generation=1, sm_percent=None)
+    assert codes(history(pcie_percent=series(50), condition=unread)) == ["pcie-link-slow"]
+    assert codes(history(pcie_percent=series(50), condition=unread, sm_percent=())) == []
 
 
 def test_all_faults_of_the_memory_are_told_together() -> None:
@@ -425,6 +443,31 @@ def test_any_history_is_answered(histories: list[NodeHistory], sees: bool) -> No
         assert re.match(r"[A-Z].*\.$", each)
         assert all(0 <= int(number) <= 100 for number in re.findall(r"(-?\d+) %", each))
         assert sees or "ml/" not in each
+
+
+OF_WORK = {"neighbours-busy", "clocks-low", "pcie-link-slow"}
+"""With the slowdowns: what concerns pods alone that keep the multiprocessors busy."""
+
+
+@given(SLOWED, some(4))
+def test_an_idle_pod_is_slowed_by_nothing_that_its_gpu_or_neighbours_do(of: NodeHistory, sm: Series) -> None:
+    idle = tuple(replace(each, sm_percent=sm) if each.pod == "train" else each for each in of.containers[:1])
+    others = tuple(each for each in of.containers if each.pod != "train")
+    told = {each.code for each in verdicts(replace(of, containers=(*idle, other(), *others)))}
+    assert told & OF_WORK == set()
+    assert not any(code.startswith("slowed-by") for code in told)
+
+
+@given(st.integers(1, 7), st.integers(0, 52), st.integers(0, 255))
+def test_what_lasts_less_than_two_minutes_is_no_cause(steps: int, after: int, bits: int) -> None:
+    """Seven steps are 105 seconds; whatever happens in them, the pod is not slow because of them."""
+
+    def blip(usual: int, value: int) -> Series:
+        return (*[usual] * (LENGTH - steps - after), *[value] * steps, *[usual] * after)
+
+    own = train(sm_percent=blip(60, 20), used_mib=blip(30_000, 40_950), cpu_throttled_percent=blip(0, 100))
+    happened = history(own, other(blip(0, 99), blip(9_000, 50_000)), throttle=blip(0, bits), pcie_percent=blip(5, 100))
+    assert verdicts(happened) == []
 
 
 @given(SLOWED, st.randoms())
