@@ -12,7 +12,7 @@ import msgspec
 from gpu_device_plugin.core.cluster.agentpods import agents
 from gpu_device_plugin.core.contract.history import HISTORY_PATH, LARGEST_HISTORY, NodeHistory
 from gpu_device_plugin.core.report.why.slowness import gpus_of
-from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, unread
+from gpu_device_plugin.programs.kubectl import NO_SUCH_PATH, ClusterUnreadableError, unread
 from gpu_device_plugin.view.agent_pods import AGENT_LABELS, agent_pods
 
 if TYPE_CHECKING:
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.kubectl import Kubectl
 
 T = TypeVar("T")
-
-_NOT_FOUND = "(NotFound)"
-"""As kubectl writes the reason of an answer 404."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +54,7 @@ class AgentAnswers:
         try:
             answer = self.kubectl.raw(pod + quote(path))
         except ClusterUnreadableError as error:
-            if _NOT_FOUND not in str(error):
+            if NO_SUCH_PATH not in str(error):
                 raise
             why = f"the agent of node {node} does not serve {path}: it is older than this command, or records nothing"
             raise ClusterUnreadableError(why) from error

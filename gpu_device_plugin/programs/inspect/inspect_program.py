@@ -42,7 +42,7 @@ from gpu_device_plugin.programs.inspect.resize import named_pod, resize
 from gpu_device_plugin.programs.inspect.top_screen import top
 from gpu_device_plugin.programs.inspect.uninstall import uninstall
 from gpu_device_plugin.programs.inspect.wake import wake
-from gpu_device_plugin.programs.kubectl import GRANT, ClusterUnreadableError, Kubectl, items, unread
+from gpu_device_plugin.programs.kubectl import GRANT, NO_SUCH_PATH, ClusterUnreadableError, Kubectl, items, unread
 from gpu_device_plugin.programs.terminal import discard_output, say, show
 from gpu_device_plugin.settings.knobs import UsageError, nearest
 from gpu_device_plugin.view.learned_mix import lesson_of
@@ -69,8 +69,6 @@ _CONFIGMAPS = f"/api/v1/configmaps?fieldSelector=metadata.name%3D{CONFIGURATION}
 _COUNTING = ("spec.nodeName!=", *NOT_ENDED)
 """Selects the pods that may hold a GPU or part of one."""
 
-_NO_API = "the server could not find the requested resource"
-"""As kubectl says that the API server does not know a path (404)."""
 _VIEWER = "an administrator gives the rights by binding the ClusterRole gpushare-viewer"
 _UNBOUNDED = 10_000
 """Columns, where the output goes to no terminal."""
@@ -191,7 +189,7 @@ def _raw_claims(kubectl: Kubectl, namespace: str = "") -> tuple[list[msgspec.Raw
     try:
         return kubectl.items(CLAIMS.path(namespace=namespace), optional=True), ""
     except ClusterUnreadableError as error:
-        return [], ABSENT if _NO_API in str(error) else str(unread(error))
+        return [], ABSENT if NO_SUCH_PATH in str(error) else str(unread(error))
 
 
 def _add_claims(cluster: FollowedCluster, kubectl: Kubectl, namespace: str = "") -> list[str]:
