@@ -221,6 +221,14 @@ HEALTHY: Mapping[str, NodeHistory] = {
         temperature_c=(),
         pcie_percent=(),
     ),
+    "a MIG instance, told with the condition of its GPU": history(
+        train(sm_percent=()),
+        condition=replace(CONDITION, throttle=int(Throttle.HEAT), pcie_width=4),
+        uuid=_MIG.uuid,
+        sm_percent=(),
+        throttle=series(int(Throttle.HEAT)),
+        pcie_percent=series(99),
+    ),
     "a whole GPU": history(
         train(granted_mib=TOTAL_MIB, most_mib=TOTAL_MIB, used_mib=series(70_000), sm_percent=series(96)),
     ),

@@ -56,8 +56,8 @@ class AgentAnswers:
         except ClusterUnreadableError as error:
             if NO_SUCH_PATH not in str(error):
                 raise
-            why = f"the agent of node {node} does not serve {path}: it is older than this command, or records nothing"
-            raise ClusterUnreadableError(why) from error
+            why = "it is older than this command, or remembers nothing of it"
+            raise ClusterUnreadableError(f"the agent of node {node} does not serve {path}: {why}") from error
         if len(answer) > most:
             raise ClusterUnreadableError(f"the agent of node {node} answers {path} with more than {most >> 10} KiB")
         try:

@@ -217,7 +217,7 @@ def _pcie_full(window: GpuWindow, _: MaySee) -> Verdict:
         None if own is None or percent is None else own > 0 and percent >= _FULL_PERCENT and (busy or 0) < _BUSY_PERCENT
         for own, percent, busy in zip(window.sm, traffic, window.total(window.gpu.sm_percent), strict=True)
     ]
-    if not isinstance(held := window.held(flags, window.untold, idle=True), Held):
+    if not isinstance(held := window.held(flags, window.unready or window.untold, idle=True), Held):
         return held
     percent = _percent(_mean(traffic, held.at))
     text = "The PCIe link of GPU {gpu} is full: it carried {percent} % of what it can, {period}. Copy less at a time."

@@ -314,9 +314,9 @@ ALL = f"{GROUPS}, busy neighbours, its CPU limit, its memory limit, memory that 
         (
             HEALTHY["a MIG instance"],
             {
-                "slowdowns, low clocks, the PCIe link": "how busy the pod kept the multiprocessors is not known",
+                GROUPS: "how busy the pod kept the multiprocessors is not known",
                 "its CPU limit": "how its CPU limit holds it back is not known",
-                "memory errors, PCIe traffic": "MIG instances have none of their own",
+                "memory errors": "MIG instances have none of their own",
             },
         ),
         (
