@@ -25,6 +25,8 @@ _PAGE = 500
 """Objects per request, as kubectl's own --chunk-size."""
 
 
+NO_SUCH_PATH = "the server could not find the requested resource"
+"""As kubectl says that the API server, or a pod behind it, does not know a path (404)."""
 MISSING_RIGHT = "right-missing"
 """The code of the finding that the reader lacks a right."""
 GRANT = (

@@ -1,8 +1,9 @@
-"""Explain why one pod waits, from everything that could be read of the cluster, the extender's policy included."""
+"""Explain why one pod waits or is slow, from all that could be read of the cluster, the extender's policy included."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.claimed_gpus import ask_of_claims, for_claims
@@ -14,14 +15,16 @@ from gpu_device_plugin.core.report.why.mig_explanations import asked_by_profile,
 from gpu_device_plugin.core.report.why.pod_causes import asked_by_claims, by_claim_instead, causes, claim_causes
 from gpu_device_plugin.core.report.why.pod_use import refusals
 from gpu_device_plugin.core.report.why.scheduler_checks import besides, exclusions
+from gpu_device_plugin.core.report.why.slowness import everybody, slowness
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import SettingsError
 from gpu_device_plugin.settings.sources import Sources, Text, Texts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
+    from gpu_device_plugin.core.contract.history import NodeHistory
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resource_claims import Claim
     from gpu_device_plugin.core.model.resources import Resource
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
 CONFIGURATION = "gpushare-extender"
 """The ConfigMap of the extender in our manifests; they may be applied in any namespace."""
 _FILE = "default.yaml"
+_SAME: Mapping[str, str] = {"memory-full": "squeezed"}
+"""What histories tell by another name, which stays, as it has the newer figures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +90,22 @@ def why(
     most: int,
     policy: Callable[[], Policy] = assumed,
     claims: Iterable[Claim] | None = None,
+    histories: Iterable[NodeHistory] | None = None,
+    may_see: Callable[[str], bool] = everybody,
 ) -> Why:
-    """Return why a pod waits.
+    """Return why a pod waits, or where it is and why it is slow.
 
     `nodes` are all that share GPUs; None: they could not be read. `claims` are the ResourceClaims of its
     namespace, and maybe others; None: they could not be read. Of `most` nodes more is told; see `answers`. `policy`
-    reads the extender's policy, and is called only where neither the pod nor every node names one.
+    reads the extender's policy, and is called only where neither the pod nor every node names one. `histories` are
+    those of the GPUs that it is on, with all containers on them; None: they were not read, see `on_gpus`. Of them it
+    names the pods in namespaces that the reader `may_see`.
     """
+    if histories is not None:
+        said = why(pod, status, resources, nodes, most=most, policy=policy, claims=claims)
+        told = {fact.code for fact in said.facts}
+        slow = slowness(histories, pod.namespace, pod.name, time.time(), may_see)
+        return replace(said, facts=(*said.facts, *(each for each in slow if _SAME.get(each.code) not in told)))
     by_name = None if nodes is None else {node.name: node for node in nodes}
 
     def excluded(node: NodeView) -> tuple[Finding, ...]:
@@ -122,6 +136,13 @@ def why(
         facts.append(note("policy-assumed", text, policy=chosen.name, why=chosen.assumed))
     asked_of = [(node, demand, Kept(excluded(node), besides(node, demand, resources))) for node in nodes]
     return Why(asks, tuple(facts), tuple(answers(asked_of, chosen.name, most)))
+
+
+def on_gpus(pod: Pod, status: SchedulingStatus, resources: Sequence[Resource]) -> bool:
+    """Return whether a pod runs and has asked for GPUs, so that its node's agent may know whether it is slow."""
+    asked = ask(pod, resources)
+    gpus = bool(status.claims or asked_instances(pod)) or (isinstance(asked, Ask) and bool(asked.parts))
+    return gpus and pod.phase == "Running"
 
 
 def _why_by_claims(

@@ -11,11 +11,14 @@ from gpu_device_plugin.core.contract.nodereport import GpuUse
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.core.report.tables.history_tables import BLOCKS, REASONS, history_lines
 from gpu_device_plugin.core.report.tables.terminal_tables import SORTS, folded
+from gpu_device_plugin.core.report.why.slowness import slowness
 from gpu_device_plugin.programs.inspect.arguments import parse
 from tests.docs.pages import DOCS, blocks, text_of
 from tests.histories import hour, used_by
 from tests.programs.inspect.test_inspect_program import World, asking_mig, gpu, node, parted, pod
+from tests.programs.inspect.test_why_slow import PLACE
 from tests.reports import SINCE, part, report, written
+from tests.slow_pods import CAUSES, NOW
 from tests.views import node_view, pod_on
 
 if TYPE_CHECKING:
@@ -50,6 +53,12 @@ def test_why_a_pod_waits_is_told_as_shown(tmp_path: Path, capsys: pytest.Capture
     assert command == "kubectl inspect gpushare why train-0"
     assert cluster(tmp_path).inspect("why", "train-0") == 0
     assert [line.rstrip() for line in capsys.readouterr().out.strip().splitlines()] == shown.splitlines()
+
+
+def test_why_a_pod_is_slow_is_told_as_shown() -> None:
+    commands = dict(each for block in blocks(PAGE, "console") for each in block.commands)
+    told = slowness([CAUSES["heat"][0]], "default", "train", NOW)
+    assert commands["kubectl inspect gpushare why train"].splitlines() == [*PLACE, *map(str, told)]
 
 
 def test_use_beside_granted_is_shown_as_it_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
 
@@ -11,14 +13,16 @@ import msgspec
 
 from gpu_device_plugin.core.cluster.agentpods import agents
 from gpu_device_plugin.core.contract.history import HISTORY_PATH, LARGEST_HISTORY, NodeHistory
-from gpu_device_plugin.programs.kubectl import MISSING_RIGHT, ClusterUnreadableError, unread
+from gpu_device_plugin.core.report.finding import Unknown
+from gpu_device_plugin.core.report.why.slowness import gpus_of
+from gpu_device_plugin.programs.kubectl import MISSING_RIGHT, NO_SUCH_PATH, ClusterUnreadableError, unread
 from gpu_device_plugin.view.agent_pods import AGENT_LABELS, agent_pods
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.agentpods import Agents
-    from gpu_device_plugin.core.report.finding import Unknown
+    from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.programs.kubectl import Kubectl
 
 T = TypeVar("T")
@@ -52,7 +56,13 @@ class AgentAnswers:
             why = self.agents.why or "no agent that serves HTTP runs there (the setting http)"
             raise ClusterUnreadableError(f"the agent of node {node} cannot be asked: {why}")
         pod = f"/api/v1/namespaces/{agent.namespace}/pods/{agent.name}:{agent.port}/proxy"
-        answer = self.kubectl.raw(pod + quote(path))
+        try:
+            answer = self.kubectl.raw(pod + quote(path))
+        except ClusterUnreadableError as error:
+            if NO_SUCH_PATH not in str(error):
+                raise
+            why = "it is older than this command, or remembers nothing of it"
+            raise ClusterUnreadableError(f"the agent of node {node} does not serve {path}: {why}") from error
         if len(answer) > most:
             raise ClusterUnreadableError(f"the agent of node {node} answers {path} with more than {most >> 10} KiB")
         try:
@@ -64,27 +74,55 @@ class AgentAnswers:
             ) from error
 
 
-_MOST_HISTORIES = 50
+MOST_NODES = 64
+"""The most nodes that one command reads."""
+_AT_ONCE = 8
+BEGUN_WITHIN_S = 30.0
+"""No node is asked later than that, so that silent ones do not hold up a command for ever."""
 
 
-def histories(
-    kubectl: Kubectl, raw_agents: Iterable[msgspec.Raw], within_s: float = 30.0
-) -> dict[str, NodeHistory | str] | Unknown:
-    """Return the histories of the first nodes by name, given the pods of the agents.
+def of_each(nodes: Sequence[str], read: Callable[[str], T]) -> tuple[Mapping[str, T], Mapping[str, Unknown]]:
+    """Ask a bounded number of nodes within a bounded time; return the answers, and why others did not answer."""
+    until = time.monotonic() + BEGUN_WITHIN_S
+    beyond = Unknown("node-not-read", "one command reads {most} nodes; name the node", most=MOST_NODES)
+    silent: dict[str, Unknown] = dict.fromkeys(nodes[MOST_NODES:], beyond)
 
-    In place of a history stands why it cannot be read, as of an older agent; of all, if a right is missing. After
-    `within_s` no further agent is asked.
+    def one(node: str) -> T | None:
+        try:
+            if time.monotonic() < until:
+                return read(node)
+            silent[node] = Unknown("node-not-read", f"others took {BEGUN_WITHIN_S:g} s; name the node")
+        except ClusterUnreadableError as error:
+            silent[node] = unread(error)
+        return None
+
+    with ThreadPoolExecutor(_AT_ONCE, "read an agent") as pool:
+        answers = zip(nodes, pool.map(one, nodes[:MOST_NODES]), strict=False)
+        return {node: answer for node, answer in answers if answer is not None}, silent
+
+
+def histories(kubectl: Kubectl, raw_agents: Iterable[msgspec.Raw]) -> dict[str, NodeHistory | str] | Unknown:
+    """Return the histories of nodes, given the pods of their agents.
+
+    In place of a history stands why it cannot be read, as of an older agent; of all, if a right is missing.
     """
     answers = AgentAnswers(kubectl, agents(agent_pods(raw_agents)))
-    found: dict[str, NodeHistory | str] = {}
-    until_s = time.monotonic() + within_s
-    for node in sorted(answers.agents.by_node)[:_MOST_HISTORIES]:
-        if time.monotonic() > until_s:
-            break
-        try:
-            found[node] = answers.read(node, HISTORY_PATH, NodeHistory, most=LARGEST_HISTORY)
-        except ClusterUnreadableError as error:
-            if (problem := unread(error)).code == MISSING_RIGHT:
-                return problem
-            found[node] = str(error)
-    return found
+    read = partial(answers.read, path=HISTORY_PATH, kind=NodeHistory, most=LARGEST_HISTORY)
+    found, silent = of_each(sorted(answers.agents.by_node), read)
+    denied = next((why for why in silent.values() if why.code == MISSING_RIGHT), None)
+    return denied or {**found, **{node: str(why) for node, why in silent.items()}}
+
+
+def histories_of(kubectl: Kubectl, pod: Pod, missing: list[str]) -> tuple[NodeHistory, ...] | None:
+    """Return the history of each GPU that a pod is or was on, with all containers on it, from its node's agent.
+
+    None: it cannot be read, and why is added to `missing`.
+    """
+    try:
+        answers = AgentAnswers.of(kubectl)
+        read = partial(answers.read, pod.node_name, kind=NodeHistory, most=LARGEST_HISTORY)
+        gpus = gpus_of(read(f"{HISTORY_PATH}namespaces/{pod.namespace}"), pod.namespace, pod.name)
+        return tuple(read(f"{HISTORY_PATH}gpus/{gpu}") for gpu in gpus)
+    except ClusterUnreadableError as error:
+        missing.append(str(unread(error)))
+        return None

@@ -34,6 +34,7 @@ from gpu_device_plugin.core.report.text.prices import price_document, price_line
 from gpu_device_plugin.core.report.text.use_texts import at_a_glance
 from gpu_device_plugin.core.report.why.explanations import explain, explain_briefly
 from gpu_device_plugin.programs.commandline import FAILED, OK, ending, resources_in
+from gpu_device_plugin.programs.inspect.agent_answers import histories_of
 from gpu_device_plugin.programs.inspect.arguments import COMMANDS, INTERVAL_S, MOST_EXPLAINED, REALLY, parse, passed_on
 from gpu_device_plugin.programs.inspect.cluster_reading import symptoms_in
 from gpu_device_plugin.programs.inspect.node_history import history, incidents
@@ -42,14 +43,14 @@ from gpu_device_plugin.programs.inspect.resize import named_pod, resize
 from gpu_device_plugin.programs.inspect.top_screen import top
 from gpu_device_plugin.programs.inspect.uninstall import uninstall
 from gpu_device_plugin.programs.inspect.wake import wake
-from gpu_device_plugin.programs.kubectl import GRANT, ClusterUnreadableError, Kubectl, items, unread
+from gpu_device_plugin.programs.kubectl import GRANT, NO_SUCH_PATH, ClusterUnreadableError, Kubectl, items, unread
 from gpu_device_plugin.programs.terminal import discard_output, say, show
 from gpu_device_plugin.settings.knobs import UsageError, nearest
 from gpu_device_plugin.view.learned_mix import lesson_of
 from gpu_device_plugin.view.objects import ConfigMap
 from gpu_device_plugin.view.poddetails import events
 from gpu_device_plugin.view.reading import ABSENT, cluster, gpu_pods, readable_claims, unseen
-from gpu_device_plugin.view.why_pod import CONFIGURATION, assumed, policy_in, why
+from gpu_device_plugin.view.why_pod import CONFIGURATION, assumed, on_gpus, policy_in, why
 
 if TYPE_CHECKING:
     import argparse
@@ -69,8 +70,6 @@ _CONFIGMAPS = f"/api/v1/configmaps?fieldSelector=metadata.name%3D{CONFIGURATION}
 _COUNTING = ("spec.nodeName!=", *NOT_ENDED)
 """Selects the pods that may hold a GPU or part of one."""
 
-_NO_API = "the server could not find the requested resource"
-"""As kubectl says that the API server does not know a path (404)."""
 _VIEWER = "an administrator gives the rights by binding the ClusterRole gpushare-viewer"
 _UNBOUNDED = 10_000
 """Columns, where the output goes to no terminal."""
@@ -191,7 +190,7 @@ def _raw_claims(kubectl: Kubectl, namespace: str = "") -> tuple[list[msgspec.Raw
     try:
         return kubectl.items(CLAIMS.path(namespace=namespace), optional=True), ""
     except ClusterUnreadableError as error:
-        return [], ABSENT if _NO_API in str(error) else str(unread(error))
+        return [], ABSENT if NO_SUCH_PATH in str(error) else str(unread(error))
 
 
 def _add_claims(cluster: FollowedCluster, kubectl: Kubectl, namespace: str = "") -> list[str]:
@@ -334,6 +333,9 @@ def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Re
     found = None if raw_nodes is None or raw_pods is None else _cluster(raw_nodes, raw_pods, resources, kubectl)
     most = MOST_EXPLAINED if not arguments.all_nodes else sys.maxsize
     claims = _claims_of_pod(kubectl, namespace, found, missing) if status.claims else ()
+    # Without the right to list pods no agent is found.
+    asked = raw_pods is not None and on_gpus(pod, status, resources)
+    histories = histories_of(kubectl, pod, missing) if asked else None
     said = why(
         pod,
         status,
@@ -342,6 +344,7 @@ def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Re
         most=most,
         policy=lambda: _policy(kubectl),
         claims=claims,
+        histories=histories,
     )
     unknown = [f"The explanation is incomplete: {'; '.join(missing)} ({_RIGHTS})."] if missing else []
     waits = [f"{namespace}/{pod.name} waits for {said.asks}."] if said.asks else []

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,27 +16,21 @@ from gpu_device_plugin.core.report.tables import history_tables as tables
 from gpu_device_plugin.core.report.text.columns import Line, Tone
 from gpu_device_plugin.core.report.text.printing import first
 from gpu_device_plugin.programs.commandline import FAILED, OK
-from gpu_device_plugin.programs.inspect.agent_answers import AgentAnswers
+from gpu_device_plugin.programs.inspect.agent_answers import AgentAnswers, of_each
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, unread
 from gpu_device_plugin.programs.terminal import encodes, say
 from gpu_device_plugin.view.objects import Named, decoded
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.core.report.finding import Unknown
     from gpu_device_plugin.programs.kubectl import Kubectl
 
     _Output = tuple[Sequence[str | Line], int]
 
-T = TypeVar("T")
-
-MOST_NODES = 64
-"""The most nodes that one command reads."""
-_AT_ONCE = 8
-_BEGUN_WITHIN_S = 30.0
-"""No node is asked later than that, so that silent ones do not hold up the command for ever."""
 LONGER = "For longer than an hour ask Prometheus, where one reads the agents' metrics (docs/operations.md)."
 
 
@@ -70,7 +62,7 @@ def history(arguments: argparse.Namespace, kubectl: Kubectl, _: Sequence[Resourc
 
     nodes = [arguments.node] if arguments.node else _nodes(agents, arguments.selector)
     ask = of_namespace if namespace else with_containers if arguments.node else read
-    found, silent = _of_each(nodes, ask)
+    found, silent = of_each(_some(nodes), ask)
     columns, marks = _terminal()
     lines: list[str | Line] = []
     for node, each in found.items():
@@ -91,8 +83,8 @@ def incidents(arguments: argparse.Namespace, kubectl: Kubectl, _: Sequence[Resou
     nodes = _nodes(agents)
     if node and not name and node not in nodes:  # the name alone, as an Event has it
         node, name = "", node
-    found, silent = _of_each(
-        [node] if node else nodes,
+    found, silent = of_each(
+        _some([node] if node else nodes),
         lambda each: agents.read(each, contract.INCIDENTS_PATH, contract.IncidentList, most=contract.LARGEST_HISTORY),
     )
     listed = [(at, one) for at, each in found.items() for one in each.incidents]
@@ -105,7 +97,7 @@ def incidents(arguments: argparse.Namespace, kubectl: Kubectl, _: Sequence[Resou
         return _json(whole) if arguments.output == "json" else tables.incident_lines(whole, *_terminal()), OK
     if arguments.output == "json":
         documents = [{"node": at, **msgspec.to_builtins(one)} for at, one in listed]
-        unread_nodes = [{"node": at, "why": why} for at, why in silent.items()]
+        unread_nodes = [{"node": at, "why": str(why)} for at, why in silent.items()]
         return _json({"version": 1, "incidents": documents, "unread": unread_nodes}), _ending(found, silent)
     if not listed and found:
         say(sys.stderr, "No incident is remembered.")
@@ -124,37 +116,22 @@ def _nodes(agents: AgentAnswers, selector: str = "") -> list[str]:
     return sorted(names & there if selector else names | there)
 
 
-def _of_each(nodes: Sequence[str], read: Callable[[str], T]) -> tuple[Mapping[str, T], Mapping[str, str]]:
-    """Ask a bounded number of nodes within a bounded time; return the answers, and why others did not answer."""
+def _some(nodes: Sequence[str]) -> Sequence[str]:
     if not nodes:
         raise ClusterUnreadableError("there is no such node with an agent; kubectl inspect gpushare doctor says why")
-    until = time.monotonic() + _BEGUN_WITHIN_S
-    silent = dict.fromkeys(nodes[MOST_NODES:], f"one command reads {MOST_NODES} nodes; name the node")
-
-    def one(node: str) -> T | None:
-        try:
-            if time.monotonic() < until:
-                return read(node)
-            silent[node] = f"others took {_BEGUN_WITHIN_S:g} s; name the node"
-        except ClusterUnreadableError as error:
-            silent[node] = str(unread(error))
-        return None
-
-    with ThreadPoolExecutor(_AT_ONCE, "read an agent") as pool:
-        answers = zip(nodes, pool.map(one, nodes[:MOST_NODES]), strict=False)
-        return {node: answer for node, answer in answers if answer is not None}, silent
+    return nodes
 
 
-def _warnings(silent: Mapping[str, str]) -> Iterator[str]:
+def _warnings(silent: Mapping[str, Unknown]) -> Iterator[str]:
     """Yield a sentence for each reason, with its nodes."""
     reasons: dict[str, list[str]] = {}
-    for node, why in sorted(silent.items()):
-        reasons.setdefault(why.replace(f"node {node}", "the node"), []).append(node)
+    for node, unknown in sorted(silent.items()):
+        reasons.setdefault(str(unknown).replace(f"node {node}", "the node"), []).append(node)
     for why, nodes in reasons.items():
         yield f"not read: {first(nodes)}: {why}"
 
 
-def _ending(found: Mapping[str, object], silent: Mapping[str, str]) -> int:
+def _ending(found: Mapping[str, object], silent: Mapping[str, Unknown]) -> int:
     """Say which nodes were not read, and return the exit code."""
     for warning in _warnings(silent):
         say(sys.stderr, f"warning: {warning}")

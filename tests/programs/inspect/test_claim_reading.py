@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.claim_values import UUIDS, claim_json, part_json, whole_json
-from tests.programs.inspect.test_inspect_program import World, gpu, node, pod
+from tests.programs.inspect.test_inspect_program import NO_AGENT, World, gpu, node, pod
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -165,6 +165,7 @@ def test_why_tells_of_a_pod_whose_number_of_gpus_was_made_a_claim(
     assert capsys.readouterr().out.splitlines() == [
         "default/train is on node dra (Running).",
         f"ResourceClaim big has all of GPU 1 (Tesla T4, {UUIDS[1]}) on node dra.",
+        f"The explanation is incomplete: the agent of node dra cannot be asked: {NO_AGENT}",
     ]
     assert both.inspect("-o", "json", "dra") == 0
     (dra,) = json.loads(capsys.readouterr().out)["nodes"]

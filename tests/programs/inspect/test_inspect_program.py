@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 PROG = "kubectl inspect gpushare"
 GOLDEN = Path(__file__).parents[2] / "golden" / "inspect"
 
+NO_AGENT = (
+    "no node agent that serves HTTP runs (docs/inspect.md has the commands by which an administrator grants all rights "
+    "that this command needs)."
+)
+
 KUBECTL = '''\
 #!{python}
 """Answers as kubectl does, from the objects in a file."""
@@ -559,6 +564,7 @@ def test_a_pod_that_waits_for_an_instance_is_told_who_has_them(
     assert capsys.readouterr().out.splitlines() == [
         "default/x is on node node-a (Running).",
         "  GPU 0 (MIG 1:0 1g.10gb, MIG-0): the whole instance",
+        f"The explanation is incomplete: the agent of node node-a cannot be asked: {NO_AGENT}",
     ]
     assert world.inspect("why", "y") == 0
     assert "is not known yet" in capsys.readouterr().out

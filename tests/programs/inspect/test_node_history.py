@@ -12,7 +12,7 @@ import pytest
 
 from gpu_device_plugin.core.contract.history import IncidentList
 from gpu_device_plugin.programs.commandline import FAILED, OK
-from gpu_device_plugin.programs.inspect import node_history
+from gpu_device_plugin.programs.inspect import agent_answers
 from gpu_device_plugin.programs.inspect.arguments import parse
 from gpu_device_plugin.programs.inspect.node_history import LONGER, history, incidents
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError
@@ -100,10 +100,10 @@ async def test_nodes_that_are_not_read_are_named_with_the_reason(
 async def test_no_more_nodes_are_read_than_one_command_may(
     world: Remembering, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_history, "MOST_NODES", 1)
+    monkeypatch.setattr(agent_answers, "MOST_NODES", 1)
     await run(world, "top", "--history")
     assert capsys.readouterr().err == "warning: not read: t4-1: one command reads 1 nodes; name the node\n"
-    monkeypatch.setattr(node_history, "_BEGUN_WITHIN_S", -1.0)
+    monkeypatch.setattr(agent_answers, "BEGUN_WITHIN_S", -1.0)
     await run(world, "top", "--history", "t4-1")
     assert "not read: t4-1: others took" in capsys.readouterr().err
 
