@@ -77,6 +77,17 @@ class Kubectl:
         done = self._run(*words, stderr=subprocess.DEVNULL)
         return done.stdout.decode(errors="replace").strip() or "default" if not done.returncode else "default"
 
+    def user(self) -> str:
+        """Return the user, as the API server knows it; else as the kubeconfig calls it; empty: neither is known."""
+        for words in (
+            ("auth", "whoami", "--output", "jsonpath={.status.userInfo.username}"),  # Kubernetes 1.28
+            ("config", "view", "--minify", "--output", "jsonpath={.contexts[0].context.user}"),
+        ):
+            done = self._run(*words, stderr=subprocess.PIPE, within_s=self._answer_within_s)
+            if not done.returncode and (name := done.stdout.decode(errors="replace").strip()):
+                return name
+        return ""
+
     def nodes_and_pods(self) -> bytes:
         """Return all nodes and pods as one list in JSON.
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.keys import NODE_GPUS, PLACEMENT_LABEL, MalformedAnnotationError
+from gpu_device_plugin.core.contract.nodemarks import cordon_of, cordons_of
 from gpu_device_plugin.core.model.gpus import MOST_GPUS, MOST_POSITIONS, NO_LINKS, Closeness, Links
 from gpu_device_plugin.core.model.mig import resource_name
 from gpu_device_plugin.core.model.placing import POLICIES
@@ -17,6 +18,7 @@ from gpu_device_plugin.core.model.shares import SHARES
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, MutableMapping
 
+    from gpu_device_plugin.core.contract.nodemarks import Cordon
     from gpu_device_plugin.core.model.gpus import Inventory
     from gpu_device_plugin.core.model.shares import SharedGpu, Shares
 
@@ -76,11 +78,20 @@ class ListedGpu:
     pci: str = ""
     instance: ListedInstance | None = None
     """None: it is a whole GPU."""
+    cordon: Cordon | None = None
+    """Why no new pod gets it; what runs there still counts. None: it is not put aside."""
 
     @property
     def card(self) -> str:
         """The UUID of the GPU that it is, or is an instance of."""
         return self.uuid if self.instance is None else self.instance.parent
+
+    @property
+    def closed(self) -> str:
+        """Why it takes no new pods, as a clause about it; empty: it takes them."""
+        if self.cordon is None:
+            return f"unhealthy: {self.unhealthy}" if self.unhealthy else ""
+        return f"unhealthy: {self.unhealthy}; {self.cordon}" if self.unhealthy else str(self.cordon)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +119,8 @@ class NodeGpus:
     counts."""
     gone: tuple[ListedGpu, ...] = ()
     """MIG instances that exist no more and that no container holds: their positions stay taken."""
+    cordons_fault: str = ""
+    """Why the cordons of the node cannot be read, so that none holds; empty: they can."""
     models: frozenset[str] = field(init=False, repr=False, compare=False)
     """The models of all its GPUs."""
     cards: Mapping[int, int] = field(init=False, repr=False, compare=False)
@@ -116,6 +129,8 @@ class NodeGpus:
     """UUIDs of the GPUs in MIG mode of which instances are shared."""
     elsewhere: frozenset[int] = field(init=False, repr=False, compare=False)
     """Positions that the node knows and on which nothing can be placed: those of `instances` and `gone`."""
+    cordoned: tuple[ListedGpu, ...] = field(init=False, repr=False, compare=False)
+    """Those of `gpus` that are put aside."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "models", frozenset([gpu.model for gpu in self.gpus]))
@@ -129,6 +144,7 @@ class NodeGpus:
         object.__setattr__(self, "parents", frozenset(lowest) if lowest else _NOTHING)
         apart = [gpu.position for gpu in (*self.instances, *self.gone)]
         object.__setattr__(self, "elsewhere", frozenset(apart) if apart else _NOTHING)
+        object.__setattr__(self, "cordoned", tuple([gpu for gpu in self.gpus if gpu.cordon is not None]))
 
     @property
     def fault(self) -> str:
@@ -170,10 +186,24 @@ def gpus_of_node(
             gpus = NodeGpus(problem=str(error))
     else:
         gpus = by_division(memory, count)
+    gpus = with_cordons(gpus, annotations)
     policy = next((name for name in (labels.get(PLACEMENT_LABEL), gpus.policy) if name in POLICIES), None)
     problem = AWAY if gpus.away else BY_CLAIMS if gpus.claims else gpus.problem
     unchanged = (policy, problem) == (gpus.policy, gpus.problem)
     return gpus if unchanged else replace(gpus, policy=policy, problem=problem)
+
+
+def with_cordons(node: NodeGpus, annotations: Mapping[str, str]) -> NodeGpus:
+    """Return the GPUs of a node with the cordons in its annotations, and with no others."""
+    cordons, fault = cordons_of(annotations)
+    listed = (*node.gpus, *node.instances)
+    if not cordons and fault == node.cordons_fault and all(gpu.cordon is None for gpu in listed):
+        return node
+
+    def marked(gpus: tuple[ListedGpu, ...]) -> tuple[ListedGpu, ...]:
+        return tuple([replace(gpu, cordon=cordon_of(cordons, gpu.uuid, gpu.card)) for gpu in gpus])
+
+    return replace(node, gpus=marked(node.gpus), instances=marked(node.instances), cordons_fault=fault)
 
 
 def by_division(memory: int, count: int) -> NodeGpus:

@@ -36,6 +36,7 @@ from gpu_device_plugin.core.report.why.explanations import explain, explain_brie
 from gpu_device_plugin.programs.commandline import FAILED, OK, ending, resources_in
 from gpu_device_plugin.programs.inspect.arguments import COMMANDS, INTERVAL_S, MOST_EXPLAINED, REALLY, parse, passed_on
 from gpu_device_plugin.programs.inspect.cluster_reading import symptoms_in
+from gpu_device_plugin.programs.inspect.cordon import cordon, uncordon
 from gpu_device_plugin.programs.inspect.plan import plan_moves
 from gpu_device_plugin.programs.inspect.resize import named_pod, resize
 from gpu_device_plugin.programs.inspect.top_screen import top
@@ -440,6 +441,8 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace, Kubectl, Sequence[Resource
     "wake": wake,
     "prices": _prices,
     "plan": partial(plan_moves, of=_cluster),
+    "cordon": partial(cordon, of=_cluster),
+    "uncordon": uncordon,
     "doctor": _doctor,
     "uninstall": _uninstall,
 }

@@ -73,6 +73,7 @@ def reached(world: World, sites: tuple[Site, ...]) -> bool:
             and (site.node.left is None or site.node.left.cover(goal.amounts))
             for site in sites
         )
+    assert isinstance(goal, NodesFree)
     return sum(not site.residents for site in sites) >= goal.number
 
 
