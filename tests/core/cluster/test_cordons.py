@@ -35,8 +35,8 @@ def cordoned(node: Candidate, *uuids: str, used: tuple[int, ...]) -> Candidate:
     return candidate("node", with_cordons(node.gpus, {CORDONS: text}), [Usage(tuple(enumerate(used)))])
 
 
-def asking(shares: int, **wishes: tuple[str, ...]) -> Ask:
-    return Ask((Part(Demand(Kind.MEMORY, shares)),), Wishes(**wishes))
+def asking(shares: int, use_uuids: tuple[str, ...] = ()) -> Ask:
+    return Ask((Part(Demand(Kind.MEMORY, shares)),), Wishes(use_uuids=use_uuids))
 
 
 def test_a_cordoned_gpu_has_no_room_and_what_runs_there_counts() -> None:
