@@ -123,7 +123,7 @@ def uncordon(
             _write(kubectl, name, lambda now: {uuid: mark for uuid, mark in now.items() if uuid not in gone})
         marks = "; ".join(str(before[uuid]) for uuid in sorted(gone))
         takes = "would take" if arguments.dry_run else "takes"
-        return [f"{target} of {name} {takes} new pods again. It was {marks}."], OK
+        return [f"{target} of {name} {takes} new pods again within a minute. It was {marks}."], OK
     card = next((gpu.card for gpu in target.members), "")
     if card in before:
         raise ClusterUnreadableError(

@@ -326,6 +326,7 @@ class NodeCluster(NodeApi):
             mig_domain=self._settings.domain_of_mig,
             held_shares={uuid for uuid, use in uses.items() if use.shares},
             held_whole={uuid for uuid, use in uses.items() if use.whole},
+            cordoned=self._state.node.cordoned,
         )
         notes = NodeMetadata(
             labels={**self._outdated, **node_labels(shares, config.inventory, config.policy, config.limits)},

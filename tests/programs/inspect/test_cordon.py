@@ -135,7 +135,7 @@ def test_a_damaged_annotation_is_left_and_told(world: World, capsys: pytest.Capt
 
 def test_uncordon_tells_what_it_was_and_keeps_the_others(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     marked(world, MIG_0="bob", MIG_1="eve", GPU_gone="joe")
-    takes = "takes new pods again. It was"
+    takes = "takes new pods again within a minute. It was"
     assert told(world, capsys, "uncordon", "node-a", "MIG-1") == (
         0,
         [f"GPU 3 (MIG 2:1 1g.10gb) of node-a {takes} cordoned by eve."],

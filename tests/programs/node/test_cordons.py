@@ -39,7 +39,7 @@ async def start(it: Cluster) -> None:
 
 def on_first(it: Cluster) -> dict[str, str]:
     """Return the health of the IDs of the first GPU."""
-    (gpu, *_) = it.node.uuids()
+    (gpu, *_) = it.node.uuids
     newest = it.node.lists(MEM)[-1]
     return {name: health for name, health in newest.items() if name.startswith(gpu)}
 
@@ -50,7 +50,7 @@ async def test_no_new_pod_gets_a_cordoned_gpu_and_what_runs_there_stays() -> Non
         free = it.node.healthy(MEM)
         runs = await it.run(pod("runs", mem=4), promise(0, 4))
         await it.assigned("runs")
-        put_aside(it, it.node.uuids()[0])
+        put_aside(it, it.node.uuids[0])
         await it.node.healthy_is(MEM, free // 2 + 4)
         assert {name for name, health in on_first(it).items() if health == "Healthy"} == set(
             runs.containers[0].devices[MEM]
@@ -62,40 +62,28 @@ async def test_no_new_pod_gets_a_cordoned_gpu_and_what_runs_there_stays() -> Non
         (event,) = it.events("GPUCordoned")
         assert event["note"].startswith("GPU 0 (")
         assert event["note"].endswith("because: a fan is loud.")
-        assert f'gpushare_gpu_cordoned{{gpu="{it.node.uuids()[0]}"}} 1.0' in await it.metrics()
+        assert f'gpushare_gpu_cordoned{{gpu="{it.node.uuids[0]}"}} 1.0' in await it.metrics()
+        await it.node.until(lambda: [gpu.get("cordoned") for gpu in it.said_of_node()["gpus"]] == [True, None])
         put_aside(it)
         await it.node.healthy_is(MEM, free)
+        await it.node.until(lambda: not any("cordoned" in gpu for gpu in it.said_of_node()["gpus"]))
         await it.node.until(lambda: len(it.events("GPUUncordoned")) == 1)
         third = await it.run(pod("third", mem=4), promise(0, 4))
         assert it.positions(third) == {0: 4}
-
-
-async def test_devices_that_the_kubelet_holds_for_free_are_refused_with_who_and_why() -> None:
-    """The list without them is still on its way to the kubelet."""
-    async with cluster("fake:1xT4") as it:
-        await start(it)
-        assert it.node.agent is not None
-        runs = await it.run(pod("runs", mem=4), promise(0, 4))
-        put_aside(it, it.node.uuids()[0])
-        await it.node.healthy_is(MEM, 4)
-        await it.assigned("runs")
-        it.node.kubelet.end(runs.uid)
-        refused = await it.run(pod("late", mem=4), promise(0, 4))
-        assert refused.phase == "Failed"
-        assert "cordoned by alice" in refused.message or "Insufficient" in refused.message
 
 
 async def test_a_cordon_outlives_the_agent_and_an_outage_of_the_api() -> None:
     async with cluster() as it:
         await start(it)
         free = it.node.healthy(MEM)
-        put_aside(it, it.node.uuids()[0])
+        put_aside(it, it.node.uuids[0])
         await it.node.healthy_is(MEM, free // 2)
         await it.node.stop_agent()
         await it.node.start_agent(api="http://127.0.0.1:9")
         assert it.node.healthy(MEM) == free // 2
         await it.node.stop_agent()
         put_aside(it)
+        it.node.settings["api"] = it.api.url
         await start(it)
         await it.node.healthy_is(MEM, free)
         assert len(it.events("GPUCordoned")) == 1
@@ -105,7 +93,7 @@ async def test_a_damaged_annotation_cordons_nothing() -> None:
     async with cluster() as it:
         await start(it)
         free = it.node.healthy(MEM)
-        put_aside(it, it.node.uuids()[0])
+        put_aside(it, it.node.uuids[0])
         await it.node.healthy_is(MEM, free // 2)
         it.api.patch("nodes", NODE, {"metadata": {"annotations": {CORDONS: "{"}}})
         await it.node.healthy_is(MEM, free)
@@ -139,7 +127,7 @@ def cordons(it: Cluster) -> dict[str, Cordon]:
 async def test_a_lasting_fault_that_was_chosen_puts_the_gpu_aside_once() -> None:
     async with cluster(cordon_on="repair-failed") as it:
         await start(it)
-        first, second = it.node.uuids()
+        first, second = it.node.uuids
         put_aside(it, second)
         now = [0.0]
         by = auto(it, now)
@@ -162,7 +150,7 @@ async def test_a_fault_that_was_not_chosen_and_a_gpu_that_is_not_shared_change_n
         await start(it)
         now = [0.0]
         by = auto(it, now)
-        await lasts(by, now, failing(it.node.uuids()[0]))
+        await lasts(by, now, failing(it.node.uuids[0]))
         await lasts(by, now, {"GPU-x": GpuCondition("GPU-x", throttle=0x20)})
         assert cordons(it) == {}
 
@@ -176,7 +164,7 @@ async def test_a_cordon_that_cannot_be_written_is_tried_again(trouble: str) -> N
             it.api.patch("nodes", NODE, {"metadata": {"annotations": {CORDONS: "{"}}})
         now = [0.0]
         by = auto(it, now)
-        await lasts(by, now, failing(it.node.uuids()[0]))
+        await lasts(by, now, failing(it.node.uuids[0]))
         assert by._faults.due(now[0])
 
 
