@@ -60,8 +60,8 @@ def unfit(ask: Ask, node: Candidate, packer: Packer | None = None) -> Unfit | No
     """
     if not ask.parts:
         return None
-    found = _unfit(ask, node, packer)
-    return found if found is None else _but_for_cordons(found, ask, node)
+    why = _unfit(ask, node, packer)
+    return why and _but_for_cordons(why, ask, node)
 
 
 def _unfit(ask: Ask, node: Candidate, packer: Packer | None) -> Unfit | None:
@@ -111,20 +111,14 @@ def _fit(ask: Ask, node: Candidate, policy: str, ranks: Ranks | None) -> Fit | U
 
 
 def _but_for_cordons(found: Unfit, ask: Ask, node: Candidate) -> Unfit:
-    """Return why a pod does not fit on a node with a reason that names the cordons, if it is for them.
-
-    Otherwise the reason is the one that the node has without them: its cordoned GPUs are not out of service.
-    """
-    if not (cordoned := node.gpus.cordoned):
+    """Return why a pod does not fit on a node: a cordon, or else what the reason would be without any."""
+    if not node.gpus.cordoned:
         return found
-    opened = node.opened()
-    other = unfit(ask, opened)
-    if other is not None:
+    if (other := unfit(ask, opened := node.opened())) is not None:
         return Unfit(other.sentence, found.unresolvable)
-    would = {room.position for room in allowed(ask, opened)}
-    first, *more = [gpu for gpu in cordoned if gpu.position in would and not gpu.unhealthy]
-    others = f", and {len(more)} more GPU{'' if len(more) == 1 else 's'}" if more else ""
-    return Unfit(f"GPU {first.position} is {first.cordon}{others}", found.unresolvable)
+    wanted = {room.position for room in allowed(ask, opened)}
+    first = next(gpu for gpu in node.gpus.cordoned if gpu.position in wanted and not gpu.unhealthy)
+    return Unfit(f"GPU {first.position} is {first.cordon}", found.unresolvable)
 
 
 def after(node: Candidate, found: Fit, amounts: Amounts = NO_AMOUNTS) -> Candidate:

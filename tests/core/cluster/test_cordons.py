@@ -52,7 +52,7 @@ def test_a_cordoned_gpu_has_no_room_and_what_runs_there_counts() -> None:
     ("used", "uuids", "shares", "sentence"),
     [
         ((0, 4), ("GPU-0",), 5, f"GPU 0 is {SAYS}"),
-        ((0, 0), ("GPU-0", "GPU-1"), 5, f"GPU 0 is {SAYS}, and 1 more GPU"),
+        ((0, 0), ("GPU-0", "GPU-1"), 5, f"GPU 0 is {SAYS}"),
         ((4, 4), ("GPU-0",), 5, "no GPU has 5 GiB free"),
         ((4, 4), ("GPU-0", "GPU-1"), 9, "the largest GPU has 8 GiB in all"),
     ],

@@ -118,12 +118,10 @@ def _group_row(node: NodeView, name: str, state: str, group: Sequence[GpuView]) 
     known = [amount for amount in used if amount is not None] if not node.report.stale else []
     most = max(known, default=None)
     differs = len(known) > 1 and min(known) != most
-    trouble = _trouble(node, first)
-    closed = first.gpu.closed
-    returning = _returning(node, first)
-    words = [*filter(None, (state, closed, trouble, returning)), *(["whole"] if first.whole else [])]
-    bad = first.gpu.unhealthy or trouble
-    tone = Tone.BAD if bad else Tone.WARNING if closed or returning or state not in {"", CLAIMS} else Tone.PLAIN
+    trouble, returning = _trouble(node, first), _returning(node, first)
+    words = [*filter(None, (state, first.gpu.closed, trouble, returning)), *(["whole"] if first.whole else [])]
+    watch = first.gpu.closed or returning or state not in {"", CLAIMS}
+    tone = Tone.BAD if first.gpu.unhealthy or trouble else Tone.WARNING if watch else Tone.PLAIN
     model = first.gpu.model.removeprefix("NVIDIA ") or _NOTHING
     return Row(
         (
