@@ -46,7 +46,7 @@ def test_the_document_has_who_when_and_why() -> None:
             None,
             *[{"by": "alice", "at": "2026-11-28T18:00:00Z", "why": "loud"}] * 2,
         ]
-        assert [gpu.get("freeShares") for gpu in node["gpus"]] == [15, 0, 0]
+        assert [gpu.get("freeShares", 0) for gpu in node["gpus"]] == [15, 0, 0]
 
 
 def test_the_instances_of_a_cordoned_gpu_are_not_available() -> None:
