@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.cluster.client.api_client import Client
+from gpu_device_plugin.cluster.client.config import ClusterConfig
+from gpu_device_plugin.cluster.client.errors import ConflictError
+from gpu_device_plugin.cluster.writers.own_node import OwnNode
 from gpu_device_plugin.core.contract.keys import CORDONS
 from gpu_device_plugin.core.contract.nodemarks import Cordon, read_cordons, write_cordons
 from gpu_device_plugin.core.model.condition import GpuCondition
@@ -20,7 +24,10 @@ from tests.programs.node.cluster_harness import NODE, RIGHTS, Cluster, cluster, 
 from tests.programs.node.harness import pod
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
+
+    from gpu_device_plugin.cluster.objects.decoding import ObjectKind
+    from gpu_device_plugin.testing.cluster.api_server import ApiServer
 
 WHY = Cordon("alice", "2026-11-28T18:00:00Z", "a fan is loud")
 
@@ -153,6 +160,36 @@ async def test_a_fault_that_was_not_chosen_and_a_gpu_that_is_not_shared_change_n
         await lasts(by, now, failing(it.node.uuids[0]))
         await lasts(by, now, {"GPU-x": GpuCondition("GPU-x", throttle=0x20)})
         assert cordons(it) == {}
+
+
+class Overtaken(Client):
+    """Reaches the API server just after somebody else has changed the node; for ever, or so many times."""
+
+    api: ApiServer
+    times = 1
+
+    async def patch(self, kind: ObjectKind, name: str, body: Mapping[str, Any], **more: Any) -> bytes:
+        if self.times:
+            self.times -= 1
+            cordons = write_cordons({f"GPU-{self.times}": WHY})
+            self.api.patch("nodes", NODE, {"metadata": {"annotations": {CORDONS: cordons}}})
+        return await super().patch(kind, name, body, **more)
+
+
+@pytest.mark.parametrize(("times", "kept"), [(1, {"GPU-0", "GPU-a"}), (9, set())])
+async def test_a_cordon_is_added_to_those_that_others_write_meanwhile(times: int, kept: set[str]) -> None:
+    async with cluster() as it, Overtaken(ClusterConfig(it.api.url)) as client:
+        client.api, client.times = it.api, times
+        own = OwnNode(client, NODE)
+        if kept:
+            assert CORDONS in (await own.cordon("GPU-a", WHY)).annotations
+            assert cordons(it).keys() == kept
+            assert await own.cordon("GPU-a", Cordon("bob")) == await own.read()
+            assert cordons(it)["GPU-a"] == WHY
+        else:
+            with pytest.raises(ConflictError):
+                await own.cordon("GPU-a", WHY)
+            assert "GPU-a" not in cordons(it)
 
 
 @pytest.mark.parametrize("trouble", ["forbidden", "damaged"])
