@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tests.web.browser import Browser
 
 NAMES = re.compile(
-    r"\b(GiB|GPU|MIG|Pod|API|ClusterRole|gpushare-\w+|default|list|pods|nodes|XID|x{3,}|Unschedulable|MPS|kubelet|run/gpushare/memory.json|DaemonSet|safe-to-evict|false|emptyDir|hostPath|PodDisruptionBudget|kube-scheduler|ResourceClaim)\b"
+    r"\b(GiB|GPU|MIG|Pod|API|ClusterRole|gpushare-\w+|default|list|pods|nodes|XID|x{3,}|Unschedulable|MPS|kubelet|run/gpushare/memory.json|DaemonSet|safe-to-evict|false|emptyDir|hostPath|PodDisruptionBudget|kube-scheduler|ResourceClaim|alice|loud)\b"
 )
 """What stays as it is in every language."""
 RESOURCES = ResourceSettings().offered
