@@ -87,7 +87,7 @@ def cordon(
     pods = [pod for view in views if view.name == name for pod in view.instance_pods]
     made, staying = _drain(found, name, target, pods)
     if not made.moves and not staying:
-        return [*lines, "No pod is on it."], OK
+        return [*lines, "No pod there has to be moved."], OK
     goal = f"{counted(len(made.moves), 'move')} to drain it." if made.moves else "No pod there can be moved."
     shown = [*lines, goal, *details(found.sites, made.moves, made.then, staying)]
     if not made.moves or arguments.dry_run:

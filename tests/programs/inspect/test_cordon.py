@@ -223,7 +223,7 @@ def test_a_pod_without_room_elsewhere_stays(world: World, capsys: pytest.Capture
 
 
 def test_an_empty_gpu_is_drained_already(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    assert told(world, capsys, "cordon", "node-a", "1", "--drain")[1][-1] == "No pod is on it."
+    assert told(world, capsys, "cordon", "node-a", "1", "--drain")[1][-1] == "No pod there has to be moved."
 
 
 def test_pods_with_whole_instances_are_told_and_stay(world: World, capsys: pytest.CaptureFixture[str]) -> None:
