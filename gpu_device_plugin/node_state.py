@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 from gpu_device_plugin.aio.observable import Observable
@@ -40,9 +41,16 @@ class NodeState:
         if node is not self.node:
             self.nodes.set(node)
 
-    def refresh_inventory(self, shares: Shares, unhealthy: Mapping[str, str], links: Links) -> None:
-        """Replace the shares, the GPUs out of service and the links by the present ones of the hardware."""
-        self.nodes.change(replace(self.node, shares=shares, unhealthy=unhealthy, links=links))
+    def refresh_inventory(
+        self,
+        shares: Shares,
+        unhealthy: Mapping[str, str],
+        links: Links,
+        cordoned: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Replace the shares, the GPUs out of service, the links and the cordons by the present ones."""
+        now = replace(self.node, shares=shares, unhealthy=unhealthy, links=links, cordoned=cordoned)
+        self.nodes.change(now)
 
     def close(self, *, closing: bool) -> None:
         """Give nothing to new pods, or give again."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.held_instances import InstancePod
 from gpu_device_plugin.core.cluster.node_report import NodeView
 from gpu_device_plugin.core.cluster.usage import NOTHING, Occupant, Usage
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
+from gpu_device_plugin.core.contract.keys import CORDONS
+from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus, with_cordons
+from gpu_device_plugin.core.contract.nodemarks import Cordon, write_cordons
 from gpu_device_plugin.core.contract.nodereport import NO_REPORT, NodeReport
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 
@@ -102,6 +105,13 @@ def node_view(
         allocatable=allocatable,
         report=report,
     )
+
+
+def put_aside(view: NodeView, *uuids: str) -> NodeView:
+    """Return a node with cordons of these GPUs, instances, or GPUs in MIG mode."""
+    text = write_cordons(dict.fromkeys(uuids, Cordon("alice", "2026-11-28T18:00:00Z", "loud")))
+    gpus = with_cordons(view.candidate.gpus, {} if text is None else {CORDONS: text})
+    return replace(view, candidate=candidate(view.name, gpus, [pod.usage for pod in view.pods]))
 
 
 WHOLE = "nvidia.com/mig-1g.10gb"

@@ -39,6 +39,9 @@ ALLOCATIONS = "allocations"
 GUARANTEES = "guarantees"
 """What containers are guaranteed beyond their requests, see `SavedGuarantees`."""
 
+PUT_ASIDE = "cordons"
+"""The cordons of the node's GPUs as last read, in the form of the annotation; empty for none."""
+
 _LONGEST = 1000
 """Bytes; the value of a label has at most 63."""
 _LONGEST_ALLOCATIONS = 4 << 20

@@ -79,6 +79,17 @@ class Kubectl:
         done = self._run(*words, stderr=subprocess.DEVNULL)
         return done.stdout.decode(errors="replace").strip() or "default" if not done.returncode else "default"
 
+    def user(self) -> str:
+        """Return the user, as the API server knows it; else as the kubeconfig calls it; empty: neither is known."""
+        for words in (
+            ("auth", "whoami", "--output", "jsonpath={.status.userInfo.username}"),  # Kubernetes 1.28
+            ("config", "view", "--minify", "--output", "jsonpath={.contexts[0].context.user}"),
+        ):
+            done = self._run(*words, stderr=subprocess.PIPE, within_s=self._answer_within_s)
+            if not done.returncode and (name := done.stdout.decode(errors="replace").strip()):
+                return name
+        return ""
+
     def nodes_and_pods(self) -> bytes:
         """Return all nodes and pods as one list in JSON.
 
@@ -232,3 +243,12 @@ def unread(error: Exception) -> Unknown:
         "ask an administrator of the cluster for it; docs/doctor.md has the commands that grant all rights needed here",
         problem=Call(verb, resource, group, namespace or "").missing_right,
     )
+
+
+def readable_items(kubectl: Kubectl, path: str, fields: Sequence[str], missing: list[str]) -> list[msgspec.Raw] | None:
+    """Return all objects of a kind, or None if they cannot be read, and add the reason to `missing`."""
+    try:
+        return kubectl.items(path, fields, optional=True)
+    except ClusterUnreadableError as error:
+        missing.append(str(unread(error)))
+        return None

@@ -12,6 +12,7 @@ from gpu_device_plugin.core.model.limits import CHOOSABLE, Enforcement
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.placing import POLICIES
 from gpu_device_plugin.core.model.resources import OF_GPUS, Kind, Names, Resource
+from gpu_device_plugin.core.node.health.cordoning import FAULTS
 from gpu_device_plugin.core.node.limits.container_grants import DELIVERIES
 from gpu_device_plugin.core.node.serving_mode import SERVING_MODES, ServingMode
 from gpu_device_plugin.settings.common import ProgramSettings
@@ -303,6 +304,13 @@ class NodeSettings(ProgramSettings):
     )
     gpu_failure_grace_s: float = knob(
         "1m", duration(), "How long a GPU must be out of service before its pods are evicted.", live=True
+    )
+    cordon_on: tuple[str, ...] = knob(
+        "",
+        several("|".join(FAULTS), one_of(*FAULTS).read),
+        "Faults for which the agent puts a GPU aside once they have lasted for 10 minutes, so that no new pod gets it. "
+        "Only a person takes it back. Empty: none.",
+        live=True,
     )
     eviction_grace_s: float = knob(
         "60s",

@@ -493,7 +493,7 @@ AGENT_CASES = (
     ),
     Case("an agent with labels and an annotation of its own",
          Request("PATCH", "/api/v1/nodes/node-a", {"metadata": {
-             "annotations": {wire.NODE_GPUS: "{}", wire.NODE_LIMITS: "{}", wire.NODE_USE: "{}"},
+             "annotations": dict.fromkeys((wire.NODE_GPUS, wire.NODE_LIMITS, wire.NODE_USE, wire.CORDONS), "{}"),
              "labels": {f"{wire.NODE_LABELS}{name}": "2" for name in ("count", "limits", "product.Tesla-T4")}}}, MERGE),
          user=AGENT_A),
     Case("an agent with the condition of its node", state("node-a", conditions=[HEALTHY]), user=AGENT_A),

@@ -121,7 +121,20 @@ def test_every_command_is_shown() -> None:
     (block,) = (each for each in blocks(PAGE, "console") if "uninstall" in each.text)
     shown = [re.sub(r"[\[\]]", "", command).split()[3:] for command, _ in block.commands]
     commands = {parse("kubectl inspect gpushare", words).command for words in shown}
-    assert commands == {"overview", "top", "incident", "why", "resize", "plan", "wake", "web", "doctor", "uninstall"}
+    assert commands == {
+        "overview",
+        "top",
+        "incident",
+        "why",
+        "resize",
+        "plan",
+        "cordon",
+        "uncordon",
+        "wake",
+        "web",
+        "doctor",
+        "uninstall",
+    }
 
 
 def test_the_folded_table_is_shown_as_it_is_drawn() -> None:

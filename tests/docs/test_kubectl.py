@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 INSPECT = "kubectl inspect gpushare"
 STANDS_FOR = {"NODE": NODE, "POD": "large", "NAMESPACE": "default", "NS": "default"}
 """What is put for the words that a reader replaces."""
-ELSEWHERE = {"resize", "wake", "web", "top", "incident", "--watch", "-w", "--version"}
+ELSEWHERE = {"resize", "wake", "cordon", "uncordon", "web", "top", "incident", "--watch", "-w", "--version"}
 """Words of commands that have tests of their own, as most of them run until somebody ends them."""
 SEVERITIES = frozenset({0, 3, 4})
 """How a doctor may end whose cluster has no container that runs."""

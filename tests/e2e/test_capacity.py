@@ -66,7 +66,11 @@ def gpus_of(cluster: Cluster) -> dict[str, str]:
 
 
 def plan(cluster: Cluster, *words: str) -> str:
-    done = cluster.run("kubectl", "inspect", "gpushare", "plan", *words)
+    return inspect(cluster, "plan", *words)
+
+
+def inspect(cluster: Cluster, *words: str) -> str:
+    done = cluster.run("kubectl", "inspect", "gpushare", *words)
     return f"{done.returncode}: {done.stdout}{done.stderr}"
 
 
@@ -143,6 +147,38 @@ def test_whatever_is_killed_all_apps_run_in_the_end_and_the_plan_can_be_made_ane
 
     cluster.until(moved, "the next extender has finished the move", LONG_S)
     cluster.until(lambda: phase(cluster, "large") == "Running", "the pod that waited runs", LONG_S)
+
+
+def test_a_cordoned_gpu_is_drained_and_takes_no_pod_until_it_is_uncordoned(cluster: Cluster) -> None:
+    """Its app moves beside another one; the pod that needs a whole GPU would fit there then."""
+    gpu = gpus_of(cluster)["one"]
+    told = inspect(cluster, "cordon", cluster.node, gpu, "--reason", "a fan is loud", "--drain", "--yes")
+    assert told.startswith("0: "), told
+    cluster.until(lambda: offered(cluster) == 2 * SHARES, "the agent offers nothing of the GPU", LONG_S)
+    after = gpus_of(cluster)
+    assert after.keys() == set(APPS)
+    assert gpu not in after.values()
+    dra_lab.waits(cluster, "large", f"GPU {gpu} is cordoned by")
+    assert f"GPU {gpu} is cordoned by" in inspect(cluster, "why", "large")
+
+    selector = "--selector=app.kubernetes.io/component=node"
+    cluster.kubectl("--namespace=gpushare", "delete", "pods", selector, "--wait=true")
+    agent(cluster)
+    cluster.until(lambda: offered(cluster) == 2 * SHARES, "the next agent offers nothing of it either", LONG_S)
+    cluster.apply_all([dra_lab.pod("small", limits={GPU_MEM: 1}, schedulerName="gpushare-scheduler")])
+    cluster.until(lambda: phase(cluster, "small") == "Running", "a pod that fits elsewhere runs", LONG_S)
+    place = json.loads(cluster.get("pod", "small")["metadata"]["annotations"][ALLOCATION])["0"]
+    assert gpu not in place
+    assert phase(cluster, "large") == "Pending"
+    assert "is cordoned by" in inspect(cluster, "doctor")
+
+    told = inspect(cluster, "uncordon", cluster.node, gpu)
+    assert told.startswith("0: "), told
+    cluster.until(lambda: phase(cluster, "large") == "Running", "the pod that waited runs", LONG_S)
+    place = json.loads(cluster.get("pod", "large")["metadata"]["annotations"][ALLOCATION])["0"]
+    assert place == {gpu: SHARES}
+    reasons = {each["reason"] for each in cluster.items("events", "--namespace=default")}
+    assert {"GPUCordoned", "GPUUncordoned"} <= reasons
 
 
 def test_a_move_that_is_not_possible_is_refused_and_nothing_is_evicted(cluster: Cluster) -> None:

@@ -8,6 +8,7 @@ import contextlib
 import copy
 import json
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -76,6 +77,21 @@ async def test_a_small_cluster_is_shown_whole(browser: Browser) -> None:
         assert "training/finetune-70b" in waiting
         assert "There would be room on h100-1 if this pod ended: research/diffusion-xl" in waiting
         assert "prod-eu" in await tab.text("#where")
+
+
+async def test_a_gpu_that_is_put_aside_says_who_when_and_why(browser: Browser) -> None:
+    """Seven minutes ago; in Chinese too."""
+    scene = copy.deepcopy(small())
+    at = (scenes.NOW - timedelta(minutes=7)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    scene.cluster["nodes"][0]["gpus"][0] |= {"cordon": {"by": "alice", "at": at, "why": "a fan is loud"}}
+    async with opened(browser, scene, clock=False) as (tab, server):
+        says = "cordoned by alice 7 min ago: a fan is loud"
+        assert says in await tab.text("#cards")
+        bar = await tab.run("document.querySelector('.bar-cordoned').getAttribute('aria-label')")
+        assert says in bar
+        await tab.open(server.url("?lang=zh"))
+        await tab.until("document.querySelector('#cards')?.innerText.includes('alice')")
+        assert "alice 于" in await tab.text("#cards")
 
 
 async def test_instances_are_bars_below_the_name_of_their_gpu(browser: Browser) -> None:

@@ -24,7 +24,7 @@ from gpu_device_plugin.core.report.why.resizing import resizes
 from gpu_device_plugin.programs.web.page_state import ASKING, NO_NODES
 from gpu_device_plugin.settings.common import ResourceSettings
 from tests.reports import ASKED, part, report
-from tests.views import node_view, pod_on
+from tests.views import node_view, pod_on, put_aside
 from tests.web.page_server import PageServer
 from tests.web.scenes import small
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tests.web.browser import Browser
 
 NAMES = re.compile(
-    r"\b(GiB|GPU|MIG|Pod|API|ClusterRole|gpushare-\w+|default|list|pods|nodes|node-1|HTTP|XID|x{3,}|Unschedulable|MPS|kubelet|run/gpushare/memory.json|DaemonSet|safe-to-evict|false|emptyDir|hostPath|PodDisruptionBudget|kube-scheduler|ResourceClaim)\b"
+    r"\b(GiB|GPU|MIG|Pod|API|ClusterRole|gpushare-\w+|default|list|pods|nodes|node-1|HTTP|XID|x{3,}|Unschedulable|MPS|kubelet|run/gpushare/memory.json|DaemonSet|safe-to-evict|false|emptyDir|hostPath|PodDisruptionBudget|kube-scheduler|ResourceClaim|alice|loud)\b"
 )
 """What stays as it is in every language."""
 RESOURCES = ResourceSettings().offered
@@ -64,7 +64,9 @@ def sentences() -> list[str]:
     assert isinstance(asked, Ask)
     crowd = answers([(many, asked, Kept())], "binpack", 1)
     cordoned = Kept(excluded=(note("cordoned", "it is cordoned"),))
+    aside = answers([(put_aside(node_view("n0", (16,)), "GPU-0"), asked, Kept())], "binpack", 1)
     waits = [
+        why_waits(STATUS, (), aside),
         why_waits(STATUS, (), ()),
         why_waits(STATUS, (), found(12, 16)),
         why_waits(STATUS, (), found(12, 16, 16, 14)),

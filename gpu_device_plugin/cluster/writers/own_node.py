@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from gpu_device_plugin.aio.observable import Observable
@@ -14,7 +14,8 @@ from gpu_device_plugin.cluster.client.api_client import PatchType
 from gpu_device_plugin.cluster.client.backoff import Backoff
 from gpu_device_plugin.cluster.client.errors import ApiError, Call, ConflictError, ForbiddenError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import NODES, NodeReader
-from gpu_device_plugin.core.contract.keys import GPU_CONDITION
+from gpu_device_plugin.core.contract.keys import CORDONS, GPU_CONDITION
+from gpu_device_plugin.core.contract.nodemarks import read_cordons, write_cordons
 from gpu_device_plugin.core.model.times import rfc3339
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
+    from gpu_device_plugin.core.contract.nodemarks import Cordon
     from gpu_device_plugin.core.node.health.gpu_failure import GpuCondition
 
 _log = logging.getLogger(__name__)
@@ -83,6 +85,30 @@ class OwnNode:
             # The uid prevents writing the old node's notes on a new node of the same name.
             await self._client.patch(NODES, self.name, {"metadata": {"uid": node.uid, **changes}})
         return bool(changes)
+
+    async def cordon(self, uuid: str, cordon: Cordon, *, attempts: int = 5) -> NodeRecord:
+        """Add a cordon to those of the node, unless this GPU has one; return the node as it is then.
+
+        Written only on the node as it was read, so that nobody's change is lost; several `attempts` in case it changes.
+
+        Raises:
+            MalformedAnnotationError: the cordons there cannot be read, and are left as they are.
+            ApiError: it was not written.
+        """
+        while True:
+            node, attempts = await self.read(), attempts - 1
+            cordons = read_cordons(node.annotations[CORDONS]) if CORDONS in node.annotations else {}
+            if uuid in cordons:
+                return node
+            marks = {CORDONS: write_cordons({**cordons, uuid: cordon}) or ""}
+            there = {"uid": node.uid, "resourceVersion": node.resource_version}
+            try:
+                await self._client.patch(NODES, self.name, {"metadata": {**there, "annotations": marks}})
+            except ConflictError:
+                if not attempts:
+                    raise
+                continue
+            return replace(node, annotations={**node.annotations, **marks})
 
     async def keep(self, wanted: Observable[NodeMetadata], *, again_s: float = 600.0) -> NoReturn:
         """Publish the newest of `wanted`; check the node again on every change and after `again_s`.

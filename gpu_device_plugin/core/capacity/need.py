@@ -55,8 +55,8 @@ class Need:
 
 
 def empty(node: Candidate) -> Candidate:
-    """Return a node of the same type as `node`, on which no pod is and every GPU works."""
-    gpus = tuple(replace(gpu, unhealthy="") for gpu in node.gpus.gpus)
+    """Return a node of the same type as `node`, on which no pod is and every GPU takes pods."""
+    gpus = tuple(replace(gpu, unhealthy="", cordon=None) for gpu in node.gpus.gpus)
     return candidate("", replace(node.gpus, gpus=gpus, away=False, problem=""), (), node.allocatable)
 
 

@@ -47,7 +47,15 @@ class NodesFree:
     number: int
 
 
-Goal: TypeAlias = Fits | NodesFree
+@dataclass(frozen=True, slots=True)
+class PodsGone:
+    """The goal that pods of a node have left their GPUs, for others of the node or of others."""
+
+    node: str
+    uids: frozenset[str]
+
+
+Goal: TypeAlias = Fits | NodesFree | PodsGone
 
 
 def covers(site: Site, amounts: Amounts) -> bool:

@@ -11,7 +11,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.capacity.movable import Stays, after, usage_at
-from gpu_device_plugin.core.capacity.places import Fits, covers
+from gpu_device_plugin.core.capacity.places import Fits, PodsGone, covers
 from gpu_device_plugin.core.capacity.states import STEPS_AT_ONCE, Layouts, State
 from gpu_device_plugin.core.cluster.fitting import Fit, fit
 from gpu_device_plugin.core.cluster.packing import TooLongError
@@ -85,6 +85,53 @@ def plan_each(
                 left[move.pod.budget] = left.get(move.pod.budget, 0) - 1
             now = settled(now, pod)
         yield pod, found, now
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """The moves that take pods off GPUs of a node."""
+
+    moves: tuple[Move, ...] = ()
+    stuck: tuple[Resident, ...] = ()
+    """Pods that may be moved, but have no room elsewhere."""
+    then: tuple[Site, ...] = ()
+    """The nodes once the moves are made."""
+
+
+def drain(
+    sites: Iterable[Site],
+    node: str,
+    positions: Collection[int],
+    budgets: Mapping[str, int],
+    most_steps: int = MOST_STEPS,
+) -> Drain:
+    """Return the moves that take all pods off GPUs of a node, which are put aside; else as many pods as possible.
+
+    Pods that no plan moves stay, see `Resident.stays`.
+    """
+    now, left = tuple(sites), dict(budgets)
+    there = [each for site in now if site.node.name == node for each in on_gpus(site, positions) if each.stays is None]
+    together = plan(now, PodsGone(node, frozenset(each.pod.uid for each in there)), left, most_steps)
+    if together.moves is not None or not there:
+        return Drain(together.moves or (), then=after(now, together.moves or ()))
+    moves: list[Move] = []
+    stuck: list[Resident] = []
+    for resident in sorted(there, key=lambda each: (-len(each.pod.usage.whole), -each.pod.usage.all_shares, str(each))):
+        one = plan(now, PodsGone(node, frozenset({resident.pod.uid})), left, most_steps)
+        if one.moves is None:
+            stuck.append(resident)
+            continue
+        now = after(now, one.moves)
+        moves += one.moves
+        for move in one.moves:
+            left[move.pod.budget] = left.get(move.pod.budget, 0) - 1
+    return Drain(tuple(moves), tuple(stuck), now)
+
+
+def on_gpus(site: Site, positions: Collection[int]) -> list[Resident]:
+    """Return what counts on GPUs of a node."""
+    wanted = frozenset(positions)
+    return [each for each in site.residents if wanted & {*dict(each.pod.usage.shares), *each.pod.usage.whole}]
 
 
 def settled(sites: Iterable[Site], pod: Resident) -> tuple[Site, ...]:
@@ -218,11 +265,12 @@ class _Search:
             if len(free) >= self._layouts.number:
                 break
             tried: State | None = state
-            there = self._layouts.at(state, here.index).site.residents
-            for resident in sorted(there, key=self._layouts.size, reverse=True):
+            barred = frozenset(free if isinstance(self._goal, PodsGone) else {*free, here.index})
+            there = self._layouts.to_leave(self._layouts.at(state, here.index).site)
+            for resident in sorted(there or (), key=self._layouts.size, reverse=True):
                 if tried is not None:
-                    tried = yield from self._relocate(tried, resident, here.index, 1, frozenset({*free, here.index}))
-            if tried is not None and not self._layouts.at(tried, here.index).site.residents:
+                    tried = yield from self._relocate(tried, resident, here.index, 1, barred)
+            if tried is not None and not self._layouts.to_leave(self._layouts.at(tried, here.index).site):
                 state = tried
                 free.add(here.index)
         self._keep(state)

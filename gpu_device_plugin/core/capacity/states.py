@@ -9,13 +9,13 @@ from math import inf
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.capacity.movable import Move
-from gpu_device_plugin.core.capacity.places import Fits, covers, fewest_leaving, places, waste
+from gpu_device_plugin.core.capacity.movable import Move, Stays
+from gpu_device_plugin.core.capacity.places import Fits, NodesFree, PodsGone, covers, fewest_leaving, places, waste
 from gpu_device_plugin.core.cluster.packing import Effort, Packer
 from gpu_device_plugin.core.model.resources import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Mapping
+    from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.core.capacity.movable import Resident, Site
     from gpu_device_plugin.core.capacity.places import Goal
@@ -75,7 +75,7 @@ class Layouts:
         """Begin with `sites`; see `plans.planning`."""
         self._sites = sorted(sites, key=lambda site: site.node.name)
         self._goal = goal
-        self.number = 1 if isinstance(goal, Fits) else goal.number
+        self.number = goal.number if isinstance(goal, NodesFree) else 1
         """Of nodes that have to reach the goal."""
         self._highest = goal.priority if isinstance(goal, Fits) else None
         self._budgets = budgets
@@ -118,7 +118,7 @@ class Layouts:
             here = self._here(index, site)
             self.base.append(here)
             inside = tuple([each is not None and site.node.name in each for each in sets])
-            gpus = tuple([(gpu.position, gpu.shares, gpu.model, gpu.unhealthy) for gpu in site.node.gpus.gpus])
+            gpus = tuple([(gpu.position, gpu.shares, gpu.model, gpu.closed) for gpu in site.node.gpus.gpus])
             rooms = tuple([(room.free, room.shared, room.whole) for room in site.node.rooms])
             # Where pods want certain GPUs, no node is like another.
             itself = site.node.name if self._named or site.node.gpus.cards else id(site.node.gpus.links)
@@ -158,9 +158,18 @@ class Layouts:
         here.signature = tuple(sorted((kind, usage.shares, usage.whole) for kind, usage in pods))
         if isinstance(self._goal, Fits):
             here.need = self.leaving(here, self._goal)
-        elif site.node.gpus.gpus:
-            here.need = len(site.residents) if all(map(self.may_go, site.residents)) else inf
+        elif (leaving := self.to_leave(site)) is not None and all(map(self.may_go, leaving)):
+            here.need = len(leaving)
         return here
+
+    def to_leave(self, site: Site) -> Sequence[Resident] | None:
+        """Return the pods that have to leave a node for a goal other than `Fits`; None: it cannot count for that."""
+        if isinstance(self._goal, PodsGone):
+            if site.node.name != self._goal.node:
+                return None
+            uids = self._goal.uids
+            return [each for each in site.residents if each.pod.uid in uids and each.stays is not Stays.MOVED]
+        return site.residents if site.node.gpus.gpus else None
 
     def leaving(self, here: Here, want: Fits) -> float:
         """Return how many pods have to leave a node at least, so that a pod has room there."""

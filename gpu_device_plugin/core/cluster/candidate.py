@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.usage import Usage
-from gpu_device_plugin.core.contract.nodegpus import NO_GPUS
+from gpu_device_plugin.core.contract.nodegpus import NO_GPUS, with_cordons
 from gpu_device_plugin.core.model.placing import Room
 
 if TYPE_CHECKING:
@@ -67,6 +67,12 @@ class Candidate:
         rooms = rooms_of(self.gpus, usages)
         return replace(self, rooms=rooms, summary=summary(rooms))
 
+    def opened(self) -> Candidate:
+        """Return this node as if none of its GPUs were put aside."""
+        healthy = {gpu.position for gpu in self.gpus.cordoned if not gpu.unhealthy}
+        rooms = tuple(replace(room, healthy=room.healthy or room.position in healthy) for room in self.rooms)
+        return replace(self, gpus=with_cordons(self.gpus, {}), rooms=rooms, summary=summary(rooms))
+
     def restricted(self, shares: Mapping[int, int]) -> Candidate:
         """Return this node with no more free than these shares by position; a GPU with all of them free is unused."""
         rooms = tuple(
@@ -122,7 +128,7 @@ def rooms_of(gpus: NodeGpus, usages: Iterable[Usage]) -> tuple[Room, ...]:
             position=gpu.position,
             total=gpu.shares,
             free=0 if gpu.position in settling_whole else max(0, gpu.shares - used[gpu.position] - unplaced_shares),
-            healthy=not gpu.unhealthy,
+            healthy=not gpu.unhealthy and gpu.cordon is None,
             shared=bool(
                 used[gpu.position] or gpu.position in settling_shares or (unplaced_shares and gpu.position not in whole)
             ),

@@ -204,7 +204,7 @@ def free_instances(view: NodeView) -> Mapping[str, int]:
     return Counter(
         gpu.instance.profile
         for gpu in view.candidate.gpus.all
-        if gpu.instance is not None and not gpu.unhealthy and not (gpu.position in taken or gpu.uuid in held)
+        if gpu.instance is not None and not gpu.closed and not (gpu.position in taken or gpu.uuid in held)
     )
 
 

@@ -60,6 +60,11 @@ def unfit(ask: Ask, node: Candidate, packer: Packer | None = None) -> Unfit | No
     """
     if not ask.parts:
         return None
+    why = _unfit(ask, node, packer)
+    return why and _but_for_cordons(why, ask, node)
+
+
+def _unfit(ask: Ask, node: Candidate, packer: Packer | None) -> Unfit | None:
     if by_claims(ask, node):
         return _unfit_by_claims(ask, node)
     why = unfit_by_kind(ask, node)
@@ -84,6 +89,11 @@ def fit(ask: Ask, node: Candidate, policy: str, ranks: Ranks | None = None) -> F
     """
     if not ask.parts:
         return Fit(())
+    found = _fit(ask, node, policy, ranks)
+    return found if isinstance(found, Fit) else _but_for_cordons(found, ask, node)
+
+
+def _fit(ask: Ask, node: Candidate, policy: str, ranks: Ranks | None) -> Fit | Unfit:
     if by_claims(ask, node):
         return _unfit_by_claims(ask, node) or Fit(())
     why = unfit_by_kind(ask, node)
@@ -98,6 +108,17 @@ def fit(ask: Ask, node: Candidate, policy: str, ranks: Ranks | None = None) -> F
     rank_of = ranks if ranks is not None and chosen == FIT else lambda _demand: POLICIES[chosen]
     placements = _preferred(demands, rooms, rank_of, node.gpus.links.connection) or _as_packed(demands, rooms, found)
     return Fit(tuple(placements[n] for n in range(len(demands))))
+
+
+def _but_for_cordons(found: Unfit, ask: Ask, node: Candidate) -> Unfit:
+    """Return why a pod does not fit on a node: a cordon, or else what the reason would be without any."""
+    if not node.gpus.cordoned:
+        return found
+    if (other := unfit(ask, opened := node.opened())) is not None:
+        return Unfit(other.sentence, found.unresolvable)
+    wanted = {room.position for room in allowed(ask, opened)}
+    first = next(gpu for gpu in node.gpus.cordoned if gpu.position in wanted and not gpu.unhealthy)
+    return Unfit(f"GPU {first.position} is {first.cordon}", found.unresolvable)
 
 
 def after(node: Candidate, found: Fit, amounts: Amounts = NO_AMOUNTS) -> Candidate:
@@ -173,10 +194,10 @@ def room_decides(node: Candidate) -> bool:
 def reason_of_one(node: Candidate) -> tuple[object, ...] | None:
     """Return what decides the reason against a pod of one part that has no room on a node where `room_decides`.
 
-    Two nodes with equal ones have the same reason. None: there are MIG instances, where more decides.
+    Two nodes with equal ones have the same reason. None: there are MIG instances, or cordons, where more decides.
     """
     numbers = node.summary
-    if numbers.of_gpus is not None:
+    if numbers.of_gpus is not None or node.gpus.cordoned:
         return None
     return numbers.sizes, numbers.failed, not numbers.frees, node.gpus.share_mib
 

@@ -54,13 +54,13 @@ class Instances:
     @property
     def free(self) -> int:
         """Instances that a pod could get: they are in service, and not in use."""
-        usable = sum(not gpu.unhealthy and gpu.uuid not in self.holders for gpu in self.instances)
+        usable = sum(not gpu.closed and gpu.uuid not in self.holders for gpu in self.instances)
         return max(0, usable - sum(number for _, number in self.usage_outside_grants))
 
     @property
-    def ill(self) -> tuple[ListedGpu, ...]:
-        """The instances that are out of service."""
-        return tuple(gpu for gpu in self.instances if gpu.unhealthy)
+    def closed(self) -> tuple[ListedGpu, ...]:
+        """The instances that no pod can get, as they are out of service or put aside."""
+        return tuple(gpu for gpu in self.instances if gpu.closed)
 
     @property
     def by_pod(self) -> Mapping[InstancePod, tuple[ListedGpu, ...]]:

@@ -135,7 +135,7 @@ class NodeView:
         use = self._use()
         views = []
         for gpu in offer.instances:
-            shares, healthy = max(1, gpu.shares), not gpu.unhealthy
+            shares, healthy = max(1, gpu.shares), not gpu.closed
             held = [PodShare(pod, shares, whole=True) for pod in offer.holders.get(gpu.uuid, ())]
             room = Room(gpu.position, shares, 0 if held else shares, healthy, whole=bool(held))
             views.append(_with_use(gpu, room, held, use.get(gpu.position, ())))

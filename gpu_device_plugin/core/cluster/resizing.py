@@ -188,7 +188,7 @@ def _unsuitable(room: Room, size: Size) -> str:
     if room.card is not None:
         return "is a MIG instance, on which no guarantee grows"
     if not room.healthy:
-        return "is out of service"
+        return "is out of service or cordoned"
     return "has {} in all" if size.target > room.total else ""
 
 

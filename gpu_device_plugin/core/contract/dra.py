@@ -51,6 +51,9 @@ COMPUTE = "compute"
 UNHEALTHY_TAINT = "gpu-device-plugin/unhealthy"
 """Key of the taint of a device whose GPU is out of service; its value says why in a word, as in ``xid-79``."""
 
+CORDON_TAINT = "gpu-device-plugin/cordoned"
+"""Key of the taint of a device whose GPU is put aside: no new claim gets it, and those that have it keep it."""
+
 API_VERSION = "gpu-device-plugin/v1"
 CONFIG_KIND = "GpuShareConfig"
 """``apiVersion`` and ``kind`` of the parameters that a claim or a DeviceClass may carry for this driver."""

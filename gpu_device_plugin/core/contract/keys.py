@@ -168,6 +168,10 @@ KEEPS = ("cluster-autoscaler.kubernetes.io/scale-down-disabled", "karpenter.sh/d
 
 # --- On a node, written by administrators -----------------------------------------------------------------------------
 
+CORDONS = "gpu-device-plugin/cordons"
+"""Annotation: the GPUs that no new pod gets, each with who put it aside, when and why, as JSON (`nodemarks`). The
+node's agent writes it too, where the setting `cordon_on` asks for that."""
+
 HOSTNAME = "kubernetes.io/hostname"
 """Of Kubernetes: a label with a value of its own on every node."""
 STARTUP_TAINT = "startup-taint.cluster-autoscaler.kubernetes.io/gpushare"
@@ -194,7 +198,7 @@ MIG_LABEL = "gpu-device-plugin/mig"
 SCHEDULE_LABEL = "ack.node.gpu.schedule"
 """Of Alibaba's ACK: how GPUs of this node are shared; `core.node.enforcement` says what each value means for limits."""
 
-READ_ON_NODES = frozenset({NODE_GPUS, PLACEMENT_LABEL})
+READ_ON_NODES = frozenset({NODE_GPUS, PLACEMENT_LABEL, CORDONS})
 """The annotations and labels of a node that the programs which place pods keep."""
 READ_BY_INSPECT = READ_ON_NODES | {NODE_LIMITS, NODE_USE}
 """The annotations and labels of a node that inspect keeps. `NODE_USE` is large, and of no use to a scheduler."""

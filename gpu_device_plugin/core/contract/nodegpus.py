@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.keys import NODE_GPUS, PLACEMENT_LABEL, MalformedAnnotationError
+from gpu_device_plugin.core.contract.nodemarks import Cordon, cordon_of, cordons_of
 from gpu_device_plugin.core.model.gpus import MOST_GPUS, MOST_POSITIONS, NO_LINKS, Closeness, Links
 from gpu_device_plugin.core.model.mig import resource_name
 from gpu_device_plugin.core.model.placing import POLICIES
@@ -28,6 +29,9 @@ AWAY = "its GPU agent has ended, or is being restarted"
 
 BY_CLAIMS = "its GPUs are given to ResourceClaims (DRA), not to limits of pods"
 """Why no pod that asks for shares of GPUs by its limits may be placed on a node."""
+
+NOT_READ_YET = Cordon("the node's agent", why="it has not read yet that the GPU is uncordoned")
+"""Of a GPU without a cordon of which its agent still gives nothing: it would refuse a pod that is promised it."""
 
 _NOTHING: frozenset[Any] = frozenset()
 _MOST_SHARES = 1 << 20
@@ -76,11 +80,20 @@ class ListedGpu:
     pci: str = ""
     instance: ListedInstance | None = None
     """None: it is a whole GPU."""
+    cordon: Cordon | None = None
+    """Why no new pod gets it; what runs there still counts. None: it is not put aside."""
 
     @property
     def card(self) -> str:
         """The UUID of the GPU that it is, or is an instance of."""
         return self.uuid if self.instance is None else self.instance.parent
+
+    @property
+    def closed(self) -> str:
+        """Why it takes no new pods, as a clause about it; empty: it takes them."""
+        if self.cordon is None:
+            return f"unhealthy: {self.unhealthy}" if self.unhealthy else ""
+        return f"unhealthy: {self.unhealthy}; {self.cordon}" if self.unhealthy else str(self.cordon)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +121,8 @@ class NodeGpus:
     counts."""
     gone: tuple[ListedGpu, ...] = ()
     """MIG instances that exist no more and that no container holds: their positions stay taken."""
+    cordons_fault: str = ""
+    """Why the cordons of the node cannot be read, so that none holds; empty: they can."""
     models: frozenset[str] = field(init=False, repr=False, compare=False)
     """The models of all its GPUs."""
     cards: Mapping[int, int] = field(init=False, repr=False, compare=False)
@@ -116,6 +131,8 @@ class NodeGpus:
     """UUIDs of the GPUs in MIG mode of which instances are shared."""
     elsewhere: frozenset[int] = field(init=False, repr=False, compare=False)
     """Positions that the node knows and on which nothing can be placed: those of `instances` and `gone`."""
+    cordoned: tuple[ListedGpu, ...] = field(init=False, repr=False, compare=False)
+    """Those of `gpus` that are put aside."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "models", frozenset([gpu.model for gpu in self.gpus]))
@@ -129,6 +146,7 @@ class NodeGpus:
         object.__setattr__(self, "parents", frozenset(lowest) if lowest else _NOTHING)
         apart = [gpu.position for gpu in (*self.instances, *self.gone)]
         object.__setattr__(self, "elsewhere", frozenset(apart) if apart else _NOTHING)
+        object.__setattr__(self, "cordoned", tuple([gpu for gpu in self.gpus if gpu.cordon is not None]))
 
     @property
     def fault(self) -> str:
@@ -170,10 +188,26 @@ def gpus_of_node(
             gpus = NodeGpus(problem=str(error))
     else:
         gpus = by_division(memory, count)
+    gpus = with_cordons(gpus, annotations, by_agent=True)
     policy = next((name for name in (labels.get(PLACEMENT_LABEL), gpus.policy) if name in POLICIES), None)
     problem = AWAY if gpus.away else BY_CLAIMS if gpus.claims else gpus.problem
     unchanged = (policy, problem) == (gpus.policy, gpus.problem)
     return gpus if unchanged else replace(gpus, policy=policy, problem=problem)
+
+
+def with_cordons(node: NodeGpus, annotations: Mapping[str, str], *, by_agent: bool = False) -> NodeGpus:
+    """Return the GPUs of a node with the cordons in its annotations; `by_agent`: and those that its agent keeps."""
+    cordons, fault = cordons_of(annotations)
+    listed = (*node.gpus, *node.instances)
+    if not cordons and fault == node.cordons_fault and (by_agent or all(gpu.cordon is None for gpu in listed)):
+        return node
+
+    def marked(gpus: tuple[ListedGpu, ...]) -> tuple[ListedGpu, ...]:
+        kept = [gpu.cordon if by_agent else None for gpu in gpus]
+        found = [cordon_of(cordons, gpu.uuid, gpu.card) for gpu in gpus]
+        return tuple([replace(gpu, cordon=new or old) for gpu, new, old in zip(gpus, found, kept, strict=True)])
+
+    return replace(node, gpus=marked(node.gpus), instances=marked(node.instances), cordons_fault=fault)
 
 
 def by_division(memory: int, count: int) -> NodeGpus:
@@ -197,11 +231,12 @@ def node_gpus(
     mig_domain: str = "",
     held_shares: Collection[str] = (),
     held_whole: Collection[str] = (),
+    cordoned: Collection[str] = (),
 ) -> NodeGpus:
     """Return the GPUs of a node as its agent knows them; see `NodeGpus` for `policy`, `away` and `claims`.
 
     `unhealthy` has by UUID the reason for each GPU that is out of service. Containers have shares of the GPUs and MIG
-    instances with the UUIDs `held_shares`, and those of `held_whole` whole.
+    instances with the UUIDs `held_shares`, and those of `held_whole` whole; the agent gives nothing of `cordoned`.
     """
     gpus: list[ListedGpu] = []
     instances: list[ListedGpu] = []
@@ -221,9 +256,13 @@ def node_gpus(
             instances.append(_listed(shared, why, f"{mig_domain}/{resource_name(profile)}"))
         else:
             gone.append(_listed(shared, why))
+
+    def marked(listed: list[ListedGpu]) -> tuple[ListedGpu, ...]:
+        return tuple([replace(gpu, cordon=NOT_READ_YET) if gpu.uuid in cordoned else gpu for gpu in listed])
+
     return NodeGpus(
-        tuple(gpus),
-        instances=tuple(instances),
+        marked(gpus),
+        instances=marked(instances),
         gone=tuple(gone),
         share_mib=shares.share_mib,
         policy=policy,
@@ -288,6 +327,7 @@ def _fields(gpu: ListedGpu) -> Mapping[str, object]:
         "reason": gpu.unhealthy or None,
         "numa": gpu.numa,
         "pci": gpu.pci or None,
+        "cordoned": True if gpu.cordon is not None else None,
         # The fields of an instance have the names of its keys.
         "mig": gpu.instance and {key: value for key, value in asdict(gpu.instance).items() if value != ""},
     }
@@ -353,6 +393,7 @@ def _gpu(fields: Any, least: int) -> ListedGpu:
         reserved_mib=_whole(fields, "reservedMiB", 0, _MOST_MIB) if "reservedMiB" in fields else None,
         pci=sys.intern(_text(fields, "pci")),
         instance=_instance(fields["mig"]) if "mig" in fields else None,
+        cordon=NOT_READ_YET if fields.get("cordoned") is True else None,
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.contract.keys import (
     AGENT_ANNOTATIONS,
     AGENT_LABELS,
+    CORDONS,
     GPU_CONDITION,
     HELD_ROOM,
     MODEL_LABELS,
@@ -164,6 +165,6 @@ def leftovers(
     """Return the leftovers of a node; `resources` are the names of ours, and `condition`: it has `GPU_CONDITION`."""
     ours = {name: capacity[name] for name in resources if name in capacity}
     kept = (GPU_CONDITION,) if condition else ()
-    extenders = (*let_go(annotations), *({HELD_ROOM} & annotations.keys()))
-    notes = (*our_annotations(annotations), *extenders)
+    others = (*let_go(annotations), *sorted({CORDONS, HELD_ROOM} & annotations.keys()))
+    notes = (*our_annotations(annotations), *others)
     return Leftovers(node, switched_on(labels), our_labels(labels), notes, ours, kept)

@@ -72,7 +72,7 @@ def plain_devices(node: Node, facts: SliceInputs) -> list[dict[str, Any]]:
     """Return what is given whole, for an API server that knows neither parts nor taints.
 
     MIG instances are among it where they are given whole only: it could not know of the parts of the others. GPUs out
-    of service are left out, as no taint could keep pods away from them.
+    of service or put aside are left out, as no taint could keep pods away from them.
     """
     offer = _Offer(node, facts)
     whole = [gpu for gpu in offer.gpus if Kind.COUNT in offered_as(gpu, facts.kinds)]
@@ -227,6 +227,8 @@ class _Offer:
         uuid = shared.gpu.uuid
         if uuid in self._node.unhealthy:
             return [_taint(taint_value(self._node.unhealthy[uuid]), "NoExecute" if self._facts.evict else "NoSchedule")]
+        if uuid in self._node.cordoned:
+            return [{"key": dra.CORDON_TAINT, "effect": "NoSchedule"}]
         held = uuid in self._node.ledger.foreign or uuid in self._facts.held_formerly
         return [_taint("held-otherwise", "NoSchedule")] if held else []
 

@@ -272,6 +272,7 @@ class _Room:
         obstacles = (
             (each.wish.pod.deleting, "its pod is being deleted"),
             (uuid in node.unhealthy, f"{shared.name} is out of service: {node.unhealthy.get(uuid)}"),
+            (uuid in node.cordoned, f"{shared.name} is {node.cordoned.get(uuid)}"),
             (
                 moved or not ledger.certain or uuid in ledger.foreign or ledger.use(uuid).whole,
                 f"it is not known yet what of {shared.name} is free",

@@ -32,6 +32,8 @@ class Node:
     links: Links = NO_LINKS
     closing: bool = False
     """It gives nothing to new pods: it waits for the end of those that hold GPUs."""
+    cordoned: Mapping[str, str] = field(default_factory=dict)
+    """Why no new pod gets a GPU (by UUID), as a clause; what runs there stays as it is."""
 
     def with_ledger(self, ledger: Ledger) -> Node:
         """Return this node with another ledger."""
@@ -62,7 +64,7 @@ class Node:
             total,
             # With a former, smaller share size, more IDs may be in use than there are shares now.
             max(0, total - use.taken) if free is None else free,
-            uuid not in self.unhealthy and bool(shared.offered),
+            uuid not in self.unhealthy and uuid not in self.cordoned and bool(shared.offered),
             bool(use.shares),
             use.whole or uuid in self.ledger.foreign,
             shared.card,
@@ -77,6 +79,7 @@ class Node:
             for shared in self.shares.gpus
             if SHARES in shared.offered
             and (uuid := shared.gpu.uuid) not in self.unhealthy
+            and uuid not in self.cordoned
             and uuid not in ledger.foreign
             and not (use := ledger.use(uuid)).whole
         )

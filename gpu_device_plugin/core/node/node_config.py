@@ -14,6 +14,7 @@ from gpu_device_plugin.core.contract.keys import (
     SERVE_LABEL,
     SET_LIMITS_LABEL,
 )
+from gpu_device_plugin.core.contract.nodemarks import cordon_of
 from gpu_device_plugin.core.contract.nodereport import NO_LIMITS, NodeLimits
 from gpu_device_plugin.core.model.gpus import NO_LINKS, Inventory, Links
 from gpu_device_plugin.core.model.mig import MigMode
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.contract.mpsfiles import MpsGpu
+    from gpu_device_plugin.core.contract.nodemarks import Cordon
     from gpu_device_plugin.core.model.shares import Shares
     from gpu_device_plugin.core.node.health.gpu_failure import GpuCondition
     from gpu_device_plugin.core.node.kubelet.conflicting_plugins import Detection
@@ -79,6 +81,8 @@ class NodeInputs:
     # The node
     labels: Mapping[str, str] | None = None
     """None: our node was not read yet, or there is no API."""
+    cordons: Mapping[str, Cordon] = field(default_factory=dict)
+    """By UUID of a GPU, an instance, or a GPU in MIG mode with all its instances."""
     inventory: Inventory = field(default_factory=Inventory)
     health: Mapping[str, GpuHealth] = field(default_factory=dict)
     """By UUID."""
@@ -104,6 +108,8 @@ class NodeConfig:
     shares: Shares
     unhealthy: Mapping[str, str] = field(default_factory=dict)
     """The reason for each GPU (by UUID) out of service."""
+    cordons: Mapping[str, Cordon] = field(default_factory=dict)
+    """Those of `NodeInputs`."""
     links: Links = NO_LINKS
     inventory: Inventory = field(default_factory=Inventory)
     """The GPUs that the driver shows."""
@@ -141,6 +147,13 @@ class NodeConfig:
     """The wanted means of limiting that are not there, in a sentence for an Event; empty: all are there."""
     too_many: str = ""
     """Why new GPUs are not shared; empty: they are."""
+
+    @property
+    def cordoned(self) -> Mapping[str, str]:
+        """Why no new pod gets a GPU (by UUID), as `Node` has it."""
+        gpus = [shared.gpu for shared in self.shares.gpus] if self.cordons else ()
+        found = {gpu.uuid: cordon_of(self.cordons, gpu.uuid, gpu.card) for gpu in gpus}
+        return {uuid: str(cordon) for uuid, cordon in found.items() if cordon is not None}
 
     @property
     def limits_summary(self) -> str:
@@ -188,6 +201,7 @@ def derive(inputs: NodeInputs, before: NodeConfig) -> NodeConfig:
     return NodeConfig(
         shares=shares,
         unhealthy=out_of_service(reasons, shares),
+        cordons=inputs.cordons,
         links=links,
         inventory=inventory,
         started=inputs.started,

@@ -48,10 +48,11 @@ _INFO = Gauge(
 )
 _GPU = (
     Gauge("gpushare_gpu_healthy", "1 while the GPU is healthy.", ("gpu",)),
+    Gauge("gpushare_gpu_cordoned", "1 while the GPU is put aside, so that no new pod gets it.", ("gpu",)),
     Gauge("gpushare_gpu_shares", "Shares that the GPU is cut into.", ("gpu",)),
     Gauge("gpushare_gpu_shares_allocated", "Shares in use.", ("gpu",)),
     Gauge("gpushare_gpu_shares_unhealthy", "Shares not offered because the GPU is unhealthy.", ("gpu",)),
-    Gauge("gpushare_gpu_shares_fenced", "Shares not offered because the whole GPU is in use.", ("gpu",)),
+    Gauge("gpushare_gpu_shares_fenced", "Shares not offered because the whole GPU is in use, or put aside.", ("gpu",)),
     Gauge("gpushare_gpu_memory_bytes", "Memory of the GPU.", ("gpu",)),
     Gauge(
         "gpushare_gpu_memory_allocated_bytes", "Memory that containers were given; of a whole GPU all of it.", ("gpu",)
@@ -179,6 +180,7 @@ class NodeMetrics:
         given_mib = total_mib if node.room(shared).whole else min(total_mib, use.taken * node.shares.share_mib)
         return (
             uuid not in node.unhealthy,
+            uuid in node.cordoned,
             shares,
             shares if use.whole else use.taken,
             shares if uuid in node.unhealthy else 0,

@@ -7,7 +7,7 @@ fields, leaves out those that are false, zero, empty or unknown, and says nothin
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -139,6 +139,7 @@ def _gpu(view: GpuView, report: NodeReport, *, brief: bool) -> Fields:
         "model": gpu.model or None,
         "memoryMiB": gpu.memory_mib,
         "reason": gpu.unhealthy or None,
+        "cordon": None if gpu.cordon is None else asdict(gpu.cordon),
         "mig": None if gpu.instance is None else _mig_place(gpu.instance),
         "totalShares": view.room.total,
         "usedShares": view.used,

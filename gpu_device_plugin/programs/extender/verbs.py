@@ -360,8 +360,8 @@ def _inspected(node: Candidate, entries: Sequence[FleetEntry]) -> wire.Inspected
                 gpu.uuid,
                 gpu.model,
                 gpu.memory_mib,
-                not gpu.unhealthy,
-                gpu.unhealthy,
+                not gpu.closed,
+                gpu.unhealthy or gpu.closed,
                 any(pod.gpus for pod in pods),
             )
         )

@@ -8,13 +8,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import __version__
+from gpu_device_plugin.core.contract.nodemarks import LONGEST_REASON
 from gpu_device_plugin.core.report.tables.terminal_tables import SORTS
 from gpu_device_plugin.programs.commandline import Parser, add_settings, no_such_argument
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.settings.knobs import UsageError, knobs_of, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 REALLY = "really"
 """The word that a user has to write to end sharing on nodes that still share."""
@@ -33,8 +34,13 @@ _WORKLOADS: Mapping[str, str] = MappingProxyType(
 )
 """The kinds of workloads that wake brings back, by the words for them."""
 
-COMMANDS = ("top", "incident", "why", "resize", "wake", "plan", "prices", "web", "doctor", "uninstall")
+COMMANDS = (
+    *("top", "incident", "why", "resize", "wake", "plan", "cordon", "uncordon", "prices"),
+    *("web", "doctor", "uninstall"),
+)
 """The words that are no node."""
+_CORDONING = frozenset({"cordon", "uncordon"})
+"""Those that are followed by a node and a GPU."""
 
 MOST_EXPLAINED = 10
 """The number of nodes that are explained one by one without --all-nodes."""
@@ -82,6 +88,7 @@ def parse(prog: str, argv: Sequence[str]) -> argparse.Namespace:
         raise UsageError(f"resize {before}/{arguments.pod}: it changes one running pod; kubectl get pods names them")
     if before not in _PODS_OF_KUBECTL:
         arguments.namespace = arguments.namespace or before
+    arguments.gpu = arguments.pod if arguments.command in _CORDONING else ""
     _refuse_what_belongs_elsewhere(parser, arguments)
     _read_amounts(arguments, amount)
     if arguments.all not in {"", REALLY}:
@@ -132,6 +139,14 @@ def _units(name: str, text: str | None) -> int | None:
     raise UsageError(f"{name}: an amount is a whole number of units of gpu-mem, from 1 on: {meant}")
 
 
+def _gpu_named(prog: str, command: str, words: Sequence[str]) -> tuple[str, str]:
+    """Return the node and the GPU after the word cordon or uncordon."""
+    match words:
+        case [node, gpu] if "/" not in gpu:
+            return node.removeprefix("node/"), gpu
+    raise UsageError(f"{command}: name a node and one of its GPUs, by number or UUID: {prog} {command} NODE GPU")
+
+
 _OF_ALL_NODES: Mapping[str, str] = {
     "doctor": "it examines the whole cluster; for one node run gpu-device-plugin doctor there",
     "web": "it shows the whole cluster; the page itself has filters",
@@ -145,23 +160,19 @@ def _command(prog: str, words: Sequence[str]) -> tuple[str, str, str]:
     match words:
         case ["why"]:
             raise UsageError(f"why: name a pod: {prog} why POD [-n NAMESPACE]")
-        case ["why", pod]:
+        case ["why", *kind, pod] if not kind or (len(kind) == 1 and kind[0] in _PODS_OF_KUBECTL):
             return "why", "", pod
-        case ["why", kind, pod] if kind in _PODS_OF_KUBECTL:
-            return "why", "", pod
-        case ["top" | "uninstall" as command, *nodes] if len(nodes) < 2:
-            return command, "".join(nodes), ""
-        case ["incident", *names] if len(names) < 3:
+        case ["cordon" | "uncordon" as command, *names]:
+            return command, *_gpu_named(prog, command, names)
+        case ["top" | "uninstall" | "incident" as command, *names] if len(names) < 2 + (command == "incident"):
             node, name = (*names, "", "")[:2]
-            return "incident", node, name
-        case ["doctor" | "web" | "prices" | "plan" as command]:
+            return command, node, name
+        case ["doctor" | "web" | "prices" | "plan" as command, *names] if len(names) < 2:
+            if names:
+                raise UsageError(f"{command}: {_OF_ALL_NODES[command]}")
             return command, "", ""
-        case ["doctor" | "web" | "prices" | "plan" as command, _]:
-            raise UsageError(f"{command}: {_OF_ALL_NODES[command]}")
         case [word, other]:
-            meant = nearest(
-                word, ["why", "top", "incident", "resize", "wake", "plan", "uninstall", "web", "prices"], ""
-            )
+            meant = nearest(word, [command for command in COMMANDS if command != "doctor"], "")
             hint = f"there is no such command; {meant}" if meant else f"name one node, {prog} NODE, or why POD"
             raise UsageError(f"{word} {other}: {hint}")
         case [_, _, *_]:
@@ -185,12 +196,14 @@ _GOES_WITH: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "for_pod": ("--for", ("plan",)),
     "nodes_free": ("--nodes-free", ("plan",)),
     "apply": ("--apply", ("plan",)),
-    "yes": ("--yes", ("plan",)),
+    "yes": ("--yes", ("plan", "cordon")),
+    "reason": ("--reason", ("cordon",)),
+    "drain": ("--drain", ("cordon",)),
     "json": ("--json", ("doctor",)),
     "port": ("--port", ("web",)),
     "no_browser": ("--no-browser", ("web",)),
     "all": ("--all", ("uninstall",)),
-    "dry_run": ("--dry-run", ("uninstall",)),
+    "dry_run": ("--dry-run", ("uninstall", "cordon", "uncordon")),
 }
 """The commands of each flag that not all of them have."""
 
@@ -204,16 +217,22 @@ def _refuse_what_belongs_elsewhere(parser: Parser, arguments: argparse.Namespace
         raise UsageError(f"--interval: {arguments.interval:g} s; choose {_SHORTEST_S:g} to {_LONGEST_S:g} seconds")
     if not 0 <= (port := arguments.port or 0) < 1 << 16:
         raise UsageError(f"--port: {port} is no port; choose one from 1024 to 65535, or leave it out")
-    if arguments.history and (arguments.sort_by or arguments.interval is not None):
-        raise UsageError("--history: it draws the last hour once; leave out --sort-by and --interval")
     if command in {"prices", "plan", "incident"} and arguments.output not in {"summary", "json"}:
         raise UsageError(f"-o {arguments.output}: {command} prints a table or -o json; write one of them")
-    if command == "plan":
-        _check_plan(arguments)
-    if command == "overview" and arguments.namespace and (arguments.node or arguments.selector):
+    if (check := _CHECKS.get(command)) is not None:
+        check(arguments)
+
+
+def _check_overview(arguments: argparse.Namespace) -> None:
+    if arguments.namespace and (arguments.node or arguments.selector):
         raise UsageError("-n: the pods of a namespace are shown wherever they run; leave out the node and -l")
-    if command == "overview" and arguments.namespace and arguments.output != "summary":
+    if arguments.namespace and arguments.output != "summary":
         raise UsageError("-n: -d and -o show the pods of all namespaces; leave one of the two out")
+
+
+def _check_top(arguments: argparse.Namespace) -> None:
+    if arguments.history and (arguments.sort_by or arguments.interval is not None):
+        raise UsageError("--history: it draws the last hour once; leave out --sort-by and --interval")
 
 
 def _check_plan(arguments: argparse.Namespace) -> None:
@@ -227,6 +246,22 @@ def _check_plan(arguments: argparse.Namespace) -> None:
         raise UsageError(f"--nodes-free: {arguments.nodes_free} is no number of nodes; write 1, for example")
 
 
+def _check_cordon(arguments: argparse.Namespace) -> None:
+    if arguments.yes and not arguments.drain:
+        raise UsageError("--yes: there is nothing to confirm; write --drain too, or leave it out")
+    if len(arguments.reason) > LONGEST_REASON or not arguments.reason.isprintable():
+        raise UsageError(f"--reason: write one line of at most {LONGEST_REASON} characters")
+
+
+_CHECKS: Mapping[str, Callable[[argparse.Namespace], None]] = {
+    "overview": _check_overview,
+    "top": _check_top,
+    "plan": _check_plan,
+    "cordon": _check_cordon,
+}
+"""What else is checked of a command."""
+
+
 def _parser(prog: str) -> Parser:
     parser = Parser(
         prog=prog,
@@ -237,23 +272,24 @@ def _parser(prog: str) -> Parser:
         "       %(prog)s why POD [-n NAMESPACE]\n"
         "       %(prog)s resize POD [AMOUNT] [--limit N] [--clear] [-c CONTAINER] [-n NAMESPACE]\n"
         "       %(prog)s plan [--for POD | --nodes-free N] [-n NAMESPACE] [-o json | --apply [--yes]]\n"
+        "       %(prog)s cordon NODE GPU [--reason TEXT] [--drain [--yes]] [--dry-run]\n"
+        "       %(prog)s uncordon NODE GPU [--dry-run]\n"
         "       %(prog)s wake [KIND/NAME] [-n NAMESPACE]\n"
         "       %(prog)s prices [-o json]\n"
         "       %(prog)s web [--port N] [--no-browser]\n       %(prog)s doctor [--json]\n"
         f"       %(prog)s uninstall [NODE] [--dry-run] [--all={REALLY}]",
         description="Show which pods use which GPU of the cluster, also live in a browser, why a pod gets none, or "
-        "what is wrong; resize or move pods, wake a workload, or clean up.",
+        "what is wrong; resize or move pods, put a GPU aside, wake a workload, or clean up.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "words",
         nargs="*",
-        metavar="NODE | top [NODE] | incident [NODE [NAME]] | "
-        "why POD | resize POD [AMOUNT] | plan | wake [KIND/NAME] | prices | web | doctor | "
-        "uninstall [NODE]",
+        metavar="NODE | top [NODE] | incident [NODE [NAME]] | why POD | resize POD [AMOUNT] | plan | "
+        "cordon NODE GPU | uncordon NODE GPU | wake [KIND/NAME] | prices | web | doctor | uninstall [NODE]",
         help="show one node; draw GPUs and pods again and again; list incidents on GPUs, or show one; "
-        "explain a pod; change the memory of a running pod; "
-        "plan which pods to move so that others have room; bring back what was scaled to zero as idle, or list it; "
+        "explain a pod; change the memory of a running pod; plan which pods to move so that others have room; "
+        "let no new pod have a GPU, or let them again; bring back what was scaled to zero as idle, or list it; "
         "show what room is worth to the policy fit; show the cluster live in a browser; diagnose it; or clean up nodes "
         "that no longer share GPUs",
     )
@@ -291,11 +327,13 @@ def _parser(prog: str) -> Parser:
     parser.add_argument("--for", dest="for_pod", metavar="POD", help="plan moves after which this waiting pod fits")
     parser.add_argument("--nodes-free", type=int, metavar="N", help="plan moves after which N nodes have no GPU pods")
     parser.add_argument("--apply", action="store_true", help="make the moves of the plan, one after the other")
-    parser.add_argument("--yes", action="store_true", help="with --apply: do not ask")
+    parser.add_argument("--yes", action="store_true", help="with --apply or --drain: do not ask")
+    parser.add_argument("--reason", default="", metavar="TEXT", help="why the GPU is put aside, for everybody to read")
+    parser.add_argument("--drain", action="store_true", help="also move the pods on the GPU elsewhere, as plan does")
     parser.add_argument("--port", type=int, metavar="N", help="port of the page on 127.0.0.1; default: a free one")
     parser.add_argument("--no-browser", action="store_true", help="only print the address of the page")
     parser.add_argument("--json", action="store_true", help="print the doctor's findings as JSON")
-    parser.add_argument("--dry-run", action="store_true", help="only print what uninstall would remove")
+    parser.add_argument("--dry-run", action="store_true", help="only print what uninstall or cordon would do")
     parser.add_argument(
         "--all",
         nargs="?",

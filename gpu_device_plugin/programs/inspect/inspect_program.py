@@ -37,13 +37,22 @@ from gpu_device_plugin.programs.commandline import FAILED, OK, ending, resources
 from gpu_device_plugin.programs.inspect.agent_answers import histories_of
 from gpu_device_plugin.programs.inspect.arguments import COMMANDS, INTERVAL_S, MOST_EXPLAINED, REALLY, parse, passed_on
 from gpu_device_plugin.programs.inspect.cluster_reading import symptoms_in
+from gpu_device_plugin.programs.inspect.cordon import cordon, uncordon
 from gpu_device_plugin.programs.inspect.node_history import history, incidents
 from gpu_device_plugin.programs.inspect.plan import plan_moves
 from gpu_device_plugin.programs.inspect.resize import named_pod, resize
 from gpu_device_plugin.programs.inspect.top_screen import top
 from gpu_device_plugin.programs.inspect.uninstall import uninstall
 from gpu_device_plugin.programs.inspect.wake import wake
-from gpu_device_plugin.programs.kubectl import GRANT, NO_SUCH_PATH, ClusterUnreadableError, Kubectl, items, unread
+from gpu_device_plugin.programs.kubectl import (
+    GRANT,
+    NO_SUCH_PATH,
+    ClusterUnreadableError,
+    Kubectl,
+    items,
+    readable_items,
+    unread,
+)
 from gpu_device_plugin.programs.terminal import discard_output, say, show
 from gpu_device_plugin.settings.knobs import UsageError, nearest
 from gpu_device_plugin.view.learned_mix import lesson_of
@@ -326,9 +335,9 @@ def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Re
     pod, status = named_pod(kubectl, namespace, arguments.pod, resources)
     missing: list[str] = []
     of_pod = f"/api/v1/namespaces/{quote(namespace, safe='')}/events"
-    raw_events = _optional_items(kubectl, of_pod, [f"involvedObject.uid={_value(pod.uid)}"], missing)
-    raw_nodes = _optional_items(kubectl, _NODES, [], missing)
-    raw_pods = _optional_items(kubectl, _PODS, _COUNTING, missing)
+    raw_events = readable_items(kubectl, of_pod, [f"involvedObject.uid={_value(pod.uid)}"], missing)
+    raw_nodes = readable_items(kubectl, _NODES, [], missing)
+    raw_pods = readable_items(kubectl, _PODS, _COUNTING, missing)
     status = replace(status, events=events(raw_events or (), status))
     found = None if raw_nodes is None or raw_pods is None else _cluster(raw_nodes, raw_pods, resources, kubectl)
     most = MOST_EXPLAINED if not arguments.all_nodes else sys.maxsize
@@ -363,15 +372,6 @@ def _policy(kubectl: Kubectl) -> Policy:
         return policy_in(items(kubectl, _CONFIGMAPS, ConfigMap))
     except (ClusterUnreadableError, UnreadableObjectError) as error:
         return assumed(f"the ConfigMap {CONFIGURATION} cannot be read ({error})")
-
-
-def _optional_items(kubectl: Kubectl, path: str, fields: Sequence[str], missing: list[str]) -> list[msgspec.Raw] | None:
-    """Return all objects of a kind, or None if they cannot be read, and add the reason to `missing`."""
-    try:
-        return kubectl.items(path, fields, optional=True)
-    except ClusterUnreadableError as error:
-        missing.append(str(unread(error)))
-        return None
 
 
 def _prices(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
@@ -446,6 +446,8 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace, Kubectl, Sequence[Resource
     "wake": wake,
     "prices": _prices,
     "plan": partial(plan_moves, of=_cluster),
+    "cordon": partial(cordon, of=_cluster),
+    "uncordon": uncordon,
     "doctor": _doctor,
     "uninstall": _uninstall,
 }

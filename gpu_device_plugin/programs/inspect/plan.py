@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin.cluster.objects.decoding import NODES, NOT_ENDED, PODS, PodReader
 from gpu_device_plugin.core.capacity.movable import after, usage_at
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import msgspec
 
     from gpu_device_plugin.core.capacity.movable import Move, Resident, Site
+    from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.report.text.columns import Line
@@ -55,7 +56,7 @@ def plan_moves(
     arguments: argparse.Namespace,
     kubectl: Kubectl,
     resources: Sequence[Resource],
-    of: Callable[[Sequence[msgspec.Raw], Sequence[msgspec.Raw], Sequence[Resource], Kubectl], FollowedCluster],
+    of: Reader,
 ) -> tuple[list[str | Line], int]:
     """Return the plan that the arguments ask for, with the exit code; make its moves if they say so.
 
@@ -64,17 +65,7 @@ def plan_moves(
     Raises:
         ClusterUnreadableError: the cluster cannot be read, or the pod does not wait for GPUs.
     """
-    try:
-        raw_nodes, raw_pods = kubectl.items(NODES.path()), kubectl.items(PODS.path(), NOT_ENDED)
-    except ClusterUnreadableError:
-        if not (lacking := kubectl.denied("nodes") or kubectl.denied("pods")):
-            raise
-        raise ClusterUnreadableError(f"{lacking}: a plan needs all of them; {GRANT}") from None
-    views = of(raw_nodes, raw_pods, resources, kubectl).views
-    reader = ArrangementReader(_budgets(kubectl), resources)
-    reader.read_nodes(raw_nodes)
-    reader.read_pods(raw_pods)
-    found = reader.arrangement(views, now_s=time.time())
+    _, found = arranged(kubectl, resources, of)
     if arguments.nodes_free:
         one = plan(found.sites, NodesFree(arguments.nodes_free), found.budgets)
         goal = f"{counted(arguments.nodes_free, 'node')} without GPU pods"
@@ -90,10 +81,42 @@ def plan_moves(
     if arguments.output == "json":
         lines: list[str | Line] = [*json.dumps(plan_document(plans, found.sites, then), indent=2).splitlines()]
     else:
-        lines = [*(said or ["No pod waits that fits nowhere."]), *_details(found, moves, then, complete=complete)]
+        touched = {name for move in moves for name in (move.origin, move.node)}
+        staying = staying_lines(site for site in found.sites if not complete or site.node.name in touched)
+        lines = [*(said or ["No pod waits that fits nowhere."]), *details(found.sites, moves, then, staying)]
     if not (arguments.apply and moves):
         return lines, OK if complete or not arguments.apply else FAILED
-    return _confirmed(arguments, kubectl, resources, moves, lines)
+    return confirmed(arguments, kubectl, resources, moves, lines)
+
+
+Reader: TypeAlias = (
+    "Callable[[Sequence[msgspec.Raw], Sequence[msgspec.Raw], Sequence[Resource], Kubectl], FollowedCluster]"
+)
+"""From nodes and pods to their cluster."""
+
+
+def arranged(
+    kubectl: Kubectl,
+    resources: Sequence[Resource],
+    of: Reader,
+    as_if: Callable[[NodeView], NodeView] = lambda view: view,
+) -> tuple[Sequence[NodeView], Arrangement]:
+    """Return the nodes that share GPUs, and what decides about moves there; `as_if` changes the nodes first.
+
+    Raises:
+        ClusterUnreadableError: the cluster cannot be read.
+    """
+    try:
+        raw_nodes, raw_pods = kubectl.items(NODES.path()), kubectl.items(PODS.path(), NOT_ENDED)
+    except ClusterUnreadableError:
+        if not (lacking := kubectl.denied("nodes") or kubectl.denied("pods")):
+            raise
+        raise ClusterUnreadableError(f"{lacking}: a plan needs all of them; {GRANT}") from None
+    views = [as_if(view) for view in of(raw_nodes, raw_pods, resources, kubectl).views]
+    reader = ArrangementReader(_budgets(kubectl), resources)
+    reader.read_nodes(raw_nodes)
+    reader.read_pods(raw_pods)
+    return views, reader.arrangement(views, now_s=time.time())
 
 
 def _budgets(kubectl: Kubectl) -> Sequence[msgspec.Raw]:
@@ -116,26 +139,28 @@ def _wanted(arguments: argparse.Namespace, kubectl: Kubectl, found: Arrangement)
     return wanted
 
 
-def _details(found: Arrangement, moves: Sequence[Move], then: Sequence[Site], *, complete: bool) -> list[str | Line]:
+def details(
+    sites: Sequence[Site], moves: Sequence[Move], then: Sequence[Site], staying: Sequence[str]
+) -> list[str | Line]:
+    """Return tables of moves and of the GPUs that change, and the lines about pods that stay."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _UNBOUNDED
     lines: list[str | Line] = []
     if moves:
-        lines += ["", *move_lines(moves, width), "", *gpu_lines(found.sites, then, width)]
-    touched = {name for move in moves for name in (move.origin, move.node)}
-    staying = staying_lines(site for site in found.sites if not complete or site.node.name in touched)
+        lines += ["", *move_lines(moves, width), "", *gpu_lines(sites, then, width)]
     return [*lines, *(["", "Pods that are not moved:", *staying] if staying else [])]
 
 
 # --- The moves, one after the other -----------------------------------------------------------------------------------
 
 
-def _confirmed(
+def confirmed(
     arguments: argparse.Namespace,
     kubectl: Kubectl,
     resources: Sequence[Resource],
     moves: Sequence[Move],
     lines: list[str | Line],
 ) -> tuple[list[str | Line], int]:
+    """Show `lines`, ask for consent unless the arguments give it, and make moves; return what came of it."""
     for line in lines:
         say(sys.stdout, line if isinstance(line, str) else line.text)
     if not arguments.yes:

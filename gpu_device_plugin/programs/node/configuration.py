@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.waiting import together
+from gpu_device_plugin.core.contract.keys import CORDONS
 from gpu_device_plugin.core.contract.mpsfiles import SHM_DIRECTORY
+from gpu_device_plugin.core.contract.nodemarks import LONGEST_CORDONS, cordons_of, write_cordons
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares, TooManySharesError
@@ -19,6 +21,7 @@ from gpu_device_plugin.core.node.node_config import NodeConfig, NodeInputs, deri
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
 from gpu_device_plugin.hardware.monitor import MonitorTimings
 from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
+from gpu_device_plugin.kubelet.statefile import PUT_ASIDE, StateFile
 from gpu_device_plugin.settings.extra_grant import read_extra_grant
 from gpu_device_plugin.settings.knobs import UsageError
 
@@ -31,7 +34,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.node.serving_mode import Serving
     from gpu_device_plugin.hardware.monitor import Hardware
     from gpu_device_plugin.kubelet.records import KubeletRecords
-    from gpu_device_plugin.kubelet.statefile import StateFile
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.programs.node.conflicting_plugins import ConflictingPlugins
     from gpu_device_plugin.programs.node.kubelet.reconciler import Reconciler
@@ -44,6 +46,10 @@ _log = logging.getLogger(__name__)
 
 _REMEMBER_S = 2.0
 """How long new GPUs wait for the positions that they had before, in seconds. Pods fail until we register."""
+
+
+_MOST_BYTES = 4
+"""Of a character in UTF-8."""
 
 
 class ListFullError(Exception):
@@ -118,6 +124,9 @@ class Configuration:
     def __post_init__(self) -> None:
         self._view = HardwareView()
         """The view of the hardware that was taken over last."""
+        self._saved_cordons = StateFile(
+            self._settings.value.device_plugin_dir, PUT_ASIDE, longest=LONGEST_CORDONS * _MOST_BYTES
+        )
         self._set_up_hardware()
 
     async def run(self) -> NoReturn:
@@ -127,6 +136,9 @@ class Configuration:
             UsageError: the share size cuts the first GPUs into more shares than a kubelet can handle.
             ListFullError: only a restart of the process can help.
         """
+        # Those that the previous agent read hold until our node was read: no GPU is known before.
+        cordons, _ = cordons_of({CORDONS: self._saved_cordons.read() or ""})
+        self._config.change(replace(self._config.value, cordons=cordons))
         await together(
             self._follow_hardware(),
             self.api.node.follow(self._take_node),
@@ -142,6 +154,7 @@ class Configuration:
         inputs = replace(
             _inputs(self._settings.value, before.delivery.plan.extra),
             labels=None if node is None else node.labels,
+            cordons=before.cordons if node is None else cordons_of(node.annotations)[0],
             inventory=view.inventory,
             health=view.beliefs,
             started=view.state is not State.STARTING,
@@ -160,7 +173,7 @@ class Configuration:
             return
         self._report_gpus(config, before)
         self._report(config, before)
-        self._state.refresh_inventory(config.shares, config.unhealthy, config.links)
+        self._state.refresh_inventory(config.shares, config.unhealthy, config.links, config.cordoned)
         self.reconciler.find_foreign()  # before anybody else sees the new GPUs
         self.mps.refuse = config.delivery.plan.refuse
         self.mps.ask_for(config.mps_gpus)
@@ -234,3 +247,6 @@ class Configuration:
             _log.info("memory limits: %s", config.limits_summary)
         if config.missing not in {"", before.missing}:
             self._reports.limits_missing(config.missing)
+        if config.cordons != before.cordons:
+            self._saved_cordons.write(write_cordons(config.cordons) or "")
+            self._reports.cordons_changed(before.cordons, config.cordons)

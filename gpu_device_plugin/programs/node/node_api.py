@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.client.config import ClusterConfig
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
     from gpu_device_plugin.core.contract.elastic import Allowance
+    from gpu_device_plugin.core.contract.nodemarks import Cordon
     from gpu_device_plugin.core.model.gpus import Gpu
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.node.history.incidents import Trigger
@@ -61,6 +62,10 @@ class NodeApi:
 
     def annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:
         """Write annotations on a pod in the background; None removes one."""
+
+    async def cordon(self, _uuid: str, _cordon: Cordon) -> bool:
+        """Put a GPU of our node aside, unless it is; return whether it is now."""
+        return False
 
     async def allowance(self, _namespace: str) -> Allowance | str | None:
         """Return what the pods of a namespace may be guaranteed beyond their requests, without what is in use.

@@ -33,6 +33,7 @@ from gpu_device_plugin.core.contract.keys import (
     READ_BY_AGENT,
     SWITCH_LABEL,
     SWITCHED_ON,
+    MalformedAnnotationError,
 )
 from gpu_device_plugin.core.contract.nodegpus import node_gpus, write_node_gpus
 from gpu_device_plugin.core.contract.nodelabels import node_labels, our_annotations, our_labels, switched_on
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.client.config import ClusterConfig
     from gpu_device_plugin.cluster.writers.evictions import Eviction
+    from gpu_device_plugin.core.contract.nodemarks import Cordon
     from gpu_device_plugin.core.model.gpus import Gpu
     from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.pods import Pod
@@ -178,6 +180,14 @@ class NodeCluster(NodeApi):
 
     def annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:  # noqa: D102
         self._writer.annotate(pod, annotations)
+
+    async def cordon(self, uuid: str, cordon: Cordon) -> bool:  # noqa: D102
+        try:
+            self.node.set(await self._self.cordon(uuid, cordon))
+        except (ApiError, MalformedAnnotationError) as error:
+            _log.warning("GPU %s cannot be put aside: %s", uuid, error, extra={"once_per_s": 600})
+            return False
+        return True
 
     async def allowance(self, namespace: str) -> Allowance | str | None:  # noqa: D102
         try:
@@ -318,6 +328,7 @@ class NodeCluster(NodeApi):
             mig_domain=self._settings.domain_of_mig,
             held_shares={uuid for uuid, use in uses.items() if use.shares},
             held_whole={uuid for uuid, use in uses.items() if use.whole},
+            cordoned=self._state.node.cordoned,
         )
         notes = NodeMetadata(
             labels={**self._outdated, **node_labels(shares, config.inventory, config.policy, config.limits)},

@@ -17,6 +17,7 @@ from gpu_device_plugin.programs.node.conflicting_plugins import ALLOW
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
+    from gpu_device_plugin.core.contract.nodemarks import Cordon
     from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.node.health.gpu_health import Xid
     from gpu_device_plugin.core.node.holdings import Stranded
@@ -122,6 +123,14 @@ class Reports:
         self._api.event("MigInstanceGone", f"{pod}: {found.sentence}.", "Observe")
         if found.pod is not None:
             self._api.pod_event(found.pod, "MigInstanceGone", f"{found.sentence}.", "Observe")
+
+    def cordons_changed(self, before: Mapping[str, Cordon], now: Mapping[str, Cordon]) -> None:
+        """GPUs, by UUID, were put aside, or taken back into use."""
+        for uuid, cordon in now.items():
+            if before.get(uuid) != cordon:
+                self._tell("GPUCordoned", f"{self._name_of(uuid)} ({uuid}) is {cordon}", "Cordon")
+        for uuid in before.keys() - now.keys():
+            self._tell("GPUUncordoned", f"{self._name_of(uuid)} ({uuid}) takes pods again", "Uncordon", logging.INFO)
 
     def limits_missing(self, sentence: str) -> None:
         """The means of limiting memory that the administrator wants is not there."""

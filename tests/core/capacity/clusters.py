@@ -170,6 +170,7 @@ def _place(pod: Resident, site: Site) -> Place:
 def _reached(goal: Goal, state: State, pods: Sequence[Resident], sites: Mapping[str, Site]) -> bool:
     if isinstance(goal, Fits):
         return next(_places(goal, state, pods, sites), None) is not None
+    assert isinstance(goal, NodesFree)
     used = {name for name, _ in state[0]}
     return sum(name not in used for name in sites) >= goal.number
 

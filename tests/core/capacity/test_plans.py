@@ -10,12 +10,14 @@ import pytest
 
 from gpu_device_plugin.core.capacity.movable import Resident, Site, Stays, after
 from gpu_device_plugin.core.capacity.places import Fits, NodesFree
-from gpu_device_plugin.core.capacity.plans import Plan, plan, planning
+from gpu_device_plugin.core.capacity.plans import Drain, Plan, drain, on_gpus, plan, planning
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.usage import Occupant, Usage
-from gpu_device_plugin.core.contract.nodegpus import NodeGpus
+from gpu_device_plugin.core.contract.keys import CORDONS
+from gpu_device_plugin.core.contract.nodegpus import NodeGpus, with_cordons
+from gpu_device_plugin.core.contract.nodemarks import Cordon, write_cordons
 from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.resources import Kind
@@ -23,7 +25,7 @@ from tests.core.capacity.clusters import cheapest, node, random_world, resident
 from tests.steps import result_of
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
 
     from tests.core.capacity.clusters import World
 
@@ -73,6 +75,7 @@ def reached(world: World, sites: tuple[Site, ...]) -> bool:
             and (site.node.left is None or site.node.left.cover(goal.amounts))
             for site in sites
         )
+    assert isinstance(goal, NodesFree)
     return sum(not site.residents for site in sites) >= goal.number
 
 
@@ -165,3 +168,92 @@ def test_nodes_without_gpus_and_those_with_claims_are_never_free() -> None:
     assert plan([bare, claims], NodesFree(1)) == Plan(None, None, exact=True)
     assert plan([], NodesFree(1)) == Plan(None, None, exact=True)
     assert plan([node("n", [8]), bare], NodesFree(1)).moves == ()
+
+
+# --- GPUs that are drained --------------------------------------------------------------------------------------------
+
+
+def aside(sites: Sequence[Site], uuid: str) -> list[Site]:
+    """Return the nodes with a GPU put aside."""
+    text = write_cordons({uuid: Cordon("alice")})
+    assert text is not None
+    nodes = [replace(site.node, gpus=with_cordons(site.node.gpus, {CORDONS: text})) for site in sites]
+    return [replace(site, node=marked).changed() for site, marked in zip(sites, nodes, strict=True)]
+
+
+def filled(*sites: Site, **pods: tuple[int, int]) -> list[Site]:
+    """Return nodes with pods, each by the number of its node and its shares."""
+    there = list(sites)
+    for name, (at, shares) in pods.items():
+        found = resident(name, [Demand(Kind.MEMORY, shares)], there[at])
+        assert found is not None
+        there[at] = there[at].changed(come=found)
+    return there
+
+
+def told(found: Drain) -> list[tuple[str, str, dict[int, int]]]:
+    return [(move.pod.pod.uid, move.node, dict(move.shares)) for move in found.moves]
+
+
+def test_pods_leave_a_gpu_for_another_one_of_the_node_too() -> None:
+    sites = aside(filled(node("a", [8, 8]), p=(0, 3), q=(0, 8)), "a-0")
+    assert told(drain(sites, "a", [0], {})) == []
+    sites = aside(filled(node("a", [8, 8]), p=(0, 3)), "a-0")
+    found = drain(sites, "a", [0], {})
+    assert told(found) == [("p", "a", {1: 3})]
+    assert on_gpus(found.then[0], [0]) == []
+
+
+def test_a_gpu_without_pods_takes_no_moves() -> None:
+    assert drain(aside([node("a", [8])], "a-0"), "a", [0], {}) == Drain(then=tuple(aside([node("a", [8])], "a-0")))
+
+
+def test_pods_that_have_no_room_stay_and_the_others_go() -> None:
+    sites = aside(filled(node("a", [16]), node("b", [4]), p=(0, 3), q=(0, 9)), "a-0")
+    found = drain(sites, "a", [0], {})
+    assert told(found) == [("p", "b", {0: 3})]
+    assert [str(pod) for pod in found.stuck] == ["ns/q"]
+    assert [str(pod) for pod in on_gpus(found.then[0], [0])] == ["ns/q"]
+
+
+def test_others_make_room_for_pods_that_leave() -> None:
+    """5 leave a; b has 4 free and one pod of 4, which fits on c."""
+    sites = aside(filled(node("a", [8]), node("b", [8]), node("c", [4]), p=(0, 5), r=(1, 4)), "a-0")
+    assert told(drain(sites, "a", [0], {})) == [("r", "c", {0: 4}), ("p", "b", {0: 5})]
+
+
+def test_budgets_hold_for_all_moves_of_a_drain_together() -> None:
+    sites = filled(node("a", [8]), node("b", [8]), p=(0, 3), q=(0, 2))
+    guarded = [replace(each, budget="ns/one") for each in sites[0].residents]
+    sites = aside([replace(sites[0], residents=tuple(guarded)), sites[1]], "a-0")
+    found = drain(sites, "a", [0], {"ns/one": 1})
+    assert (told(found), [str(pod) for pod in found.stuck]) == ([("p", "b", {0: 3})], ["ns/q"])
+
+
+def test_pods_that_stay_for_a_reason_of_their_own_are_not_moved() -> None:
+    sites = filled(node("a", [8]), node("b", [8]), p=(0, 3), q=(0, 2))
+    kept = [replace(each, stays=Stays.STORAGE) if each.pod.uid == "p" else each for each in sites[0].residents]
+    found = drain(aside([replace(sites[0], residents=tuple(kept)), sites[1]], "a-0"), "a", [0], {})
+    assert told(found) == [("q", "b", {0: 2})]
+    assert [str(pod) for pod in on_gpus(found.then[0], [0])] == ["ns/p"]
+
+
+@pytest.mark.chance
+def test_a_drained_gpu_keeps_only_pods_that_stay_or_have_no_room(chance_seed: int) -> None:
+    chance = random.Random(chance_seed)  # noqa: S311
+    for _ in range(60):
+        world = random_world(chance)
+        site = chance.choice(world.sites)
+        position = chance.choice(site.node.gpus.gpus).position
+        sites = aside(world.sites, site.node.gpus.gpus[position].uuid)
+        found = drain(sites, site.node.name, [position], world.budgets)
+        now = sites
+        for move in found.moves:
+            target = {each.node.name: each for each in now}[move.node]
+            rooms = {room.position: room for room in target.node.rooms}
+            for placement in move.placements:
+                assert all(rooms[at].gives_shares and rooms[at].free >= amount for at, amount in placement.shares)
+            now = list(after(now, [move]))
+        there = next(each for each in now if each.node.name == site.node.name)
+        stuck = {pod.pod.uid for pod in found.stuck}
+        assert all(pod.stays is not None or pod.pod.uid in stuck for pod in on_gpus(there, [position]))

@@ -15,6 +15,7 @@ from gpu_device_plugin.core.cluster.pod_demand import Ask, Part, ask
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, promise, usage_of
 from gpu_device_plugin.core.contract.keys import SPLIT_LABEL
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
+from gpu_device_plugin.core.contract.nodemarks import Cordon
 from gpu_device_plugin.core.contract.promises import promises
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
 from gpu_device_plugin.core.model.gpus import Closeness, Links
@@ -47,6 +48,7 @@ def nodes(draw: st.DrawFn, *, gpushare: bool = True) -> Candidate:
                 f"GPU-{n}",
                 draw(st.sampled_from(MODELS)),
                 unhealthy=draw(st.sampled_from(["", "", "", "", "hot"])),
+                cordon=draw(st.sampled_from([None] * 5 + [Cordon("alice")])),
                 instance=None if (parent := draw(parents)) is None else ListedInstance(parent, 0, n, "1g.10gb", n),
             )
             for n in range(number)

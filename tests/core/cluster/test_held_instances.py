@@ -87,7 +87,7 @@ def test_instances_are_in_use_free_or_out_of_service() -> None:
         "a", with_instances("one", 0), with_instances("two", asks=1), whole=5, ill={4: "XID 94"}
     ).instances()
     assert (found.resource, found.profile, len(found.instances)) == (WHOLE, "1g.10gb", 5)
-    assert (found.used, found.free, [gpu.position for gpu in found.ill]) == (2, 2, [4])
+    assert (found.used, found.free, [gpu.position for gpu in found.closed]) == (2, 2, [4])
     assert {str(pod): [gpu.uuid for gpu in gpus] for pod, gpus in found.by_pod.items()} == {
         "default/one": ["MIG-0"],
         "default/two": [],

@@ -163,7 +163,7 @@ UNSUITABLE: dict[str, tuple[Pod, Candidate | None, str]] = {
         node(),
         "its node does not list its GPU at present",
     ),
-    "a GPU out of service": (pod("6", places={"0": {"1": 4}}), node(), "GPU 1 of node-1 is out of service"),
+    "a GPU out of service": (pod("6", places={"0": {"1": 4}}), node(), "GPU 1 of node-1 is out of service or cordoned"),
     "a MIG instance": (
         pod("6", places={"0": {"2": 4}}),
         node(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_device_plugin.core.contract.keys import (
+    CORDONS,
     HELD_ROOM,
     KEEPS,
     KEPT_NODE,
@@ -61,11 +62,11 @@ def test_of_annotations_the_gpus_the_limits_and_the_use_are_ours() -> None:
     assert our_annotations({}) == ()
 
 
-def test_what_the_extender_wrote_goes_too_and_what_a_person_wrote_stays() -> None:
+def test_what_the_extender_wrote_and_cordons_go_too_and_what_a_person_wrote_for_others_stays() -> None:
     theirs = {KEEPS[0]: "true"}
-    notes = {**theirs, **kept(theirs, "full"), HELD_ROOM: "{}"}
+    notes = {**theirs, **kept(theirs, "full"), HELD_ROOM: "{}", CORDONS: "{}"}
     left = leftovers("a", {}, {key: text for key, text in notes.items() if text is not None}, {}, ())
-    assert set(left.annotations) == {KEEPS[1], KEPT_NODE, HELD_ROOM}
+    assert set(left.annotations) == {KEEPS[1], KEPT_NODE, HELD_ROOM, CORDONS}
 
 
 def test_the_label_by_which_pods_select_limits_is_ours_and_the_wish_for_limits_is_the_administrators() -> None:

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.contract.keys import NODE_GPUS, PLACEMENT_LABEL, MalformedAnnotationError
+from gpu_device_plugin.core.contract.keys import CORDONS, NODE_GPUS, PLACEMENT_LABEL, MalformedAnnotationError
 from gpu_device_plugin.core.contract.nodegpus import (
     AWAY,
     NO_GPUS,
+    NOT_READ_YET,
     ListedGpu,
     ListedInstance,
     NodeGpus,
@@ -22,8 +23,10 @@ from gpu_device_plugin.core.contract.nodegpus import (
     gpus_of_node,
     node_gpus,
     read_node_gpus,
+    with_cordons,
     write_node_gpus,
 )
+from gpu_device_plugin.core.contract.nodemarks import Cordon, write_cordons
 from gpu_device_plugin.core.model.gpus import Closeness, Gpu, Inventory, Link, Links, MigInstance
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.shares import Shares
@@ -634,3 +637,16 @@ def test_junk_is_malformed_at_worst(text: str) -> None:
     assert all(gpu.shares > 0 for gpu in found.gpus)
     assert read_node_gpus(write_node_gpus(found)) == found
     repr(found).encode()
+
+
+def test_a_gpu_stays_cordoned_until_the_agent_has_read_that_it_is_not() -> None:
+    """Else a pod would be promised a GPU that the agent still refuses."""
+    shares = Shares(1024).with_inventory(Inventory((Gpu("GPU-a", 0, "T4", 4096, 0), Gpu("GPU-b", 1, "T4", 4096, 1))))
+    text = write_node_gpus(node_gpus(shares, Inventory(), {}, "fit", cordoned=["GPU-b"]))
+    mark = Cordon("alice")
+    cordons = write_cordons({"GPU-a": mark, "GPU-b": mark})
+    assert cordons is not None
+    assert [gpu.cordon for gpu in gpus_of_node({NODE_GPUS: text, CORDONS: cordons}, {}, 0, 0).gpus] == [mark, mark]
+    after = gpus_of_node({NODE_GPUS: text}, {}, 0, 0)
+    assert [gpu.cordon for gpu in after.gpus] == [None, NOT_READ_YET]
+    assert [gpu.cordon for gpu in with_cordons(after, {}).gpus] == [None, None]

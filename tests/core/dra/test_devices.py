@@ -102,6 +102,15 @@ def test_a_gpu_out_of_service_has_a_taint_that_says_why(effect: str, *, evict: b
     assert [each.get("taints") for each in found] == [None, [taint], None, None]
 
 
+def test_a_cordoned_gpu_has_a_taint_that_lets_the_claims_there_stay() -> None:
+    here = replace(node(8, 8, unhealthy={0: "XID 79"}), cordoned=dict.fromkeys([uuid(0), uuid(1)], "why"))
+    taints = [each["taints"][0] for each in devices(here, SliceInputs((), evict=True))[:2]]
+    assert [each["key"] for each in taints] == ["gpu-device-plugin/unhealthy", "gpu-device-plugin/cordoned"]
+    assert taints[1] == {"key": "gpu-device-plugin/cordoned", "effect": "NoSchedule"}
+    assert [each["name"] for each in plain_devices(here, SliceInputs(())) if "monitor" not in each["name"]] == []
+    assert wanted_order(replace(here, unhealthy={}), "binpack")[-1] == uuid(1)
+
+
 def test_a_gpu_that_is_held_through_another_resource_gets_no_claims() -> None:
     here = replace(node(8), ledger=Ledger().with_foreign({uuid(0): "nvidia.com/gpu"}))
     assert devices(here, SliceInputs((), evict=True))[0]["taints"] == [HELD]

@@ -160,6 +160,7 @@ def test_gpus_that_give_nothing_let_nobody_grow() -> None:
         return sentence
 
     assert why(there, replace(pod(wish="6"), deleting=True)) == "its pod is being deleted"
+    assert why(replace(there, cordoned={uuid(0): "cordoned by x"}), pod(wish="6")) == "GPU 0 is cordoned by x"
     assert why(replace(there, unhealthy={uuid(0): "XID 79"}), pod(wish="6")) == "GPU 0 is out of service: XID 79"
     assert why(there, pod(wish="17")) == "GPU 0 has 16 GiB in all"
     unknown = "it is not known yet what of GPU 0 is free"

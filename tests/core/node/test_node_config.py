@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsStatus
+from gpu_device_plugin.core.contract.nodemarks import Cordon
 from gpu_device_plugin.core.model.gpus import Inventory
 from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.mig import MigMode
@@ -78,6 +79,15 @@ def test_each_mig_profile_that_is_given_whole_has_a_resource() -> None:
     )
     assert {gpu.enforcement for position, gpu in whole.limits.gpus.items() if position < 2} == {Enforcement.PARTITION}
     assert config(inventory=mig.inventory((10, 20), 8)).resources == (MEM,)
+
+
+def test_a_cordon_is_of_a_gpu_or_of_all_instances_of_one_in_mig_mode() -> None:
+    there = config(inventory=mig.inventory((10, 20), 8), mig="share", cordons={"GPU-0": Cordon("alice")})
+    instances = [shared.gpu for shared in there.shares.gpus if shared.gpu.instance is not None]
+    assert {gpu.uuid for gpu in instances} <= there.cordoned.keys()
+    plain = config(inventory=inventory(8, 8), cordons={"GPU-1": Cordon("alice"), "GPU-9": Cordon()})
+    assert plain.cordoned == {"GPU-1": "cordoned by alice"}
+    assert config(plain, inventory=inventory(8, 8)).cordoned == {}
 
 
 @pytest.mark.parametrize(

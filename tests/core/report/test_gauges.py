@@ -96,6 +96,7 @@ def test_a_gpu_has_a_line_for_each_figure() -> None:
     assert [line for line in lines(shown, "gpu_") if who in line] == [
         f"gpu_info{{{info}}} 1.0",
         f"gpu_healthy{{{who}}} 1.0",
+        f"gpu_cordoned{{{who}}} 0.0",
         f"gpu_shares{{{who}}} {len(there.shares.gpus[0].shares)}.0",
         f"gpu_shares_allocated{{{who}}} 3.0",
         f"gpu_shares_unhealthy{{{who}}} 0.0",
@@ -261,6 +262,16 @@ def test_a_borrower_has_lines_for_what_it_borrows_and_while_it_is_asked() -> Non
     assert containers(asked)[-1] == "memory_return_asked{} 1.0"
     for parts, short in (((borrower,), "0.0"), ((asked, asked), "1.0")):
         assert lines(NodeMetrics(node(16), NodeUse("", parts=parts)), "pods_short") == [f"pods_short_of_memory {short}"]
+
+
+def test_a_cordoned_gpu_says_so_and_is_healthy() -> None:
+    shown = NodeMetrics(replace(node(16, 16), cordoned={uuid(1): "cordoned by alice"}))
+    assert lines(shown, "gpu_cordoned", "gpu_healthy") == [
+        f'gpu_healthy{{gpu="{uuid(0)}"}} 1.0',
+        f'gpu_healthy{{gpu="{uuid(1)}"}} 1.0',
+        f'gpu_cordoned{{gpu="{uuid(0)}"}} 0.0',
+        f'gpu_cordoned{{gpu="{uuid(1)}"}} 1.0',
+    ]
 
 
 # --- The condition of GPUs --------------------------------------------------------------------------------------------

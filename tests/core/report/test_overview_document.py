@@ -47,7 +47,9 @@ def test_the_document_has_everything() -> None:
     (node,) = json.loads(json.dumps(told["nodes"]))
     named = {"namespace": "default", "name": "web", "uid": "uid-web", "priority": 7, "deleting": True}
     card = {"model": "Tesla T4", "memoryMiB": 4096, "mig": None, "totalShares": 4, "whole": False, "strangers": []}
-    card |= dict.fromkeys(("usedMiB", "unattributedMiB", "limits", "limitsReason", "refusal")) | {"containers": []}
+    card |= dict.fromkeys(("usedMiB", "unattributedMiB", "limits", "limitsReason", "refusal", "cordon")) | {
+        "containers": []
+    }
     assert node.pop("gpus") == [
         {"index": 0, "uuid": "GPU-0", "numa": 1, "healthy": True, "reason": None, "usedShares": 1, "freeShares": 1}
         | card

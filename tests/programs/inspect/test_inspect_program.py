@@ -46,6 +46,12 @@ with (home / "calls").open("a") as calls:
     calls.write(json.dumps(sys.argv[1:]) + chr(10))
 script = json.loads((home / "script.json").read_text())
 words = [word for word in sys.argv[1:] if not word.startswith("--") or word == "--raw"]
+if words[0] == "auth":
+    print(script["user"], end="")
+    sys.exit(0 if script["user"] else 1)
+if "config" in words and ".contexts" in sys.argv[-1]:
+    print("in-kubeconfig", end="")
+    sys.exit(0)
 if "config" in words:
     print(script["namespace"], end="")
     sys.exit(0 if script["namespace"] else 1)
@@ -66,6 +72,17 @@ if words[0] == "patch":
         one for one in script["objects"] if one["kind"] == patched and one["metadata"]["name"] == name
         and [one["metadata"].get("namespace")] * (patched == "Pod" or plural in workloads) == where
     ]
+    if script["meanwhile"]:  # somebody else changes the object just before
+        meta = {{"resourceVersion": "2", "annotations": script["meanwhile"]}}
+        changed = merge(before, {{"metadata": meta}})
+        script["objects"][script["objects"].index(before)] = changed
+        before, script["meanwhile"] = changed, {{}}
+    version = before["metadata"].get("resourceVersion", "")
+    if patch.get("metadata", {{}}).get("resourceVersion", version) != version:
+        (home / "script.json").write_text(json.dumps(script))
+        why = f'Operation cannot be fulfilled on {{words[1]}}s "{{name}}": the object has been modified'
+        print(f"Error from server (Conflict): {{why}}; please apply your changes to the latest", file=sys.stderr)
+        sys.exit(1)
     apply = merge if "--type=merge" in sys.argv else strategic_merge
     after = apply(before, patch)
     if patched == "Pod":
@@ -166,6 +183,8 @@ class World:
             "refused": "",
             "answers": {},
             "mover": "",
+            "user": "alice",
+            "meanwhile": {},
         }
         self.kubectl.write_text(KUBECTL.format(python=sys.executable, home=str(self.home)), encoding="utf-8")
         self.kubectl.chmod(0o755)

@@ -310,7 +310,7 @@ def _moves(world: World) -> list[Any]:
         return [], 0
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "_confirmed", keep)
+        patch.setattr(plan, "confirmed", keep)
         world.inspect("plan", "--for", "want", "--apply", "--yes")
     return kept
 

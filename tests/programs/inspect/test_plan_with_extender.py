@@ -9,11 +9,13 @@ import urllib.error
 import urllib.request
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.keys import ALLOCATION, MOVE_REFUSED, MOVE_TO
 from gpu_device_plugin.programs.inspect import plan
 from gpu_device_plugin.programs.inspect.arguments import parse
+from gpu_device_plugin.programs.inspect.cordon import cordon, uncordon
 from gpu_device_plugin.programs.inspect.plan import Patience, plan_moves
 from gpu_device_plugin.programs.kubectl import Kubectl
 from gpu_device_plugin.testing.builders import container, owned, pod, workload
@@ -45,13 +47,13 @@ class OverHttp(Kubectl):
         self._url = url
 
     def _run(self, *words: str, **_: Any) -> subprocess.CompletedProcess[bytes]:
-        if words[0] == "config":
+        if words[0] in {"config", "auth"}:
             return subprocess.CompletedProcess(words, 0, b"default", b"")
         if words[0] == "get":
             request = urllib.request.Request(self._url + words[2])  # noqa: S310 - the API server of the test
         else:
-            (namespace,) = (word.partition("=")[2] for word in words if word.startswith("--namespace="))
-            path = f"{self._url}/api/v1/namespaces/{namespace}/pods/{words[2]}"
+            inside = [f"namespaces/{word.partition('=')[2]}/" for word in words if word.startswith("--namespace=")]
+            path = f"{self._url}/api/v1/{''.join(inside)}{words[1]}s/{words[2]}"
             body, kind = words[words.index("-p") + 1].encode(), {"Content-Type": "application/merge-patch+json"}
             request = urllib.request.Request(path, body, kind, method="PATCH")  # noqa: S310 - likewise
         try:
@@ -123,6 +125,29 @@ async def test_the_extender_moves_the_pod_and_the_other_finds_room(monkeypatch: 
         assert (w.where("web-new-1"), w.places("web-new-1")) == (NODE_B, {0: 6})
         await w.schedule()
         assert w.where("want") == "node-a"
+
+
+async def test_a_cordoned_gpu_is_drained_and_takes_pods_again_once_it_is_uncordoned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with two_nodes({*GRANTED, ("get", "nodes")}) as w:
+        monkeypatch.setattr(plan, "PATIENCE", Patience(stretched(20), stretched(20), 0.02))
+        words = ["cordon", "node-a", "0", "--drain", "--yes", "--reason", "a fan is loud"]
+        arguments, kubectl = parse("kubectl inspect gpushare", words), OverHttp(w.api.url)
+        controller = asyncio.create_task(replace_evicted(w))
+        lines, code = await asyncio.to_thread(partial(cordon, of=of), arguments, kubectl, RESOURCES)
+        controller.cancel()
+        with suppress(asyncio.CancelledError):
+            await controller
+        assert (list(map(str, lines)), code) == (["Done: 1 move."], 0)
+        assert (w.where("web-new-1"), w.places("web-new-1")) == (NODE_B, {0: 6})
+        await w.schedule()
+        assert not w.where("want")
+        arguments = parse("kubectl inspect gpushare", ["uncordon", "node-a", "0"])
+        _, code = await asyncio.to_thread(uncordon, arguments, kubectl, RESOURCES)
+        await w.seen()
+        await w.schedule()
+        assert (code, w.where("want")) == (0, "node-a")
 
 
 async def test_without_its_rights_the_pod_stays_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,7 @@ class Why(StrEnum):
     TWO_CLAIMS = "two_claims_in_a_container"
     SEVERAL_INSTANCES = "parts_of_several_mig_instances"
     GUARANTEED = "guaranteed_to_others"
+    CORDONED = "cordoned"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def admit(
         )
     wanted = spread_over(node, device_ids)
     gpus = [node.shares.gpus[position] for position in sorted(wanted)]
-    barred = next((refused for shared in gpus if (refused := _barred(node, kind, shared)) is not None), None)
+    barred = next((refused for shared in gpus if (refused := _closed(node, kind, shared)) is not None), None)
     if barred is not None:
         return barred
     if (unproven := _unproven(node, device_ids)) is not None:
@@ -151,10 +152,17 @@ def refuse_unlimited(
     return Refused(Why.NO_LIMIT, f"GPU {names}: {why}")
 
 
+def _closed(node: Node, kind: Kind, shared: SharedGpu) -> Refused | None:
+    name, uuid = shared.name, shared.gpu.uuid
+    if uuid in node.unhealthy:
+        return Refused(Why.UNHEALTHY, f"{name} is out of service: {node.unhealthy[uuid]}")
+    if uuid in node.cordoned:
+        return Refused(Why.CORDONED, f"{name} takes no new pods: it is {node.cordoned[uuid]}")
+    return _barred(node, kind, shared)
+
+
 def _barred(node: Node, kind: Kind, shared: SharedGpu) -> Refused | None:
     name, use = shared.name, node.use(shared)
-    if shared.gpu.uuid in node.unhealthy:
-        return Refused(Why.UNHEALTHY, f"{name} is out of service: {node.unhealthy[shared.gpu.uuid]}")
     if shared.gpu.uuid in node.ledger.foreign:
         resource = node.ledger.foreign[shared.gpu.uuid]
         return Refused(Why.OTHER_RESOURCE, f"{name} is in use through {resource}, which this agent does not offer")

@@ -48,10 +48,10 @@ def offers(node: Node, listing: Listing, most_free: int | None = None) -> tuple[
     """Return the offer of every GPU that is, or was, among the devices of one resource.
 
     gpu-mem and gpu-count describe the same hardware, so the use of a GPU through one of them fences its free IDs of the
-    other; and so do the ways of giving MIG instances, of which one is chosen at a time. IDs in use never change for
-    this reason: a kubelet that admits a pod again rejects it if one of its IDs is unhealthy. A GPU out of service is
-    different: all of its IDs change, at once. As many free shares as containers of a GPU are guaranteed beyond their
-    requests are fenced too.
+    other. So do the ways of giving MIG instances, of which one is chosen at a time, and a cordon fences them in both.
+    IDs in use never change for these reasons: a kubelet that admits a pod again rejects it if one of its IDs is
+    unhealthy. A GPU out of service is different: all of its IDs change, at once. As many free shares as containers of a
+    GPU are guaranteed beyond their requests are fenced too.
 
     No more than `most_free` free shares are offered, see `Refusals`; None for no bound.
     """
@@ -70,7 +70,7 @@ def offers(node: Node, listing: Listing, most_free: int | None = None) -> tuple[
 def _offer(node: Node, listing: Listing, shared: SharedGpu) -> Offer:
     uuid, ledger, memory = shared.gpu.uuid, node.ledger, listing[0] is Kind.MEMORY
     use, foreign = ledger.use(uuid), uuid in ledger.foreign
-    doubtful = foreign or node.closing or not ledger.certain or listing not in shared.offered
+    doubtful = foreign or uuid in node.cordoned or node.closing or not ledger.certain or listing not in shared.offered
     fenced = _NONE
     if doubtful or (use.whole if memory else use.shares):
         # An instance that was made again as another profile may be in use by the ID that it has in both resources.

@@ -126,6 +126,15 @@ def _gpus(cluster: ClusterSymptoms) -> Iterator[Finding]:
             text = f"{{node}}: {{gpus}} {'is' if len(gpus) == 1 else 'are'} out of service: {{why}}"
             advice = "docs/operations.md has the remedy (A GPU is out of service)"
             yield warning("gpu-unhealthy", text, advice, node=node.name, gpus=gpu_names(gpus), why=why)
+        if fault := node.gpus.cordons_fault:
+            text, advice = "{node}: {problem}: no GPU of it is put aside", "look at it, remove it, and cordon again"
+            yield warning("cordons-unreadable", text, advice, node=node.name, problem=fault)
+        for gpu in node.gpus.all:
+            if gpu.cordon is not None:
+                advice = "kubectl inspect gpushare uncordon {node} {gpu} takes it back into use"
+                text = "{node}: {name} takes no new pods: it is {why}"
+                name, why = gpu_names([gpu]), str(gpu.cordon)
+                yield note("gpu-cordoned", text, advice, node=node.name, gpu=gpu.position, name=name, why=why)
     every = [gpu for node in cluster.nodes for gpu in node.gpus.all]
     if every and not any(gpu.unhealthy for gpu in every):
         instances = sum(gpu.instance is not None for gpu in every)

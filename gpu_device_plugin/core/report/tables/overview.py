@@ -169,18 +169,19 @@ def _instance_lines(node: NodeView, amount: Callable[[NodeView, int], int], *, p
         yield f"{node.name}: GPU {index} (MIG): {', '.join(_shared_instance(node, view, amount) for view in views)}"
     for each in node.instances():
         held = f": {found}" if pods and (found := holders(each)) else ""
-        ill = f", {len(each.ill)} out of service" if each.ill else ""
-        yield f"{node.name}: {each.resource}: {each.used}/{len(each.instances)} in use{ill}{held}"
+        closed = f", {len(each.closed)} not available" if each.closed else ""
+        yield f"{node.name}: {each.resource}: {each.used}/{len(each.instances)} in use{closed}{held}"
 
 
 def _shared_instance(node: NodeView, view: GpuView, amount: Callable[[NodeView, int], int]) -> str:
     """Return one instance: its number and profile, its column in the table, and the memory that is given of it.
 
-    One that is not available is out of service, or a container has it whole since before the way was changed.
+    One that is not available is out of service or put aside, or a container has it whole since before the way was
+    changed.
     """
     instance = view.gpu.instance
     named = "" if instance is None else f"{instance.label} {instance.profile} "
-    closed = " (not available)" if view.gpu.unhealthy else ""
+    closed = " (not available)" if view.gpu.closed else ""
     return f"{named}(GPU{view.gpu.position}) {amount(node, view.used)}/{amount(node, view.gpu.shares)}{closed}"
 
 
@@ -236,10 +237,10 @@ def _row(node: NodeView, view: GpuView, allocated: str, share: str, policy: str)
         share,
         policy,
         node.candidate.gpus.driver or _NOTHING,
-        "unhealthy" if gpu.unhealthy else "healthy",
+        "unhealthy" if gpu.unhealthy else "cordoned" if gpu.cordon else "healthy",
         ", ".join(f"{held.pod}: {'whole' if held.whole else node.amount(held.shares)}" for held in view.held)
         or _NOTHING,
-        *([f"unhealthy: {gpu.unhealthy}"] if gpu.unhealthy else []),
+        *([gpu.closed] if gpu.closed else []),
     )
 
 

@@ -81,7 +81,7 @@ def _alike(node: NodeView, view: GpuView) -> tuple[object, ...]:
         view.used,
         view.free,
         view.whole,
-        gpu.unhealthy,
+        gpu.closed,
         _enforcement(node, view),
         _trouble(node, view),
         _returning(node, view),
@@ -118,11 +118,10 @@ def _group_row(node: NodeView, name: str, state: str, group: Sequence[GpuView]) 
     known = [amount for amount in used if amount is not None] if not node.report.stale else []
     most = max(known, default=None)
     differs = len(known) > 1 and min(known) != most
-    trouble = _trouble(node, first)
-    bad = f"unhealthy: {first.gpu.unhealthy}" if first.gpu.unhealthy else ""
-    returning = _returning(node, first)
-    words = [*filter(None, (state, bad, trouble, returning)), *(["whole"] if first.whole else [])]
-    tone = Tone.BAD if bad or trouble else Tone.WARNING if returning or state not in {"", CLAIMS} else Tone.PLAIN
+    trouble, returning = _trouble(node, first), _returning(node, first)
+    words = [*filter(None, (state, first.gpu.closed, trouble, returning)), *(["whole"] if first.whole else [])]
+    watch = first.gpu.closed or returning or state not in {"", CLAIMS}
+    tone = Tone.BAD if first.gpu.unhealthy or trouble else Tone.WARNING if watch else Tone.PLAIN
     model = first.gpu.model.removeprefix("NVIDIA ") or _NOTHING
     return Row(
         (
@@ -140,7 +139,8 @@ def _group_row(node: NodeView, name: str, state: str, group: Sequence[GpuView]) 
 
 
 def _offer_row(node: NodeView, name: str, state: str, offer: Instances) -> Row:
-    ill = f"{len(offer.ill)} unhealthy: {offer.ill[0].unhealthy}" if offer.ill else ""
+    bad = any(gpu.unhealthy for gpu in offer.closed)
+    closed = f"{len(offer.closed)} {offer.closed[0].closed}" if offer.closed else ""
     used = [node.report.used(gpu.position).used_mib for gpu in offer.instances]
     known = [amount for amount in used if amount is not None] if not node.report.stale else []
     return Row(
@@ -152,9 +152,9 @@ def _offer_row(node: NodeView, name: str, state: str, offer: Instances) -> Row:
             gib(sum(known) if known else None),
             str(offer.free),
             "partition",
-            "; ".join(filter(None, (state, ill))),
+            "; ".join(filter(None, (state, closed))),
         ),
-        Tone.BAD if ill else Tone.WARNING if state not in {"", CLAIMS} else Tone.PLAIN,
+        Tone.BAD if bad else Tone.WARNING if closed or state not in {"", CLAIMS} else Tone.PLAIN,
     )
 
 

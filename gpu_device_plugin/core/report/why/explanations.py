@@ -240,8 +240,8 @@ def _verdict(answer: NodeAnswer, view: GpuView) -> str:
         return "would be chosen"
     if not (ask.wishes.allow_model(view.gpu.model) and ask.wishes.allow_uuid(view.gpu.uuid, view.gpu.card)):
         return "not allowed by its annotations"
-    if view.gpu.unhealthy:
-        return f"unhealthy: {view.gpu.unhealthy}"
+    if view.gpu.closed:
+        return view.gpu.closed
     obstacles = [obstacle for part in ask.parts if (obstacle := _obstacle(part, view)) is not None]
     if len(obstacles) == len(ask.parts):
         return _WORDS[obstacles[0]]

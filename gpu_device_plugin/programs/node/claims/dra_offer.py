@@ -106,7 +106,7 @@ class DeviceOffer:
             self._dropped = ()
         # All that they are made of. Most changes of the node are claims that come and go, and change none of it.
         foreign = frozenset(node.ledger.foreign)
-        sources = node.shares, node.unhealthy, node.links, foreign, facts, self._offering, self._dropped
+        sources = node.shares, node.unhealthy, node.cordoned, node.links, foreign, facts, self._offering, self._dropped
         if sources != self._published:
             self._published = sources
             wanted: Sequence[Content] = ()

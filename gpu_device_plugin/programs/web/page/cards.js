@@ -150,7 +150,7 @@ function updateGpu(row, node, gpu, matches) {
   setAttribute(to.index, "aria-label", t("gpu_open", { gpu: placeOf(gpu) }));
   setText(to.index, gpu.mig ? `${migId(gpu)}\n${gpu.mig.profile}` : gpu.index);
   setAttribute(to.bar, "aria-label", `${gpuName(gpu)}: ${gpuSaying(node, gpu)}`);
-  setClass(to.bar, "bar", gpu.reason && "bar-bad");
+  setClass(to.bar, "bar", gpu.reason && "bar-bad", gpu.cordon && "bar-cordoned");
   reconcile(to.parts, given, (part) => partName(part) ?? "?", () => makePart(to.on),
     (element, part) => updatePart(element, node, gpu, part, matches(part)));
   setStyle(to.parts, "flex-grow", String(shown));
@@ -163,14 +163,14 @@ function updateGpu(row, node, gpu, matches) {
   setStyle(to.free, "flex-grow", String(open));
   // The bar's name says it too; here it is for the eye.
   setClass(to.free, "bar-free", !gpu.freeShares && "bar-free-none");
-  setText(to.freeText, gpu.reason ? t("legend_bad") : !gpu.freeShares ? "" : open / gpu.totalShares < ROOMY ? amount(node, gpu.freeShares) : t("bar_free", { free: amount(node, gpu.freeShares) }));
+  setText(to.freeText, gpu.reason ? t("legend_bad") : gpu.cordon ? t("cordoned") : !gpu.freeShares ? "" : open / gpu.totalShares < ROOMY ? amount(node, gpu.freeShares) : t("bar_free", { free: amount(node, gpu.freeShares) }));
   setAttribute(to.free, "aria-hidden", "true");
   setText(to.given, amount(node, taken));
   setText(to.total, ` / ${amount(node, gpu.totalShares)}`);
   setText(to.used, gpuUseKnown(node, gpu) ? t("bar_used", { used: memory(gpu.usedMiB) }) : "");
   const notes = notesOf(node, gpu);
   to.notes.hidden = !notes.length;
-  reconcile(to.notes, notes, (note) => `${note.tone} ${note.part ? podOf(note.part) : ""}`, makeNote, updateNote);
+  reconcile(to.notes, notes, (note) => `${note.tone} ${note.part ? podOf(note.part) : note.text}`, makeNote, updateNote);
 }
 
 function makeNote() {

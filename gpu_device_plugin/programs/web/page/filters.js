@@ -44,7 +44,7 @@ export function waitMatches(filters, wait) {
 function nodeMatches(q, node) {
   return [node.name, node.problem, node.address].some((text) => contains(text ?? "", q))
     || [...modelsOf(node).keys()].some((model) => contains(model, q))
-    || gpusOf(node).some((gpu) => contains(gpu.reason ?? "", q) || contains(gpu.uuid ?? "", q));
+    || gpusOf(node).some((gpu) => contains(gpu.reason ?? gpu.cordon?.why ?? "", q) || contains(gpu.uuid ?? "", q));
 }
 
 function contains(text, part) {

@@ -25,11 +25,17 @@ export function gpuSaying(node, gpu) {
     gpuUseKnown(node, gpu) && t("bar_used", { used: memory(gpu.usedMiB) }),
     t("bar_free", { free: amount(node, gpu.freeShares ?? 0) }),
     gpu.reason && t("bar_bad", { why: serverSaying(gpu.reason) }),
+    gpu.cordon && cordonSaying(gpu.cordon),
     // A MIG instance is never given as a whole GPU, so that its shares in use keep nobody from that.
     gpu.usedShares > 0 && !whole && !gpu.mig && !gpu.reason && t("bar_fenced_whole"),
     whole && !gpu.resource && t("bar_fenced_shares"),
     ...partsOf(gpu).filter((part) => part.overSince).map((part) => `${podOf(part)}: ${overFor(part)}`),
   );
+}
+
+/** Who put a GPU aside, when and why. */
+function cordonSaying({ by, at, why }) {
+  return t(why ? "bar_cordoned_why" : "bar_cordoned", { by: by || "?", age: ageOf(at), why });
 }
 
 export function gpuName(gpu) {
@@ -148,6 +154,7 @@ export function staleSaying(node) {
 export function notesOf(node, gpu) {
   const notes = [];
   if (gpu.reason) notes.push({ tone: "bad", text: t("bar_bad", { why: serverSaying(gpu.reason) }) });
+  if (gpu.cordon) notes.push({ tone: "warn", text: cordonSaying(gpu.cordon) });
   if (gpu.refusal) notes.push({ tone: "warn", text: t("note_refusal", { why: serverSaying(gpu.refusal) }) });
   for (const part of partsOf(gpu)) {
     const pod = podOf(part);

@@ -118,6 +118,8 @@ const SENTENCES = [
   ["fewer than {n} GPUs are unused", "未使用的 GPU 少于 {n} 块"],
   ["fewer than {n} GPUs are healthy", "正常的 GPU 少于 {n} 块"],
   ["no {hardware} is healthy", "没有正常的 {hardware}"],
+  ["GPU {n} is cordoned by {by} at {at} because: {why}", "GPU {n} 已被 {by} 于 {at} 封锁：{why}"],
+  ["GPU {n} is cordoned by {by} at {at}", "GPU {n} 已被 {by} 于 {at} 封锁"],
   ["every {hardware} is in whole use", "每个 {hardware} 都已整体使用"],
   ["the largest {hardware} in service has {amount} in all, and one of {more} is out of service", "可用的最大 {hardware} 共有 {amount}，另一个 {more} 的已停用"],
   ["the largest {hardware} has {amount} in all", "最大的 {hardware} 共有 {amount}"],

@@ -112,6 +112,8 @@ const WORDS = {
   bar_whole: ["given whole", "整卡分配"],
   bar_whole_mig: ["given whole", "整实例分配"],
   bar_bad: ["unhealthy: {why}", "异常：{why}"],
+  bar_cordoned: ["cordoned by {by} {age} ago", "{by} 于 {age}前封锁"],
+  bar_cordoned_why: ["cordoned by {by} {age} ago: {why}", "{by} 于 {age}前封锁：{why}"],
   bar_fenced_whole: ["cannot be given whole: some of its shares are in use", "不可整卡分配：已有份额在用"],
   bar_fenced_shares: ["cannot be shared: it is given whole", "不可按份额分配：已整卡使用"],
   part_given: ["{amount} given", "分得 {amount}"],

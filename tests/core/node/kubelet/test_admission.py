@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.node.node import Node
 
 MEMORY, COUNT = Kind.MEMORY, Kind.COUNT
+ASIDE = replace(node(8, 8), cordoned={uuid(1): "cordoned by alice"})
 
 
 def test_shares_of_one_gpu_are_allocated() -> None:
@@ -59,6 +61,8 @@ def test_within_one_resource_the_kubelet_is_trusted() -> None:
         # An ID of the other resource is none of this one.
         (node(8), MEMORY, ["GPU-0"], Why.UNKNOWN_DEVICE, "device GPU-0 is"),
         (node(8), COUNT, ["GPU-0::0"], Why.UNKNOWN_DEVICE, "device GPU-0::0 is"),
+        (ASIDE, MEMORY, ids(1, [1]), Why.CORDONED, "GPU 1 takes no new pods: it is cordoned by alice"),
+        (ASIDE, COUNT, [uuid(0), uuid(1)], Why.CORDONED, "GPU 1 takes no new pods: it is cordoned by alice"),
         (node(8, 8, unhealthy={1: "XID 79"}), MEMORY, ids(1, [0]), Why.UNHEALTHY, "GPU 1 is out of service: XID 79"),
         (node(8, 8, unhealthy={1: "XID 79"}), COUNT, [uuid(0), uuid(1)], Why.UNHEALTHY, "GPU 1 is out of service"),
         (node(8, 8, whole=[1]), MEMORY, ids(1, [0]), Why.IN_WHOLE_USE, "GPU 1 is in whole use"),

@@ -49,6 +49,14 @@ def test_ids_in_use_never_flip_because_of_a_fence() -> None:
     assert offers(there, (COUNT, "")) == (Offer(there.shares.gpus[0]),)
 
 
+def test_of_a_cordoned_gpu_free_ids_are_fenced_and_ids_in_use_never_flip() -> None:
+    there = replace(node(3, 2, 2, used={0: [1]}, whole=[1]), cordoned=dict.fromkeys([uuid(0), uuid(1)], "why"))
+    assert healthy(there, MEMORY) == {*ids(0, [1]), *ids(2, range(2))}
+    assert healthy(there, COUNT) == {uuid(1), uuid(2)}
+    assert there.emptiest == 2
+    assert healthy(replace(there, cordoned={}), MEMORY) == {*ids(0, range(3)), *ids(2, range(2))}
+
+
 def test_all_ids_of_a_gpu_out_of_service_change_at_once() -> None:
     """Those in use too: their containers have lost the GPU anyway."""
     there = node(3, 2, used={0: [1]}, unhealthy={0: "it fell off the bus"})

@@ -11,6 +11,7 @@ import yaml
 
 from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, OVER_USE, SWITCH_LABEL
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
+from gpu_device_plugin.core.contract.nodemarks import Cordon
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.kubelet.conflicting_plugins import sightings
 from gpu_device_plugin.core.report.finding import Unknown, examine, worst
@@ -129,6 +130,8 @@ ONLY_WHOLE = node(
     allocatable={WHOLE.resource: 1},
 )
 MIXED_NODE = node("node-a", gpus=MIXED, capacity={MEM: 24, COUNT: 1, WHOLE.resource: 1})
+PAIR = (ListedGpu(0, 15), ListedGpu(1, 15))
+ASIDE = NodeGpus((PAIR[0], replace(PAIR[1], cordon=Cordon("alice"))))
 ILL = NodeGpus((ListedGpu(0, 15), ListedGpu(1, 15, unhealthy="XID 79"), ListedGpu(2, 15, unhealthy="hung")))
 ILL_MIXED = replace(MIXED, instances=(ListedGpu(2, 9, unhealthy="XID 94", instance=WHOLE),))
 FORGOTTEN = (node("node-a", capacity={MEM: 30, COUNT: 0}),)
@@ -171,6 +174,18 @@ WRONG = node("node-b", capacity={MEM: 30, COUNT: 1})
             nodes=(node("node-a", gpus=ILL), node("node-b", gpus=NodeGpus(problem="of another version"))),
         ),
         case("GPUs", "ok gpus-healthy nodes=1 gpus=3 instances=2", nodes=(MIXED_NODE,)),
+        case(
+            "GPUs",
+            "note gpu-cordoned node=node-a",
+            "ok gpus-healthy nodes=1 gpus=2 instances=0",
+            nodes=(node("node-a", gpus=ASIDE),),
+        ),
+        case(
+            "GPUs",
+            "warning cordons-unreadable node=node-a",
+            "ok gpus-healthy nodes=1 gpus=2 instances=0",
+            nodes=(node("node-a", gpus=replace(ASIDE, gpus=PAIR, cordons_fault="is not JSON")),),
+        ),
         case(
             "GPUs",
             "warning gpu-unhealthy node=node-a gpus=GPU 2 (MIG 0:1 1g.10gb)",

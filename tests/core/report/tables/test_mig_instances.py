@@ -45,7 +45,7 @@ def test_the_summary_lists_instances_below_the_table_of_the_original() -> None:
         "",
         "MIG instances:",
         "a: GPU 0 (MIG): 0:0 1g.10gb (GPU1) 3/9, 0:1 1g.10gb (GPU2) 0/9",
-        f"a: {WHOLE}: 2/3 in use, 1 out of service",
+        f"a: {WHOLE}: 2/3 in use, 1 not available",
         f"b: {WHOLE}: 0/2 in use",
     ]
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gpu_device_plugin.core.contract.keys import CORDONS
+from gpu_device_plugin.core.contract.nodemarks import Cordon, write_cordons
 from gpu_device_plugin.kubelet._proto import dra_v1_pb2
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer
 from gpu_device_plugin.testing.cluster.dra_scheduler import exactly
@@ -132,6 +134,25 @@ async def test_a_gpu_that_a_claim_has_by_a_device_of_a_former_agent_is_given_to_
         assert (other.error, other.environ["NVIDIA_VISIBLE_DEVICES"].lower() != name) == ("", True)
         await here.end_claim("c1")
         await here.node.until(lambda: "taints" not in here.devices()[name])
+
+
+async def test_a_cordon_keeps_new_claims_from_a_gpu_and_serves_those_that_were_allocated_before() -> None:
+    async with claims("fake:1xT4") as here:
+        await here.start()
+        (uuid,) = here.node.uuids
+        here.wish("before")
+        assert here.allocate("before") == ""
+        text = write_cordons({uuid: Cordon("alice")})
+        here.api.patch("nodes", NODE, {"metadata": {"annotations": {CORDONS: text}}})
+        await here.node.until(lambda: "taints" in here.devices()[uuid.lower()])
+        (taint,) = here.devices()[uuid.lower()]["taints"]
+        assert (taint["key"], taint["effect"]) == ("gpu-device-plugin/cordoned", "NoSchedule")
+        here.wish("after")
+        assert here.allocate("after") != ""
+        assert (await here.kubelet.start_pod("before")).error == ""
+        here.api.patch("nodes", NODE, {"metadata": {"annotations": {CORDONS: None}}})
+        await here.node.until(lambda: "taints" not in here.devices()[uuid.lower()])
+        assert here.allocate("after") == ""
 
 
 async def test_slices_that_somebody_removes_come_back() -> None:
