@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.core.contract.keys import KEEPS, KEPT_NODE
-from gpu_device_plugin.core.contract.nodemarks import kept, let_go, ours
+from gpu_device_plugin.core.contract.nodelabels import kept, let_go, own_keeps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +36,7 @@ def test_what_a_person_wrote_stays_and_only_ours_goes(theirs: dict[str, str], wr
     there = applied(theirs, kept(theirs, "full"))
 
     assert {key for key in KEEPS if there.get(key) != theirs.get(key)} == written
-    assert set(ours(there)) == written
+    assert set(own_keeps(there)) == written
     assert applied(there, let_go(there)) == theirs
 
 
@@ -50,7 +50,7 @@ def test_a_kept_node_tells_why_and_is_not_written_again() -> None:
 def test_an_annotation_that_was_changed_since_is_not_ours_any_more() -> None:
     there = applied({}, kept({}, "full")) | {CA: "false"}
 
-    assert ours(there) == (KARPENTER,)
+    assert own_keeps(there) == (KARPENTER,)
     assert applied(there, let_go(there)) == {CA: "false"}
 
 
@@ -59,4 +59,4 @@ def test_any_text_in_our_mark_is_survived(text: str) -> None:
     there = {KEPT_NODE: text, CA: "true"}
 
     assert KEPT_NODE not in applied(there, let_go(there))
-    assert applied(there, let_go(there)) == {CA: "true"} or ours(there) == (CA,)
+    assert applied(there, let_go(there)) == {CA: "true"} or own_keeps(there) == (CA,)
