@@ -32,8 +32,9 @@ from gpu_device_plugin.kubelet.records import KubeletRecords
 from gpu_device_plugin.kubelet.registration_loop import RegistrationEvent, RegistrationLoop
 from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryError, NodeLock, check_directory, remove_stale_sockets
-from gpu_device_plugin.kubelet.statefile import ENDED_PODS, SHARE_SIZE, WAY, SavedGuarantees, StateFile
+from gpu_device_plugin.kubelet.statefile import AUDITED, ENDED_PODS, SHARE_SIZE, WAY, SavedGuarantees, StateFile
 from gpu_device_plugin.node_state import NodeState
+from gpu_device_plugin.programs.node.audit_log import AuditLog
 from gpu_device_plugin.programs.node.claims.serving_mode_switch import ServingModeSwitch
 from gpu_device_plugin.programs.node.configuration import Configuration, initial
 from gpu_device_plugin.programs.node.conflicting_plugins import ConflictingPlugins
@@ -274,7 +275,22 @@ class NodeAgent:
         finally:
             self._lock.release()
 
+    def _audit_log(self) -> AuditLog:
+        """Return the part that records who has which GPU."""
+        cluster, evictor, settings = self.cluster, self.evictor, self.settings.value
+        return AuditLog(
+            settings.node_name,
+            self.entries,
+            self.use_watch.holdings,
+            lambda: self.state.node.shares,
+            lambda: self.config.value.inventory,
+            StateFile(settings.device_plugin_dir, AUDITED, lasting=False),
+            evicted=dict if evictor is None else lambda: evictor.evicted,
+            pods_known=lambda: cluster is None or cluster.living() is not None,
+        )
+
     def _parts(self) -> list[Coroutine[Any, Any, NoReturn]]:
+        audit = self._audit_log()
         parts = [
             self.hardware.run(),
             self.configuration.run(),
@@ -291,6 +307,9 @@ class NodeAgent:
             self.use_watch.run(),
             self.verification.run(),
             self.guarantees.run(),
+            audit.run(),
+            self.entries.follow(audit.wake),
+            self.state.nodes.follow(audit.wake, settle_s=0.2),
             self.entries.follow(self.verification.changed),
             self.hardware.view.follow(self.verification.again),
             self.reconciler.checkpoint_entries.follow(self._holders_changed),
@@ -308,6 +327,7 @@ class NodeAgent:
                 self.verification.states.follow(self.dra.limits_read),
                 self.cluster.followed.changes.follow(self.verification.changed),
                 self.cluster.followed.changes.follow(self.guarantees.wake),
+                self.cluster.followed.changes.follow(audit.wake, settle_s=0.2),
                 self.cluster.followed.changes.follow(self.borrowing.look, settle_s=0.1),
                 self.cluster.run(self.dra.run_api),
                 self.api.node.follow(self._stranding.look),

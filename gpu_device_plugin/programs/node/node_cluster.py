@@ -89,7 +89,7 @@ class NodeCluster(NodeApi):
         )
         """Open while `run` runs."""
         names = [resource.name for resource in settings.offered]
-        reader = PodReader(names, READ_BY_AGENT.__contains__, ids=True, claims=True, mig=True)
+        reader = PodReader(names, READ_BY_AGENT.__contains__, ids=True, claims=True, mig=True, owners=True)
         self.followed = NodePods(self.client, reader, settings.node_name)
         """The pods bound to our node."""
         self.waiting = WaitingPods(self.followed, settings.offered, metrics, state)

@@ -81,6 +81,8 @@ class Evictor:
         self._due: dict[str, float] = {}
         """When each pod that is on its way should be gone, in monotonic seconds."""
         self._refused: dict[str, _Refused] = {}
+        self._evicted: dict[str, tuple[str, str]] = {}
+        """By the UID of a pod whose eviction was accepted: its UID as the kubelet knows it, and the Event's reason."""
 
     def __repr__(self) -> str:
         return f"<Evictor: {len(self._orders)} ordered, {len(self._going)} going, {len(self._refused)} refused>"
@@ -95,6 +97,12 @@ class Evictor:
             if uid in pods and not pods[uid].ended and uid not in overdue
         }
         return {**self._going, **{uid: order.uuids for uid, order in self._orders.items()}}
+
+    @property
+    def evicted(self) -> Mapping[str, str]:
+        """The reasons of the Events on the pods whose eviction was accepted, by the kubelet's UIDs, until they go."""
+        self._evicted = {uid: told for uid, told in self._evicted.items() if uid in self._cluster.pods}
+        return dict(self._evicted.values())
 
     @property
     def put_off(self) -> frozenset[str]:
@@ -157,6 +165,7 @@ class Evictor:
             self._refused.pop(pod.uid, None)
         if answer.outcome is EvictionOutcome.EVICTED:
             self._going[pod.uid] = order.uuids
+            self._evicted[pod.uid] = pod.kubelet_uid, order.reason
             self._due[pod.uid] = self.clock() + min(pod.grace_s, self._most_grace_s) + _CLEANUP_S
             _log.warning("pod %s is evicted: %s", name, order.why)
             self._cluster.pod_event(pod, order.reason, f"evicted: {order.why}", "Evict")
