@@ -57,6 +57,7 @@ _GPU = (
     Gauge("gpushare_gpu_memory_used_bytes", "Memory in use by anybody.", ("gpu",)),
     Gauge("gpushare_gpu_memory_unattributed_bytes", "Memory in use that belongs to no pod.", ("gpu",)),
 )
+_CARD = Gauge("gpushare_card_memory_bytes", "Memory of a GPU in MIG mode, which its instances divide.", ("gpu",))
 # The names of kube-state-metrics, for joins.
 _PLACE = ("namespace", "pod", "container", "gpu")
 _CONTAINER = (
@@ -119,6 +120,8 @@ class NodeMetrics:
     """Containers on one GPU each that have used more than they were granted, for the grace."""
     streams: Mapping[str, tuple[bool, float]] = field(default_factory=dict)
     """By resource: whether the kubelet's ListAndWatch stream is open, and the seconds without one since the start."""
+    cards: Mapping[str, int] = field(default_factory=dict)
+    """MiB of the GPUs in MIG mode, by UUID."""
     mps: Mapping[str, bool] = field(default_factory=dict)
     """Whether the MPS daemon that a GPU needs is ready, by UUID."""
 
@@ -134,6 +137,7 @@ class NodeMetrics:
             (STREAM_UP, _WITHOUT_STREAM), [((resource,), stream) for resource, stream in self.streams.items()]
         )
         yield _LIMITS, [((held,), count) for held, count in self.limit_states.items()]
+        yield _CARD, [((uuid,), mib << 20) for uuid, mib in self.cards.items()]
         yield _MPS, [((uuid,), ready) for uuid, ready in self.mps.items()]
         places = [(self._place(part), part) for part in self.use.parts]
         yield from _columns(_CONTAINER, [(place, _container(part)) for place, part in places])
@@ -242,6 +246,11 @@ _ALLOCATED = Gauge(
     "Allocated GPU memory of the node, with all memory of whole GPUs.",
     ("node",),
 )
+_STRANDED = Gauge(
+    "gpushare_extender_node_memory_stranded_bytes",
+    "Free GPU memory of the node that is of no use to the pods that usually come; absent until the policy fit learned.",
+    ("node",),
+)
 
 
 class WaitingReason(StrEnum):
@@ -278,6 +287,8 @@ class ExtenderMetrics:
     """The number of pods that wait, by reason."""
     nodes: Sequence[Candidate] = ()
     """All nodes, but for those whose GPUs kube-scheduler allocates: which are in use is not known there."""
+    stranded: Iterable[tuple[Candidate, float]] = ()
+    """Nodes with the free shares that are of no use to the pods that usually come."""
 
     def gauges(self) -> Gauges:
         """Return its gauges with their values; those of nodes are made one by one."""
@@ -289,6 +300,14 @@ class ExtenderMetrics:
         sums = {"total": 0, "used": 0}
         yield _MEMORY, _bytes(with_gpus, "total", sums)
         yield _ALLOCATED, _bytes(with_gpus, "used", sums)
+        yield (
+            _STRANDED,
+            (
+                ((node.name,), int(shares * (node.gpus.share_mib << 20)))
+                for node, shares in self.stranded
+                if node.gpus.share_mib is not None and not node.gpus.claims
+            ),
+        )
         yield from _columns(_NODES, [((), (len(with_gpus), *sums.values()))])
 
 

@@ -18,6 +18,7 @@ from gpu_device_plugin.core.model.gpus import NO_LINKS
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import SHARES, Shares
+from gpu_device_plugin.core.node.grant_changes import cards_mib
 from gpu_device_plugin.core.node.kubelet.ended_pods import PodsInApi
 from gpu_device_plugin.core.node.node import Node
 from gpu_device_plugin.core.node.node_config import share_size
@@ -366,6 +367,7 @@ class NodeAgent:
             limit_states=self.verification.counts,
             containers_over=len(self.over_use.excesses.value),
             streams=self.registration.outages(),
+            cards=cards_mib(config.inventory),
             mps=self.mps.ready,
         )
 
