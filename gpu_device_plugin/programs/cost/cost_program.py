@@ -20,6 +20,7 @@ from gpu_device_plugin.core.cost.recorded import owners, recorded
 from gpu_device_plugin.core.model.times import epoch_s, rfc3339
 from gpu_device_plugin.core.report.tables.cost_forms import Costs, cost_document, cost_table, focus_csv
 from gpu_device_plugin.core.report.text.columns import Line
+from gpu_device_plugin.core.report.text.printing import counted
 from gpu_device_plugin.programs.commandline import FAILED, OK
 from gpu_device_plugin.programs.cost.samples import Prometheus, SamplesError, audit_lines, checked, content, in_file
 from gpu_device_plugin.programs.terminal import discard_output, say, show
@@ -58,9 +59,8 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
         elif arguments.output == "focus":
             sys.stdout.write(focus_csv(costs, rates, arguments.account or "gpushare"))
         else:
-            heading = (
-                f"{found.cards} GPUs from {rfc3339(period.start)} to {rfc3339(period.end)}, every {period.step_s} s"
-            )
+            when = f"from {rfc3339(period.start)} to {rfc3339(period.end)}, every {period.step_s} s"
+            heading = f"{counted(found.cards, 'GPU')} {when}"
             show([Line(heading), Line(""), *cost_table(costs, _width())], environ)
         sys.stdout.flush()
     except NoRateError as error:

@@ -62,7 +62,7 @@ def test_while_no_agent_recorded_nothing_is_given_to_anybody() -> None:
 def test_an_agent_that_does_not_know_since_when_was_away_since_the_last_record() -> None:
     found = hours(replace(GPU, began=at(0)), replace(POD, began=at(3)), started(None, 12), replace(GPU, began=at(12)),
                   started(24, 24, "other"))  # fmt: skip
-    assert (found["", "unobserved"], found["", "free"]) == (9, 15)
+    assert (found["", "unobserved"], found["", "free"]) == (Fraction(9), Fraction(15))
 
 
 def test_nothing_is_known_after_the_newest_record() -> None:
