@@ -23,16 +23,11 @@ RESIZED = "GPUMemoryResized"
 
 def offered(node: str, shares: Shares, inventory: Inventory, now: str) -> Iterator[AuditRecord]:
     """Yield a record for each GPU and MIG instance that containers can get."""
-    cards = cards_mib(inventory)
+    cards = inventory.cards_mib
     for shared in shares.gpus:
         if shared.offered and not shared.gpu.mig:
             card_mib = None if shared.gpu.instance is None else cards.get(shared.gpu.card)
             yield replace(_gpu(AuditRecord(AuditKind.OFFERED, node, began=now), shared), card_mib=card_mib)
-
-
-def cards_mib(inventory: Inventory) -> Mapping[str, int]:
-    """Return the memory of the GPUs in MIG mode, by UUID: the nodes' shares list their instances in their place."""
-    return {gpu.uuid: gpu.total_mib for gpu in inventory.gpus if gpu.mig}
 
 
 def grants(node: str, holdings: Iterable[Holding], shares: Shares, before: Grants, now: str) -> Grants:

@@ -18,7 +18,6 @@ from gpu_device_plugin.core.model.gpus import NO_LINKS
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import SHARES, Shares
-from gpu_device_plugin.core.node.grant_changes import cards_mib
 from gpu_device_plugin.core.node.kubelet.ended_pods import PodsInApi
 from gpu_device_plugin.core.node.node import Node
 from gpu_device_plugin.core.node.node_config import share_size
@@ -33,7 +32,7 @@ from gpu_device_plugin.kubelet.records import KubeletRecords
 from gpu_device_plugin.kubelet.registration_loop import RegistrationEvent, RegistrationLoop
 from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryError, NodeLock, check_directory, remove_stale_sockets
-from gpu_device_plugin.kubelet.statefile import AUDITED, ENDED_PODS, SHARE_SIZE, WAY, SavedGuarantees, StateFile
+from gpu_device_plugin.kubelet.statefile import ENDED_PODS, SHARE_SIZE, WAY, SavedGuarantees, StateFile
 from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.audit_log import AuditLog
 from gpu_device_plugin.programs.node.claims.serving_mode_switch import ServingModeSwitch
@@ -186,8 +185,10 @@ class NodeAgent:
             mps=self.mps,
             borrowing=self.borrowing,
         )
-        self.over_use = OverUse(self.state, self.settings, api, self.evictor)
-        self.idle_pods = IdlePods(self.settings, api)
+        self.over_use, self.idle_pods = (
+            OverUse(self.state, self.settings, api, self.evictor),
+            IdlePods(self.settings, api),
+        )
         self.use_reports = UseReports(
             self.use_watch,
             self.verification.states,
@@ -276,22 +277,7 @@ class NodeAgent:
         finally:
             self._lock.release()
 
-    def _audit_log(self) -> AuditLog:
-        """Return the part that records who has which GPU."""
-        cluster, evictor, settings = self.cluster, self.evictor, self.settings.value
-        return AuditLog(
-            settings.node_name,
-            self.entries,
-            self.use_watch.holdings,
-            lambda: self.state.node.shares,
-            lambda: self.config.value.inventory,
-            StateFile(settings.device_plugin_dir, AUDITED, lasting=False),
-            evicted=dict if evictor is None else lambda: evictor.evicted,
-            pods_known=lambda: cluster is None or cluster.living() is not None,
-        )
-
     def _parts(self) -> list[Coroutine[Any, Any, NoReturn]]:
-        audit = self._audit_log()
         parts = [
             self.hardware.run(),
             self.configuration.run(),
@@ -308,9 +294,7 @@ class NodeAgent:
             self.use_watch.run(),
             self.verification.run(),
             self.guarantees.run(),
-            audit.run(),
-            self.entries.follow(audit.wake),
-            self.state.nodes.follow(audit.wake, settle_s=0.2),
+            AuditLog(self.settings.value, self.config, self.state, self.use_watch, self.cluster, self.evictor).run(),
             self.entries.follow(self.verification.changed),
             self.hardware.view.follow(self.verification.again),
             self.reconciler.checkpoint_entries.follow(self._holders_changed),
@@ -328,7 +312,6 @@ class NodeAgent:
                 self.verification.states.follow(self.dra.limits_read),
                 self.cluster.followed.changes.follow(self.verification.changed),
                 self.cluster.followed.changes.follow(self.guarantees.wake),
-                self.cluster.followed.changes.follow(audit.wake, settle_s=0.2),
                 self.cluster.followed.changes.follow(self.borrowing.look, settle_s=0.1),
                 self.cluster.run(self.dra.run_api),
                 self.api.node.follow(self._stranding.look),
@@ -367,7 +350,7 @@ class NodeAgent:
             limit_states=self.verification.counts,
             containers_over=len(self.over_use.excesses.value),
             streams=self.registration.outages(),
-            cards=cards_mib(config.inventory),
+            cards=config.inventory.cards_mib,
             mps=self.mps.ready,
         )
 
@@ -456,17 +439,15 @@ class NodeAgent:
                 self.cluster.note()  # who has an instance decides in which list of the node it is
 
     def _take_config(self, config: NodeConfig) -> None:
-        names = {resource.name for resource in config.resources}
-        if not config.claims and not self.registration.registrations.keys() >= names:
+        if not config.claims and not self.registration.registrations.keys() >= {each.name for each in config.resources}:
             self.advertiser.refresh()
             self.registration.serve_more()
         self._stranding.look()
 
     def _reach_cluster(self) -> NodeCluster | None:
-        settings = self.settings.value
-        server = reach_api(settings)
+        server = reach_api(self.settings.value)
         if server is None:
             return None
         from gpu_device_plugin.programs.node.node_cluster import NodeCluster  # noqa: PLC0415 - see node_api.reach_api
 
-        return NodeCluster(server, settings, self.config, self.state, self.metrics)
+        return NodeCluster(server, self.settings.value, self.config, self.state, self.metrics)

@@ -5,25 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import together, within
 from gpu_device_plugin.core.contract.audit import LOGGER, SENTENCES, AuditKind, AuditRecord
 from gpu_device_plugin.core.model.times import epoch_s, rfc3339
 from gpu_device_plugin.core.node.grant_changes import changes, grants, offered
+from gpu_device_plugin.kubelet.statefile import AUDITED, StateFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from typing import NoReturn
+    from collections.abc import Callable
+    from typing import Any, NoReturn
 
     from gpu_device_plugin.aio.observable import Observable
-    from gpu_device_plugin.core.model.gpus import Inventory
-    from gpu_device_plugin.core.model.holds import DeviceHold
-    from gpu_device_plugin.core.model.shares import Shares
     from gpu_device_plugin.core.node.grant_changes import Grants
-    from gpu_device_plugin.core.node.holdings import Holding
-    from gpu_device_plugin.kubelet.statefile import StateFile
+    from gpu_device_plugin.core.node.node_config import NodeConfig
+    from gpu_device_plugin.node_state import NodeState
+    from gpu_device_plugin.programs.node.node_cluster import NodeCluster
+    from gpu_device_plugin.programs.node.use.evictor import Evictor
+    from gpu_device_plugin.programs.node.use.use_reader import UseWatch
+    from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(LOGGER)
 
@@ -37,18 +39,14 @@ def write(record: AuditRecord) -> None:
 class AuditLog:
     """Writes the records of one node. The time of its last life sign stays on the node for the next agent."""
 
-    _node: str
-    _entries: Observable[tuple[DeviceHold, ...]]
-    """What each container holds, as last read; nothing is recorded before the first reading."""
-    _holdings: Callable[[], Iterable[Holding]]
-    _shares: Callable[[], Shares]
-    _inventory: Callable[[], Inventory]
-    _life_sign: StateFile
-    _: KW_ONLY
-    evicted: Callable[[], Mapping[str, str]] = dict
-    """Returns the pods whose eviction was accepted, by UID, each with the reason of its Event."""
-    pods_known: Callable[[], bool] = lambda: True
-    """Returns whether the names of the node's pods have been read; False: soon."""
+    _settings: NodeSettings
+    _config: Observable[NodeConfig]
+    _state: NodeState
+    _use: UseWatch
+    """Knows what each container holds; nothing is recorded before it does."""
+    _cluster: NodeCluster | None = None
+    """Knows the names of pods."""
+    _evictor: Evictor | None = None
     clock: Callable[[], float] = time.time
     """Returns seconds since the epoch."""
 
@@ -57,38 +55,45 @@ class AuditLog:
         """Seconds between two life signs."""
         self.names_within_s = 10.0
         """Seconds after the start in which records wait for the names of pods."""
+        self._node = self._settings.node_name
+        self._life_sign = StateFile(self._settings.device_plugin_dir, AUDITED, lasting=False)
         self._woken = asyncio.Event()
         self._grants: Grants = {}
         self._offered: frozenset[str] = frozenset()
         self._told: frozenset[str] = frozenset()
         self._found = False
 
-    def wake(self, _: object = None) -> None:
-        """Look soon at what has changed."""
-        self._woken.set()
-
     async def run(self) -> NoReturn:
         """Record until cancelled."""
         began_s, last = self.clock(), self._life_sign.read() or ""
         known = epoch_s(last) is not None
         write(AuditRecord(AuditKind.STARTED, self._node, began=last if known else "", ended=rfc3339(began_s)))
-        await self._entries.after(0)
+        await self._use.entries.after(0)
+        pods = () if self._cluster is None else (self._cluster.followed.changes,)
+        sources: tuple[Observable[Any], ...] = (self._use.entries, self._state.nodes, *pods)
         try:
-            while True:
-                self._woken.clear()
-                if self.pods_known() or self.clock() - began_s >= self.names_within_s:
-                    self._look()
-                    self._life_sign.write(rfc3339(self.clock()))
-                await within(self.life_sign_s if self._found else 1.0, self._woken.wait())
+            await together(self._rounds(began_s), *(each.follow(self._wake, settle_s=0.2) for each in sources))
         finally:
             if self._found:
                 self._life_sign.write(rfc3339(self.clock()))
 
+    async def _rounds(self, began_s: float) -> NoReturn:
+        while True:
+            self._woken.clear()
+            named = self._cluster is None or self._cluster.living() is not None
+            if named or self.clock() - began_s >= self.names_within_s:
+                self._look()
+                self._life_sign.write(rfc3339(self.clock()))
+            await within(self.life_sign_s if self._found else 1.0, self._woken.wait())
+
+    def _wake(self, _: object) -> None:
+        self._woken.set()
+
     def _look(self) -> None:
-        now, shares, before = rfc3339(self.clock()), self._shares(), self._grants
-        gpus = {record.gpu: record for record in offered(self._node, shares, self._inventory(), now)}
-        self._grants = grants(self._node, self._holdings(), shares, before, now)
-        evicted = self.evicted()
+        now, shares, before = rfc3339(self.clock()), self._state.node.shares, self._grants
+        gpus = {record.gpu: record for record in offered(self._node, shares, self._config.value.inventory, now)}
+        self._grants = grants(self._node, self._use.holdings(), shares, before, now)
+        evicted = {} if self._evictor is None else self._evictor.evicted
         new = changes(before, self._grants, evicted, self._told, now, first=not self._found)
         for record in (*[gpus[uuid] for uuid in gpus if uuid not in self._offered], *new):
             write(record)

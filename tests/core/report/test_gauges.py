@@ -201,6 +201,20 @@ def test_a_node_shows_its_memory_and_what_of_it_is_allocated() -> None:
     ]
 
 
+def test_the_memory_that_is_of_no_use_is_shown_where_the_size_of_a_share_is_known() -> None:
+    gpus = NodeGpus(gpus=(ListedGpu(0, 8),), share_mib=1024)
+    known, unknown = candidate("a", gpus, ()), candidate("b", replace(gpus, share_mib=None), ())
+    stranded = [(known, 2.5), (unknown, 1.0), (candidate("c", replace(gpus, claims=True), ()), 1.0)]
+    shown = lines(ExtenderMetrics(stranded=stranded), "extender_node_memory_stranded")
+    assert shown == ['extender_node_memory_stranded_bytes{node="a"} 2.68435456e+09']
+
+
+def test_a_card_in_mig_mode_is_shown_with_its_memory() -> None:
+    assert lines(NodeMetrics(node(4), cards={"GPU-m": 40960}), "card") == [
+        'card_memory_bytes{gpu="GPU-m"} 4.294967296e+10'
+    ]
+
+
 def test_the_cluster_is_shown_as_it_stands() -> None:
     watches = {"pods": (True, 0.5, 2, 1)}
     shown = ExtenderMetrics(

@@ -195,7 +195,6 @@ def focus_csv(costs: Costs, rates: Sequence[Rate], account_name: str) -> str:
 
 
 def _decimal(value: Fraction, places: int) -> str:
-    """Return a number with so many decimal places, rounded half to even."""
+    """Return a number of at least 0 with so many decimal places, rounded half to even."""
     digits = round(value * 10**places)
-    sign, digits = "-" if digits < 0 else "", abs(digits)
-    return f"{sign}{digits // 10**places}.{digits % 10**places:0{places}d}"
+    return f"{digits // 10**places}.{digits % 10**places:0{places}d}"
