@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.nodereport import NO_LIMITS, GpuUse, NodeLimits, NodeUse, idle_s, to_return
+from gpu_device_plugin.core.model.gpus import Inventory
 from gpu_device_plugin.core.model.limits import LimitStatus
 from gpu_device_plugin.core.report.exposition import Gauge
 
@@ -110,8 +111,8 @@ class NodeMetrics:
     use: NodeUse = field(default_factory=lambda: NodeUse(""))
     limits: NodeLimits = NO_LIMITS
     """The means of limiting new containers."""
-    driver: str = ""
-    """The driver's version; empty if unknown."""
+    inventory: Inventory = field(default_factory=Inventory)
+    """The GPUs and the driver as last read."""
     fenced: Mapping[str, int] = field(default_factory=dict)
     """The number of fenced shares of GPUs, by UUID."""
     limit_states: Mapping[str, int] = field(default_factory=dict)
@@ -120,8 +121,6 @@ class NodeMetrics:
     """Containers on one GPU each that have used more than they were granted, for the grace."""
     streams: Mapping[str, tuple[bool, float]] = field(default_factory=dict)
     """By resource: whether the kubelet's ListAndWatch stream is open, and the seconds without one since the start."""
-    cards: Mapping[str, int] = field(default_factory=dict)
-    """MiB of the GPUs in MIG mode, by UUID."""
     mps: Mapping[str, bool] = field(default_factory=dict)
     """Whether the MPS daemon that a GPU needs is ready, by UUID."""
 
@@ -137,7 +136,7 @@ class NodeMetrics:
             (STREAM_UP, _WITHOUT_STREAM), [((resource,), stream) for resource, stream in self.streams.items()]
         )
         yield _LIMITS, [((held,), count) for held, count in self.limit_states.items()]
-        yield _CARD, [((uuid,), mib << 20) for uuid, mib in self.cards.items()]
+        yield _CARD, [((uuid,), mib << 20) for uuid, mib in self.inventory.cards_mib.items()]
         yield _MPS, [((uuid,), ready) for uuid, ready in self.mps.items()]
         places = [(self._place(part), part) for part in self.use.parts]
         yield from _columns(_CONTAINER, [(place, _container(part)) for place, part in places])
@@ -164,7 +163,7 @@ class NodeMetrics:
             # As in ALIYUN_COM_GPU_MEM_IDX.
             str(shared.position),
             gpu.product,
-            self.driver,
+            self.inventory.driver_version or "",
             "" if enforcement is None else enforcement.enforcement.value,
             str(self.node.shares.share_mib << 20),
             *(("", "", "") if instance is None else (instance.parent, instance.profile, str(instance.gi))),

@@ -185,10 +185,8 @@ class NodeAgent:
             mps=self.mps,
             borrowing=self.borrowing,
         )
-        self.over_use, self.idle_pods = (
-            OverUse(self.state, self.settings, api, self.evictor),
-            IdlePods(self.settings, api),
-        )
+        self.over_use = OverUse(self.state, self.settings, api, self.evictor)
+        self.idle_pods = IdlePods(self.settings, api)
         self.use_reports = UseReports(
             self.use_watch,
             self.verification.states,
@@ -345,12 +343,11 @@ class NodeAgent:
             node=self.state.node,
             use=self.use_reports.now(),
             limits=config.limits,
-            driver=config.inventory.driver_version or "",
+            inventory=config.inventory,
             fenced={offer.shared.gpu.uuid: len(offer.fenced) for offer in self.advertiser.offers.get(SHARES, ())},
             limit_states=self.verification.counts,
             containers_over=len(self.over_use.excesses.value),
             streams=self.registration.outages(),
-            cards=config.inventory.cards_mib,
             mps=self.mps.ready,
         )
 

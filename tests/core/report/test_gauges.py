@@ -82,9 +82,8 @@ def test_a_gpu_has_a_line_for_each_figure() -> None:
     ledger = ledger.with_foreign({uuid(2): "nvidia.com/gpu"})
     there = replace(there, ledger=ledger, unhealthy={uuid(3): "why"})
     use = NodeUse("", {0: GpuUse(2048, 256), 1: GpuUse()})
-    shown = NodeMetrics(
-        there, use, NodeLimits({0: GpuEnforcement(Enforcement.MPS, "why")}), "615.71.09", fenced={uuid(1): 7}
-    )
+    limits, inventory = NodeLimits({0: GpuEnforcement(Enforcement.MPS, "why")}), Inventory(driver_version="615.71.09")
+    shown = NodeMetrics(there, use, limits, inventory, fenced={uuid(1): 7})
     gpu = there.shares.gpus[0].gpu
     who = f'gpu="{uuid(0)}"'
     info = (
@@ -210,8 +209,8 @@ def test_the_memory_that_is_of_no_use_is_shown_where_the_size_of_a_share_is_know
 
 
 def test_a_card_in_mig_mode_is_shown_with_its_memory() -> None:
-    assert lines(NodeMetrics(node(4), cards={"GPU-m": 40960}), "card") == [
-        'card_memory_bytes{gpu="GPU-m"} 4.294967296e+10'
+    assert lines(NodeMetrics(node(4), inventory=Inventory(in_mig_mode(0, SMALL, SMALL))), "card") == [
+        f'card_memory_bytes{{gpu="GPU-m"}} {number(81_559 << 20)}'
     ]
 
 
