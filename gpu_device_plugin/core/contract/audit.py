@@ -39,17 +39,8 @@ class AuditKind(StrEnum):
     """The extender evicted a pod whose replacement is to run on the node `to_node`."""
 
 
-SENTENCES = {
-    AuditKind.STARTED: "an agent starts to record who has which GPU",
-    AuditKind.OFFERED: "a GPU is recorded",
-    AuditKind.FOUND: "a container has GPU memory",
-    AuditKind.GRANTED: "a container was given GPU memory",
-    AuditKind.RESIZED: "a container's GPU memory was resized",
-    AuditKind.EVICTED: "a container on a GPU is evicted",
-    AuditKind.ENDED: "a container's GPU memory is free again",
-    AuditKind.MOVED: "a pod is moved to other GPUs",
-}
-"""The messages of the lines; programs read ``event.name`` instead."""
+MESSAGE = "GPU audit: %s"
+"""The message of all lines, with the kind; programs read ``event.name``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +100,8 @@ class AuditRecord:
         if kind not in list(AuditKind):
             return None
         found = {field: attributes[key] for field, key in _NAMES.items() if field != "kind" and key in attributes}
-        if any(not isinstance(value, _types(field)) for field, value in found.items()):
-            return None
-        return cls(AuditKind(kind), **found)
+        types = {field: int if field in _NUMBERS else bool if field == "whole" else str for field in found}
+        return cls(AuditKind(kind), **found) if all(type(found[field]) is types[field] for field in found) else None
 
 
 _EVENT = "gpushare."
@@ -140,7 +130,3 @@ _NAMES: Mapping[str, str] = {
     "ended": "gpushare.to",
 }
 _NUMBERS = frozenset({"gpu_mib", "card_mib", "shares", "share_mib", "memory_mib", "before"})
-
-
-def _types(field: str) -> type:
-    return int if field in _NUMBERS else bool if field == "whole" else str

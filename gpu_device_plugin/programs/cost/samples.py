@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import http.client
 import json
 import ssl
@@ -160,13 +159,12 @@ def _values(found: _Result, what: str) -> dict[int, float]:
 
 
 def content(path: Path) -> bytes:
-    """Return the content of a file, unpacked if it ends in .gz. Raises SamplesError."""
+    """Return the content of a file. Raises SamplesError."""
     try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
-            return bytes(file.read(_LARGEST + 1))
-    except (OSError, EOFError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise SamplesError(f"{path} cannot be read: {why}") from error
+        with path.open("rb") as file:
+            return file.read(_LARGEST + 1)
+    except OSError as error:
+        raise SamplesError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def in_file(text: bytes, path: Path, period: Period) -> Iterator[Series]:

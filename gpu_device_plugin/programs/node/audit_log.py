@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.waiting import together, within
-from gpu_device_plugin.core.contract.audit import LOGGER, SENTENCES, AuditKind, AuditRecord
+from gpu_device_plugin.core.contract.audit import LOGGER, MESSAGE, AuditKind, AuditRecord
 from gpu_device_plugin.core.model.times import epoch_s, rfc3339
 from gpu_device_plugin.core.node.grant_changes import changes, grants, offered
 from gpu_device_plugin.kubelet.statefile import AUDITED, StateFile
@@ -32,7 +32,7 @@ _log = logging.getLogger(LOGGER)
 
 def write(record: AuditRecord) -> None:
     """Write a record as a line of the log."""
-    _log.info("%s", SENTENCES[record.kind], extra=dict(record.attributes()))
+    _log.info(MESSAGE, record.kind, extra=dict(record.attributes()))
 
 
 @dataclass(eq=False, repr=False)

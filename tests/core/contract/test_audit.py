@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.contract.audit import LOGGER, SENTENCES, AuditKind, AuditRecord
+from gpu_device_plugin.core.contract.audit import LOGGER, MESSAGE, AuditKind, AuditRecord
 from gpu_device_plugin.logs import JsonFormatter
 
 TEXTS, NUMBERS = st.text(max_size=8), st.none() | st.integers(0, 1 << 20)
@@ -24,7 +24,7 @@ RECORDS = st.builds(
 
 @given(RECORDS)
 def test_the_json_form_of_the_log_carries_every_field(record: AuditRecord) -> None:
-    line = logging.makeLogRecord({"name": LOGGER, "msg": SENTENCES[record.kind], **record.attributes()})
+    line = logging.makeLogRecord({"name": LOGGER, "msg": MESSAGE % record.kind, **record.attributes()})
     assert AuditRecord.of(json.loads(JsonFormatter().format(line))) == record
 
 

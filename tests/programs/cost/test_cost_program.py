@@ -14,7 +14,7 @@ from urllib.parse import parse_qs
 import pytest
 
 from gpu_device_plugin.cli import parse
-from gpu_device_plugin.core.contract.audit import LOGGER, SENTENCES, AuditKind, AuditRecord
+from gpu_device_plugin.core.contract.audit import LOGGER, MESSAGE, AuditKind, AuditRecord
 from gpu_device_plugin.core.cost.accounting import MEMORY, Period
 from gpu_device_plugin.logs import JsonFormatter
 from gpu_device_plugin.programs.cost.cost_program import main
@@ -139,7 +139,7 @@ def test_audit_records_say_who_had_what_and_who_owns_it(tmp_path: Path, capsys: 
     ]  # fmt: skip
     lines = [
         JsonFormatter().format(
-            logging.makeLogRecord({"name": LOGGER, "msg": SENTENCES[record.kind], **record.attributes()})
+            logging.makeLogRecord({"name": LOGGER, "msg": MESSAGE % record.kind, **record.attributes()})
         )
         for record in records
     ]

@@ -22,8 +22,14 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cost.charges import Row as CostRow
 
 _J_PER_KWH = 3_600_000
+_HELD = {"USED": Part.USED, "IDLE": Part.IDLE, "NOT MEASURED": Part.UNMEASURED}
 _REST = {Part.FREE: "free", Part.STRANDED: "stranded", Part.UNOBSERVED: "not observed"}
 UNKNOWN = "(pods not known)"
+_FOCUS = {
+    "ChargeCategory": "Usage", "ChargeClass": "", "ChargeFrequency": "Usage-Based", "PricingCategory": "Standard",
+    "ResourceType": "GPU", "ServiceCategory": "Compute", "ServiceName": "Shared GPUs",
+}
+"""The columns that are the same in every charge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +65,14 @@ def cost_table(costs: Costs, width: int) -> list[Line]:
     figures = ("GPU-HOURS", "USED", "IDLE", "BORROWED", *(name for name, shown in optional.items() if shown))
 
     def cells(row: CostRow, given: Sequence[Part], *, split: bool = True) -> tuple[str, ...]:
-        kwh = Fraction(row.energy_mj, 1000 * _J_PER_KWH)
+        kwh, energy = Fraction(row.energy_mj, 1000 * _J_PER_KWH), split or given == (Part.FREE,)
         texts = {
             "GPU-HOURS": _decimal(row.hours(*given), 2),
-            "USED": _decimal(row.hours(Part.USED), 2) if split else "",
-            "IDLE": _decimal(row.hours(Part.IDLE), 2) if split else "",
+            **{name: _decimal(row.hours(part), 2) if split else "" for name, part in _HELD.items()},
             "BORROWED": _decimal(row.borrowed / 3600, 2) if split else "",
-            "NOT MEASURED": _decimal(row.hours(Part.UNMEASURED), 2) if split else "",
             f"COST ({costs.currency})": _decimal(Fraction(row.cost(*given), 100), 2),
-            "KWH": _decimal(kwh, 2) if split or given == (Part.FREE,) else "",
-            "KG CO2": _decimal(kwh * (costs.co2_g_per_kwh or 0) / 1000, 2) if split or given == (Part.FREE,) else "",
+            "KWH": _decimal(kwh, 2) if energy else "",
+            "KG CO2": _decimal(kwh * (costs.co2_g_per_kwh or 0) / 1000, 2) if energy else "",
         }
         return tuple(texts[name] for name in figures)
 
@@ -139,52 +143,33 @@ def focus_csv(costs: Costs, rates: Sequence[Rate], account_name: str) -> str:
     """
     out = io.StringIO()
     writer: csv.DictWriter[str] | None = None
-    start, end = rfc3339(costs.period.start), rfc3339(costs.period.end)
     for row in costs.rows:
         price = rate_of(row.model, rates)
         for part in Part:
             if not row.seconds.get(part):
                 continue
-            cost, hours, holder = _decimal(Fraction(row.cost(part), 100), 2), _decimal(row.hours(part), 9), row.holder
+            cost, holder = _decimal(Fraction(row.cost(part), 100), 2), row.holder
             named = "/".join(filter(None, (holder.namespace, holder.owner_kind, holder.owner, holder.pod)))
             tags = {"gpushare/use": str(part), "gpushare/model": row.model} | {
                 f"gpushare/{key}": value for key, value in holder._asdict().items() if value
             }
             line = {
-                "BilledCost": cost,
-                "BillingAccountId": account_name,
-                "BillingAccountName": account_name,
+                **dict.fromkeys(("BilledCost", "ContractedCost", "EffectiveCost", "ListCost"), cost),
+                **dict.fromkeys(("ContractedUnitPrice", "ListUnitPrice"), _decimal(price, 9)),
+                **dict.fromkeys(("BillingAccountId", "BillingAccountName", "InvoiceIssuerName"), account_name),
+                **dict.fromkeys(("ProviderName", "PublisherName"), account_name),
+                **dict.fromkeys(("BillingPeriodStart", "ChargePeriodStart"), rfc3339(costs.period.start)),
+                **dict.fromkeys(("BillingPeriodEnd", "ChargePeriodEnd"), rfc3339(costs.period.end)),
+                **dict.fromkeys(("ConsumedQuantity", "PricingQuantity"), _decimal(row.hours(part), 9)),
+                **dict.fromkeys(("ConsumedUnit", "PricingUnit"), "GPU Hours"),
+                **dict.fromkeys(("SubAccountId", "SubAccountName"), holder.namespace),
+                **_FOCUS,
                 "BillingCurrency": costs.currency,
-                "BillingPeriodEnd": end,
-                "BillingPeriodStart": start,
-                "ChargeCategory": "Usage",
-                "ChargeClass": "",
                 "ChargeDescription": f"{row.model}: GPU time {part}" + (f", of {named}" if named else ""),
-                "ChargeFrequency": "Usage-Based",
-                "ChargePeriodEnd": end,
-                "ChargePeriodStart": start,
-                "ConsumedQuantity": hours,
-                "ConsumedUnit": "GPU Hours",
-                "ContractedCost": cost,
-                "ContractedUnitPrice": _decimal(price, 9),
-                "EffectiveCost": cost,
-                "InvoiceIssuerName": account_name,
-                "ListCost": cost,
-                "ListUnitPrice": _decimal(price, 9),
-                "PricingCategory": "Standard",
-                "PricingQuantity": hours,
-                "PricingUnit": "GPU Hours",
-                "ProviderName": account_name,
-                "PublisherName": account_name,
                 "ResourceId": named or str(part),
                 "ResourceName": holder.pod or holder.owner or holder.namespace or str(part),
-                "ResourceType": "GPU",
-                "ServiceCategory": "Compute",
-                "ServiceName": "Shared GPUs",
                 "SkuId": row.model,
                 "SkuPriceId": f"{row.model} per GPU Hour",
-                "SubAccountId": holder.namespace,
-                "SubAccountName": holder.namespace,
                 "Tags": json.dumps(tags, sort_keys=True),
             }
             if writer is None:

@@ -15,7 +15,7 @@ from gpu_device_plugin.cluster.writers.evictions import EvictionOutcome, evict
 from gpu_device_plugin.core.capacity.terms import NO_TERMS, obstacles
 from gpu_device_plugin.core.cluster.fitting import Unfit, fit
 from gpu_device_plugin.core.cluster.pod_demand import Impossible, ask
-from gpu_device_plugin.core.contract.audit import LOGGER, SENTENCES, AuditKind, AuditRecord
+from gpu_device_plugin.core.contract.audit import LOGGER, MESSAGE, AuditKind, AuditRecord
 from gpu_device_plugin.core.contract.keys import MOVE_REFUSED, MOVE_TO, MalformedAnnotationError
 from gpu_device_plugin.core.contract.moves import Destination, HeldRoom, read_destination
 from gpu_device_plugin.programs.extender.capacity.followed import replaceable
@@ -100,7 +100,7 @@ class Mover:
             )
             if owner is not None:
                 moved = replace(moved, owner_kind=owner.kind, owner=owner.name)
-            _audit.info("%s", SENTENCES[moved.kind], extra=dict(moved.attributes()))
+            _audit.info(MESSAGE, moved.kind, extra=dict(moved.attributes()))
             _log.info("a pod is moved: room for its replacement is held, and it is evicted", extra=where)
         return why
 
