@@ -112,10 +112,13 @@ class Account:
     """Millijoules; empty where no power is known."""
     cards: int
     """GPUs; MIG instances count as the GPU that they are parts of."""
-    whole: Fraction
-    """GPU-seconds of all of them."""
     stranded_known: bool
     """Whether any sample told the stranded memory; without one it counts as free."""
+
+    @property
+    def whole(self) -> Fraction:
+        """GPU-seconds of all of them."""
+        return sum(self.parts.values(), Fraction())
 
 
 def apportion(total: int, weights: Mapping[K, int | Fraction]) -> dict[K, int]:
@@ -126,10 +129,11 @@ def apportion(total: int, weights: Mapping[K, int | Fraction]) -> dict[K, int]:
     whole = sum(weights.values())
     if not whole:
         return {}
-    floors = {key: total * weight // whole for key, weight in weights.items()}
-    missing = total - sum(floors.values())
-    by_remainder = sorted(weights, key=lambda key: floors[key] - Fraction(total * weights[key], whole))
-    return floors | {key: floors[key] + 1 for key in by_remainder[:missing]}
+    found = {key: total * weight // whole for key, weight in weights.items()}
+    if missing := total - sum(found.values()):
+        for key in sorted(weights, key=lambda key: -(total * weights[key] % whole))[:missing]:
+            found[key] += 1
+    return found
 
 
 class _Table:
@@ -179,28 +183,32 @@ class _Accounting:
         self._cards = self._found_cards()
         self._lists = self._tables[NODE_MEMORY].rows
         self._listed_at = {at for row in self._lists.values() for at in row}
-        # Bytes times seconds of each card.
-        self._sums: dict[tuple[Key, Part, str], int] = defaultdict(int)
-        self._borrowed: dict[tuple[Key, str], int] = defaultdict(int)
-        self._energy: dict[Key, int] = defaultdict(int)
-        self._whole: dict[str, int] = defaultdict(int)
+        self._least_watts = {card: min(row.values()) for (card,), row in self._tables[POWER].rows.items() if row}
+        # By card and place, which is empty for nobody: bytes times seconds, and millijoules.
+        self._sums: dict[tuple[str, tuple[str, ...], Part], int] = defaultdict(int)
+        self._borrowed: dict[tuple[str, tuple[str, ...]], int] = defaultdict(int)
+        self._energy: dict[tuple[str, tuple[str, ...]], int] = defaultdict(int)
 
     def result(self) -> Account:
         for at in self._period.times:
             self._divide(at)
         parts: dict[tuple[Key, Part], Fraction] = defaultdict(Fraction)
         borrowed: dict[Key, Fraction] = defaultdict(Fraction)
-        for (key, part, card), amount in self._sums.items():
-            parts[key, part] += Fraction(amount, self._cards[card].memory)
-        for (key, card), amount in self._borrowed.items():
-            borrowed[key] += Fraction(amount, self._cards[card].memory)
-        whole = sum((Fraction(self._whole[uuid], card.memory) for uuid, card in self._cards.items()), Fraction())
+        energy_mj: dict[Key, int] = defaultdict(int)
+        for (card, place, part), amount in self._sums.items():
+            parts[self._key(card, place), part] += Fraction(amount, self._cards[card].memory)
+        for (card, place), amount in self._borrowed.items():
+            borrowed[self._key(card, place)] += Fraction(amount, self._cards[card].memory)
+        for (card, place), amount in self._energy.items():
+            energy_mj[self._key(card, place)] += amount
         known = bool(self._tables[STRANDED].rows)
-        return Account(dict(parts), dict(borrowed), dict(self._energy), len(self._cards), whole, known)
+        return Account(dict(parts), dict(borrowed), dict(energy_mj), len(self._cards), known)
 
     def _found_cards(self) -> dict[str, _Card]:
         infos = {gpu: (model, parent) for gpu, model, parent, _ in sorted(self._tables[INFO].rows)}
-        self._share_bytes = {gpu: int(size or 0) for gpu, _, _, size in sorted(self._tables[INFO].rows)}
+        self._share_bytes = {
+            gpu: int(size) if size.isdecimal() else 0 for gpu, _, _, size in sorted(self._tables[INFO].rows)
+        }
         cards: dict[str, _Card] = {}
         for node, gpu in sorted(self._tables[MEMORY].rows):
             model, parent = infos.get(gpu, ("", ""))
@@ -224,7 +232,7 @@ class _Accounting:
             there = [(key, memory) for key in card.members if (memory := self._tables[MEMORY].at(key, at)) is not None]
             if not there:
                 absent = at in self._listed_at and card.node and at not in self._lists.get((card.node,), {})
-                self._add(uuid, NOBODY, Part.UNOBSERVED, 0 if absent else card.memory * seconds)
+                self._add(uuid, (), Part.UNOBSERVED, 0 if absent else card.memory * seconds)
                 continue
             given: dict[tuple[str, ...], int] = {}
             left = card.memory
@@ -233,15 +241,15 @@ class _Accounting:
                 given |= parts
                 free[card.node][uuid] = free[card.node].get(uuid, 0) + usable
                 left -= usable + sum(parts.values())
-            self._add(uuid, NOBODY, Part.STRANDED, left * seconds)
+            self._add(uuid, (), Part.STRANDED, left * seconds)
             self._hold(uuid, given, at, seconds)
             self._share_energy(uuid, given, at, seconds)
         for node, rooms in free.items():
             useless = self._tables[STRANDED].at((node,), at) or 0
             stranded = apportion(min(useless, sum(rooms.values())), rooms)
             for uuid, room in rooms.items():
-                self._add(uuid, NOBODY, Part.STRANDED, stranded.get(uuid, 0) * seconds)
-                self._add(uuid, NOBODY, Part.FREE, (room - stranded.get(uuid, 0)) * seconds)
+                self._add(uuid, (), Part.STRANDED, stranded.get(uuid, 0) * seconds)
+                self._add(uuid, (), Part.FREE, (room - stranded.get(uuid, 0)) * seconds)
 
     def _given(self, key: tuple[str, str], memory: int, at: int) -> tuple[dict[tuple[str, ...], int], int]:
         """Return what containers had of a GPU or MIG instance, in bytes, and what could have been given."""
@@ -256,44 +264,38 @@ class _Accounting:
         cut = (self._tables[SHARES].at(key, at) or 0) * self._share_bytes.get(gpu, 0)
         return parts, max(0, min(memory, cut or memory) - most)
 
-    def _hold(self, uuid: str, given: Mapping[tuple[str, ...], int], at: int, seconds: int) -> None:
+    def _hold(self, card: str, given: Mapping[tuple[str, ...], int], at: int, seconds: int) -> None:
         for place, amount in given.items():
-            used = self._tables[USED].at(place, at)
-            holder = self._holder(place)
+            used, borrowed = self._tables[USED].at(place, at), self._tables[BORROWED].at(place, at)
             if used is None:
-                self._add(uuid, holder, Part.UNMEASURED, amount * seconds)
+                self._add(card, place, Part.UNMEASURED, amount * seconds)
             else:
-                self._add(uuid, holder, Part.USED, min(used, amount) * seconds)
-                self._add(uuid, holder, Part.IDLE, max(0, amount - used) * seconds)
-            borrowed = self._tables[BORROWED].at(place, at)
+                self._add(card, place, Part.USED, min(used, amount) * seconds)
+                self._add(card, place, Part.IDLE, max(0, amount - used) * seconds)
             if borrowed:
-                self._borrowed[Key(holder, self._cards[uuid].model), uuid] += borrowed * seconds
+                self._borrowed[card, place] += borrowed * seconds
 
-    def _share_energy(self, uuid: str, given: Mapping[tuple[str, ...], int], at: int, seconds: int) -> None:
+    def _share_energy(self, card: str, given: Mapping[tuple[str, ...], int], at: int, seconds: int) -> None:
         """Divide the energy of a card: the power of its idlest moment by memory, the rest by use of multiprocessors."""
-        row = self._tables[POWER].rows.get((uuid,), {})
-        if at not in row:
+        watts = self._tables[POWER].rows.get((card,), {}).get(at)
+        if watts is None:
             return
-        least = min(row.values())
-        memory = {**given, (): self._cards[uuid].memory - sum(given.values())}
-        busy = {place: Fraction(self._tables[BUSY].rows.get(place, {}).get(at, 0.0)) for place in given}
-        for milliwatts, weights in (
-            (round(least * 1000), memory),
-            (round(row[at] * 1000) - round(least * 1000), busy if any(busy.values()) else memory),
-        ):
-            for place, amount in apportion(milliwatts * seconds, weights).items():
-                self._energy[Key(self._holder(place), self._cards[uuid].model)] += amount
+        memory = {**given, (): self._cards[card].memory - sum(given.values())}
+        busy = {place: round(1e6 * self._tables[BUSY].rows.get(place, {}).get(at, 0.0)) for place in given}
+        idle_mj = round(self._least_watts[card] * 1000) * seconds
+        rest_mj = round(watts * 1000) * seconds - idle_mj
+        for amount_mj, weights in ((idle_mj, memory), (rest_mj, busy if any(busy.values()) else memory)):
+            for place, amount in apportion(amount_mj, weights).items():
+                self._energy[card, place] += amount
 
-    def _holder(self, place: tuple[str, ...]) -> Holder:
-        if not place:
-            return NOBODY
-        namespace, pod = place[:2]
-        return Holder(namespace, *self._names.get((namespace, pod), ("", "")), pod)
+    def _key(self, card: str, place: tuple[str, ...]) -> Key:
+        names = place[:2] or ("", "")
+        holder = Holder(names[0], *self._names.get((names[0], names[1]), ("", "")), names[1])
+        return Key(holder, self._cards[card].model)
 
-    def _add(self, uuid: str, holder: Holder, part: Part, amount: int) -> None:
+    def _add(self, card: str, place: tuple[str, ...], part: Part, amount: int) -> None:
         if amount:
-            self._sums[Key(holder, self._cards[uuid].model), part, uuid] += amount
-            self._whole[uuid] += amount
+            self._sums[card, place, part] += amount
 
 
 def _owners(pods: _Table, replicasets: _Table) -> Mapping[tuple[str, str], tuple[str, str]]:

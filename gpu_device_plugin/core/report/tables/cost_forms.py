@@ -26,8 +26,13 @@ _HELD = {"USED": Part.USED, "IDLE": Part.IDLE, "NOT MEASURED": Part.UNMEASURED}
 _REST = {Part.FREE: "free", Part.STRANDED: "stranded", Part.UNOBSERVED: "not observed"}
 UNKNOWN = "(pods not known)"
 _FOCUS = {
-    "ChargeCategory": "Usage", "ChargeClass": "", "ChargeFrequency": "Usage-Based", "PricingCategory": "Standard",
-    "ResourceType": "GPU", "ServiceCategory": "Compute", "ServiceName": "Shared GPUs",
+    "ChargeCategory": "Usage",
+    "ChargeClass": "",
+    "ChargeFrequency": "Usage-Based",
+    "PricingCategory": "Standard",
+    "ResourceType": "GPU",
+    "ServiceCategory": "Compute",
+    "ServiceName": "Shared GPUs",
 }
 """The columns that are the same in every charge."""
 

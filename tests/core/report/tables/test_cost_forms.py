@@ -33,7 +33,7 @@ def costs(
     **more: object,
 ) -> Costs:
     mj = {WEB: 7_200_000_000, NONE: 3_600_000_000} if energy else {}
-    found = Account(parts or PARTS, {WEB: Fraction(1800)}, mj, 1, Fraction(36000), stranded_known=True)
+    found = Account(parts or PARTS, {WEB: Fraction(1800)}, mj, 1, stranded_known=True)
     return Costs(rows(found, by, cents(found, RATES), models=models), PERIOD, by, 1, **more)  # type: ignore[arg-type]
 
 
