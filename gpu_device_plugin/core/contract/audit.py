@@ -23,7 +23,7 @@ class AuditKind(StrEnum):
     """What a record says; `AuditRecord.event` names the Event that tells the same, if there is one."""
 
     STARTED = "started"
-    """An agent started: between `began` and `ended` nothing was recorded on its node. Without `began`: never before."""
+    """An agent begins: between `began` and `ended` nothing was recorded on its node. Without `began`: never before."""
     OFFERED = "offered"
     """The node has this GPU, or MIG instance, since the agent started or longer."""
     FOUND = "found"

@@ -53,7 +53,7 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
         by = By(arguments.by)
         prices = cents(found, rates) if rates else {}
         shown = rows(found, by, prices, models=arguments.output == "focus")
-        costs = Costs(shown, period, by, found.cards, currency if rates else "", co2, _notes(found))
+        costs = Costs(shown, period, by, found.cards, currency if rates else "", co2, _notes(found, arguments))
         if arguments.output == "json":
             sys.stdout.write(json.dumps(cost_document(costs), indent=2) + "\n")
         elif arguments.output == "focus":
@@ -200,14 +200,14 @@ def _nothing(series: Sequence[Series], arguments: argparse.Namespace, period: Pe
     )
 
 
-def _notes(found: Account) -> list[str]:
+def _notes(found: Account, arguments: argparse.Namespace) -> list[str]:
     notes = []
     if not found.stranded_known:
         notes.append(
             "what is stranded is not known (no gpushare_extender_node_memory_stranded_bytes, which the policy fit "
             "learns) and counts as free"
         )
-    if not any(key.holder.owner for key, _ in found.parts):
+    if not arguments.audit and not any(key.holder.owner for key, _ in found.parts):
         notes.append("owners are not known: read kube-state-metrics with Prometheus, or add --audit PATH")
     return notes
 

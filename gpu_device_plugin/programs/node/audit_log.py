@@ -65,9 +65,7 @@ class AuditLog:
 
     async def run(self) -> NoReturn:
         """Record until cancelled."""
-        began_s, last = self.clock(), self._life_sign.read() or ""
-        known = epoch_s(last) is not None
-        write(AuditRecord(AuditKind.STARTED, self._node, began=last if known else "", ended=rfc3339(began_s)))
+        began_s = self.clock()
         await self._use.entries.after(0)
         pods = () if self._cluster is None else (self._cluster.followed.changes,)
         sources: tuple[Observable[Any], ...] = (self._use.entries, self._state.nodes, *pods)
@@ -91,6 +89,10 @@ class AuditLog:
 
     def _look(self) -> None:
         now, shares, before = rfc3339(self.clock()), self._state.node.shares, self._grants
+        if not self._found:
+            last = self._life_sign.read() or ""
+            known = epoch_s(last) is not None
+            write(AuditRecord(AuditKind.STARTED, self._node, began=last if known else "", ended=now))
         gpus = {record.gpu: record for record in offered(self._node, shares, self._config.value.inventory, now)}
         self._grants = grants(self._node, self._use.holdings(), shares, before, now)
         evicted = {} if self._evictor is None else self._evictor.evicted
