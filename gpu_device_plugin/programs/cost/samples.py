@@ -15,7 +15,15 @@ from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_ope
 import msgspec
 
 from gpu_device_plugin.core.contract.audit import AuditRecord
-from gpu_device_plugin.core.cost.accounting import LABELS, MEMORY, POD_OWNER, POWER, Series
+from gpu_device_plugin.core.cost.accounting import (
+    GIVEN,
+    LABELS,
+    MEMORY,
+    POD_OWNER,
+    POWER,
+    REPLICASET_OWNER,
+    Series,
+)
 from gpu_device_plugin.core.report.text.printing import shortened
 
 if TYPE_CHECKING:
@@ -117,8 +125,13 @@ def _query(name: str, labels: Iterable[str], step_s: int) -> str:
     if name == POWER:
         rate = f"rate(gpushare_gpu_energy_joules_total[{max(step_s, 120)}s])"
         return f"{by} ({rate}) or {by} ({POWER})"
+    # Only those of pods with GPUs: a cluster may have ten thousand others.
+    pods = f'({POD_OWNER}{{owner_is_controller="true"}} and on (namespace, pod) {GIVEN})'
     if name == POD_OWNER:
-        return f'{by} ({name}{{owner_is_controller="true"}})'
+        return f"{by} {pods}"
+    if name == REPLICASET_OWNER:
+        above = f'label_replace({pods}, "replicaset", "$1", "owner_name", "(.+)")'
+        return f"{by} ({name} and on (namespace, replicaset) {above})"
     return f"{by} ({name})"
 
 
