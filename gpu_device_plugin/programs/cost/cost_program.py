@@ -102,10 +102,9 @@ def _series(arguments: argparse.Namespace, environ: Mapping[str, str], period: P
         if not new:
             raise SamplesError(f"{path} has no audit records; agents write them with --log-format=json")
         records += new
-    series += owners(records) if any(each.name == MEMORY for each in series) else recorded(records, period)
-    if records and not url and not arguments.samples:
-        series += owners(records)
-    return series
+    if not url and not arguments.samples:
+        series += recorded(records, period)
+    return [*series, *owners(records)]
 
 
 def _token(arguments: argparse.Namespace, environ: Mapping[str, str]) -> str:

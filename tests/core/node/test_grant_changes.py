@@ -102,6 +102,13 @@ def test_what_can_be_given_is_offered_a_mig_instance_with_its_card() -> None:
     assert all(each.card_mib is None for each in offered("n", shares, Inventory((Gpu("GPU-x", 0, "x", 1),)), T0))
 
 
+def test_instances_that_nobody_can_have_any_more_are_not_offered() -> None:
+    cut = inventory((10, 20))
+    shares = mig_node((10, 20), mode=MigMode.WHOLE).shares.with_inventory(cut, mig=MigMode.OFF)
+    assert shares.gpus
+    assert list(offered("n", shares, cut, T0)) == []
+
+
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(1, 16), max_size=3), max_size=8))
 def test_records_replayed_are_what_containers_have(states: list[dict[str, int]]) -> None:
     """Whatever comes, ends and changes: who reads the records knows what there is."""

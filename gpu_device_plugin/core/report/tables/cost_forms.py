@@ -70,7 +70,7 @@ def cost_table(costs: Costs, width: int) -> list[Line]:
     figures = ("GPU-HOURS", "USED", "IDLE", "BORROWED", *(name for name, shown in optional.items() if shown))
 
     def cells(row: CostRow, given: Sequence[Part], *, split: bool = True) -> tuple[str, ...]:
-        kwh, energy = Fraction(row.energy_mj, 1000 * _J_PER_KWH), split or given == (Part.FREE,)
+        kwh, energy = Fraction(row.energy_mj, 1000 * _J_PER_KWH), row.holder != NOBODY or Part.FREE in given
         texts = {
             "GPU-HOURS": _decimal(row.hours(*given), 2),
             **{name: _decimal(row.hours(part), 2) if split else "" for name, part in _HELD.items()},

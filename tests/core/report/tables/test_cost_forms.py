@@ -67,6 +67,12 @@ def test_what_unknown_pods_had_is_a_line_and_what_was_not_measured_a_column() ->
     assert found[2] == [*UNKNOWN.split(), "1.00", "0.00", "0.00", "0.00", "1.00"]
 
 
+def test_the_energy_of_what_nobody_had_is_told_once() -> None:
+    parts = {**PARTS, (NONE, Part.UNMEASURED): Fraction(3600)}
+    kwh = [line[-1] for line in cells(costs(By.NAMESPACE, parts=parts))[1:4]]
+    assert kwh == ["2.00", "1.00", "1.00"]  # ml's; of pods that are not known only the hours; that of all free GPUs
+
+
 def test_the_document_has_what_the_table_has() -> None:
     found = cost_document(costs(By.OWNER, currency="EUR", co2_g_per_kwh=Fraction(500)))
     assert found["rows"] == [
