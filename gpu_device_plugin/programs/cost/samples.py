@@ -175,9 +175,12 @@ def content(path: Path) -> bytes:
     """Return the content of a file. Raises SamplesError."""
     try:
         with path.open("rb") as file:
-            return file.read(_LARGEST + 1)
+            text = file.read(_LARGEST + 1)
     except OSError as error:
         raise SamplesError(f"{path} cannot be read: {error.strerror}") from error
+    if len(text) > _LARGEST:
+        raise SamplesError(f"{path} is larger than {_LARGEST >> 20} MiB; split it, the flag can be given repeatedly")
+    return text
 
 
 def in_file(text: bytes, path: Path, period: Period) -> Iterator[Series]:
