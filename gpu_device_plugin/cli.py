@@ -184,6 +184,12 @@ def _simulate(arguments: argparse.Namespace) -> int:
     return program.main(arguments, os.environ)
 
 
+def _cost(arguments: argparse.Namespace) -> int:
+    from gpu_device_plugin.programs.cost import cost_program as program  # noqa: PLC0415 - a tenth of a second that --help need not take
+
+    return program.main(arguments, os.environ)
+
+
 Program = Callable[[argparse.Namespace], int]
 PROGRAMS: Mapping[str, Program] = MappingProxyType(
     {
@@ -195,6 +201,7 @@ PROGRAMS: Mapping[str, Program] = MappingProxyType(
         "inspect": _inspect,
         "doctor": _doctor,
         "simulate": _simulate,
+        "cost": _cost,
         "demo": _demo,
     }
 )
@@ -316,6 +323,7 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
         epilog=EPILOG,
     )
     add_arguments(simulate)
+    cost = _add_cost(commands)
     demo = commands.add_parser(
         "demo",
         help="share GPUs between pods, live in this terminal, without a cluster",
@@ -338,4 +346,50 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
             "file to nodes whose label gpu-device-plugin/config names it [GPUSHARE_CONFIG]",
         )
         add_settings(command, knobs_of(make))
-    return parser, {**{name: command for name, (command, _) in configured.items()}, "simulate": simulate, "demo": demo}
+    return parser, {
+        **{name: command for name, (command, _) in configured.items()},
+        "simulate": simulate,
+        "cost": cost,
+        "demo": demo,
+    }
+
+
+def _add_cost(commands: Any) -> Parser:
+    cost: Parser = commands.add_parser(
+        "cost",
+        help="who had the GPUs in a period, and what that cost",
+        usage="%(prog)s --prometheus URL | --samples PATH | --audit PATH  [--from TIME] [--to TIME] [--step DURATION]\n"
+        "       [--by namespace|owner|pod] [--rate 'MODEL=PRICE'] [--co2 G/KWH] [-o table|json|focus]",
+        description="Tell who had the GPUs in a period, what of that was used or idle, what nobody had, and what it "
+        "cost. All parts together are all GPU time, and cost what all GPUs cost, to the cent.",
+        epilog="TIME is 2026-10-01, 2026-10-01T06:00:00Z, or how long ago: 30d, 12h. Exit code 0: done; 1: there are "
+        "no samples, or they cannot be read; 2: the arguments cannot be used.",
+    )
+    for flag, metavar, text in (
+        ("--prometheus", "URL", "read Prometheus' HTTP API [PROMETHEUS_URL]"),
+        ("--token-file", "PATH", "send the bearer token in this file [PROMETHEUS_TOKEN]"),
+        ("--ca", "PATH", "trust these certificates [SSL_CERT_FILE]"),
+        ("--from", "TIME", "the begin of the period [24h]"),
+        ("--to", "TIME", "its end, which is not part of it [now]"),
+        ("--step", "DURATION", "a sample stands for so long [a minute or more]"),
+        ("--rates", "PATH", "YAML with currency, and with rates, a map from models to prices"),
+        ("--currency", "CODE", "of the prices [USD]"),
+        ("--co2", "G/KWH", "grams of CO2 for a kilowatt-hour"),
+        ("--account", "NAME", "the billing account of FOCUS [gpushare]"),
+    ):
+        cost.add_argument(flag, metavar=metavar, help=text)
+    for flag, metavar, text in (
+        ("--samples", "PATH", "read a recorded answer of /api/v1/query_range; repeatable"),
+        ("--audit", "PATH", "read audit records in a JSON log of agents; beside samples for owners only; repeatable"),
+        (
+            "--rate",
+            "'MODEL=PRICE'",
+            "the price of an hour of a GPU, as in 'NVIDIA H100*=2.50'; first match; repeatable",
+        ),
+    ):
+        cost.add_argument(flag, metavar=metavar, action="append", default=[], help=text)
+    cost.add_argument("--by", default="owner", choices=("namespace", "owner", "pod"), help="whom to tell apart [owner]")
+    cost.add_argument(
+        "-o", "--output", default="table", choices=("table", "json", "focus"), help="the form of the result"
+    )
+    return cost

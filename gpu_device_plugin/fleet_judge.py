@@ -119,6 +119,14 @@ class Judge:
             if node_type is not None and node is not None:
                 yield node_type, node
 
+    def stranded(self) -> Iterator[tuple[Candidate, float]]:
+        """Yield the nodes that are appraised, each with its `Appraisal.stranded`; none before something is learned."""
+        self.prepare()
+        rooms = [] if self._appraised is None else self._appraised.rooms.now()
+        for node, room in zip(self._rows.nodes, rooms, strict=False):
+            if node is not None and room is not None:
+                yield node, room.stranded
+
     @property
     def outdated(self) -> bool:
         """Whether there is a node of a shape that the tables do not know; it scores 0."""

@@ -29,7 +29,7 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 FIRST = (
-    "begin with a command, node, extender, mps, limits, web, inspect, doctor, simulate or demo; "
+    "begin with a command, node, extender, mps, limits, web, inspect, doctor, simulate, cost or demo; "
     "see gpu-device-plugin --help"
 )
 

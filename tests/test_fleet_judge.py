@@ -277,6 +277,30 @@ def test_the_rest_of_a_gpu_that_nothing_else_fits_is_filled_first() -> None:
     assert fits(judge, Ask(memory(5)), "rest whole") == [10, 0]
 
 
+def test_free_shares_into_which_no_usual_pod_fits_are_stranded() -> None:
+    """Pods of 5 and 11 come, of GPUs of 16: of 3 free shares all are stranded, of 16 none."""
+    nodes = [node("rest", {0: 13, 1: 16}), node("full", {0: 16, 1: 16}), node("free")]
+    judge = judging(nodes, {PodKind(5, 1): 1.0, PodKind(11, 1): 1.0})
+    assert {each.name: round(shares, 6) for each, shares in judge.stranded()} == {"rest": 3.0, "full": 0.0, "free": 0.0}
+    assert list(Judge(view(nodes)).stranded()) == []
+
+
+def test_without_cpu_for_the_pods_that_come_all_free_shares_are_stranded() -> None:
+    nodes = [node("a"), node("b")]
+    judge = judging(nodes, {PodKind(5, 1, 4000): 1.0})
+    poor = [replace(each, left=Amounts(1000, 1 << 22)) for each in nodes]
+    without = Judge(view(poor))
+    learn_at_once(without, learned(poor, {PodKind(5, 1, 4000): 1.0}))
+    assert all(shares < 1 for _, shares in judge.stranded())
+    assert [round(shares) for _, shares in without.stranded()] == [32, 32]
+
+
+def test_unused_gpus_that_pods_of_several_want_are_not_stranded() -> None:
+    """Nothing but pods of two whole GPUs comes: with one of two unused there is none."""
+    judge = judging([node("both"), node("one", {0: 4})], {PodKind(0, 2): 1.0})
+    assert {each.name: round(shares) for each, shares in judge.stranded()} == {"both": 0, "one": 28}
+
+
 def test_a_node_that_is_not_known_and_one_without_room_score_nothing() -> None:
     judge = judging([node("full", {0: 16, 1: 16}), node("free")])
     assert fits(judge, Ask(memory(4)), "free nobody full") == [10, 0, 0]

@@ -493,11 +493,59 @@ CONDITION = (
     ),
 )
 
+HELD = (
+    f"(clamp_max({container(GIVEN)} / on (gpu) group_left () {by('gpu', gpu('gpushare_gpu_memory_bytes'), 'max')}, 1))"
+)
+"""The part of its GPU that each container holds; of MIG instances the part of the instance."""
+USED_PART = (
+    f"(({container(USED)} < {container(GIVEN)} or {container(GIVEN)} and {container(USED)})"
+    f" / on (gpu) group_left () {by('gpu', gpu('gpushare_gpu_memory_bytes'), 'max')})"
+)
+"""What each container uses of its GPU, no more than it was given; its use is known."""
+STRANDED = 'gpushare_extender_node_memory_stranded_bytes{node=~"$node"}'
+SPAN = "[$__range:5m]) / 12"
+"""Sums the samples of every five minutes of the time that is shown, in hours."""
+
+
+def hours(expression: str, labels: str = "namespace") -> str:
+    """Sum GPUs over the time that is shown, in GPU-hours."""
+    return by(labels, f"sum_over_time({expression}{SPAN}")
+
+
+ALLOCATION = (
+    lines(
+        "GPUs given, free and stranded",
+        "Stranded: free, and of no use to the pods that usually come, as the extender has learned; it is part of free, "
+        "and 0 until something was learned.",
+        {
+            "given": f"sum({HELD})",
+            "free": f"sum(1 - {gpu('gpushare_gpu_memory_allocated_bytes')} / {gpu('gpushare_gpu_memory_bytes')})",
+            "stranded": none_is_zero(
+                f"sum({by('node', STRANDED, 'max')}) / avg({gpu('gpushare_gpu_memory_bytes')})",
+            ),
+        },
+        width=12,
+    ),
+    bars(
+        "GPU-hours given, by namespace",
+        "In the time that is shown. `gpu-device-plugin cost` divides it to the cent, with owners and gaps.",
+        {"{{namespace}}": hours(HELD)},
+        width=6,
+    ),
+    bars(
+        "GPU-hours used, by namespace",
+        "By memory, in the time that is shown: what containers used of what they were given.",
+        {"{{namespace}}": hours(USED_PART)},
+        width=6,
+    ),
+)
+
 ROWS: Mapping[str, Sequence[Panel]] = {
     "Cluster": CLUSTER,
     "Nodes: $node": NODE,
     "Condition of GPUs: $node": CONDITION,
     "Namespaces: $namespace": NAMESPACE,
+    "Allocation and cost": ALLOCATION,
 }
 
 VARIABLES: Mapping[str, tuple[str, str]] = {

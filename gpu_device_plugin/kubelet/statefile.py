@@ -33,6 +33,9 @@ ENDED_PODS = "ended-pods"
 WAY = "serve"
 """The way in which pods got the node's GPUs, a `core.node.serving_mode.ServingMode`."""
 
+AUDITED = "audited"
+"""Until when an agent recorded who has which GPU, RFC 3339."""
+
 ALLOCATIONS = "allocations"
 """The kubelet's record of allocated devices as last read, see `SavedAllocations`."""
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpu_device_plugin.core.capacity.stand_ins import PRIORITY_CLASS, Wanted, named, pod_of
 from gpu_device_plugin.core.contract.keys import STARTUP_TAINT
-from gpu_device_plugin.core.contract.nodemarks import kept
+from gpu_device_plugin.core.contract.nodelabels import kept
 from gpu_device_plugin.testing.builders import container, node, pod
 from tests.deploy.manifests import DEPLOY, documents
 from tests.deploy.policies_world import EXTENDER, MERGE, PERSON, Request, create, denial

@@ -210,7 +210,8 @@ async def read(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Promet
 
 def chosen(expression: str) -> str:
     """Put in what Grafana does, with all nodes, namespaces and models chosen."""
-    return re.sub(r"\$(?:node|namespace|model)\b", ".*", expression).replace("$__rate_interval", WINDOW)
+    found = re.sub(r"\$(?:node|namespace|model)\b", ".*", expression).replace("$__rate_interval", WINDOW)
+    return found.replace("$__range:5m", f"{WINDOW}:1s")
 
 
 async def test_every_query_of_the_dashboard_finds_something(read: Prometheus) -> None:

@@ -88,7 +88,7 @@ def test_every_program_that_is_named_explains_itself() -> None:
 
 
 PROGRAMS_OF_OURS = (
-    *("node", "extender", "web", "mps", "limits", "doctor", "simulate", "demo"),
+    *("node", "extender", "web", "mps", "limits", "doctor", "simulate", "cost", "demo"),
     *("inspect", "inspect why", "inspect uninstall"),
 )
 FLAGS_OF_OTHERS = {

@@ -14,8 +14,8 @@ from gpu_device_plugin.cluster.client.api_client import PatchType
 from gpu_device_plugin.cluster.client.backoff import Backoff
 from gpu_device_plugin.cluster.client.errors import ApiError, Call, ConflictError, ForbiddenError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import NODES, NodeReader
+from gpu_device_plugin.core.contract.cordons import read_cordons, write_cordons
 from gpu_device_plugin.core.contract.keys import CORDONS, GPU_CONDITION
-from gpu_device_plugin.core.contract.nodemarks import read_cordons, write_cordons
 from gpu_device_plugin.core.model.times import rfc3339
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
-    from gpu_device_plugin.core.contract.nodemarks import Cordon
+    from gpu_device_plugin.core.contract.cordons import Cordon
     from gpu_device_plugin.core.node.health.gpu_failure import GpuCondition
 
 _log = logging.getLogger(__name__)

@@ -162,7 +162,7 @@ none is: ResourceQuota counts requests only."""
 HELD_ROOM = "gpu-device-plugin/held-room"
 """Annotation: the room that is held for replacements of pods that are being moved here, as JSON (`moves`)."""
 KEPT_NODE = "gpu-device-plugin/kept-node"
-"""Annotation: which of `KEEPS` on this node are the extender's, and why the node is kept, as JSON (`nodemarks`)."""
+"""Annotation: which of `KEEPS` on this node are the extender's, and why the node is kept, as JSON (`nodelabels`)."""
 KEEPS = ("cluster-autoscaler.kubernetes.io/scale-down-disabled", "karpenter.sh/do-not-disrupt")
 """Annotations: autoscalers do not remove a node on which their own one is ``"true"``."""
 

@@ -7,8 +7,8 @@ import sys
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.core.contract.cordons import Cordon, cordon_of, cordons_of
 from gpu_device_plugin.core.contract.keys import NODE_GPUS, PLACEMENT_LABEL, MalformedAnnotationError
-from gpu_device_plugin.core.contract.nodemarks import Cordon, cordon_of, cordons_of
 from gpu_device_plugin.core.model.gpus import MOST_GPUS, MOST_POSITIONS, NO_LINKS, Closeness, Links
 from gpu_device_plugin.core.model.mig import resource_name
 from gpu_device_plugin.core.model.placing import POLICIES

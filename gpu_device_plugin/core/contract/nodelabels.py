@@ -1,7 +1,8 @@
-"""What the agent writes on its node: the labels by which pods select nodes, and how all of it is removed again."""
+"""Labels and annotations that the programs write on nodes beside documents, and how all of it is removed again."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -12,6 +13,8 @@ from gpu_device_plugin.core.contract.keys import (
     CORDONS,
     GPU_CONDITION,
     HELD_ROOM,
+    KEEPS,
+    KEPT_NODE,
     MODEL_LABELS,
     NODE_LABELS,
     NODE_LIMITS,
@@ -19,7 +22,6 @@ from gpu_device_plugin.core.contract.keys import (
     SWITCHED_ON,
 )
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
-from gpu_device_plugin.core.contract.nodemarks import let_go
 from gpu_device_plugin.core.contract.nodereport import NO_LIMITS
 from gpu_device_plugin.core.model.mig import is_mig_resource, resource_name
 from gpu_device_plugin.core.model.shares import WHOLE_GPUS
@@ -67,6 +69,41 @@ def label_value(text: str) -> str:
     """Return `text` as a valid label value: at most 63 of ``[A-Za-z0-9._-]``, alphanumeric at both ends."""
     kept = "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "-" for char in text)
     return kept[:_LONGEST].strip("-_.")
+
+
+# --- The marks that keep autoscalers from removing a node ---------------------------------------------------------
+
+_ON = "true"
+_LONGEST_MARK = 1024
+
+
+def own_keeps(annotations: Mapping[str, str]) -> tuple[str, ...]:
+    """Return those of `KEEPS` that the extender wrote and that nobody has changed since."""
+    text = annotations.get(KEPT_NODE, "")
+    try:
+        written = json.loads(text)["keys"] if len(text) <= _LONGEST_MARK else ()
+    except (ValueError, LookupError, TypeError, RecursionError):
+        written = ()
+    keys = written if isinstance(written, list) else ()
+    return tuple(key for key in KEEPS if key in keys and annotations.get(key) == _ON)
+
+
+def kept(annotations: Mapping[str, str], why: str) -> Mapping[str, str | None]:
+    """Return the changes of annotations that keep a node, for a reason; none where it is kept already.
+
+    An annotation that a person wrote stays as it is, whatever its value.
+    """
+    if KEPT_NODE in annotations and own_keeps(annotations):
+        return {}
+    keys = [key for key in KEEPS if key not in annotations]
+    if not keys:
+        return {}
+    return {**dict.fromkeys(keys, _ON), KEPT_NODE: json.dumps({"keys": keys, "why": why[: _LONGEST_MARK // 4]})}
+
+
+def let_go(annotations: Mapping[str, str]) -> Mapping[str, str | None]:
+    """Return the changes of annotations by which a node is no longer kept by the extender."""
+    return dict.fromkeys((*own_keeps(annotations), KEPT_NODE)) if KEPT_NODE in annotations else {}
 
 
 # --- Its removal ------------------------------------------------------------------------------------------------------

@@ -150,3 +150,8 @@ class Inventory:
     """The node's cgroup version; None if unknown."""
     order: tuple[Gpu, ...] = ()
     """The GPUs by their positions when the agent started, MIG instances that existed before and are gone included."""
+
+    @property
+    def cards_mib(self) -> Mapping[str, int]:
+        """The memory of the GPUs in MIG mode, by UUID."""
+        return {gpu.uuid: gpu.total_mib for gpu in self.gpus if gpu.mig}

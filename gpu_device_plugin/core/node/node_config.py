@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.contract.cordons import cordon_of
 from gpu_device_plugin.core.contract.keys import (
     CGPU_DISABLE_LABEL,
     MIG_LABEL,
@@ -14,7 +15,6 @@ from gpu_device_plugin.core.contract.keys import (
     SERVE_LABEL,
     SET_LIMITS_LABEL,
 )
-from gpu_device_plugin.core.contract.nodemarks import cordon_of
 from gpu_device_plugin.core.contract.nodereport import NO_LIMITS, NodeLimits
 from gpu_device_plugin.core.model.gpus import NO_LINKS, Inventory, Links
 from gpu_device_plugin.core.model.mig import MigMode
@@ -39,8 +39,8 @@ from gpu_device_plugin.core.node.serving_mode import SERVING_MODES, Serving, Ser
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from gpu_device_plugin.core.contract.cordons import Cordon
     from gpu_device_plugin.core.contract.mpsfiles import MpsGpu
-    from gpu_device_plugin.core.contract.nodemarks import Cordon
     from gpu_device_plugin.core.model.shares import Shares
     from gpu_device_plugin.core.node.health.gpu_failure import GpuCondition
     from gpu_device_plugin.core.node.kubelet.conflicting_plugins import Detection

@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.nodereport import NO_LIMITS, GpuUse, NodeLimits, NodeUse, idle_s, to_return
+from gpu_device_plugin.core.model.gpus import Inventory
 from gpu_device_plugin.core.model.limits import LimitStatus
 from gpu_device_plugin.core.report.condition_gauges import condition_gauges
 from gpu_device_plugin.core.report.exposition import Gauge
@@ -60,6 +61,7 @@ _GPU = (
     Gauge("gpushare_gpu_memory_used_bytes", "Memory in use by anybody.", ("gpu",)),
     Gauge("gpushare_gpu_memory_unattributed_bytes", "Memory in use that belongs to no pod.", ("gpu",)),
 )
+_CARD = Gauge("gpushare_card_memory_bytes", "Memory of a GPU in MIG mode, which its instances divide.", ("gpu",))
 # The names of kube-state-metrics, for joins.
 _PLACE = ("namespace", "pod", "container", "gpu")
 _CONTAINER = (
@@ -112,8 +114,8 @@ class NodeMetrics:
     use: NodeUse = field(default_factory=lambda: NodeUse(""))
     limits: NodeLimits = NO_LIMITS
     """The means of limiting new containers."""
-    driver: str = ""
-    """The driver's version; empty if unknown."""
+    inventory: Inventory = field(default_factory=Inventory)
+    """The GPUs and the driver as last read."""
     fenced: Mapping[str, int] = field(default_factory=dict)
     """The number of fenced shares of GPUs, by UUID."""
     limit_states: Mapping[str, int] = field(default_factory=dict)
@@ -139,6 +141,7 @@ class NodeMetrics:
             (STREAM_UP, _WITHOUT_STREAM), [((resource,), stream) for resource, stream in self.streams.items()]
         )
         yield _LIMITS, [((held,), count) for held, count in self.limit_states.items()]
+        yield _CARD, [((uuid,), mib << 20) for uuid, mib in self.inventory.cards_mib.items()]
         yield _MPS, [((uuid,), ready) for uuid, ready in self.mps.items()]
         cards = dict.fromkeys(shared.gpu.card for shared in gpus)
         yield from condition_gauges([self.conditions[card] for card in cards if card in self.conditions])
@@ -167,7 +170,7 @@ class NodeMetrics:
             # As in ALIYUN_COM_GPU_MEM_IDX.
             str(shared.position),
             gpu.product,
-            self.driver,
+            self.inventory.driver_version or "",
             "" if enforcement is None else enforcement.enforcement.value,
             str(self.node.shares.share_mib << 20),
             *(("", "", "") if instance is None else (instance.parent, instance.profile, str(instance.gi))),
@@ -250,6 +253,11 @@ _ALLOCATED = Gauge(
     "Allocated GPU memory of the node, with all memory of whole GPUs.",
     ("node",),
 )
+_STRANDED = Gauge(
+    "gpushare_extender_node_memory_stranded_bytes",
+    "Free GPU memory of the node that is of no use to the pods that usually come; absent until the policy fit learned.",
+    ("node",),
+)
 
 
 class WaitingReason(StrEnum):
@@ -286,6 +294,8 @@ class ExtenderMetrics:
     """The number of pods that wait, by reason."""
     nodes: Sequence[Candidate] = ()
     """All nodes, but for those whose GPUs kube-scheduler allocates: which are in use is not known there."""
+    stranded: Iterable[tuple[Candidate, float]] = ()
+    """Nodes with the free shares that are of no use to the pods that usually come."""
 
     def gauges(self) -> Gauges:
         """Return its gauges with their values; those of nodes are made one by one."""
@@ -297,6 +307,14 @@ class ExtenderMetrics:
         sums = {"total": 0, "used": 0}
         yield _MEMORY, _bytes(with_gpus, "total", sums)
         yield _ALLOCATED, _bytes(with_gpus, "used", sums)
+        yield (
+            _STRANDED,
+            (
+                ((node.name,), int(shares * (node.gpus.share_mib << 20)))
+                for node, shares in self.stranded
+                if node.gpus.share_mib is not None and not node.gpus.claims
+            ),
+        )
         yield from _columns(_NODES, [((), (len(with_gpus), *sums.values()))])
 
 

@@ -92,6 +92,20 @@ class Appraisal:
     placement_value: float
     """In shares."""
 
+    @property
+    def stranded(self) -> float:
+        """The free shares that are of no use to the pods that usually come, with the CPU that is left.
+
+        The best set of pods for the free shares of a GPU is worth less than these shares. Unused GPUs that pods of
+        several GPUs could have are of use.
+        """
+        hosts = self.together[self.level][self.unused] > 0
+        return sum(
+            max(0.0, group.free - group.packed[self.level][group.cell]) * group.number
+            for group in self.groups
+            if not (hosts and group.unused)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class GpuChoice:

@@ -421,4 +421,5 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             waiting=self.verbs.waiting.counts(),
             # Of GPUs that kube-scheduler allocates we do not know which are in use.
             nodes=[node for node in self.fleet.candidates.values() if not node.gpus.claims],
+            stranded=self.verbs.judge.stranded(),
         )

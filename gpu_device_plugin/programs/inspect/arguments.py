@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import __version__
-from gpu_device_plugin.core.contract.nodemarks import LONGEST_REASON
+from gpu_device_plugin.core.contract.cordons import LONGEST_REASON
 from gpu_device_plugin.core.report.tables.terminal_tables import SORTS
 from gpu_device_plugin.programs.commandline import Parser, add_settings, no_such_argument
 from gpu_device_plugin.settings.common import ResourceSettings

@@ -32,6 +32,8 @@ from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryError, NodeLock, check_directory, remove_stale_sockets
 from gpu_device_plugin.kubelet.statefile import ENDED_PODS, SHARE_SIZE, WAY, SavedGuarantees, StateFile
 from gpu_device_plugin.node_state import NodeState
+from gpu_device_plugin.programs.node.audit_log import AuditLog
+from gpu_device_plugin.programs.node.auto_cordon import AutoCordon
 from gpu_device_plugin.programs.node.claims.serving_mode_switch import ServingModeSwitch
 from gpu_device_plugin.programs.node.configuration import Configuration, initial, initial_share_mib
 from gpu_device_plugin.programs.node.conflicting_plugins import ConflictingPlugins
@@ -193,16 +195,7 @@ class NodeAgent:
             returns=self.borrowing.returns,
             idle=self.idle_pods.since,
         )
-        groups, tree = lambda: self.settings.value.condition, CgroupTree(cgroups)
-        self.history = History(self.use_watch, self.hardware.condition, groups, tree)
-        self.recorder = FlightRecorder(
-            settings.node_name,
-            api,
-            self.use_watch,
-            self.history,
-            self.use_reports.now,
-            IncidentFiles(settings.device_plugin_dir),
-        )
+        self.history, self.recorder = self._memory(CgroupTree(cgroups))
         self.registration = RegistrationLoop(
             settings.device_plugin_dir,
             lambda: config.value.resources,
@@ -257,6 +250,12 @@ class NodeAgent:
             )
         self._paused = Observable(value=False)
 
+    def _memory(self, cgroups: CgroupTree) -> tuple[History, FlightRecorder]:
+        settings, watch = self.settings.value, self.use_watch
+        history = History(watch, self.hardware.condition, lambda: self.settings.value.condition, cgroups)
+        files = IncidentFiles(settings.device_plugin_dir)
+        return history, FlightRecorder(settings.node_name, self.api, watch, history, self.use_reports.now, files)
+
     def __repr__(self) -> str:
         return f"<NodeAgent {self.settings.value.node_name or 'standalone'}: {self.state!r}>"
 
@@ -303,6 +302,7 @@ class NodeAgent:
             self.entries.follow(self.recorder.holders_changed),
             self.verification.run(),
             self.guarantees.run(),
+            AuditLog(self.settings.value, self.config, self.state, self.use_watch, self.cluster, self.evictor).run(),
             self.hardware.view.follow(self.verification.again),
             self.reconciler.checkpoint_entries.follow(self._holders_changed),
         ]
@@ -313,6 +313,7 @@ class NodeAgent:
         if self.cluster is not None and self.dra is not None:
             parts += [
                 self.use_reports.run(),
+                AutoCordon(self.history.conditions, self.settings, self.config, self.api).run(),
                 self.dra.entries.follow(self._holders_changed),
                 self.dra.follow(),
                 self.config.follow(self.dra.update),
@@ -352,7 +353,7 @@ class NodeAgent:
             node=self.state.node,
             use=self.use_reports.now(),
             limits=config.limits,
-            driver=config.inventory.driver_version or "",
+            inventory=config.inventory,
             fenced={offer.shared.gpu.uuid: len(offer.fenced) for offer in self.advertiser.offers.get(SHARES, ())},
             limit_states=self.verification.counts,
             containers_over=len(self.over_use.excesses.value),
@@ -435,17 +436,15 @@ class NodeAgent:
                 self.cluster.note()  # who has an instance decides in which list of the node it is
 
     def _take_config(self, config: NodeConfig) -> None:
-        names = {resource.name for resource in config.resources}
-        if not config.claims and not self.registration.registrations.keys() >= names:
+        if not config.claims and not self.registration.registrations.keys() >= {each.name for each in config.resources}:
             self.advertiser.refresh()
             self.registration.serve_more()
         self._stranding.look()
 
     def _reach_cluster(self) -> NodeCluster | None:
-        settings = self.settings.value
-        server = reach_api(settings)
+        server = reach_api(self.settings.value)
         if server is None:
             return None
         from gpu_device_plugin.programs.node.node_cluster import NodeCluster  # noqa: PLC0415 - see node_api.reach_api
 
-        return NodeCluster(server, settings, self.config, self.state, self.metrics)
+        return NodeCluster(server, self.settings.value, self.config, self.state, self.metrics)

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
-from gpu_device_plugin.core.contract.nodemarks import Cordon, cordon_of
+from gpu_device_plugin.core.contract.cordons import Cordon, cordon_of
 from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.core.node.health.cordoning import AGENT, Faults
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.waiting import together
+from gpu_device_plugin.core.contract.cordons import LONGEST_CORDONS, cordons_of, write_cordons
 from gpu_device_plugin.core.contract.keys import CORDONS
 from gpu_device_plugin.core.contract.mpsfiles import SHM_DIRECTORY
-from gpu_device_plugin.core.contract.nodemarks import LONGEST_CORDONS, cordons_of, write_cordons
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares, TooManySharesError

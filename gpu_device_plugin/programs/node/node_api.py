@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.client.config import ClusterConfig
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
+    from gpu_device_plugin.core.contract.cordons import Cordon
     from gpu_device_plugin.core.contract.elastic import Allowance
-    from gpu_device_plugin.core.contract.nodemarks import Cordon
     from gpu_device_plugin.core.model.gpus import Gpu
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.node.history.incidents import Trigger

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.client.config import ClusterConfig
     from gpu_device_plugin.cluster.writers.evictions import Eviction
-    from gpu_device_plugin.core.contract.nodemarks import Cordon
+    from gpu_device_plugin.core.contract.cordons import Cordon
     from gpu_device_plugin.core.model.gpus import Gpu
     from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.pods import Pod
@@ -91,7 +91,7 @@ class NodeCluster(NodeApi):
         )
         """Open while `run` runs."""
         names = [resource.name for resource in settings.offered]
-        reader = PodReader(names, READ_BY_AGENT.__contains__, ids=True, claims=True, mig=True)
+        reader = PodReader(names, READ_BY_AGENT.__contains__, ids=True, claims=True, mig=True, owners=True)
         self.followed = NodePods(self.client, reader, settings.node_name)
         """The pods bound to our node."""
         self.waiting = WaitingPods(self.followed, settings.offered, metrics, state)

@@ -17,7 +17,7 @@ from gpu_device_plugin.programs.node.conflicting_plugins import ALLOW
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from gpu_device_plugin.core.contract.nodemarks import Cordon
+    from gpu_device_plugin.core.contract.cordons import Cordon
     from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.node.health.gpu_health import Xid
     from gpu_device_plugin.core.node.holdings import Stranded

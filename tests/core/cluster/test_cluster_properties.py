@@ -13,9 +13,9 @@ from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
 from gpu_device_plugin.core.cluster.fitting import Fit, Unfit, fit, unfit
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part, ask
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, promise, usage_of
+from gpu_device_plugin.core.contract.cordons import Cordon
 from gpu_device_plugin.core.contract.keys import SPLIT_LABEL
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
-from gpu_device_plugin.core.contract.nodemarks import Cordon
 from gpu_device_plugin.core.contract.promises import promises
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
 from gpu_device_plugin.core.model.gpus import Closeness, Links

@@ -10,9 +10,9 @@ from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
 from gpu_device_plugin.core.cluster.fitting import Fit, fit, unfit
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.usage import Usage
+from gpu_device_plugin.core.contract.cordons import Cordon, write_cordons
 from gpu_device_plugin.core.contract.keys import CORDONS
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus, with_cordons
-from gpu_device_plugin.core.contract.nodemarks import Cordon, write_cordons
 from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.resources import Kind

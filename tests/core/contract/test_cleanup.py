@@ -16,6 +16,7 @@ from gpu_device_plugin.core.contract.keys import (
 )
 from gpu_device_plugin.core.contract.nodegpus import NodeGpus, write_node_gpus
 from gpu_device_plugin.core.contract.nodelabels import (
+    kept,
     leftovers,
     mig_resources,
     node_labels,
@@ -23,7 +24,6 @@ from gpu_device_plugin.core.contract.nodelabels import (
     our_labels,
     switched_on,
 )
-from gpu_device_plugin.core.contract.nodemarks import kept
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.shares import Shares

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_device_plugin.core.contract.cordons import Cordon, write_cordons
 from gpu_device_plugin.core.contract.keys import CORDONS, NODE_GPUS, PLACEMENT_LABEL, MalformedAnnotationError
 from gpu_device_plugin.core.contract.nodegpus import (
     AWAY,
@@ -26,7 +27,6 @@ from gpu_device_plugin.core.contract.nodegpus import (
     with_cordons,
     write_node_gpus,
 )
-from gpu_device_plugin.core.contract.nodemarks import Cordon, write_cordons
 from gpu_device_plugin.core.model.gpus import Closeness, Gpu, Inventory, Link, Links, MigInstance
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.shares import Shares

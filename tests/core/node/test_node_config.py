@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from gpu_device_plugin.core.contract.cordons import Cordon
 from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsStatus
-from gpu_device_plugin.core.contract.nodemarks import Cordon
 from gpu_device_plugin.core.model.gpus import Inventory
 from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.mig import MigMode

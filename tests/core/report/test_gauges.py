@@ -84,9 +84,8 @@ def test_a_gpu_has_a_line_for_each_figure() -> None:
     ledger = ledger.with_foreign({uuid(2): "nvidia.com/gpu"})
     there = replace(there, ledger=ledger, unhealthy={uuid(3): "why"})
     use = NodeUse("", {0: GpuUse(2048, 256), 1: GpuUse()})
-    shown = NodeMetrics(
-        there, use, NodeLimits({0: GpuEnforcement(Enforcement.MPS, "why")}), "615.71.09", fenced={uuid(1): 7}
-    )
+    limits, inventory = NodeLimits({0: GpuEnforcement(Enforcement.MPS, "why")}), Inventory(driver_version="615.71.09")
+    shown = NodeMetrics(there, use, limits, inventory, fenced={uuid(1): 7})
     gpu = there.shares.gpus[0].gpu
     who = f'gpu="{uuid(0)}"'
     info = (
@@ -201,6 +200,20 @@ def test_a_node_shows_its_memory_and_what_of_it_is_allocated() -> None:
         "extender_nodes 3.0",
         "extender_memory_bytes 3.4359738368e+10",
         "extender_memory_taken_bytes 1.1811160064e+10",
+    ]
+
+
+def test_the_memory_that_is_of_no_use_is_shown_where_the_size_of_a_share_is_known() -> None:
+    gpus = NodeGpus(gpus=(ListedGpu(0, 8),), share_mib=1024)
+    known, unknown = candidate("a", gpus, ()), candidate("b", replace(gpus, share_mib=None), ())
+    stranded = [(known, 2.5), (unknown, 1.0), (candidate("c", replace(gpus, claims=True), ()), 1.0)]
+    shown = lines(ExtenderMetrics(stranded=stranded), "extender_node_memory_stranded")
+    assert shown == ['extender_node_memory_stranded_bytes{node="a"} 2.68435456e+09']
+
+
+def test_a_card_in_mig_mode_is_shown_with_its_memory() -> None:
+    assert lines(NodeMetrics(node(4), inventory=Inventory(in_mig_mode(0, SMALL, SMALL))), "card") == [
+        f'card_memory_bytes{{gpu="GPU-m"}} {number(81_559 << 20)}'
     ]
 
 

@@ -160,6 +160,26 @@ def left(*frees: int, cpu: int = 32_000, memory: int = 131_072) -> Left:
     return Left(frees, cpu, memory)
 
 
+@pytest.mark.parametrize(
+    ("mix", "room", "shares"),
+    [
+        ({PodKind(5, 1): 1.0}, left(3, 4), 7.0),
+        ({PodKind(5, 1): 1.0}, left(5, 9), 0.0 + 9 - 16 / 3),
+        ({PodKind(5, 1): 1.0}, left(16, CLOSED), 0.0),
+        ({PodKind(5, 1, 4000): 1.0}, left(16, 9, cpu=1000), 25.0),
+        ({PodKind(0, 2, 4000): 1.0}, left(16, 16), 0.0),
+        ({PodKind(0, 2, 4000): 1.0}, left(16, 15), 31.0),
+    ],
+)
+def test_free_shares_beyond_what_could_be_packed_are_stranded(
+    mix: dict[PodKind, float], room: Left, shares: float
+) -> None:
+    """Of GPUs of 16, a pod of 5 is worth a third; pods of two GPUs need both unused, and all need their CPU."""
+    found = appraiser(mix, T4).appraise(T4, room)
+    assert found is not None
+    assert found.stranded == pytest.approx(shares)
+
+
 def test_a_pod_takes_the_gpu_that_loses_least() -> None:
     """Pods of 5 and 11 come: 5 of a rest of 5 cost nothing else; of a rest of 11 they cost the larger pod."""
     there = appraiser({PodKind(5, 1): 1.0, PodKind(11, 1): 1.0}, T4)

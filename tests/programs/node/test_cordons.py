@@ -13,8 +13,8 @@ from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.client.errors import ConflictError
 from gpu_device_plugin.cluster.writers.own_node import OwnNode
+from gpu_device_plugin.core.contract.cordons import Cordon, read_cordons, write_cordons
 from gpu_device_plugin.core.contract.keys import CORDONS
-from gpu_device_plugin.core.contract.nodemarks import Cordon, read_cordons, write_cordons
 from gpu_device_plugin.core.model.condition import GpuCondition
 from gpu_device_plugin.core.node.health.cordoning import KEPT_FOR_S
 from gpu_device_plugin.programs.node.auto_cordon import AutoCordon

@@ -14,7 +14,7 @@ from gpu_device_plugin.cluster.objects.decoding import NODES
 from gpu_device_plugin.core.capacity.leaving import Leaving, leaving, refuges
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.contract.moves import HeldRoom
-from gpu_device_plugin.core.contract.nodemarks import kept, let_go
+from gpu_device_plugin.core.contract.nodelabels import kept, let_go
 from gpu_device_plugin.programs.extender.capacity.followed import replaceable
 from gpu_device_plugin.programs.extender.capacity.moving import held_until_s
 

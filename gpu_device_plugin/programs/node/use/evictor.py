@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _MOST_RETRY_S = 300.0
+_REMEMBERED = 100
+"""Evictions that `Evictor.evicted` still tells."""
 _CLEANUP_S = 30.0
 """A pod that is still there so many seconds after its containers should have been killed is overdue. Until then its
 kubelet may be busy with volumes and networks."""
@@ -83,6 +85,7 @@ class Evictor:
         self._due: dict[str, float] = {}
         """When each pod that is on its way should be gone, in monotonic seconds."""
         self._refused: dict[str, _Refused] = {}
+        self._evicted: dict[str, str] = {}
 
     def __repr__(self) -> str:
         return f"<Evictor: {len(self._orders)} ordered, {len(self._going)} going, {len(self._refused)} refused>"
@@ -97,6 +100,11 @@ class Evictor:
             if uid in pods and not pods[uid].ended and uid not in overdue
         }
         return {**self._going, **{uid: order.uuids for uid, order in self._orders.items()}}
+
+    @property
+    def evicted(self) -> Mapping[str, str]:
+        """The reasons of the Events on the pods that were evicted last, by the UIDs that the kubelet knows."""
+        return dict(self._evicted)
 
     @property
     def put_off(self) -> frozenset[str]:
@@ -159,6 +167,7 @@ class Evictor:
             self._refused.pop(pod.uid, None)
         if answer.outcome is EvictionOutcome.EVICTED:
             self._going[pod.uid] = order.uuids
+            self._evicted = dict([*self._evicted.items(), (pod.kubelet_uid, order.reason)][-_REMEMBERED:])
             self._due[pod.uid] = self.clock() + min(pod.grace_s, self._most_grace_s) + _CLEANUP_S
             _log.warning("pod %s is evicted: %s", name, order.why)
             incident = ""

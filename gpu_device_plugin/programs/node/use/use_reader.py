@@ -43,7 +43,7 @@ class UseWatch:
 
     _read_use: Callable[[], Awaitable[tuple[GpuReading, ...] | None]]
     """Reads the processes on all GPUs; None: no driver process answers now."""
-    _entries: Observable[tuple[DeviceHold, ...]]
+    entries: Observable[tuple[DeviceHold, ...]]
     """What containers hold, as last read."""
     shares: Callable[[], Shares]
     _: KW_ONLY
@@ -97,7 +97,7 @@ class UseWatch:
 
     def holdings(self) -> tuple[Holding, ...]:
         """Return which container holds how much of which GPU now."""
-        entries, pods, shares = self._entries.value, self._pods(), self.shares()
+        entries, pods, shares = self.entries.value, self._pods(), self.shares()
         return holdings(entries, pods, shares, self.ended(), self.grown(), may_borrow=self.may_borrow())
 
     def _pods(self) -> Iterable[Pod]:
@@ -106,8 +106,8 @@ class UseWatch:
     async def run(self) -> NoReturn:
         """Read until cancelled. No failure of a reading ends it."""
         # Without the checkpoint every pod on a GPU would seem to use what it was not given.
-        await self._entries.after(0)
-        await together(self._rounds(), self._entries.follow(self._recorded))
+        await self.entries.after(0)
+        await together(self._rounds(), self.entries.follow(self._recorded))
 
     def _recorded(self, _: object) -> None:
         if not self.interval_s:

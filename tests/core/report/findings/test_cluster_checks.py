@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
+from gpu_device_plugin.core.contract.cordons import Cordon
 from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, OVER_USE, SWITCH_LABEL
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
-from gpu_device_plugin.core.contract.nodemarks import Cordon
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.kubelet.conflicting_plugins import sightings
 from gpu_device_plugin.core.report.finding import Unknown, examine, worst

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.contract.keys import HELD_ROOM, MOVE_TO
+from gpu_device_plugin.core.cost.audit import LOGGER, AuditKind, AuditRecord
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer
 from tests.patience import rounds
 from tests.programs.extender.capacity.capacity_world import (
@@ -76,7 +77,8 @@ async def test_a_pod_is_moved_to_the_gpu_that_was_named_also_where_another_pod_h
         assert w.places("p-2") == {1: 8}
 
 
-async def test_a_pod_may_be_moved_within_its_node() -> None:
+async def test_a_pod_may_be_moved_within_its_node(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     async with capacity_world() as w:
         node(w, "a", 8, 8)
         pod(w, "p", at=("a", 0))
@@ -84,6 +86,10 @@ async def test_a_pod_may_be_moved_within_its_node() -> None:
         wants(w, "p", "a", gpu=1)
         assert await replaced(w, "p", "p-2") == "a"
         assert w.places("p-2") == {1: 4}
+    (record,) = [AuditRecord.of(vars(each)) for each in caplog.records if each.name == LOGGER]
+    assert record is not None
+    assert (record.kind, record.pod, record.node, record.to_node) == (AuditKind.MOVED, "p", "a", "a")
+    assert record.owner_kind == "ReplicaSet"
 
 
 async def test_no_more_is_held_than_the_pod_asks_for() -> None:

@@ -104,6 +104,7 @@ async def test_an_evicted_pod_is_on_its_way_until_it_has_ended() -> None:
         it.pods["u"] = replace(POD, phase="Succeeded")
         assert it.evictor.going == {}
         assert it.asked == ["u"]
+        assert it.evictor.evicted == {"u": "GPUMemoryEvicted"}
 
 
 ANOTHER = Pod("v", "default", "small")

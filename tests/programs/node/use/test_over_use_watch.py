@@ -142,7 +142,8 @@ async def test_a_trespasser_is_told_by_that_name() -> None:
         assert told[1].startswith("container main uses 900 MiB of GPU 1, was not given that GPU, for 61 s")
 
 
-async def test_it_is_evicted_where_the_settings_say_so() -> None:
+async def test_it_is_evicted_where_the_settings_say_so(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     async with scene(over_use="evict") as its:
         await its.exceed()
         await its.it.node.until(its.going)
@@ -157,6 +158,7 @@ async def test_it_is_evicted_where_the_settings_say_so() -> None:
         assert its.it.api.count("create", "pods/eviction") == 1
         assert not its.going("small")
         its.it.api.delete("pods", "big")
+        await its.it.node.until(lambda: "GPU audit: evicted" in caplog.messages)
         await its.it.node.until(lambda: "big" not in [found.name for found in its.it.cluster.pods.values()])
         its.read({"small": 9000})
         await its.it.node.until(lambda: its.going("small"))

@@ -1,7 +1,4 @@
-"""The marks on a node that keep autoscalers from removing it, and new pods from GPUs that are put aside.
-
-Of the annotations for autoscalers only those that are ours, and that nobody has changed since, are removed.
-"""
+"""Which GPUs of a node no new pod gets, by whom they were put aside, when and why: an annotation of the node."""
 
 from __future__ import annotations
 
@@ -9,48 +6,11 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.contract.keys import CORDONS, KEEPS, KEPT_NODE, MalformedAnnotationError
+from gpu_device_plugin.core.contract.keys import CORDONS, MalformedAnnotationError
 from gpu_device_plugin.core.model.gpus import MOST_GPUS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-_ON = "true"
-_LONGEST = 1024
-
-# --- Kept from autoscalers --------------------------------------------------------------------------------------------
-
-
-def ours(annotations: Mapping[str, str]) -> tuple[str, ...]:
-    """Return those of `KEEPS` that the extender wrote and that nobody has changed since."""
-    text = annotations.get(KEPT_NODE, "")
-    try:
-        written = json.loads(text)["keys"] if len(text) <= _LONGEST else ()
-    except (ValueError, LookupError, TypeError, RecursionError):
-        written = ()
-    keys = written if isinstance(written, list) else ()
-    return tuple(key for key in KEEPS if key in keys and annotations.get(key) == _ON)
-
-
-def kept(annotations: Mapping[str, str], why: str) -> Mapping[str, str | None]:
-    """Return the changes of annotations that keep a node, for a reason; none where it is kept already.
-
-    An annotation that a person wrote stays as it is, whatever its value.
-    """
-    if KEPT_NODE in annotations and ours(annotations):
-        return {}
-    keys = [key for key in KEEPS if key not in annotations]
-    if not keys:
-        return {}
-    return {**dict.fromkeys(keys, _ON), KEPT_NODE: json.dumps({"keys": keys, "why": why[: _LONGEST // 4]})}
-
-
-def let_go(annotations: Mapping[str, str]) -> Mapping[str, str | None]:
-    """Return the changes of annotations by which a node is no longer kept by the extender."""
-    return dict.fromkeys((*ours(annotations), KEPT_NODE)) if KEPT_NODE in annotations else {}
-
-
-# --- GPUs put aside ---------------------------------------------------------------------------------------------------
 
 CORDONS_VERSION = 1
 LONGEST_CORDONS = 1 << 17

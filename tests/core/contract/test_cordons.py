@@ -1,80 +1,24 @@
-"""Nodes that the extender keeps from autoscalers, beside what people wrote; and GPUs that people put aside."""
+"""Cordons of GPUs are written, read, and survive damage."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.contract.keys import CORDONS, KEEPS, KEPT_NODE, MalformedAnnotationError
-from gpu_device_plugin.core.contract.nodemarks import (
+from gpu_device_plugin.core.contract.cordons import (
     LONGEST_CORDONS,
     LONGEST_REASON,
     Cordon,
     cordon_of,
     cordons_of,
-    kept,
-    let_go,
-    ours,
     read_cordons,
     write_cordons,
 )
+from gpu_device_plugin.core.contract.keys import CORDONS, MalformedAnnotationError
 from gpu_device_plugin.core.model.gpus import MOST_GPUS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-CA, KARPENTER = KEEPS
-
-
-def applied(annotations: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    merged = {**annotations, **changes}
-    return {key: text for key, text in merged.items() if text is not None}
-
-
-@pytest.mark.parametrize(
-    ("theirs", "written"),
-    [
-        ({}, {CA, KARPENTER}),
-        ({CA: "true"}, {KARPENTER}),
-        ({CA: "false"}, {KARPENTER}),
-        ({CA: "", KARPENTER: "true"}, set()),
-    ],
-)
-def test_what_a_person_wrote_stays_and_only_ours_goes(theirs: dict[str, str], written: set[str]) -> None:
-    there = applied(theirs, kept(theirs, "full"))
-
-    assert {key for key in KEEPS if there.get(key) != theirs.get(key)} == written
-    assert set(ours(there)) == written
-    assert applied(there, let_go(there)) == theirs
-
-
-def test_a_kept_node_tells_why_and_is_not_written_again() -> None:
-    there = applied({}, kept({}, "no GPU has room"))
-
-    assert json.loads(there[KEPT_NODE])["why"] == "no GPU has room"
-    assert kept(there, "another reason") == {}
-
-
-def test_an_annotation_that_was_changed_since_is_not_ours_any_more() -> None:
-    there = applied({}, kept({}, "full")) | {CA: "false"}
-
-    assert ours(there) == (KARPENTER,)
-    assert applied(there, let_go(there)) == {CA: "false"}
-
-
-@given(st.text() | st.sampled_from(["{}", "[]", "null", '{"keys": 3}', '{"keys": null}', "[" * 5000, "x" * 2000]))
-def test_any_text_in_our_mark_is_survived(text: str) -> None:
-    there = {KEPT_NODE: text, CA: "true"}
-
-    assert KEPT_NODE not in applied(there, let_go(there))
-    assert applied(there, let_go(there)) == {CA: "true"} or ours(there) == (CA,)
-
-
-# --- GPUs put aside ---------------------------------------------------------------------------------------------------
 
 TEXTS = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S")), max_size=40)
 CORDON = Cordon("alice", "2026-11-28T18:00:00Z", "a fan is loud")

@@ -1,0 +1,1 @@
+"""Who had the GPUs for how long, and what that cost."""

@@ -1,0 +1,132 @@
+"""Audit records: who had how much of which GPU from when to when, as flat attributes of log lines.
+
+The names of attributes are stable. Those that OpenTelemetry's semantic conventions name are named so; the others begin
+with ``gpu.`` or ``gpushare.``. A record has neither environments nor annotations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LOGGER = "gpu_device_plugin.audit"
+"""The logger of all records; the lines are of the level info."""
+VERSION = 1
+"""Of the attributes. A minor release may add some, which older readers ignore."""
+
+
+class AuditKind(StrEnum):
+    """What a record says; `AuditRecord.event` names the Event that tells the same, if there is one."""
+
+    STARTED = "started"
+    """An agent begins: between `began` and `ended` nothing was recorded on its node. Without `began`: never before."""
+    OFFERED = "offered"
+    """The node has this GPU, or MIG instance, since the agent started or longer."""
+    FOUND = "found"
+    """A container had this already when its agent started; or its pod became known by name."""
+    GRANTED = "granted"
+    RESIZED = "resized"
+    """A guarantee has grown, or was returned; `before` are the shares until then (Event GPUMemoryResized)."""
+    EVICTED = "evicted"
+    """The API server accepted an eviction (Event GPUMemoryEvicted, GPUFailureEvicted, ...)."""
+    ENDED = "ended"
+    """A container had this from `began` to `ended`."""
+    MOVED = "moved"
+    """The extender evicted a pod whose replacement is to run on the node `to_node`."""
+
+
+MESSAGE = "GPU audit: %s"
+"""The message of all lines, with the kind; programs read ``event.name``."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRecord:
+    """One record. Empty texts, None and 0 shares before are left out of its attributes."""
+
+    kind: AuditKind
+    node: str = ""
+    namespace: str = ""
+    pod: str = ""
+    """Its name; empty: the agent does not know it, or knows no API."""
+    pod_uid: str = ""
+    """As the kubelet knows the pod."""
+    owner_kind: str = ""
+    """Of the pod's controller, with `owner`, its name; empty: it has none, or that is not known."""
+    owner: str = ""
+    container: str = ""
+    gpu: str = ""
+    """The UUID of the GPU or MIG instance."""
+    model: str = ""
+    """As NVML names it."""
+    gpu_mib: int | None = None
+    """Memory of the GPU or MIG instance."""
+    card: str = ""
+    """The UUID of the GPU that a MIG instance is a part of."""
+    card_mib: int | None = None
+    shares: int | None = None
+    share_mib: int | None = None
+    memory_mib: int | None = None
+    """Guaranteed; of a GPU or MIG instance that was given whole all of it."""
+    whole: bool | None = None
+    before: int | None = None
+    """Shares, of a resized guarantee."""
+    event: str = ""
+    """The reason of the Event that tells the same."""
+    to_node: str = ""
+    began: str = ""
+    """RFC 3339, with `ended`: the time that the record is about. Empty `ended`: it lasts."""
+    ended: str = ""
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """The container and the GPU."""
+        return self.pod_uid, self.container, self.gpu
+
+    def attributes(self) -> Mapping[str, str | int | bool]:
+        """Return it as the fields of a log line."""
+        values = {_NAMES[each.name]: getattr(self, each.name) for each in fields(self)}
+        given = {name: value for name, value in values.items() if value is not None and value != ""}
+        return {**given, _NAMES["kind"]: f"{_EVENT}{self.kind}", "gpushare.audit.version": VERSION}
+
+    @classmethod
+    def of(cls, attributes: Mapping[str, Any]) -> AuditRecord | None:
+        """Return the record in the fields of a log line; None: it holds none, or one of a kind that is newer."""
+        name = attributes.get(_NAMES["kind"])
+        kind = name.removeprefix(_EVENT) if isinstance(name, str) else ""
+        if kind not in list(AuditKind):
+            return None
+        found = {field: attributes[key] for field, key in _NAMES.items() if field != "kind" and key in attributes}
+        types = {field: int if field in _NUMBERS else bool if field == "whole" else str for field in found}
+        return cls(AuditKind(kind), **found) if all(type(found[field]) is types[field] for field in found) else None
+
+
+_EVENT = "gpushare."
+_NAMES: Mapping[str, str] = {
+    "kind": "event.name",
+    "node": "k8s.node.name",
+    "namespace": "k8s.namespace.name",
+    "pod": "k8s.pod.name",
+    "pod_uid": "k8s.pod.uid",
+    "owner_kind": "gpushare.owner.kind",
+    "owner": "gpushare.owner.name",
+    "container": "k8s.container.name",
+    "gpu": "gpu.uuid",
+    "model": "gpu.model",
+    "gpu_mib": "gpu.memory_mib",
+    "card": "gpu.card.uuid",
+    "card_mib": "gpu.card.memory_mib",
+    "shares": "gpushare.shares",
+    "share_mib": "gpushare.share_mib",
+    "memory_mib": "gpushare.memory_mib",
+    "whole": "gpushare.whole",
+    "before": "gpushare.shares_before",
+    "event": "k8s.event.reason",
+    "to_node": "gpushare.to_node",
+    "began": "gpushare.from",
+    "ended": "gpushare.to",
+}
+_NUMBERS = frozenset({"gpu_mib", "card_mib", "shares", "share_mib", "memory_mib", "before"})

@@ -1,0 +1,215 @@
+"""`gpu-device-plugin cost`: who had the GPUs in a period, who used them, and what that cost."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import time
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from gpu_device_plugin.core.cost.accounting import GIVEN, MEMORY, Period, account
+from gpu_device_plugin.core.cost.charges import By, NoRateError, Rate, cents, rows
+from gpu_device_plugin.core.cost.recorded import owners, recorded
+from gpu_device_plugin.core.model.times import epoch_s, rfc3339
+from gpu_device_plugin.core.report.tables.cost_forms import Costs, cost_document, cost_table, focus_csv
+from gpu_device_plugin.core.report.text.columns import Line
+from gpu_device_plugin.core.report.text.printing import counted
+from gpu_device_plugin.programs.commandline import FAILED, OK
+from gpu_device_plugin.programs.cost.samples import Prometheus, SamplesError, audit_lines, checked, content, in_file
+from gpu_device_plugin.programs.terminal import discard_output, say, show
+from gpu_device_plugin.settings.knobs import UsageError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping, Sequence
+
+    from gpu_device_plugin.core.cost.accounting import Account, Series
+
+_PROG = "gpu-device-plugin cost"
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_MOST_STEPS = 100_000
+
+
+def main(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Read, divide and print; return 0, or 1 if samples cannot be read.
+
+    Raises:
+        UsageError: the arguments cannot be used.
+    """
+    try:
+        period = _period(arguments)
+        rates, currency = _rates(arguments)
+        if arguments.output == "focus" and not rates:
+            raise UsageError("-o focus: costs need prices; add --rate 'MODEL=PRICE', or --rates PATH")
+        co2 = None if arguments.co2 is None else _price("--co2", arguments.co2)
+        found = _account(arguments, environ, period)
+        by = By(arguments.by)
+        prices = cents(found, rates) if rates else {}
+        shown = rows(found, by, prices, models=arguments.output == "focus")
+        costs = Costs(shown, period, by, found.cards, currency if rates else "", co2, _notes(found, arguments))
+        if arguments.output == "json":
+            sys.stdout.write(json.dumps(cost_document(costs), indent=2) + "\n")
+        elif arguments.output == "focus":
+            sys.stdout.write(focus_csv(costs, rates, arguments.account or "gpushare"))
+        else:
+            when = f"from {rfc3339(period.start)} to {rfc3339(period.end)}, every {period.step_s} s"
+            heading = f"{counted(found.cards, 'GPU')} {when}"
+            show([Line(heading), Line(""), *cost_table(costs, _width())], environ)
+        sys.stdout.flush()
+    except NoRateError as error:
+        raise UsageError(str(error)) from error
+    except SamplesError as error:
+        say(sys.stderr, f"{_PROG}: {error}")
+        return FAILED
+    except BrokenPipeError:
+        discard_output(sys.stdout)
+        return FAILED
+    return OK
+
+
+def _account(arguments: argparse.Namespace, environ: Mapping[str, str], period: Period) -> Account:
+    series = _series(arguments, environ, period)
+    found = account(series, period)
+    if not found.cards:
+        raise SamplesError(_nothing(series, arguments, period))
+    return found
+
+
+def _series(arguments: argparse.Namespace, environ: Mapping[str, str], period: Period) -> list[Series]:
+    files = bool(arguments.samples or arguments.audit)
+    url = arguments.prometheus or ("" if files else environ.get("PROMETHEUS_URL", ""))
+    if not url and not files:
+        raise UsageError("name what to read: --prometheus URL, --samples PATH or --audit PATH")
+    series: list[Series] = []
+    if url:
+        try:
+            server = Prometheus(checked(url), _token(arguments, environ), arguments.ca or "")
+        except ValueError as error:
+            raise UsageError(f"--prometheus: {error}") from None
+        series += server.read(period)
+    for path in map(Path, arguments.samples):
+        series += in_file(content(path), path, period)
+    records = []
+    for path in map(Path, arguments.audit):
+        new = audit_lines(content(path))
+        if not new:
+            raise SamplesError(f"{path} has no audit records; agents write them with --log-format=json")
+        records += new
+    if not url and not arguments.samples:
+        series += recorded(records, period)
+    return [*series, *owners(records)]
+
+
+def _token(arguments: argparse.Namespace, environ: Mapping[str, str]) -> str:
+    text = environ.get("PROMETHEUS_TOKEN", "")
+    if arguments.token_file:
+        try:
+            text = content(Path(arguments.token_file)).decode("ascii")
+        except ValueError:
+            raise UsageError(f"--token-file: {arguments.token_file} holds no token") from None
+    if not text.strip().isprintable():
+        raise UsageError("the token for Prometheus has to be one line")
+    return text.strip()
+
+
+# --- Arguments --------------------------------------------------------------------------------------------------------
+
+
+def _period(arguments: argparse.Namespace) -> Period:
+    now = int(time.time())
+    start = _time("--from", getattr(arguments, "from") or "24h", now)
+    end = _time("--to", arguments.to or "0s", now)
+    if start >= end:
+        raise UsageError(f"the period is empty: --from is {rfc3339(start)}, --to is {rfc3339(end)}")
+    if end > now:
+        raise UsageError(f"--to: {rfc3339(end)} is in the future")
+    step_s = max(60, (end - start) // 120_000 * 60) if arguments.step is None else _seconds(arguments.step)
+    if not step_s:
+        raise UsageError(f"--step: {arguments.step!r} is not a duration of at least a second; write 5m or 1h")
+    step_s = min(step_s, end - start)
+    if (end - start) // step_s > _MOST_STEPS:
+        raise UsageError(f"--step: {step_s} s are more than {_MOST_STEPS} steps; take a longer one")
+    return Period(start, end, step_s)
+
+
+def _time(flag: str, text: str, now: int) -> int:
+    ago_s, at = _seconds(text), epoch_s(text)
+    if ago_s is None and at is None:
+        raise UsageError(f"{flag}: {text!r} is no time; write 2026-10-01, 2026-10-01T06:00:00Z, or 30d for 30 days ago")
+    return int(at if at is not None else now - (ago_s or 0))
+
+
+def _seconds(text: str) -> int | None:
+    match = re.fullmatch(r"([0-9]{1,6})([smhdw])", text, re.ASCII)
+    return None if match is None else int(match[1]) * _UNITS_S[match[2]]
+
+
+def _rates(arguments: argparse.Namespace) -> tuple[list[Rate], str]:
+    found, currency = [], arguments.currency
+    for text in arguments.rate:
+        models, equals, price = text.rpartition("=")
+        if not equals or not models.strip():
+            raise UsageError(f"--rate: {text!r} is not MODEL=PRICE; write 'NVIDIA H100*=2.50'")
+        found.append(Rate(models.strip(), _price("--rate", price)))
+    if arguments.rates:
+        where = f"--rates {arguments.rates}"
+        try:
+            content_of: Any = yaml.safe_load(content(Path(arguments.rates)))
+        except (yaml.YAMLError, ValueError) as error:
+            raise UsageError(f"{where}: this is no YAML: {error}") from None
+        table = content_of.get("rates") if isinstance(content_of, dict) else None
+        if not isinstance(table, dict) or not table:
+            raise UsageError(f"{where}: write rates: as a map from models to prices")
+        found += [Rate(str(models), _price(where, str(price))) for models, price in table.items()]
+        currency = currency or content_of.get("currency")
+    currency = currency or "USD"
+    if not re.fullmatch(r"[A-Z]{3}", str(currency), re.ASCII):
+        raise UsageError(f"--currency: {currency!r} is no code of three letters, such as EUR")
+    return found, str(currency)
+
+
+def _price(flag: str, text: str) -> Fraction:
+    try:
+        value = Decimal(text.strip())
+        if value.is_finite() and 0 <= value < 10**9:
+            return Fraction(value)
+    except InvalidOperation:
+        pass
+    raise UsageError(f"{flag}: {text.strip()!r} is no amount of at least 0; write 2.50")
+
+
+# --- What is said -----------------------------------------------------------------------------------------------------
+
+
+def _nothing(series: Sequence[Series], arguments: argparse.Namespace, period: Period) -> str:
+    when = f"from {rfc3339(period.start)} to {rfc3339(period.end)}"
+    if any(each.name == GIVEN for each in series):
+        return f"there is no {MEMORY} {when}, only what containers were given; read both"
+    if arguments.audit:
+        return f"the audit records name no GPU {when}; include the lines that agents write when they start"
+    return (
+        f"there is no {MEMORY} {when}: do agents run with --http, and does Prometheus read them? See docs/operations.md"
+    )
+
+
+def _notes(found: Account, arguments: argparse.Namespace) -> list[str]:
+    notes = []
+    if not found.stranded_known:
+        notes.append(
+            "what is stranded is not known (no gpushare_extender_node_memory_stranded_bytes, which the policy fit "
+            "learns) and counts as free"
+        )
+    if not arguments.audit and not any(key.holder.owner for key, _ in found.parts):
+        notes.append("owners are not known: read kube-state-metrics with Prometheus, or add --audit PATH")
+    return notes
+
+
+def _width() -> int:
+    return shutil.get_terminal_size((200, 24)).columns

@@ -1,0 +1,103 @@
+"""Write an audit record for every change of what containers hold, and for the time in which nobody recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.aio.waiting import together, within
+from gpu_device_plugin.core.cost.audit import LOGGER, MESSAGE, AuditKind, AuditRecord
+from gpu_device_plugin.core.cost.grant_changes import changes, grants, offered
+from gpu_device_plugin.core.model.times import epoch_s, rfc3339
+from gpu_device_plugin.kubelet.statefile import AUDITED, StateFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NoReturn
+
+    from gpu_device_plugin.aio.observable import Observable
+    from gpu_device_plugin.core.cost.grant_changes import Grants
+    from gpu_device_plugin.core.node.node_config import NodeConfig
+    from gpu_device_plugin.node_state import NodeState
+    from gpu_device_plugin.programs.node.node_cluster import NodeCluster
+    from gpu_device_plugin.programs.node.use.evictor import Evictor
+    from gpu_device_plugin.programs.node.use.use_reader import UseWatch
+    from gpu_device_plugin.settings.node import NodeSettings
+
+_log = logging.getLogger(LOGGER)
+
+
+def write(record: AuditRecord) -> None:
+    """Write a record as a line of the log."""
+    _log.info(MESSAGE, record.kind, extra=dict(record.attributes()))
+
+
+@dataclass(eq=False, repr=False)
+class AuditLog:
+    """Writes the records of one node. The time of its last life sign stays on the node for the next agent."""
+
+    _settings: NodeSettings
+    _config: Observable[NodeConfig]
+    _state: NodeState
+    _use: UseWatch
+    """Knows what each container holds; nothing is recorded before it does."""
+    _cluster: NodeCluster | None = None
+    """Knows the names of pods."""
+    _evictor: Evictor | None = None
+    clock: Callable[[], float] = time.time
+    """Returns seconds since the epoch."""
+
+    def __post_init__(self) -> None:
+        self.life_sign_s = 30.0
+        """Seconds between two life signs."""
+        self.names_within_s = 10.0
+        """Seconds after the start in which records wait for the names of pods."""
+        self._node = self._settings.node_name
+        self._life_sign = StateFile(self._settings.device_plugin_dir, AUDITED, lasting=False)
+        self._woken = asyncio.Event()
+        self._grants: Grants = {}
+        self._offered: frozenset[str] = frozenset()
+        self._told: frozenset[str] = frozenset()
+        self._found = False
+
+    async def run(self) -> NoReturn:
+        """Record until cancelled."""
+        began_s = self.clock()
+        await self._use.entries.after(0)
+        pods = () if self._cluster is None else (self._cluster.followed.changes,)
+        sources: tuple[Observable[Any], ...] = (self._use.entries, self._state.nodes, *pods)
+        try:
+            await together(self._rounds(began_s), *(each.follow(self._wake, settle_s=0.2) for each in sources))
+        finally:
+            if self._found:
+                self._life_sign.write(rfc3339(self.clock()))
+
+    async def _rounds(self, began_s: float) -> NoReturn:
+        while True:
+            self._woken.clear()
+            named = self._cluster is None or self._cluster.living() is not None
+            if named or self.clock() - began_s >= self.names_within_s:
+                self._look()
+                self._life_sign.write(rfc3339(self.clock()))
+            await within(self.life_sign_s if self._found else 1.0, self._woken.wait())
+
+    def _wake(self, _: object) -> None:
+        self._woken.set()
+
+    def _look(self) -> None:
+        now, shares, before = rfc3339(self.clock()), self._state.node.shares, self._grants
+        if not self._found:
+            last = self._life_sign.read() or ""
+            known = epoch_s(last) is not None
+            write(AuditRecord(AuditKind.STARTED, self._node, began=last if known else "", ended=now))
+        gpus = {record.gpu: record for record in offered(self._node, shares, self._config.value.inventory, now)}
+        self._grants = grants(self._node, self._use.holdings(), shares, before, now)
+        evicted = {} if self._evictor is None else self._evictor.evicted
+        new = changes(before, self._grants, evicted, self._told, now, first=not self._found)
+        for record in (*[gpus[uuid] for uuid in gpus if uuid not in self._offered], *new):
+            write(record)
+        self._offered |= gpus.keys()
+        self._told, self._found = frozenset(evicted), True

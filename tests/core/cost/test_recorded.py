@@ -1,0 +1,95 @@
+"""Audit records say who had what, and when nobody recorded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+from gpu_device_plugin.core.cost.accounting import Holder, Part, Period, account
+from gpu_device_plugin.core.cost.audit import AuditKind, AuditRecord
+from gpu_device_plugin.core.cost.recorded import owners, recorded
+from gpu_device_plugin.core.model.times import rfc3339
+
+DAY = Period(0, 86400, 3600)
+GPU = AuditRecord(AuditKind.OFFERED, "n1", gpu="a", model="T4", gpu_mib=16384)
+POD = AuditRecord(
+    AuditKind.GRANTED, "n1", "ml", "web", "u", "Deployment", "web", "main", "a", "T4", shares=4, share_mib=1024,
+    memory_mib=4096, whole=False,
+)  # fmt: skip
+
+
+def at(hour: float) -> str:
+    return rfc3339(hour * 3600)
+
+
+def started(away: float | None, hour: float, node: str = "n1") -> AuditRecord:
+    return AuditRecord(AuditKind.STARTED, node, began="" if away is None else at(away), ended=at(hour))
+
+
+def hours(*records: AuditRecord) -> dict[tuple[str, str], Fraction]:
+    found = account([*recorded(records, DAY), *owners(records)], DAY)
+    return {(key.holder.pod, str(part)): seconds / 3600 for (key, part), seconds in found.parts.items()}
+
+
+def ended(record: AuditRecord, hour: float) -> AuditRecord:
+    return replace(record, kind=AuditKind.ENDED, ended=at(hour))
+
+
+def test_a_pod_has_its_part_from_its_grant_to_its_end() -> None:
+    grant = replace(POD, began=at(2))
+    assert hours(started(None, 0), replace(GPU, began=at(0)), grant, ended(grant, 6), started(24, 24)) == {
+        ("web", "unmeasured"): Fraction(1), ("", "free"): Fraction(23),
+    }  # fmt: skip
+
+
+def test_a_guarantee_counts_as_it_was_at_each_time() -> None:
+    grant = replace(POD, began=at(0))
+    grown = replace(grant, kind=AuditKind.RESIZED, memory_mib=8192, before=4, began=at(12))
+    found = hours(replace(GPU, began=at(0)), grant, grown, ended(grown, 24))
+    assert found["web", "unmeasured"] == Fraction(12, 4) + Fraction(12, 2)
+
+
+def test_while_no_agent_recorded_nothing_is_given_to_anybody() -> None:
+    """The agent was away from 6 to 12 o'clock; the pod that it finds may be there longer."""
+    grant, again = replace(POD, began=at(0)), replace(POD, kind=AuditKind.FOUND, began=at(12))
+    found = hours(
+        replace(GPU, began=at(0)), grant, started(6, 12), replace(GPU, began=at(12)), again, ended(again, 24),
+    )  # fmt: skip
+    assert found["", "unobserved"] == 6
+    assert found["web", "unmeasured"] == Fraction(18, 4)
+
+
+def test_an_agent_that_does_not_know_since_when_was_away_since_the_last_record() -> None:
+    found = hours(replace(GPU, began=at(0)), replace(POD, began=at(3)), started(None, 12), replace(GPU, began=at(12)),
+                  started(24, 24, "other"))  # fmt: skip
+    assert (found["", "unobserved"], found["", "free"]) == (Fraction(9), Fraction(15))
+
+
+def test_nothing_is_known_after_the_newest_record() -> None:
+    found = hours(replace(GPU, began=at(0)), replace(POD, began=at(6)))
+    assert found == {("", "free"): Fraction(6), ("", "unobserved"): Fraction(18)}
+
+
+def test_a_mig_instance_is_a_part_of_its_card_and_a_pod_without_name_goes_by_its_uid() -> None:
+    there = replace(GPU, card="c", card_mib=65536, began=at(0))
+    found = account([*recorded([there, replace(POD, pod="", began=at(0)), ended(POD, 24)], DAY)], DAY)
+    assert {(key.holder, part): seconds / 3600 for (key, part), seconds in found.parts.items()} == {
+        (Holder("ml", pod="u"), Part.UNMEASURED): Fraction(24, 16),
+        (Holder(), Part.FREE): Fraction(24 * 3, 16),
+        (Holder(), Part.STRANDED): Fraction(24 * 3, 4),
+    }
+
+
+def test_owners_are_those_of_the_records() -> None:
+    (found,) = owners([POD, GPU, replace(POD, kind=AuditKind.ENDED)][:2])
+    assert found.labels == {"namespace": "ml", "pod": "web", "owner_kind": "Deployment", "owner_name": "web"}
+
+
+def test_a_record_without_a_time_says_nothing_about_the_past() -> None:
+    assert list(recorded([POD, AuditRecord(AuditKind.MOVED, "n1", began="soon")], DAY)) == []
+
+
+def test_evictions_and_moves_change_nothing_by_themselves() -> None:
+    grant = replace(POD, began=at(0))
+    evicted = replace(grant, kind=AuditKind.EVICTED, began=at(3))
+    assert hours(replace(GPU, began=at(0)), grant, evicted, ended(grant, 24))["web", "unmeasured"] == 6

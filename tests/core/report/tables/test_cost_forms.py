@@ -1,0 +1,118 @@
+"""What GPUs cost, as a table, as JSON and as FOCUS CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from fractions import Fraction
+
+from gpu_device_plugin.core.cost.accounting import NOBODY, Account, Holder, Key, Part, Period
+from gpu_device_plugin.core.cost.charges import By, Rate, cents, rows
+from gpu_device_plugin.core.report.tables.cost_forms import UNKNOWN, Costs, cost_document, cost_table, focus_csv
+
+PERIOD = Period(0, 36000, 600)
+WEB = Key(Holder("ml", "Deployment", "web", "web-1"), "T4")
+NONE = Key(NOBODY, "T4")
+PARTS = {
+    (WEB, Part.USED): Fraction(3600),
+    (WEB, Part.IDLE): Fraction(7200),
+    (NONE, Part.FREE): Fraction(10800),
+    (NONE, Part.STRANDED): Fraction(3600),
+    (NONE, Part.UNOBSERVED): Fraction(10800),
+}
+RATES = [Rate("*", Fraction(1))]
+
+
+def costs(
+    by: By,
+    *,
+    parts: dict[tuple[Key, Part], Fraction] | None = None,
+    energy: bool = True,
+    models: bool = False,
+    **more: object,
+) -> Costs:
+    mj = {WEB: 7_200_000_000, NONE: 3_600_000_000} if energy else {}
+    found = Account(parts or PARTS, {WEB: Fraction(1800)}, mj, 1, stranded_known=True)
+    return Costs(rows(found, by, cents(found, RATES), models=models), PERIOD, by, 1, **more)  # type: ignore[arg-type]
+
+
+def cells(found: Costs) -> list[list[str]]:
+    return [line.text.split() for line in cost_table(found, 200)]
+
+
+def test_every_holder_has_a_line_and_the_rest_one_for_each_part() -> None:
+    assert cells(costs(By.OWNER, currency="EUR", co2_g_per_kwh=Fraction(500), notes=("one",))) == [
+        ["NAMESPACE", "OWNER", "GPU-HOURS", "USED", "IDLE", "BORROWED", "COST", "(EUR)", "KWH", "KG", "CO2"],
+        ["ml", "Deployment/web", "3.00", "1.00", "2.00", "0.50", "3.00", "2.00", "1.00"],
+        ["free", "3.00", "3.00", "1.00", "0.50"],
+        ["stranded", "1.00", "1.00"],
+        ["not", "observed", "3.00", "3.00"],
+        ["total", "10.00", "1.00", "2.00", "0.50", "10.00", "3.00", "1.50"],
+        ["*", "one"],
+    ]
+
+
+def test_without_prices_and_power_there_are_hours_only() -> None:
+    assert cells(costs(By.POD, energy=False))[:2] == [
+        ["NAMESPACE", "OWNER", "POD", "GPU-HOURS", "USED", "IDLE", "BORROWED"],
+        ["ml", "Deployment/web", "web-1", "3.00", "1.00", "2.00", "0.50"],
+    ]
+
+
+def test_what_unknown_pods_had_is_a_line_and_what_was_not_measured_a_column() -> None:
+    parts = {**PARTS, (NONE, Part.UNMEASURED): Fraction(3600)}
+    found = cells(costs(By.NAMESPACE, parts=parts, energy=False))
+    assert found[0][-2:] == ["NOT", "MEASURED"]
+    assert found[2] == [*UNKNOWN.split(), "1.00", "0.00", "0.00", "0.00", "1.00"]
+
+
+def test_the_energy_of_what_nobody_had_is_told_once() -> None:
+    parts = {**PARTS, (NONE, Part.UNMEASURED): Fraction(3600)}
+    kwh = [line[-1] for line in cells(costs(By.NAMESPACE, parts=parts))[1:4]]
+    assert kwh == ["2.00", "1.00", "1.00"]  # ml's; of pods that are not known only the hours; that of all free GPUs
+
+
+def test_the_document_has_what_the_table_has() -> None:
+    found = cost_document(costs(By.OWNER, currency="EUR", co2_g_per_kwh=Fraction(500)))
+    assert found["rows"] == [
+        {
+            "namespace": "ml",
+            "ownerKind": "Deployment",
+            "owner": "web",
+            "pod": "",
+            "usedGpuHours": "1.000000",
+            "idleGpuHours": "2.000000",
+            "borrowedGpuHours": "0.500000",
+            "cost": {"used": "1.00", "idle": "2.00"},
+            "totalCost": "3.00",
+            "energyKwh": "2.000000",
+            "co2Kg": "1.000000",
+        }
+    ]
+    plain = cost_document(costs(By.OWNER))
+    assert plain["currency"] is None
+    assert plain["total"] == {
+        "usedGpuHours": "1.000000", "idleGpuHours": "2.000000", "freeGpuHours": "3.000000",
+        "strandedGpuHours": "1.000000", "unobservedGpuHours": "3.000000", "borrowedGpuHours": "0.500000",
+        "energyKwh": "3.000000",
+    }  # fmt: skip
+    assert cost_document(Costs((), PERIOD, By.OWNER, 0))["nobody"] == {}
+
+
+def test_each_charge_of_focus_names_its_sub_account_and_use() -> None:
+    found = list(csv.DictReader(io.StringIO(focus_csv(costs(By.OWNER, models=True, currency="EUR"), RATES, "lab"))))
+    assert [(row["SubAccountId"], row["ResourceId"], row["BilledCost"], row["ConsumedQuantity"]) for row in found] == [
+        ("ml", "ml/Deployment/web", "1.00", "1.000000000"),
+        ("ml", "ml/Deployment/web", "2.00", "2.000000000"),
+        ("", "free", "3.00", "3.000000000"),
+        ("", "stranded", "1.00", "1.000000000"),
+        ("", "unobserved", "3.00", "3.000000000"),
+    ]
+    assert {(row["BillingAccountId"], row["BillingCurrency"], row["ChargePeriodEnd"]) for row in found} == {
+        ("lab", "EUR", "1970-01-01T10:00:00Z")
+    }
+    assert json.loads(found[0]["Tags"]) == {
+        "gpushare/use": "used", "gpushare/model": "T4", "gpushare/namespace": "ml", "gpushare/owner_kind": "Deployment",
+        "gpushare/owner": "web",
+    }  # fmt: skip

@@ -1,0 +1,274 @@
+"""`gpu-device-plugin cost`, from the command line to what is printed and to what a mistake is answered with."""
+
+from __future__ import annotations
+
+import json
+import logging
+from contextlib import contextmanager
+from fractions import Fraction
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
+
+import pytest
+
+from gpu_device_plugin.cli import parse
+from gpu_device_plugin.core.cost.accounting import MEMORY, Period
+from gpu_device_plugin.core.cost.audit import LOGGER, MESSAGE, AuditKind, AuditRecord
+from gpu_device_plugin.logs import JsonFormatter
+from gpu_device_plugin.programs.cost.cost_program import main
+from gpu_device_plugin.programs.cost.samples import aligned
+from gpu_device_plugin.settings.knobs import UsageError
+from tests.ports import free_ports
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PERIOD = ("--from", "2024-10-01T00:00:00Z", "--to", "2024-10-01T04:00:00Z", "--step", "1h")
+BEGIN = 1727740800
+GIB = 1 << 30
+
+
+def matrix(*series: tuple[dict[str, str], list[list[Any]]]) -> bytes:
+    """Return an answer of Prometheus."""
+    result = [{"metric": metric, "values": values} for metric, values in series]
+    return json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}}).encode()
+
+
+def samples(value: float, hours: int = 4) -> list[list[Any]]:
+    return [[BEGIN + 3600 * hour, str(value)] for hour in range(hours)]
+
+
+GPU = (
+    ({"__name__": MEMORY, "gpu": "GPU-a", "node": "n1"}, samples(16 * GIB)),
+    ({"__name__": "gpushare_gpu_info", "gpu": "GPU-a", "model": "Tesla T4", "index": "0"}, samples(1)),
+    (
+        {
+            "__name__": "gpushare_container_gpu_memory_allocated_bytes",
+            "namespace": "ml",
+            "pod": "web",
+            "container": "main",
+            "gpu": "GPU-a",
+        },
+        samples(4 * GIB),
+    ),
+    ({"__name__": "up", "job": "gpushare"}, samples(1)),
+)
+
+
+def cost(*words: str, **environ: str) -> int:
+    return main(parse(["cost", *words]), environ)
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> str:
+    """Return the path of a recorded answer about a T4 of which a pod has a quarter."""
+    (tmp_path / "answer.json").write_bytes(matrix(*GPU))
+    return str(tmp_path / "answer.json")
+
+
+@contextmanager
+def server(status: int, body: bytes, **headers: str) -> Iterator[tuple[str, list[tuple[str, dict[str, list[str]]]]]]:
+    """Serve one answer to everything; yield the address, and token and parameters of each request."""
+    asked: list[tuple[str, dict[str, list[str]]]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            form = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            asked.append((self.headers.get("Authorization", ""), parse_qs(form)))
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Say nothing."""
+
+    served = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=served.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{served.server_port}", asked
+    finally:
+        served.shutdown()
+        thread.join()
+        served.server_close()
+
+
+def test_the_table_of_recorded_samples(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cost("--samples", recorded, *PERIOD, "--rate", "*T4=0.35", "--currency", "EUR") == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines()[:8]] == [
+        ["1", "GPU", "from", "2024-10-01T00:00:00Z", "to", "2024-10-01T04:00:00Z,", "every", "3600", "s"],
+        [],
+        ["NAMESPACE", "OWNER", "GPU-HOURS", "USED", "IDLE", "BORROWED", "NOT", "MEASURED", "COST", "(EUR)"],
+        ["ml", "1.00", "0.00", "0.00", "0.00", "1.00", "0.35"],
+        ["free", "3.00", "1.05"],
+        ["stranded", "0.00", "0.00"],
+        ["not", "observed", "0.00", "0.00"],
+        ["total", "4.00", "0.00", "0.00", "0.00", "1.00", "1.40"],
+    ]
+
+
+def test_what_is_not_known_is_said(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cost("--samples", recorded, *PERIOD, "--by", "pod") == 0
+    said = capsys.readouterr().out
+    assert "* what is stranded is not known" in said
+    assert "* owners are not known" in said
+    assert "COST" not in said
+
+
+def test_rates_come_from_a_file_too(recorded: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rates.yaml").write_text("currency: CHF\nrates:\n  '*T4': 1.25\n", encoding="utf-8")
+    assert cost("--samples", recorded, *PERIOD, "--rates", str(tmp_path / "rates.yaml"), "-o", "json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["currency"], found["total"]["totalCost"]) == ("CHF", "5.00")
+
+
+def test_audit_records_say_who_had_what_and_who_owns_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = [
+        AuditRecord(AuditKind.OFFERED, "n1", gpu="a", model="T4", gpu_mib=16384, began="2024-10-01T00:00:00Z"),
+        AuditRecord(
+            AuditKind.GRANTED, "n1", "ml", "web", "u", "StatefulSet", "web", "main", "a", memory_mib=8192,
+            began="2024-10-01T00:00:00Z",
+        ),
+        AuditRecord(AuditKind.STARTED, "n1", began="2024-10-01T03:00:00Z", ended="2024-10-01T04:00:00Z"),
+    ]  # fmt: skip
+    lines = [
+        JsonFormatter().format(
+            logging.makeLogRecord({"name": LOGGER, "msg": MESSAGE % record.kind, **record.attributes()})
+        )
+        for record in records
+    ]
+    log = ["plain text about gpushare.", "{broken gpushare.", f"2024-10-01T00:00:00Z stderr F {lines[0]}", *lines[1:]]
+    (tmp_path / "log").write_text("\n".join(log), encoding="utf-8")
+    assert cost("--audit", str(tmp_path / "log"), *PERIOD, "-o", "json") == 0
+    found = json.loads(capsys.readouterr().out)
+    (row,) = found["rows"]
+    assert (row["ownerKind"], row["owner"], row["unmeasuredGpuHours"]) == ("StatefulSet", "web", "1.500000")
+    assert found["nobody"] == {
+        "freeGpuHours": "1.500000", "unobservedGpuHours": "1.000000", "borrowedGpuHours": "0.000000",
+    }  # fmt: skip
+
+
+def test_a_long_period_is_asked_for_in_parts_with_the_token(capsys: pytest.CaptureFixture[str]) -> None:
+    with server(200, matrix()) as (url, asked):
+        period, environ = ("--from", "2024-10-01", "--to", "2024-10-02", "--step", "1m"), {"PROMETHEUS_TOKEN": "word\n"}
+        assert cost("--prometheus", url, *period, **environ) == 1
+    assert {token for token, _ in asked} == {"Bearer word"}
+    parts = [(form["start"], form["end"]) for _, form in asked if form["query"] == [f"max by (node, gpu) ({MEMORY})"]]
+    assert parts == [(["1727740800"], ["1727800740"]), (["1727800800"], ["1727827199"])]
+    assert f"there is no {MEMORY} from 2024-10-01" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "headers", "said"),
+    [
+        (401, b"", {}, "answers 401: it wants another token; see --token-file"),
+        (302, b"", {"Location": "http://elsewhere/"}, "answers 302: it sends to http://elsewhere/; give that address"),
+        (400, b'{"status":"error","error":"too many points"}', {}, "answers 400: too many points"),
+        (404, b"<html>", {}, "is that the address of a Prometheus, with its path?"),
+        (200, b"<html>", {}, "this is no answer of Prometheus' API"),
+        (200, b'{"status":"error","error":"no"}', {}, "refuses the query: no"),
+        (200, b'{"status":"success","data":{"resultType":"vector","result":[]}}', {}, "a vector, no matrix"),
+    ],
+)
+def test_what_a_server_does_wrong_is_said(
+    status: int, body: bytes, headers: dict[str, str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with server(status, body, **headers) as (url, asked):
+        assert cost("--prometheus", url, "--from", "1h") == 1
+    assert said in capsys.readouterr().err
+    assert len(asked) == 1
+
+
+def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    (port,) = free_ports(1)
+    assert cost("--prometheus", f"http://127.0.0.1:{port}") == 1
+    assert f"Prometheus at http://127.0.0.1:{port} cannot be reached: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "name what to read: --prometheus URL, --samples PATH or --audit PATH"),
+        (["--prometheus", "localhost:9090"], "no address such as http://prometheus.monitoring:9090"),
+        (["--prometheus", "http://user:pw@x"], "no address such as"),
+        (["--from", "3d", "--to", "5d"], "the period is empty: --from is "),
+        (["--from", "yesterday"], "'yesterday' is no time; write 2026-10-01"),
+        (["--from", "1d", "--to", "2999-01-01"], "2999-01-01T00:00:00Z is in the future"),
+        (["--step", "1"], "'1' is not a duration of at least a second; write 5m or 1h"),
+        (["--step", "1s", "--from", "30d"], "more than 100000 steps; take a longer one"),
+        (["--rate", "T4"], "'T4' is not MODEL=PRICE; write 'NVIDIA H100*=2.50'"),
+        (["--rate", "T4=cheap"], "'cheap' is no amount of at least 0"),
+        (["--rate", "T4=-1"], "'-1' is no amount of at least 0"),
+        (["--rate", "T4=1", "--currency", "euro"], "'euro' is no code of three letters, such as EUR"),
+        (["--co2", "nan"], "--co2: 'nan' is no amount"),
+        (["-o", "focus"], "costs need prices; add --rate 'MODEL=PRICE', or --rates PATH"),
+        (["--by", "team"], "invalid choice: 'team'"),
+        (["--promethus", "x"], "did you mean --prometheus?"),
+    ],
+)
+def test_a_mistake_is_answered_with_a_sentence(words: list[str], said: str) -> None:
+    with pytest.raises(UsageError) as error:
+        cost(*words)
+    assert said in str(error.value)
+
+
+def test_a_model_without_a_rate_is_named(recorded: str) -> None:
+    with pytest.raises(UsageError, match="there is no rate for the model 'Tesla T4'"):
+        cost("--samples", recorded, *PERIOD, "--rate", "H100=2")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"hello", "this is no answer of Prometheus' API /api/v1/query_range"),
+        (matrix(({"gpu": "a"}, samples(1))), "series without a name; record the metrics themselves"),
+        (matrix(({"__name__": MEMORY}, [[BEGIN, "x"]])), "a sample is no number"),
+        (matrix(GPU[2]), f"there is no {MEMORY} from 2024-10-01T00:00:00Z to 2024-10-01T04:00:00Z, only what"),
+    ],
+)
+def test_a_file_that_holds_something_else_is_named(
+    content: bytes, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_bytes(content)
+    assert cost("--samples", str(tmp_path / "file"), *PERIOD) == 1
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flag", "content", "said"),
+    [
+        ("--audit", "hello\n", "has no audit records; agents write them with --log-format=json"),
+        ("--samples", None, "cannot be read: No such file or directory"),
+        ("--token-file", None, "cannot be read: No such file or directory"),
+        ("--ca", "no certificate", "cannot be used"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(
+    flag: str, content: str | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "file"
+    if content is not None:
+        path.write_text(content, encoding="utf-8")
+    more = () if flag in {"--audit", "--samples"} else ("--prometheus", "http://127.0.0.1:1")
+    assert cost(flag, str(path), *more) == 1
+    assert f"{path} " in (err := capsys.readouterr().err)
+    assert said in err
+
+
+@pytest.mark.parametrize("text", ["{", "rates: 3", "- a"])
+def test_rates_that_are_no_map_are_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "rates").write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError, match="--rates"):
+        cost("--rates", str(tmp_path / "rates"))
+
+
+def test_in_files_a_sample_counts_until_the_next_one_for_no_more_than_a_step_or_five_minutes() -> None:
+    period = Period(0, 1200, 120)
+    assert aligned({-60: 1.0, 130: 2.0, 480: 3.0}, period) == {0: 1.0, 240: 2.0, 480: 3.0}
+    assert Fraction(len(aligned({0: 1.0}, Period(0, 7200, 3600)))) == 1

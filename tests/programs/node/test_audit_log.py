@@ -1,0 +1,73 @@
+"""The agent records who has which GPU, and for how long nobody recorded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, RESIZE_BOUND
+from gpu_device_plugin.core.cost.audit import LOGGER, AuditKind, AuditRecord
+from gpu_device_plugin.core.model.times import epoch_s
+from tests.programs.node.cluster_harness import NODE, cluster, promise
+from tests.programs.node.harness import pod, world
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def records(caplog: pytest.LogCaptureFixture, *kinds: AuditKind) -> list[AuditRecord]:
+    """Return the records written so far, of these kinds or all."""
+    found = [AuditRecord.of(vars(each)) for each in caplog.records if each.name == LOGGER]
+    return [each for each in found if each is not None and (not kinds or each.kind in kinds)]
+
+
+async def test_a_container_is_recorded_from_its_grant_to_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    async with cluster("fake:2xT4") as there:
+        await there.start_agent()
+        made = await there.run(pod("web", mem=4), promise(1, 4))
+        await there.node.until(lambda: bool(records(caplog, AuditKind.GRANTED)))
+        (granted,) = records(caplog, AuditKind.GRANTED)
+        there.node.kubelet.finish(made)
+        there.report(made)
+        await there.node.kubelet.delete(made)
+        there.api.delete("pods", "web")
+        await there.node.until(lambda: bool(records(caplog, AuditKind.ENDED)))
+        (ended,) = records(caplog, AuditKind.ENDED)
+        uuids = there.node.uuids
+    assert (granted.node, granted.namespace, granted.pod, granted.container) == (NODE, "default", "web", "main")
+    assert (granted.gpu, granted.shares, granted.share_mib, granted.whole) == (uuids[1], 4, 1024, False)
+    assert (ended.pod, ended.began, ended.shares) == ("web", granted.began, 4)
+    assert [each.gpu for each in records(caplog, AuditKind.OFFERED)] == uuids
+
+
+async def test_a_new_agent_says_since_when_nothing_was_recorded_and_what_it_finds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    async with world("fake:1xT4") as node:
+        await node.start_agent()
+        await node.kubelet.admit(pod("web", mem=4))
+        await node.until(lambda: bool(records(caplog, AuditKind.GRANTED)))
+        await node.stop_agent()
+        await node.start_agent()
+        await node.until(lambda: bool(records(caplog, AuditKind.FOUND)))
+    first, second = records(caplog, AuditKind.STARTED)
+    (granted,), (found,) = records(caplog, AuditKind.GRANTED), records(caplog, AuditKind.FOUND)
+    assert first.began == ""
+    assert (epoch_s(granted.began) or 0) <= (epoch_s(second.began) or 0) <= (epoch_s(second.ended) or 0)
+    assert (found.place, found.shares) == (granted.place, 4)
+
+
+async def test_a_guarantee_that_grows_is_recorded(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    async with cluster("fake:1xT4") as there:
+        there.api.add(
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default", "labels": {RESIZE_BOUND: "99"}}}
+        )
+        await there.start_agent()
+        await there.run(pod("a", mem=4))
+        await there.node.until(lambda: bool(records(caplog, AuditKind.GRANTED)))
+        there.api.patch("pods", "a", {"metadata": {"annotations": {MEMORY_GUARANTEE: "6"}}})
+        await there.node.until(lambda: bool(records(caplog, AuditKind.RESIZED)))
+    (resized,) = records(caplog, AuditKind.RESIZED)
+    assert (resized.before, resized.shares, resized.event) == (4, 6, "GPUMemoryResized")
