@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin.core.cost.audit import AuditKind, AuditRecord
+from gpu_device_plugin.core.model.memory import format_mib
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -84,6 +85,14 @@ def changes(
         elif grant.pod != was.pod:
             records.append(replace(grant, kind=AuditKind.FOUND))
     return records
+
+
+def decision(record: AuditRecord) -> str:
+    """Return a grant or its end as a sentence, for the records of incidents; empty: it is neither."""
+    verb = {AuditKind.GRANTED: "was given", AuditKind.ENDED: "gave back"}.get(record.kind)
+    who = f"{record.namespace}/{record.pod}" if record.pod else f"the pod with UID {record.pod_uid}"
+    amount = format_mib(record.memory_mib or 0)
+    return f"container {record.container} of {who} {verb} {amount} of {record.gpu}" if verb else ""
 
 
 def _gpu(record: AuditRecord, shared: SharedGpu) -> AuditRecord:

@@ -256,6 +256,10 @@ class NodeAgent:
         files = IncidentFiles(settings.device_plugin_dir)
         return history, FlightRecorder(settings.node_name, self.api, watch, history, self.use_reports.now, files)
 
+    def _audit(self) -> AuditLog:
+        known = self.settings.value, self.config, self.state, self.use_watch
+        return AuditLog(*known, self.cluster, self.evictor, self.api.note_decision)
+
     def __repr__(self) -> str:
         return f"<NodeAgent {self.settings.value.node_name or 'standalone'}: {self.state!r}>"
 
@@ -299,10 +303,9 @@ class NodeAgent:
             self.reconciler.rounds.follow(self._round_over),
             self.use_watch.run(),
             self.recorder.run(),
-            self.entries.follow(self.recorder.holders_changed),
             self.verification.run(),
             self.guarantees.run(),
-            AuditLog(self.settings.value, self.config, self.state, self.use_watch, self.cluster, self.evictor).run(),
+            self._audit().run(),
             self.hardware.view.follow(self.verification.again),
             self.reconciler.checkpoint_entries.follow(self._holders_changed),
         ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.waiting import together, within
 from gpu_device_plugin.core.cost.audit import LOGGER, MESSAGE, AuditKind, AuditRecord
-from gpu_device_plugin.core.cost.grant_changes import changes, grants, offered
+from gpu_device_plugin.core.cost.grant_changes import changes, decision, grants, offered
 from gpu_device_plugin.core.model.times import epoch_s, rfc3339
 from gpu_device_plugin.kubelet.statefile import AUDITED, StateFile
 
@@ -47,6 +47,8 @@ class AuditLog:
     _cluster: NodeCluster | None = None
     """Knows the names of pods."""
     _evictor: Evictor | None = None
+    _note: Callable[[str], None] = lambda _: None
+    """Takes grants and their ends as sentences."""
     clock: Callable[[], float] = time.time
     """Returns seconds since the epoch."""
 
@@ -99,5 +101,7 @@ class AuditLog:
         new = changes(before, self._grants, evicted, self._told, now, first=not self._found)
         for record in (*[gpus[uuid] for uuid in gpus if uuid not in self._offered], *new):
             write(record)
+            if sentence := decision(record):
+                self._note(sentence)
         self._offered |= gpus.keys()
         self._told, self._found = frozenset(evicted), True

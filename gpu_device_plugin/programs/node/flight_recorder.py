@@ -27,7 +27,6 @@ from gpu_device_plugin.core.node.history.incidents import (
     Trigger,
     concerned,
     deaths,
-    given,
     is_name,
     lately,
     processes_on,
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.aio.http import Request
     from gpu_device_plugin.core.contract.history import Decision, IncidentProcess, IncidentSummary
     from gpu_device_plugin.core.contract.nodereport import NodeUse
-    from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.node.history.ring import Selection
     from gpu_device_plugin.core.node.holdings import Holding
@@ -95,7 +93,6 @@ class FlightRecorder:
         self._started_s = self.now()
         self._recorded = Recorded()
         self._pods: Mapping[str, Pod] = {}
-        self._entries: tuple[DeviceHold, ...] | None = None
         self._drafts: deque[_Draft] = deque(maxlen=_MOST_WAITING)
         self._drafted = asyncio.Event()
         self._busy = asyncio.Lock()
@@ -156,7 +153,7 @@ class FlightRecorder:
             for pod in ended
             for name in pod.ends
         }
-        for hold in self._entries or ():
+        for hold in self._watch.entries.value:
             if (key := (hold.pod_uid, hold.container)) in gpus:
                 gpus[key] |= {parse_id(each)[0] for each in hold.device_ids}
         of_gpus = {key: tuple(uuids) for key, uuids in gpus.items()}
@@ -169,13 +166,6 @@ class FlightRecorder:
             sentence = f"a process of container {each.container} was killed for lack of main memory"
             uuids = tuple(sorted(each.granted))
             self._tell(Trigger(IncidentKind.OUT_OF_MEMORY, sentence, uuids, each.pod, each.container))
-
-    def holders_changed(self, entries: tuple[DeviceHold, ...]) -> None:
-        """Take note of the containers that were given GPUs."""
-        before, self._entries = self._entries, entries
-        if before is not None:  # at first they show what an earlier agent gave
-            for sentence in given(before, entries, self._api.pods.values(), self._watch.shares()):
-                self._api.note_decision(sentence)
 
     def _tell(self, trigger: Trigger) -> None:
         name, new = self._record(trigger)

@@ -21,11 +21,12 @@ from gpu_device_plugin.core.contract import history as contract
 from gpu_device_plugin.core.report.overview_document import containers_of, node_document
 from gpu_device_plugin.core.report.redaction import seen_history, seen_summary
 from gpu_device_plugin.core.report.why.explanations import explain
+from gpu_device_plugin.core.report.why.slowness import gpus_of
 from gpu_device_plugin.programs.web.agent_history import AgentUnreadableError
 from gpu_device_plugin.programs.web.callers import ALL_NAMESPACES, CallerScope
 from gpu_device_plugin.view.objects import ConfigMap, decoded
 from gpu_device_plugin.view.poddetails import event_documents, events, pod_and_status
-from gpu_device_plugin.view.why_pod import CONFIGURATION, assumed, policy_in, why
+from gpu_device_plugin.view.why_pod import CONFIGURATION, assumed, on_gpus, policy_in, why
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -83,6 +84,8 @@ _MOST_EXPLAINED = 10
 _PLAN_S = 60.0
 """How long a request for a plan may take: it reads the whole cluster, and may wait for others. A right that was taken
 away lasts as long, beyond the time for which answers are remembered."""
+_HISTORY_S = 2.0
+"""How long details of a running pod wait for its node's agent, so that a silent agent does not take them away."""
 _LEARN_S = 0.3
 """How long details wait to be told whose pods the caller may see. Names that are not known by then are left out."""
 
@@ -303,7 +306,7 @@ class PageRoutes:
             raw_events, notes = await self._events(namespace, pod.uid)
             status = replace(status, events=events(raw_events, status))
             views = self.page_state.views(scope)
-            explained = await self._why(pod, status, views)
+        explained = await self._why(pod, status, views, scope, user)
         shown = self.page_state.node(pod.node_name) if scope.nodes else None
         fields = {
             "node": pod.node_name,
@@ -324,18 +327,54 @@ class PageRoutes:
             **({"notes": notes} if notes else {}),
         }
 
-    async def _why(self, pod: Pod, status: SchedulingStatus, views: Sequence[NodeView] | None) -> list[str]:
-        """Return what `kubectl inspect gpushare why` prints."""
-        policy = await self._policy(views)
+    async def _why(
+        self,
+        pod: Pod,
+        status: SchedulingStatus,
+        views: Sequence[NodeView] | None,
+        scope: CallerScope,
+        user: str,
+    ) -> list[str]:
+        """Return what `kubectl inspect gpushare why` prints, naming the pods that the caller may see."""
+        policy, histories = await self._policy(views), await self._histories(pod, status, user)
         watched = self.page_state.watched
         claims, ours = watched.claims_of(pod.namespace), watched.cluster.resources
 
         def lines() -> list[str]:
-            said = why(pod, status, ours, views, most=_MOST_EXPLAINED, policy=lambda: policy, claims=claims)
+            said = why(
+                pod,
+                status,
+                ours,
+                views,
+                most=_MOST_EXPLAINED,
+                policy=lambda: policy,
+                claims=claims,
+                histories=histories,
+                may_see=scope.may_see,
+            )
             waits = [f"{pod.namespace}/{pod.name} waits for {said.asks}."] if said.asks else []
             return [*waits, *map(str, said.facts), *explain(said.answers, _MOST_EXPLAINED)]
 
         return await asyncio.to_thread(lines)
+
+    async def _histories(self, pod: Pod, status: SchedulingStatus, user: str) -> Sequence[contract.NodeHistory] | None:
+        """Return the histories of a running pod's GPUs; None: none is needed, or its node's agent does not tell soon.
+
+        Why it does not tell stands where the page draws the history.
+        """
+        if not on_gpus(pod, status, self.page_state.watched.cluster.resources):
+            return None
+
+        async def read(path: str) -> contract.NodeHistory:
+            path = f"{contract.HISTORY_PATH}{path}"
+            return await self.history.read(pod.node_name, path, contract.NodeHistory, user)
+
+        try:
+            async with asyncio.timeout(_HISTORY_S):
+                positions = gpus_of(await read(f"namespaces/{pod.namespace}"), pod.namespace, pod.name)
+                return [await read(f"gpus/{position}") for position in positions]
+        except (AgentUnreadableError, ApiError, TimeoutError):
+            return None
 
     async def _events(self, namespace: str, uid: str) -> tuple[Sequence[msgspec.Raw], list[str]]:
         escaped = "".join(f"\\{char}" if char in "\\,=" else char for char in uid)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.core.cost.audit import AuditKind, AuditRecord
-from gpu_device_plugin.core.cost.grant_changes import changes, grants, offered
+from gpu_device_plugin.core.cost.grant_changes import changes, decision, grants, offered
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.pods import Owner, Pod
@@ -123,3 +123,13 @@ def test_records_replayed_are_what_containers_have(states: list[dict[str, int]])
                 del replayed[record.pod_uid]
         assert replayed == state
         before = now
+
+
+def test_grants_and_their_ends_are_sentences_and_nothing_else_is() -> None:
+    record = AuditRecord(AuditKind.GRANTED, pod_uid="u", container="main", gpu="GPU-a", memory_mib=4096)
+    named = replace(record, namespace="team", pod="web")
+    assert decision(named) == "container main of team/web was given 4 GiB of GPU-a"
+    ended = replace(record, kind=AuditKind.ENDED)
+    assert decision(ended) == "container main of the pod with UID u gave back 4 GiB of GPU-a"
+    others = [replace(named, kind=kind) for kind in AuditKind if kind not in {AuditKind.GRANTED, AuditKind.ENDED}]
+    assert {decision(each) for each in others} == {""}

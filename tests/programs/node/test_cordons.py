@@ -132,7 +132,7 @@ def cordons(it: Cluster) -> dict[str, Cordon]:
 
 
 async def test_a_lasting_fault_that_was_chosen_puts_the_gpu_aside_once() -> None:
-    async with cluster(cordon_on="repair-failed") as it:
+    async with cluster(cordon_on="memory-not-repaired") as it:
         await start(it)
         first, second = it.node.uuids
         put_aside(it, second)
@@ -143,7 +143,7 @@ async def test_a_lasting_fault_that_was_chosen_puts_the_gpu_aside_once() -> None
         assert found[second] == WHY
         assert (found[first].by, found[first].why) == (
             "gpu-device-plugin",
-            "repair-failed: a repair of its memory failed",
+            "memory-not-repaired: a repair of its memory failed",
         )
         await it.node.healthy_is(MEM, 0)
         put_aside(it)
@@ -153,7 +153,7 @@ async def test_a_lasting_fault_that_was_chosen_puts_the_gpu_aside_once() -> None
 
 
 async def test_a_fault_that_was_not_chosen_and_a_gpu_that_is_not_shared_change_nothing() -> None:
-    async with cluster(cordon_on="throttled-by-heat") as it:
+    async with cluster(cordon_on="slowed-by-heat") as it:
         await start(it)
         now = [0.0]
         by = auto(it, now)
@@ -195,7 +195,7 @@ async def test_a_cordon_is_added_to_those_that_others_write_meanwhile(times: int
 @pytest.mark.parametrize("trouble", ["forbidden", "damaged"])
 async def test_a_cordon_that_cannot_be_written_is_tried_again(trouble: str) -> None:
     allowed: Iterable[tuple[str, str]] = RIGHTS - {("patch", "nodes")} if trouble == "forbidden" else RIGHTS
-    async with cluster(allowed=allowed, cordon_on="repair-failed") as it:
+    async with cluster(allowed=allowed, cordon_on="memory-not-repaired") as it:
         await start(it)
         if trouble == "damaged":
             it.api.patch("nodes", NODE, {"metadata": {"annotations": {CORDONS: "{"}}})
@@ -207,7 +207,7 @@ async def test_a_cordon_that_cannot_be_written_is_tried_again(trouble: str) -> N
 
 async def test_without_the_api_nothing_is_put_aside_and_readings_are_followed() -> None:
     conditions: Observable[Any] = Observable(failing("GPU-a"))
-    settings: Any = Observable(SimpleNamespace(cordon_on=("repair-failed",)))
+    settings: Any = Observable(SimpleNamespace(cordon_on=("memory-not-repaired",)))
     config: Any = Observable(SimpleNamespace(cordons={}, shares=SimpleNamespace(gpus=())))
     now = [0.0]
     by = AutoCordon(conditions, settings, config, NodeApi(), clock=lambda: now[0])

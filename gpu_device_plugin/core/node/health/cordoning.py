@@ -21,9 +21,9 @@ KEPT_FOR_S = 600.0
 FAULTS: Mapping[str, tuple[str, Callable[[GpuCondition], bool]]] = MappingProxyType(
     {
         "ecc-uncorrected": ("uncorrected memory errors", lambda gpu: bool(gpu.ecc_uncorrected)),
-        "repair-pending": ("a repair of its memory waits for a reset", lambda gpu: bool(gpu.repair_pending)),
-        "repair-failed": ("a repair of its memory failed", lambda gpu: bool(gpu.repair_failed)),
-        "throttled-by-heat": (
+        "memory-repair-pending": ("a repair of its memory waits for a reset", lambda gpu: bool(gpu.repair_pending)),
+        "memory-not-repaired": ("a repair of its memory failed", lambda gpu: bool(gpu.repair_failed)),
+        "slowed-by-heat": (
             "its clocks are lowered by heat",
             lambda gpu: bool((gpu.throttle or 0) & (Throttle.HEAT | Throttle.HARDWARE_HEAT)),
         ),

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.contract.history import Decision
     from gpu_device_plugin.core.contract.nodereport import NodeUse
-    from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.shares import Shares
     from gpu_device_plugin.core.node.holdings import Holding
@@ -204,18 +203,3 @@ def deaths(
                 kind = IncidentKind.CONTAINER_DIED
                 sentence = f"container {container} ended with exit code {end.exit_code} ({end.reason or 'no reason'})"
             yield Trigger(kind, sentence, tuple(sorted(uuids)), pod, container)
-
-
-def given(
-    before: Iterable[DeviceHold], now: Iterable[DeviceHold], pods: Iterable[Pod], shares: Shares
-) -> Iterator[str]:
-    """Yield a sentence for each container that was given GPUs between two readings of what containers hold."""
-    known = {(hold.pod_uid, hold.container, hold.through) for hold in before}
-    names = {pod.kubelet_uid: f"{pod.namespace}/{pod.name}" for pod in pods}
-    for hold in now:
-        if (hold.pod_uid, hold.container, hold.through) not in known:
-            places = {place[0] for each in hold.device_ids if (place := shares.place_of(each)) is not None}
-            gpus = ", ".join(shares.gpus[position].name for position in sorted(places))
-            who = names.get(hold.pod_uid, f"the pod with UID {hold.pod_uid}")
-            devices = f"{len(hold.device_ids)} device{'s' * (len(hold.device_ids) > 1)}"
-            yield f"container {hold.container} of {who} was given {devices} of {gpus or 'no GPU'}"

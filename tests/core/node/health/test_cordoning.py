@@ -20,9 +20,9 @@ def after(faults: Faults, now: float, *codes: str, **fields: Any) -> Faults:
     ("fields", "why"),
     [
         ({"ecc_uncorrected": 1}, "ecc-uncorrected: uncorrected memory errors"),
-        ({"repair_pending": True}, "repair-pending: a repair of its memory waits for a reset"),
-        ({"repair_failed": True}, "repair-failed: a repair of its memory failed"),
-        ({"throttle": int(HOT)}, "throttled-by-heat: its clocks are lowered by heat"),
+        ({"repair_pending": True}, "memory-repair-pending: a repair of its memory waits for a reset"),
+        ({"repair_failed": True}, "memory-not-repaired: a repair of its memory failed"),
+        ({"throttle": int(HOT)}, "slowed-by-heat: its clocks are lowered by heat"),
         ({"throttle": int(Throttle.POWER_CAP)}, ""),
         ({"ecc_uncorrected": 0, "repair_pending": False, "throttle": 0}, ""),
         ({}, ""),
@@ -36,14 +36,14 @@ def test_a_fault_counts_once_it_has_lasted(fields: dict[str, Any], why: str) -> 
 
 
 def test_only_chosen_faults_count() -> None:
-    faults = after(Faults(), 0.0, "repair-failed", ecc_uncorrected=3)
-    assert after(faults, 2 * KEPT_FOR_S, "repair-failed", ecc_uncorrected=3).due(2 * KEPT_FOR_S) == {}
+    faults = after(Faults(), 0.0, "memory-not-repaired", ecc_uncorrected=3)
+    assert after(faults, 2 * KEPT_FOR_S, "memory-not-repaired", ecc_uncorrected=3).due(2 * KEPT_FOR_S) == {}
 
 
 def test_several_faults_are_told_together() -> None:
     faults = after(Faults(), 0.0, ecc_uncorrected=3, throttle=int(Throttle.HEAT))
     assert faults.due(KEPT_FOR_S)["GPU-a"] == (
-        "ecc-uncorrected: uncorrected memory errors; throttled-by-heat: its clocks are lowered by heat"
+        "ecc-uncorrected: uncorrected memory errors; slowed-by-heat: its clocks are lowered by heat"
     )
 
 

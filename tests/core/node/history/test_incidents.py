@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from gpu_device_plugin.core.contract.history import Decision, IncidentKind, IncidentProcess, IncidentSummary
 from gpu_device_plugin.core.contract.nodereport import ContainerUse, GpuUse, NodeUse
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory, MigInstance
-from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.pods import ContainerEnd, Pod
-from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares
 from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.core.node.history.incidents import (
@@ -24,7 +22,6 @@ from gpu_device_plugin.core.node.history.incidents import (
     Trigger,
     concerned,
     deaths,
-    given,
     is_name,
     lately,
     making_room,
@@ -238,15 +235,3 @@ def test_a_death_has_the_gpus_of_its_container_in_order() -> None:
     assert (trigger.kind, trigger.uuids) == (IncidentKind.CONTAINER_DIED, ("GPU-0", "GPU-1"))
     (trigger,) = deaths({}, {"u": ended(137, "OOMKilled")}, STARTED, OF)
     assert trigger.kind is IncidentKind.OUT_OF_MEMORY
-
-
-def test_containers_that_were_given_gpus_are_told() -> None:
-    old = DeviceHold("u", "old", Kind.MEMORY, frozenset({"GPU-0::0"}), through="mem")
-    new = [
-        replace(old, container="main", device_ids=frozenset({"GPU-0::1", "GPU-1::2", "GPU-1::3"})),
-        replace(old, pod_uid="w", device_ids=frozenset({"GPU-9::1"})),
-    ]
-    assert list(given([old], [old, *new], [POD], SHARES)) == [
-        "container main of team/web was given 3 devices of GPU 0, GPU 1",
-        "container old of the pod with UID w was given 1 device of no GPU",
-    ]
