@@ -168,7 +168,7 @@ def test_annotations_are_those_of_the_wire_contract() -> None:
     assert ".size() > 4096 &&" in overlong
     annotations, labels = (quoted(variable("gpushare-own-node", name)) - {"Node"} for name in ("annotations", "labels"))
     told |= {wire.MEMORY_HELD}
-    assert annotations - wire.POD_ANNOTATIONS - told == wire.AGENT_ANNOTATIONS
+    assert annotations - wire.POD_ANNOTATIONS - told == wire.AGENT_ANNOTATIONS | {wire.CORDONS}
     assert set(our_annotations([*annotations, wire.CONFIG_LABEL])) == wire.AGENT_ANNOTATIONS
     assert annotations >= wire.POD_ANNOTATIONS | told
     promised = {key for key in quoted(variable("gpushare-own-promise", "beyond")) if "_" in key or "/" in key}

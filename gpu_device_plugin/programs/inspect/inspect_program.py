@@ -30,7 +30,6 @@ from gpu_device_plugin.core.report.tables.terminal_tables import (
     rows_waiting,
 )
 from gpu_device_plugin.core.report.text.columns import Line, columns
-from gpu_device_plugin.core.report.text.prices import price_document, price_lines
 from gpu_device_plugin.core.report.text.use_texts import at_a_glance
 from gpu_device_plugin.core.report.why.explanations import explain, explain_briefly
 from gpu_device_plugin.programs.commandline import FAILED, OK, ending, resources_in
@@ -40,6 +39,7 @@ from gpu_device_plugin.programs.inspect.cluster_reading import symptoms_in
 from gpu_device_plugin.programs.inspect.cordon import cordon, uncordon
 from gpu_device_plugin.programs.inspect.node_history import history, incidents
 from gpu_device_plugin.programs.inspect.plan import plan_moves
+from gpu_device_plugin.programs.inspect.prices import prices
 from gpu_device_plugin.programs.inspect.resize import named_pod, resize
 from gpu_device_plugin.programs.inspect.top_screen import top
 from gpu_device_plugin.programs.inspect.uninstall import uninstall
@@ -55,7 +55,6 @@ from gpu_device_plugin.programs.kubectl import (
 )
 from gpu_device_plugin.programs.terminal import discard_output, say, show
 from gpu_device_plugin.settings.knobs import UsageError, nearest
-from gpu_device_plugin.view.learned_mix import lesson_of
 from gpu_device_plugin.view.objects import ConfigMap
 from gpu_device_plugin.view.poddetails import events
 from gpu_device_plugin.view.reading import ABSENT, cluster, gpu_pods, readable_claims, unseen
@@ -374,19 +373,6 @@ def _policy(kubectl: Kubectl) -> Policy:
         return assumed(f"the ConfigMap {CONFIGURATION} cannot be read ({error})")
 
 
-def _prices(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
-    try:
-        raw_nodes, raw_pods = kubectl.items(_NODES), kubectl.items(_PODS, _COUNTING[1:])
-    except ClusterUnreadableError:
-        if not (lacking := kubectl.denied("nodes") or kubectl.denied("pods")):
-            raise
-        raise ClusterUnreadableError(f"{lacking}: prices are learned from all of them; {GRANT}") from None
-    found = lesson_of(raw_nodes, raw_pods, resources)
-    if arguments.output == "json":
-        return json.dumps(price_document(found), indent=2).splitlines(), OK
-    return price_lines(found, _columns() or _UNBOUNDED), OK
-
-
 def _doctor(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
     """Examine the cluster, as far as the rights of the user reach.
 
@@ -444,7 +430,7 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace, Kubectl, Sequence[Resource
     "why": _why,
     "resize": resize,
     "wake": wake,
-    "prices": _prices,
+    "prices": prices,
     "plan": partial(plan_moves, of=_cluster),
     "cordon": partial(cordon, of=_cluster),
     "uncordon": uncordon,
