@@ -147,8 +147,13 @@ def processes_on(
     most: int,
 ) -> tuple[IncidentProcess, ...]:
     """Return the processes on these GPUs, at most `most`: those with the most memory, with the pods they belong to."""
-    held = tuple(holdings)
-    pods = {holding.pod_uid: holding.pod for holding in held if holding.pod is not None}
+    pods: dict[str, Pod] = {}
+    held: dict[tuple[str, str], list[Holding]] = {}
+    for holding in holdings:
+        if holding.pod is not None:
+            pods[holding.pod_uid] = holding.pod
+        for uuid in holding.granted:
+            held.setdefault((holding.pod_uid, uuid), []).append(holding)
     found = []
     for reading in readings:
         shared = shares.by_uuid(reading.uuid)
@@ -158,7 +163,7 @@ def processes_on(
             owner, names = owners.get(process.pid), ("", "", "")
             if owner is not None:
                 pod = pods.get(owner.pod_uid)
-                holders = [each for each in held if each.pod_uid == owner.pod_uid and reading.uuid in each.granted]
+                holders = held.get((owner.pod_uid, reading.uuid), [])
                 namespace, name = ("", owner.pod_uid) if pod is None else (pod.namespace, pod.name)
                 names = (namespace, name, container_of(owner, holders, pod))
             found.append(IncidentProcess(shared.position, process.pid, *names, process.used_mib, process.sm_percent))

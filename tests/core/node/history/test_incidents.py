@@ -182,6 +182,21 @@ def test_processes_are_told_with_their_pods_and_without_anything_else_of_them() 
     assert processes_on({"GPU-0"}, readings, owners, holdings, SHARES, most=2) == found[:2]
 
 
+def test_the_processes_of_a_full_node_are_found_without_looking_at_every_container_for_each() -> None:
+    class Counted(dict[str, int]):
+        looks = 0
+
+        def __contains__(self, key: object) -> bool:
+            Counted.looks += 1
+            return super().__contains__(key)
+
+    holdings = [Holding(f"u{n}", "main", Counted({"GPU-0": 1})) for n in range(300)]
+    readings = [GpuReading("GPU-0", tuple(GpuProcess(n, n) for n in range(300)), 1)]
+    found = processes_on({"GPU-0"}, readings, {n: CgroupOwner(f"u{n}") for n in range(300)}, holdings, SHARES, most=300)
+    assert {(each.pid, each.pod, each.container) for each in found} == {(n, f"u{n}", "main") for n in range(300)}
+    assert Counted.looks <= len(holdings)
+
+
 def test_decisions_of_the_time_before_are_kept() -> None:
     decisions = [Decision(rfc3339(AT_S - ago), str(ago)) for ago in (BEFORE_S + 2, BEFORE_S - 2, 0)]
     assert lately([Decision("nonsense", "x"), *decisions], AT_S) == tuple(decisions[1:])
