@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cost.audit import AuditRecord
 
 _OPENING = frozenset({AuditKind.OFFERED, AuditKind.FOUND, AuditKind.GRANTED, AuditKind.RESIZED})
+_CLOSING = frozenset({AuditKind.ENDED, AuditKind.WITHDRAWN})
 
 
 def owners(records: Iterable[AuditRecord]) -> Iterator[Series]:
@@ -39,11 +40,11 @@ def recorded(records: Iterable[AuditRecord], period: Period) -> Iterator[Series]
             until = last_of.get(record.node, at) if away is None else away
             for each in [each for each in open_since if each[0] == record.node]:
                 yield from _between(*open_since.pop(each), until, period)
-        elif record.kind in _OPENING or record.kind is AuditKind.ENDED:
+        elif record.kind in _OPENING or record.kind in _CLOSING:
             before = open_since.pop(place, None)
             if before is not None:
                 yield from _between(*before, at, period)
-            if record.kind is not AuditKind.ENDED:
+            if record.kind in _OPENING:
                 open_since[place] = at, record
         last_of[record.node] = at
     for since, record in open_since.values():
@@ -52,7 +53,7 @@ def recorded(records: Iterable[AuditRecord], period: Period) -> Iterator[Series]
 
 def _moment(record: AuditRecord) -> float | None:
     """Return when what a record says became so, in seconds since the epoch; None: it does not say."""
-    return epoch_s(record.ended if record.kind in {AuditKind.ENDED, AuditKind.STARTED} else record.began)
+    return epoch_s(record.ended if record.kind in {*_CLOSING, AuditKind.STARTED} else record.began)
 
 
 def _between(since: float, record: AuditRecord, until: float, period: Period) -> Iterator[Series]:

@@ -93,3 +93,14 @@ def test_evictions_and_moves_change_nothing_by_themselves() -> None:
     grant = replace(POD, began=at(0))
     evicted = replace(grant, kind=AuditKind.EVICTED, began=at(3))
     assert hours(replace(GPU, began=at(0)), grant, evicted, ended(grant, 24))["web", "unmeasured"] == 6
+
+
+def test_instances_that_were_made_anew_are_not_there_twice() -> None:
+    there = replace(GPU, card="c", card_mib=32768, began=at(0))
+    gone = replace(there, kind=AuditKind.WITHDRAWN, ended=at(12))
+    others = [replace(there, gpu=name, gpu_mib=8192, began=at(12)) for name in ("b1", "b2")]
+    grant = replace(POD, gpu="b1", memory_mib=8192, began=at(12))
+    assert hours(there, gone, *others, grant, ended(grant, 24)) == {
+        ("web", "unmeasured"): Fraction(12, 4), ("", "free"): Fraction(12, 2) + Fraction(12, 4),
+        ("", "stranded"): Fraction(12),
+    }  # fmt: skip
