@@ -30,7 +30,9 @@ def recorded(records: Iterable[AuditRecord], period: Period) -> Iterator[Series]
 
     While no agent recorded there are no samples, nor after the newest record: what happened then is not known.
     """
-    in_order = sorted(((at, each) for each in records if (at := _moment(each)) is not None), key=lambda pair: pair[0])
+    moments = ((at, each) for each in records if (at := _moment(each)) is not None)
+    # In the second in which an agent starts it lists what is there, and logs may be in any order.
+    in_order = sorted(moments, key=lambda pair: (pair[0], pair[1].kind is not AuditKind.STARTED))
     open_since: dict[tuple[str, ...], tuple[float, AuditRecord]] = {}
     last_of: dict[str, float] = {}
     for at, record in in_order:

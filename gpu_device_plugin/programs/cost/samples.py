@@ -6,6 +6,7 @@ import http.client
 import json
 import ssl
 from dataclasses import dataclass
+from itertools import pairwise
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError, URLError
@@ -27,7 +28,7 @@ from gpu_device_plugin.core.cost.audit import AuditRecord
 from gpu_device_plugin.core.report.text.printing import shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from gpu_device_plugin.core.cost.accounting import Period
@@ -221,4 +222,11 @@ def audit_lines(text: bytes) -> list[AuditRecord]:
         record = AuditRecord.of(fields) if isinstance(fields, dict) else None
         if record is not None:
             found.append(record)
-    return found
+    return found[::-1] if _newest_first(found) else found
+
+
+def _newest_first(records: Sequence[AuditRecord]) -> bool:
+    """Return whether most records tell of an earlier time than the one before, as tools that show logs print them."""
+    times = [each.ended or each.began for each in records]
+    pairs = list(pairwise(times))
+    return sum(later < earlier for earlier, later in pairs) > sum(later > earlier for earlier, later in pairs)

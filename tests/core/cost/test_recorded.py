@@ -104,3 +104,10 @@ def test_instances_that_were_made_anew_are_not_there_twice() -> None:
         ("web", "unmeasured"): Fraction(12, 4), ("", "free"): Fraction(12, 2) + Fraction(12, 4),
         ("", "stranded"): Fraction(12),
     }  # fmt: skip
+
+
+def test_what_is_listed_in_the_second_of_a_start_is_there_in_whatever_order_it_comes() -> None:
+    there, grant = replace(GPU, began=at(6)), replace(POD, kind=AuditKind.FOUND, began=at(6))
+    assert hours(ended(grant, 24), grant, there, started(None, 6)) == {
+        ("web", "unmeasured"): Fraction(18, 4), ("", "free"): Fraction(18 * 3, 4), ("", "unobserved"): Fraction(6),
+    }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from contextlib import contextmanager
+from dataclasses import replace
 from fractions import Fraction
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -18,7 +19,7 @@ from gpu_device_plugin.core.cost.accounting import MEMORY, Period
 from gpu_device_plugin.core.cost.audit import LOGGER, MESSAGE, AuditKind, AuditRecord
 from gpu_device_plugin.logs import JsonFormatter
 from gpu_device_plugin.programs.cost.cost_program import main
-from gpu_device_plugin.programs.cost.samples import aligned
+from gpu_device_plugin.programs.cost.samples import aligned, audit_lines
 from gpu_device_plugin.settings.knobs import UsageError
 from tests.ports import free_ports
 
@@ -152,6 +153,18 @@ def test_audit_records_say_who_had_what_and_who_owns_it(tmp_path: Path, capsys: 
     assert found["nobody"] == {
         "freeGpuHours": "1.500000", "unobservedGpuHours": "1.000000", "borrowedGpuHours": "0.000000",
     }  # fmt: skip
+
+
+def test_logs_may_have_the_newest_line_first() -> None:
+    grant = AuditRecord(AuditKind.GRANTED, "n1", pod_uid="u", gpu="a", began="2024-10-01T01:00:00Z")
+    records = [
+        AuditRecord(AuditKind.OFFERED, "n1", gpu="a", began="2024-10-01T00:00:00Z"),
+        grant,
+        replace(grant, kind=AuditKind.FOUND, pod="web"),
+        replace(grant, kind=AuditKind.ENDED, pod="web", ended="2024-10-01T02:00:00Z"),
+    ]
+    lines = [json.dumps({**each.attributes()}) for each in records]
+    assert audit_lines("\n".join(lines).encode()) == audit_lines("\n".join(lines[::-1]).encode()) == records
 
 
 def test_a_long_period_is_asked_for_in_parts_with_the_token(capsys: pytest.CaptureFixture[str]) -> None:
