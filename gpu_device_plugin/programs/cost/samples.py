@@ -143,7 +143,7 @@ def _why(error: HTTPError) -> str:
         return f"it sends to {error.headers.get('Location', 'another address')}; give that address"
     try:
         return shortened(_DECODER.decode(error.read(1 << 16)).error, 300) or str(error.reason)
-    except (msgspec.MsgspecError, OSError, http.client.HTTPException):
+    except (msgspec.MsgspecError, RecursionError, OSError, http.client.HTTPException):
         return f"{error.reason}; is that the address of a Prometheus, with its path?"
 
 
@@ -152,7 +152,7 @@ def _decoded(text: bytes, what: str) -> list[_Result]:
         raise SamplesError(f"{what}: more than {_LARGEST >> 20} MiB at once; take a longer --step or a shorter period")
     try:
         answer = _DECODER.decode(text)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise SamplesError(f"{what}: this is no answer of Prometheus' API /api/v1/query_range ({error})") from error
     if answer.status != "success":
         raise SamplesError(f"{what} refuses the query: {answer.error or answer.status}")
@@ -166,7 +166,8 @@ def _values(found: _Result, what: str) -> dict[int, float]:
         pairs = [(round(at), float(value)) for at, value in found.values or ()]
     except (ValueError, OverflowError) as error:
         raise SamplesError(f"{what}: a sample is no number: {error}") from error
-    return {at: value for at, value in pairs if isfinite(value)}
+    # All that is read are amounts and parts.
+    return {at: value for at, value in pairs if isfinite(value) and value >= 0}
 
 
 # --- Files ------------------------------------------------------------------------------------------------------------

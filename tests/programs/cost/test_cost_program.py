@@ -15,7 +15,7 @@ from urllib.parse import parse_qs
 import pytest
 
 from gpu_device_plugin.cli import parse
-from gpu_device_plugin.core.cost.accounting import MEMORY, Period
+from gpu_device_plugin.core.cost.accounting import GIVEN, MEMORY, Period
 from gpu_device_plugin.core.cost.audit import LOGGER, MESSAGE, AuditKind, AuditRecord
 from gpu_device_plugin.logs import JsonFormatter
 from gpu_device_plugin.programs.cost.cost_program import main
@@ -218,6 +218,7 @@ def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str])
         (["--rate", "T4"], "'T4' is not MODEL=PRICE; write 'NVIDIA H100*=2.50'"),
         (["--rate", "T4=cheap"], "'cheap' is no amount of at least 0"),
         (["--rate", "T4=-1"], "'-1' is no amount of at least 0"),
+        (["--rate", "T4=1e-999999999"], "'1e-999999999' is no amount of at least 0"),
         (["--rate", "T4=1", "--currency", "euro"], "'euro' is no code of three letters, such as EUR"),
         (["--co2", "nan"], "--co2: 'nan' is no amount"),
         (["-o", "focus"], "costs need prices; add --rate 'MODEL=PRICE', or --rates PATH"),
@@ -231,6 +232,19 @@ def test_a_mistake_is_answered_with_a_sentence(words: list[str], said: str) -> N
     assert said in str(error.value)
 
 
+def test_a_period_may_begin_before_the_calendar(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cost("--samples", recorded, "--from", "999999w", "--step", "52w") == 1
+    assert "from 1970-01-01T00:00:00Z to " in capsys.readouterr().err
+
+
+def test_samples_below_zero_count_as_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = {"namespace": "ml", "pod": "web", "container": "main", "gpu": "a"}
+    series = [({"__name__": MEMORY, "gpu": "a"}, samples(16)), ({"__name__": GIVEN, **place}, samples(-8))]
+    (tmp_path / "file").write_bytes(matrix(*series))
+    assert cost("--samples", str(tmp_path / "file"), *PERIOD, "-o", "json") == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == []
+
+
 def test_a_model_without_a_rate_is_named(recorded: str) -> None:
     with pytest.raises(UsageError, match="there is no rate for the model 'Tesla T4'"):
         cost("--samples", recorded, *PERIOD, "--rate", "H100=2")
@@ -240,6 +254,10 @@ def test_a_model_without_a_rate_is_named(recorded: str) -> None:
     ("content", "said"),
     [
         (b"hello", "this is no answer of Prometheus' API /api/v1/query_range"),
+        (
+            b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+            "this is no answer of Prometheus' API /api/v1/query_range",
+        ),
         (matrix(({"gpu": "a"}, samples(1))), "series without a name; record the metrics themselves"),
         (matrix(({"__name__": MEMORY}, [[BEGIN, "x"]])), "a sample is no number"),
         (matrix(GPU[2]), f"there is no {MEMORY} from 2024-10-01T00:00:00Z to 2024-10-01T04:00:00Z, only what"),

@@ -136,7 +136,9 @@ async def test_the_event_of_an_xid_names_a_record_with_what_led_to_it_that_outli
 
         await there.node.until(seen)
         decisions = its.agent.api.decisions
-        await there.node.until(lambda: any("container main of default/web was given" in each.text for each in decisions))
+        await there.node.until(
+            lambda: any("container main of default/web was given" in each.text for each in decisions)
+        )
         there.node.hardware(BUSY, T4, events=[{"at": "1ms", "gpu": 0, "xid": 31}])
         ((about, name),) = await told(there, "GPUError")
         assert (about, name.endswith("-xid-gpu0")) == ("node", True)
