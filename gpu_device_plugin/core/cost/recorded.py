@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cost.accounting import CARD_MEMORY, GIVEN, INFO, MEMORY, POD_OWNER, Series
@@ -60,7 +61,8 @@ def _moment(record: AuditRecord) -> float | None:
 
 def _between(since: float, record: AuditRecord, until: float, period: Period) -> Iterator[Series]:
     """Yield the series of a GPU, or of a container on one, with samples from `since` to before `until`."""
-    times = [at for at in period.times if since <= at < until]
+    first, end = (max(0, ceil((at - period.start) / period.step_s)) for at in (since, until))
+    times = period.times[first:end]
     gpu = {"gpu": record.gpu}
     if not times:
         return

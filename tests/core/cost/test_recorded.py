@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
-from gpu_device_plugin.core.cost.accounting import Holder, Part, Period, account
+from gpu_device_plugin.core.cost.accounting import MEMORY, Holder, Part, Period, account
 from gpu_device_plugin.core.cost.audit import AuditKind, AuditRecord
 from gpu_device_plugin.core.cost.recorded import owners, recorded
 from gpu_device_plugin.core.model.times import rfc3339
@@ -111,3 +111,13 @@ def test_what_is_listed_in_the_second_of_a_start_is_there_in_whatever_order_it_c
     assert hours(ended(grant, 24), grant, there, started(None, 6)) == {
         ("web", "unmeasured"): Fraction(18, 4), ("", "free"): Fraction(18 * 3, 4), ("", "unobserved"): Fraction(6),
     }  # fmt: skip
+
+
+def test_a_record_counts_at_the_times_of_the_period_from_its_beginning_to_before_its_end() -> None:
+    for began, until in ((0, 1), (0.5, 1), (1, 1.5), (-3, 2), (22.5, 30), (-2, -1), (25, 26), (3, 2)):
+        there = replace(GPU, began=at(began + 48), ended="")
+        gone = replace(there, kind=AuditKind.WITHDRAWN, ended=at(until + 48))
+        period = Period(2 * 86400, 3 * 86400, 3600)
+        found = [time for each in recorded([there, gone], period) if each.name == MEMORY for time in each.values]
+        expected = [time for time in period.times if began <= time / 3600 - 48 < until]
+        assert found == expected
