@@ -40,7 +40,8 @@ def recorded(records: Iterable[AuditRecord], period: Period) -> Iterator[Series]
         place = (record.node, *record.place)
         if record.kind is AuditKind.STARTED:
             away = epoch_s(record.began)
-            until = last_of.get(record.node, at) if away is None else away
+            # The last life sign of an agent whose clock was ahead is later than the next agent's start.
+            until = last_of.get(record.node, at) if away is None else min(away, at)
             for each in [each for each in open_since if each[0] == record.node]:
                 yield from _between(*open_since.pop(each), until, period)
         elif record.kind in _OPENING or record.kind in _CLOSING:

@@ -121,3 +121,11 @@ def test_a_record_counts_at_the_times_of_the_period_from_its_beginning_to_before
         found = [time for each in recorded([there, gone], period) if each.name == MEMORY for time in each.values]
         expected = [time for time in period.times if began <= time / 3600 - 48 < until]
         assert found == expected
+
+
+def test_a_life_sign_of_a_clock_that_was_ahead_gives_nobody_time_after_the_start_of_the_next_agent() -> None:
+    found = hours(
+        replace(GPU, began=at(0)), replace(POD, began=at(0)), started(20, 6), replace(GPU, began=at(6)),
+        started(24, 24),
+    )  # fmt: skip
+    assert found == {("web", "unmeasured"): Fraction(6, 4), ("", "free"): Fraction(24) - Fraction(6, 4)}
