@@ -78,8 +78,12 @@ def test_troubles_of_other_gpus_kinds_and_containers_are_others() -> None:
 
 def test_a_gpu_that_takes_many_containers_with_it_does_not_fill_the_node() -> None:
     crowd = [(n, death(pod=replace(POD, uid=str(n)))) for n in range(100)]
-    assert recorded(*crowd) == [*map(str, range(8)), *[""] * 92]
-    assert recorded(*crowd[:9], (8 * MIN, crowd[0][1]), (11 * MIN, xid()))[-3:] == ["", "0", "10"]
+    assert recorded(*crowd) == [*map(str, range(4)), *[""] * 96]
+    assert recorded(*crowd[:5], (8 * MIN, crowd[0][1]), (11 * MIN, xid()))[-3:] == ["", "0", "6"]
+    failing = [
+        (n, replace(xid(n), kind=kind)) for n in range(4) for kind in (IncidentKind.XID, IncidentKind.GPU_FAILED)
+    ]
+    assert recorded(*crowd[:9], *((9 + n, each) for n, each in failing))[9:] == ["9", "10", "11", "12", *[""] * 4]
 
 
 @drawn(st.lists(st.tuples(st.floats(0, 4000), st.integers(0, 12)), max_size=40))
