@@ -120,7 +120,8 @@ class FlightRecorder:
         taken = {each.name for each in self._files.listing.incidents}
         taken |= {each.name for each in self._recorded.known.values()}
         found = summary(trigger, shares, at_s, taken)
-        self._recorded, name = self._recorded.after(trigger, found.name, self.clock())
+        before = self._recorded
+        self._recorded, name = before.after(trigger, found.name, self.clock())
         if name != found.name:
             return name, False
         try:
@@ -128,6 +129,7 @@ class FlightRecorder:
             self._drafted.set()
         except Exception:  # noqa: BLE001 - the caller has something more important to do
             _log.exception("an incident cannot be recorded")
+            self._recorded = before  # nobody is to be told the name of a record that is not there
             return "", False
         return name, True
 
