@@ -39,7 +39,8 @@ _LARGEST = 512 << 20
 """Bytes of an answer or a file."""
 _TIMEOUT_S = 120.0
 _SCRAPES_S = 300
-"""In files a sample counts until the next one, but no longer than a step or this, Prometheus' own lookback."""
+"""In files a sample counts until the next one, but no longer than a step or this, Prometheus' own lookback; one that
+was recorded at longer steps, for such a step."""
 
 
 class SamplesError(Exception):
@@ -187,17 +188,21 @@ def content(path: Path) -> bytes:
 
 def in_file(text: bytes, path: Path, period: Period) -> Iterator[Series]:
     """Yield the series of a recorded answer, with samples at the times of the period. Raises SamplesError."""
+    found = []
     for each in _decoded(text, str(path)):
         name = each.metric.get("__name__", "")
         if not name:
             raise SamplesError(f"{path}: series without a name; record the metrics themselves, such as {MEMORY}")
         if name in LABELS:
-            yield Series(name, each.metric, aligned(_values(each, str(path)), period))
+            found.append((name, each.metric, _values(each, str(path))))
+    apart = [later - earlier for *_, values in found for earlier, later in pairwise(sorted(values))]
+    for name, metric, values in found:
+        yield Series(name, metric, aligned(values, period, min(apart, default=0)))
 
 
-def aligned(values: dict[int, float], period: Period) -> dict[int, float]:
-    """Return the newest value at each time of the period, if it is not too old."""
-    oldest_s, in_order = min(period.step_s, _SCRAPES_S), sorted(values)
+def aligned(values: dict[int, float], period: Period, recorded_s: int = 0) -> dict[int, float]:
+    """Return the newest value at each time of the period, if it is not too old; `recorded_s` lies between two."""
+    oldest_s, in_order = max(min(period.step_s, _SCRAPES_S), recorded_s), sorted(values)
     found: dict[int, float] = {}
     next_one, last = 0, None
     for at in period.times:

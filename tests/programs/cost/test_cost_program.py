@@ -245,6 +245,14 @@ def test_samples_below_zero_count_as_none(tmp_path: Path, capsys: pytest.Capture
     assert json.loads(capsys.readouterr().out)["rows"] == []
 
 
+@pytest.mark.parametrize("step", ["1m", "10m", "1h"])
+def test_what_was_recorded_by_the_hour_counts_for_hours_whatever_the_step(
+    step: str, recorded: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cost("--samples", recorded, *PERIOD[:4], "--step", step, "-o", "json") == 0
+    assert json.loads(capsys.readouterr().out)["rows"][0]["unmeasuredGpuHours"] == "1.000000"
+
+
 def test_a_model_without_a_rate_is_named(recorded: str) -> None:
     with pytest.raises(UsageError, match="there is no rate for the model 'Tesla T4'"):
         cost("--samples", recorded, *PERIOD, "--rate", "H100=2")
