@@ -66,13 +66,18 @@ def replace_below(root: Path, name: str, content: bytes, *, lasting: bool = True
         with contextlib.suppress(FileNotFoundError):
             os.unlink(new, dir_fd=folder)  # left by a process that was killed here
         made = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | _FILE, 0o600, dir_fd=folder)
-        with os.fdopen(made, "wb") as file:
-            os.fchmod(made, mode)
-            file.write(content)
-            if lasting:
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(new, last, src_dir_fd=folder, dst_dir_fd=folder)
+        try:
+            with os.fdopen(made, "wb") as file:
+                os.fchmod(made, mode)
+                file.write(content)
+                if lasting:
+                    file.flush()
+                    os.fsync(file.fileno())
+            os.replace(new, last, src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError:
+            with contextlib.suppress(OSError):  # what is half written would take the room that is missing
+                os.unlink(new, dir_fd=folder)
+            raise
 
 
 def make_folder_below(root: Path, name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import errno
 import os
 import socket
 from pathlib import Path
@@ -128,6 +129,19 @@ def test_a_folder_is_made_listed_and_emptied_without_following_links(folder: Pat
 
 def descriptors() -> list[str]:
     return sorted(path.name for path in Path("/proc/self/fd").iterdir())
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    (folder / "b").write_text("old")
+    for name in ("a", "b"):
+        with pytest.raises(OSError, match="No space left"):
+            files.replace_below(folder, name, b"new")
+    assert [each.name for each in folder.iterdir()] == ["b"]
+    assert (folder / "b").read_text() == "old"
 
 
 def test_no_descriptor_is_left_open(folder: Path) -> None:

@@ -87,9 +87,15 @@ def cordons_of(annotations: Mapping[str, str]) -> tuple[Mapping[str, Cordon], st
 
 
 def write_cordons(cordons: Mapping[str, Cordon]) -> str | None:
-    """Return the value of `CORDONS`, who and why cut to `LONGEST_REASON`; None: no GPU is put aside."""
+    """Return the value of `CORDONS`, who and why cut to `LONGEST_REASON`; None: no GPU is put aside.
+
+    Raises:
+        MalformedAnnotationError: nobody could read it, and all GPUs would take pods again.
+    """
     if not cordons:
         return None
+    if len(cordons) > MOST_GPUS:
+        raise _malformed(f"would have more than {MOST_GPUS} gpus: uncordon those that are gone")
     gpus = {uuid: asdict(_cordon(asdict(cordon))) for uuid, cordon in sorted(cordons.items())}
     return json.dumps({"version": CORDONS_VERSION, "gpus": gpus}, separators=(",", ":"), ensure_ascii=False)
 

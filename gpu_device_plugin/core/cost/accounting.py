@@ -215,32 +215,46 @@ class _Accounting:
             card = cards.setdefault(parent or gpu, _Card(0, model.partition(" MIG ")[0], node))
             card.members.append((node, gpu))
         for uuid, card in cards.items():
-            named = self._tables[CARD_MEMORY].rows.get((uuid,), {}).values()
-            together = [
-                sum(self._tables[MEMORY].at(each, at) or 0 for each in card.members) for at in self._period.times
-            ]
-            card.memory = max((round(value) for value in named), default=0) or 0
-            card.memory = max(card.memory, *together)
+            card.memory = self._memory_of(uuid, card)
         return {uuid: card for uuid, card in cards.items() if card.memory}
+
+    def _memory_of(self, uuid: str, card: _Card) -> int:
+        """Return the memory of a card; where nothing tells it, what its instances have together."""
+        named = [round(value) for value in self._tables[CARD_MEMORY].rows.get((uuid,), {}).values()]
+        alone = [each for each in card.members if each[1] == uuid]
+        times, table = self._period.times, self._tables[MEMORY]
+        named += [table.at(each, at) or 0 for each in alone for at in times]
+        return max(named, default=0) or max(sum(table.at(each, at) or 0 for each in card.members) for at in times)
 
     # --- One moment -----------------------------------------------------------------------------------------------
 
     def _divide(self, at: int) -> None:
         seconds = self._period.weight_s(at)
-        free: dict[str, dict[str, int]] = defaultdict(dict)
+        free: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
         for uuid, card in self._cards.items():
             there = [(key, memory) for key in card.members if (memory := self._tables[MEMORY].at(key, at)) is not None]
             if not there:
-                absent = at in self._listed_at and card.node and at not in self._lists.get((card.node,), {})
+                nodes = {node for node, _ in card.members}
+                absent = at in self._listed_at and not any(
+                    not node or at in self._lists.get((node,), {}) for node in nodes
+                )
                 self._add(uuid, (), Part.UNOBSERVED, 0 if absent else card.memory * seconds)
                 continue
             given: dict[tuple[str, ...], int] = {}
-            left = card.memory
+            usable: dict[tuple[str, str], int] = {}
             for key, memory in there:
-                parts, usable = self._given(key, memory, at)
+                parts, usable[key] = self._given(key, memory, at)
                 given |= parts
-                free[card.node][uuid] = free[card.node].get(uuid, 0) + usable
-                left -= usable + sum(parts.values())
+            # Two nodes may tell of a GPU that moved, and an instance that somebody still has is told with those that
+            # were made in its place. They are no more than the card.
+            if sum(given.values()) > card.memory:
+                given = apportion(card.memory, given)
+            left = card.memory - sum(given.values())
+            if sum(usable.values()) > left:
+                usable = apportion(left, usable)
+            for (node, _), room in usable.items():
+                free[node][uuid] += room
+                left -= room
             self._add(uuid, (), Part.STRANDED, left * seconds)
             self._hold(uuid, given, at, seconds)
             self._share_energy(uuid, given, at, seconds)

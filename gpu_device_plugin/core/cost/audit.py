@@ -26,6 +26,8 @@ class AuditKind(StrEnum):
     """An agent begins: between `began` and `ended` nothing was recorded on its node. Without `began`: never before."""
     OFFERED = "offered"
     """The node has this GPU, or MIG instance, since the agent started or longer."""
+    WITHDRAWN = "withdrawn"
+    """The node had this GPU, or MIG instance, until `ended`."""
     FOUND = "found"
     """A container had this already when its agent started; or its pod became known by name."""
     GRANTED = "granted"

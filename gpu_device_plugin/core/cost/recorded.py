@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cost.accounting import CARD_MEMORY, GIVEN, INFO, MEMORY, POD_OWNER, Series
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cost.audit import AuditRecord
 
 _OPENING = frozenset({AuditKind.OFFERED, AuditKind.FOUND, AuditKind.GRANTED, AuditKind.RESIZED})
+_CLOSING = frozenset({AuditKind.ENDED, AuditKind.WITHDRAWN})
 
 
 def owners(records: Iterable[AuditRecord]) -> Iterator[Series]:
@@ -29,21 +31,24 @@ def recorded(records: Iterable[AuditRecord], period: Period) -> Iterator[Series]
 
     While no agent recorded there are no samples, nor after the newest record: what happened then is not known.
     """
-    in_order = sorted(((at, each) for each in records if (at := _moment(each)) is not None), key=lambda pair: pair[0])
+    moments = ((at, each) for each in records if (at := _moment(each)) is not None)
+    # In the second in which an agent starts it lists what is there, and logs may be in any order.
+    in_order = sorted(moments, key=lambda pair: (pair[0], pair[1].kind is not AuditKind.STARTED))
     open_since: dict[tuple[str, ...], tuple[float, AuditRecord]] = {}
     last_of: dict[str, float] = {}
     for at, record in in_order:
         place = (record.node, *record.place)
         if record.kind is AuditKind.STARTED:
             away = epoch_s(record.began)
-            until = last_of.get(record.node, at) if away is None else away
+            # The last life sign of an agent whose clock was ahead is later than the next agent's start.
+            until = last_of.get(record.node, at) if away is None else min(away, at)
             for each in [each for each in open_since if each[0] == record.node]:
                 yield from _between(*open_since.pop(each), until, period)
-        elif record.kind in _OPENING or record.kind is AuditKind.ENDED:
+        elif record.kind in _OPENING or record.kind in _CLOSING:
             before = open_since.pop(place, None)
             if before is not None:
                 yield from _between(*before, at, period)
-            if record.kind is not AuditKind.ENDED:
+            if record.kind in _OPENING:
                 open_since[place] = at, record
         last_of[record.node] = at
     for since, record in open_since.values():
@@ -52,12 +57,13 @@ def recorded(records: Iterable[AuditRecord], period: Period) -> Iterator[Series]
 
 def _moment(record: AuditRecord) -> float | None:
     """Return when what a record says became so, in seconds since the epoch; None: it does not say."""
-    return epoch_s(record.ended if record.kind in {AuditKind.ENDED, AuditKind.STARTED} else record.began)
+    return epoch_s(record.ended if record.kind in {*_CLOSING, AuditKind.STARTED} else record.began)
 
 
 def _between(since: float, record: AuditRecord, until: float, period: Period) -> Iterator[Series]:
     """Yield the series of a GPU, or of a container on one, with samples from `since` to before `until`."""
-    times = [at for at in period.times if since <= at < until]
+    first, end = (max(0, ceil((at - period.start) / period.step_s)) for at in (since, until))
+    times = period.times[first:end]
     gpu = {"gpu": record.gpu}
     if not times:
         return

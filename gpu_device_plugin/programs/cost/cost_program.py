@@ -143,7 +143,7 @@ def _time(flag: str, text: str, now: int) -> int:
     ago_s, at = _seconds(text), epoch_s(text)
     if ago_s is None and at is None:
         raise UsageError(f"{flag}: {text!r} is no time; write 2026-10-01, 2026-10-01T06:00:00Z, or 30d for 30 days ago")
-    return int(at if at is not None else now - (ago_s or 0))
+    return max(0, int(at if at is not None else now - (ago_s or 0)))
 
 
 def _seconds(text: str) -> int | None:
@@ -178,7 +178,8 @@ def _rates(arguments: argparse.Namespace) -> tuple[list[Rate], str]:
 def _price(flag: str, text: str) -> Fraction:
     try:
         value = Decimal(text.strip())
-        if value.is_finite() and 0 <= value < 10**9:
+        # A fraction with the thousands of digits of 1e-9999 would take for ever.
+        if value.is_finite() and 0 <= value < 10**9 and int(value.as_tuple().exponent) >= -99:
             return Fraction(value)
     except InvalidOperation:
         pass

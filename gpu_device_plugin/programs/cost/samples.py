@@ -6,6 +6,7 @@ import http.client
 import json
 import ssl
 from dataclasses import dataclass
+from itertools import pairwise
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError, URLError
@@ -27,7 +28,7 @@ from gpu_device_plugin.core.cost.audit import AuditRecord
 from gpu_device_plugin.core.report.text.printing import shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from gpu_device_plugin.core.cost.accounting import Period
@@ -38,7 +39,8 @@ _LARGEST = 512 << 20
 """Bytes of an answer or a file."""
 _TIMEOUT_S = 120.0
 _SCRAPES_S = 300
-"""In files a sample counts until the next one, but no longer than a step or this, Prometheus' own lookback."""
+"""In files a sample counts until the next one, but no longer than a step or this, Prometheus' own lookback; one that
+was recorded at longer steps, for such a step."""
 
 
 class SamplesError(Exception):
@@ -142,7 +144,7 @@ def _why(error: HTTPError) -> str:
         return f"it sends to {error.headers.get('Location', 'another address')}; give that address"
     try:
         return shortened(_DECODER.decode(error.read(1 << 16)).error, 300) or str(error.reason)
-    except (msgspec.MsgspecError, OSError, http.client.HTTPException):
+    except (msgspec.MsgspecError, RecursionError, OSError, http.client.HTTPException):
         return f"{error.reason}; is that the address of a Prometheus, with its path?"
 
 
@@ -151,7 +153,7 @@ def _decoded(text: bytes, what: str) -> list[_Result]:
         raise SamplesError(f"{what}: more than {_LARGEST >> 20} MiB at once; take a longer --step or a shorter period")
     try:
         answer = _DECODER.decode(text)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise SamplesError(f"{what}: this is no answer of Prometheus' API /api/v1/query_range ({error})") from error
     if answer.status != "success":
         raise SamplesError(f"{what} refuses the query: {answer.error or answer.status}")
@@ -165,7 +167,8 @@ def _values(found: _Result, what: str) -> dict[int, float]:
         pairs = [(round(at), float(value)) for at, value in found.values or ()]
     except (ValueError, OverflowError) as error:
         raise SamplesError(f"{what}: a sample is no number: {error}") from error
-    return {at: value for at, value in pairs if isfinite(value)}
+    # All that is read are amounts and parts.
+    return {at: value for at, value in pairs if isfinite(value) and value >= 0}
 
 
 # --- Files ------------------------------------------------------------------------------------------------------------
@@ -185,17 +188,21 @@ def content(path: Path) -> bytes:
 
 def in_file(text: bytes, path: Path, period: Period) -> Iterator[Series]:
     """Yield the series of a recorded answer, with samples at the times of the period. Raises SamplesError."""
+    found = []
     for each in _decoded(text, str(path)):
         name = each.metric.get("__name__", "")
         if not name:
             raise SamplesError(f"{path}: series without a name; record the metrics themselves, such as {MEMORY}")
         if name in LABELS:
-            yield Series(name, each.metric, aligned(_values(each, str(path)), period))
+            found.append((name, each.metric, _values(each, str(path))))
+    apart = [later - earlier for *_, values in found for earlier, later in pairwise(sorted(values))]
+    for name, metric, values in found:
+        yield Series(name, metric, aligned(values, period, min(apart, default=0)))
 
 
-def aligned(values: dict[int, float], period: Period) -> dict[int, float]:
-    """Return the newest value at each time of the period, if it is not too old."""
-    oldest_s, in_order = min(period.step_s, _SCRAPES_S), sorted(values)
+def aligned(values: dict[int, float], period: Period, recorded_s: int = 0) -> dict[int, float]:
+    """Return the newest value at each time of the period, if it is not too old; `recorded_s` lies between two."""
+    oldest_s, in_order = max(min(period.step_s, _SCRAPES_S), recorded_s), sorted(values)
     found: dict[int, float] = {}
     next_one, last = 0, None
     for at in period.times:
@@ -221,4 +228,11 @@ def audit_lines(text: bytes) -> list[AuditRecord]:
         record = AuditRecord.of(fields) if isinstance(fields, dict) else None
         if record is not None:
             found.append(record)
-    return found
+    return found[::-1] if _newest_first(found) else found
+
+
+def _newest_first(records: Sequence[AuditRecord]) -> bool:
+    """Return whether most records tell of an earlier time than the one before, as tools that show logs print them."""
+    times = [each.ended or each.began for each in records]
+    pairs = list(pairwise(times))
+    return sum(later < earlier for earlier, later in pairs) > sum(later > earlier for earlier, later in pairs)

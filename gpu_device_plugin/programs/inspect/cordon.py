@@ -76,7 +76,7 @@ def cordon(
             lines.append("The scheduler extender sends no pod there from now on; the node's agent follows in a minute.")
     if not arguments.drain:
         return lines, OK
-    marks = {CORDONS: write_cordons(cordons) or ""}
+    marks = {CORDONS: _text(cordons) or ""}
 
     def as_if(view: NodeView) -> NodeView:
         if view.name != name:
@@ -177,6 +177,13 @@ def _cordons(node: NodeRecord) -> Mapping[str, Cordon]:
         ) from error
 
 
+def _text(cordons: Mapping[str, Cordon]) -> str | None:
+    try:
+        return write_cordons(cordons)
+    except MalformedAnnotationError as error:
+        raise ClusterUnreadableError(f"the cordon cannot be written: {error}") from error
+
+
 def _write(
     kubectl: Kubectl, name: str, change: Callable[[Mapping[str, Cordon]], Mapping[str, Cordon]]
 ) -> Mapping[str, Cordon]:
@@ -185,7 +192,7 @@ def _write(
         node = NodeReader().read(kubectl.raw(NODES.path(name=name)))
         cordons = change(_cordons(node))
         there = {"uid": node.uid, "resourceVersion": node.resource_version}
-        body = {"metadata": {**there, "annotations": {CORDONS: write_cordons(cordons)}}}
+        body = {"metadata": {**there, "annotations": {CORDONS: _text(cordons)}}}
         try:
             kubectl.patch("node", name, body)
         except ClusterUnreadableError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.waiting import together, within
@@ -61,7 +61,7 @@ class AuditLog:
         self._life_sign = StateFile(self._settings.device_plugin_dir, AUDITED, lasting=False)
         self._woken = asyncio.Event()
         self._grants: Grants = {}
-        self._offered: frozenset[str] = frozenset()
+        self._offered: dict[str, AuditRecord] = {}
         self._told: frozenset[str] = frozenset()
         self._found = False
 
@@ -99,9 +99,12 @@ class AuditLog:
         self._grants = grants(self._node, self._use.holdings(), shares, before, now)
         evicted = {} if self._evictor is None else self._evictor.evicted
         new = changes(before, self._grants, evicted, self._told, now, first=not self._found)
-        for record in (*[gpus[uuid] for uuid in gpus if uuid not in self._offered], *new):
+        gone = [
+            replace(self._offered[uuid], kind=AuditKind.WITHDRAWN, ended=now) for uuid in self._offered.keys() - gpus
+        ]
+        for record in (*gone, *[gpus[uuid] for uuid in gpus if uuid not in self._offered], *new):
             write(record)
             if sentence := decision(record):
                 self._note(sentence)
-        self._offered |= gpus.keys()
+        self._offered = {uuid: self._offered.get(uuid, record) for uuid, record in gpus.items()}
         self._told, self._found = frozenset(evicted), True

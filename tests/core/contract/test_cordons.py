@@ -45,6 +45,11 @@ def test_the_longest_cordons_of_the_most_gpus_can_be_read() -> None:
     assert {len(each.why) for each in found.values()} == {LONGEST_REASON}
 
 
+def test_one_cordon_too_many_is_not_written_as_it_would_lift_all_of_them() -> None:
+    with pytest.raises(MalformedAnnotationError, match="uncordon those that are gone"):
+        write_cordons({f"GPU-{n}": Cordon() for n in range(MOST_GPUS + 1)})
+
+
 def test_a_cordon_says_who_when_and_why() -> None:
     assert str(CORDON) == "cordoned by alice at 2026-11-28T18:00:00Z because: a fan is loud"
     assert str(Cordon()) == "cordoned by somebody"

@@ -255,3 +255,23 @@ def test_the_parts_are_the_whole_and_each_holders_what_a_naive_count_finds(drawn
     held = {key: value for key, value in counted.items() if key[1] not in {"free", "stranded"}}
     assert held == {key: value for key, value in expected.items() if value}
     assert counted["", "stranded"] <= whole - sum(held.values())
+
+
+def test_a_gpu_that_two_nodes_tell_of_for_a_moment_is_one() -> None:
+    """The machine behind a node's GPU got another name; for one step both are read. The pod has all of it."""
+    twice = [*gpu("a", TIMES[:4], node="old"), *gpu("a", TIMES[3:], node="new")]
+    assert hours(account([*twice, *container("a", "web", TIMES, 16)], HOUR)) == {("web", "unmeasured"): Fraction(1)}
+    assert hours(account(twice, HOUR)) == {("", "free"): Fraction(1)}
+
+
+def test_an_instance_that_somebody_still_has_and_those_in_its_place_are_no_more_than_the_card() -> None:
+    series = [
+        *gpu("old", TIMES[:4], gib=70, parent="c", allocated=70), *container("old", "x", TIMES[:4], 70),
+        *[each for name in "123" for each in gpu(name, TIMES[3:], gib=20, parent="c")],
+        *container("1", "y", TIMES[3:], 20),
+        Series(CARD_MEMORY, {"gpu": "c"}, {0: 80.0 * GIB}),
+    ]  # fmt: skip
+    found = hours(account(series, HOUR))
+    assert sum(found.values()) == 1
+    assert float(found["y", "unmeasured"]) == pytest.approx((2 * 20 + 80 * 20 / 90) / (6 * 80))
+    assert float(found["x", "unmeasured"]) == pytest.approx((3 * 70 + 80 * 70 / 90) / (6 * 80))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
-from gpu_device_plugin.core.cost.accounting import Holder, Part, Period, account
+from gpu_device_plugin.core.cost.accounting import MEMORY, Holder, Part, Period, account
 from gpu_device_plugin.core.cost.audit import AuditKind, AuditRecord
 from gpu_device_plugin.core.cost.recorded import owners, recorded
 from gpu_device_plugin.core.model.times import rfc3339
@@ -93,3 +93,39 @@ def test_evictions_and_moves_change_nothing_by_themselves() -> None:
     grant = replace(POD, began=at(0))
     evicted = replace(grant, kind=AuditKind.EVICTED, began=at(3))
     assert hours(replace(GPU, began=at(0)), grant, evicted, ended(grant, 24))["web", "unmeasured"] == 6
+
+
+def test_instances_that_were_made_anew_are_not_there_twice() -> None:
+    there = replace(GPU, card="c", card_mib=32768, began=at(0))
+    gone = replace(there, kind=AuditKind.WITHDRAWN, ended=at(12))
+    others = [replace(there, gpu=name, gpu_mib=8192, began=at(12)) for name in ("b1", "b2")]
+    grant = replace(POD, gpu="b1", memory_mib=8192, began=at(12))
+    assert hours(there, gone, *others, grant, ended(grant, 24)) == {
+        ("web", "unmeasured"): Fraction(12, 4), ("", "free"): Fraction(12, 2) + Fraction(12, 4),
+        ("", "stranded"): Fraction(12),
+    }  # fmt: skip
+
+
+def test_what_is_listed_in_the_second_of_a_start_is_there_in_whatever_order_it_comes() -> None:
+    there, grant = replace(GPU, began=at(6)), replace(POD, kind=AuditKind.FOUND, began=at(6))
+    assert hours(ended(grant, 24), grant, there, started(None, 6)) == {
+        ("web", "unmeasured"): Fraction(18, 4), ("", "free"): Fraction(18 * 3, 4), ("", "unobserved"): Fraction(6),
+    }  # fmt: skip
+
+
+def test_a_record_counts_at_the_times_of_the_period_from_its_beginning_to_before_its_end() -> None:
+    for began, until in ((0, 1), (0.5, 1), (1, 1.5), (-3, 2), (22.5, 30), (-2, -1), (25, 26), (3, 2)):
+        there = replace(GPU, began=at(began + 48), ended="")
+        gone = replace(there, kind=AuditKind.WITHDRAWN, ended=at(until + 48))
+        period = Period(2 * 86400, 3 * 86400, 3600)
+        found = [time for each in recorded([there, gone], period) if each.name == MEMORY for time in each.values]
+        expected = [time for time in period.times if began <= time / 3600 - 48 < until]
+        assert found == expected
+
+
+def test_a_life_sign_of_a_clock_that_was_ahead_gives_nobody_time_after_the_start_of_the_next_agent() -> None:
+    found = hours(
+        replace(GPU, began=at(0)), replace(POD, began=at(0)), started(20, 6), replace(GPU, began=at(6)),
+        started(24, 24),
+    )  # fmt: skip
+    assert found == {("web", "unmeasured"): Fraction(6, 4), ("", "free"): Fraction(24) - Fraction(6, 4)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from contextlib import contextmanager
+from dataclasses import replace
 from fractions import Fraction
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -14,11 +15,11 @@ from urllib.parse import parse_qs
 import pytest
 
 from gpu_device_plugin.cli import parse
-from gpu_device_plugin.core.cost.accounting import MEMORY, Period
+from gpu_device_plugin.core.cost.accounting import GIVEN, MEMORY, Period
 from gpu_device_plugin.core.cost.audit import LOGGER, MESSAGE, AuditKind, AuditRecord
 from gpu_device_plugin.logs import JsonFormatter
 from gpu_device_plugin.programs.cost.cost_program import main
-from gpu_device_plugin.programs.cost.samples import aligned
+from gpu_device_plugin.programs.cost.samples import aligned, audit_lines
 from gpu_device_plugin.settings.knobs import UsageError
 from tests.ports import free_ports
 
@@ -154,6 +155,18 @@ def test_audit_records_say_who_had_what_and_who_owns_it(tmp_path: Path, capsys: 
     }  # fmt: skip
 
 
+def test_logs_may_have_the_newest_line_first() -> None:
+    grant = AuditRecord(AuditKind.GRANTED, "n1", pod_uid="u", gpu="a", began="2024-10-01T01:00:00Z")
+    records = [
+        AuditRecord(AuditKind.OFFERED, "n1", gpu="a", began="2024-10-01T00:00:00Z"),
+        grant,
+        replace(grant, kind=AuditKind.FOUND, pod="web"),
+        replace(grant, kind=AuditKind.ENDED, pod="web", ended="2024-10-01T02:00:00Z"),
+    ]
+    lines = [json.dumps({**each.attributes()}) for each in records]
+    assert audit_lines("\n".join(lines).encode()) == audit_lines("\n".join(lines[::-1]).encode()) == records
+
+
 def test_a_long_period_is_asked_for_in_parts_with_the_token(capsys: pytest.CaptureFixture[str]) -> None:
     with server(200, matrix()) as (url, asked):
         period, environ = ("--from", "2024-10-01", "--to", "2024-10-02", "--step", "1m"), {"PROMETHEUS_TOKEN": "word\n"}
@@ -205,6 +218,7 @@ def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str])
         (["--rate", "T4"], "'T4' is not MODEL=PRICE; write 'NVIDIA H100*=2.50'"),
         (["--rate", "T4=cheap"], "'cheap' is no amount of at least 0"),
         (["--rate", "T4=-1"], "'-1' is no amount of at least 0"),
+        (["--rate", "T4=1e-999999999"], "'1e-999999999' is no amount of at least 0"),
         (["--rate", "T4=1", "--currency", "euro"], "'euro' is no code of three letters, such as EUR"),
         (["--co2", "nan"], "--co2: 'nan' is no amount"),
         (["-o", "focus"], "costs need prices; add --rate 'MODEL=PRICE', or --rates PATH"),
@@ -218,6 +232,27 @@ def test_a_mistake_is_answered_with_a_sentence(words: list[str], said: str) -> N
     assert said in str(error.value)
 
 
+def test_a_period_may_begin_before_the_calendar(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cost("--samples", recorded, "--from", "999999w", "--step", "52w") == 1
+    assert "from 1970-01-01T00:00:00Z to " in capsys.readouterr().err
+
+
+def test_samples_below_zero_count_as_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = {"namespace": "ml", "pod": "web", "container": "main", "gpu": "a"}
+    series = [({"__name__": MEMORY, "gpu": "a"}, samples(16)), ({"__name__": GIVEN, **place}, samples(-8))]
+    (tmp_path / "file").write_bytes(matrix(*series))
+    assert cost("--samples", str(tmp_path / "file"), *PERIOD, "-o", "json") == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == []
+
+
+@pytest.mark.parametrize("step", ["1m", "10m", "1h"])
+def test_what_was_recorded_by_the_hour_counts_for_hours_whatever_the_step(
+    step: str, recorded: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cost("--samples", recorded, *PERIOD[:4], "--step", step, "-o", "json") == 0
+    assert json.loads(capsys.readouterr().out)["rows"][0]["unmeasuredGpuHours"] == "1.000000"
+
+
 def test_a_model_without_a_rate_is_named(recorded: str) -> None:
     with pytest.raises(UsageError, match="there is no rate for the model 'Tesla T4'"):
         cost("--samples", recorded, *PERIOD, "--rate", "H100=2")
@@ -227,6 +262,10 @@ def test_a_model_without_a_rate_is_named(recorded: str) -> None:
     ("content", "said"),
     [
         (b"hello", "this is no answer of Prometheus' API /api/v1/query_range"),
+        (
+            b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+            "this is no answer of Prometheus' API /api/v1/query_range",
+        ),
         (matrix(({"gpu": "a"}, samples(1))), "series without a name; record the metrics themselves"),
         (matrix(({"__name__": MEMORY}, [[BEGIN, "x"]])), "a sample is no number"),
         (matrix(GPU[2]), f"there is no {MEMORY} from 2024-10-01T00:00:00Z to 2024-10-01T04:00:00Z, only what"),

@@ -71,3 +71,18 @@ async def test_a_guarantee_that_grows_is_recorded(caplog: pytest.LogCaptureFixtu
         await there.node.until(lambda: bool(records(caplog, AuditKind.RESIZED)))
     (resized,) = records(caplog, AuditKind.RESIZED)
     assert (resized.before, resized.shares, resized.event) == (4, 6, "GPUMemoryResized")
+
+
+async def test_instances_that_are_made_anew_take_the_place_of_the_former_ones(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    async with world([{"model": "H100", "mig": "1g.10gb*3"}], mig="whole") as node:
+        await node.start_agent()
+        await node.until(lambda: len(records(caplog, AuditKind.OFFERED)) == 3)
+        node.hardware({"model": "H100", "mig": "2g.20gb*2"})
+        await node.until(lambda: len(records(caplog, AuditKind.WITHDRAWN)) == 3)
+        await node.until(lambda: len(records(caplog, AuditKind.OFFERED)) == 5)
+        node.hardware({"model": "H100", "mig": "1g.10gb*3"})
+        await node.until(lambda: len(records(caplog, AuditKind.OFFERED)) == 8)
+    offered, withdrawn = records(caplog, AuditKind.OFFERED), records(caplog, AuditKind.WITHDRAWN)
+    assert {each.gpu for each in withdrawn[:3]} == {each.gpu for each in offered[:3]}
+    assert all((epoch_s(each.began) or 0) <= (epoch_s(each.ended) or 0) for each in withdrawn)

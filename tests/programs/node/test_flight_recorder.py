@@ -135,6 +135,10 @@ async def test_the_event_of_an_xid_names_a_record_with_what_led_to_it_that_outli
             return selection is not None and any(3072 in each.used_mib for each in selection.containers())
 
         await there.node.until(seen)
+        decisions = its.agent.api.decisions
+        await there.node.until(
+            lambda: any("container main of default/web was given" in each.text for each in decisions)
+        )
         there.node.hardware(BUSY, T4, events=[{"at": "1ms", "gpu": 0, "xid": 31}])
         ((about, name),) = await told(there, "GPUError")
         assert (about, name.endswith("-xid-gpu0")) == ("node", True)
@@ -271,6 +275,28 @@ async def test_a_record_is_bounded_however_much_there_is_to_tell() -> None:
         assert its.agent.recorder.record(trigger) == f" (incident {name})"
 
 
+async def test_what_happens_in_one_moment_is_taken_down_once() -> None:
+    """All GPUs of a node may fail at once; limits and use of a thousand containers take 40 ms."""
+    async with scene() as (_, its):
+        recorder, taken = its.agent.recorder, []
+        of_now = recorder._use
+
+        def use() -> NodeUse:
+            taken.append(1)
+            return of_now()
+
+        recorder._use = use
+        names = [
+            incident_of(recorder.record(Trigger(IncidentKind.GPU_FAILED, "?", (uuid,)))) for uuid in its.node.uuids
+        ]
+        assert (len(set(names)), len(taken)) == (2, 1)
+        for name in names:
+            await its.record(name)
+        await eventually(lambda: recorder._storm is None)
+        recorder.record(Trigger(IncidentKind.XID, "?", (its.node.uuids[0],)))
+        assert len(taken) == 2
+
+
 async def test_a_gpu_without_history_and_a_report_that_fails_keep_nobody_from_telling() -> None:
     async with scene() as (_, its):
         found = await its.record(incident_of(its.agent.recorder.record(Trigger(IncidentKind.XID, "?", ("GPU-x",)))))
@@ -280,7 +306,8 @@ async def test_a_gpu_without_history_and_a_report_that_fails_keep_nobody_from_te
             raise RuntimeError
 
         its.agent.recorder._use = fail
-        assert its.agent.recorder.record(Trigger(IncidentKind.XID, "?", (its.node.uuids[0],))) == ""
+        for _ in range(2):
+            assert its.agent.recorder.record(Trigger(IncidentKind.XID, "?", (its.node.uuids[0],))) == ""
 
 
 async def test_the_history_is_served_beside_the_use() -> None:

@@ -43,7 +43,13 @@ class Faults:
     into use, until the fault has ended and come again."""
 
     def after(self, conditions: Mapping[str, GpuCondition], codes: Collection[str], now: float) -> Faults:
-        """Return the faults after a reading of all GPUs at `now`; only those with these codes count."""
+        """Return the faults after a reading of all GPUs at `now`; only those with these codes count.
+
+        A reading without any GPU is none: the driver did not answer, or is not asked. That ends no fault, but nobody
+        knows then how long it lasts.
+        """
+        if not conditions:
+            return Faults(answered=self.answered)
         since = {
             (uuid, code): self.since.get((uuid, code), now)
             for uuid, condition in conditions.items()

@@ -31,6 +31,8 @@ AGAIN_S = 3600.0
 """Or if its last record is that old, quiet or not."""
 _AT_MOST, _WITHIN_S = 8, 600.0
 """At most so many records are made in so many seconds: a failing GPU takes all of its containers with it."""
+_ENDS, _AT_MOST_ENDS = frozenset({IncidentKind.OUT_OF_MEMORY, IncidentKind.CONTAINER_DIED}), 4
+"""And so many of containers: a job whose pods fail, one after the other, leaves room for what befalls its GPU."""
 _LONGEST_SENTENCE = 1000
 _OUT_OF_MEMORY = "OOMKilled"
 """The kubelet's reason of a container whose main process the kernel killed."""
@@ -86,7 +88,9 @@ class Recorded:
         if before is not None and now - before.seen < QUIET_S and now - before.recorded < AGAIN_S:
             known[trigger.subject] = replace(before, seen=now)
             return Recorded(known), before.name
-        if sum(now - each.recorded < _WITHIN_S for each in known.values()) >= _AT_MOST:
+        lately = [kind for (kind, *_), each in known.items() if now - each.recorded < _WITHIN_S]
+        ends = sum(kind in _ENDS for kind in lately)
+        if len(lately) >= _AT_MOST or (trigger.kind in _ENDS and ends >= _AT_MOST_ENDS):
             return Recorded(known), ""
         known[trigger.subject] = _Known(name, now, now)
         return Recorded(known), name
@@ -147,8 +151,13 @@ def processes_on(
     most: int,
 ) -> tuple[IncidentProcess, ...]:
     """Return the processes on these GPUs, at most `most`: those with the most memory, with the pods they belong to."""
-    held = tuple(holdings)
-    pods = {holding.pod_uid: holding.pod for holding in held if holding.pod is not None}
+    pods: dict[str, Pod] = {}
+    held: dict[tuple[str, str], list[Holding]] = {}
+    for holding in holdings:
+        if holding.pod is not None:
+            pods[holding.pod_uid] = holding.pod
+        for uuid in holding.granted:
+            held.setdefault((holding.pod_uid, uuid), []).append(holding)
     found = []
     for reading in readings:
         shared = shares.by_uuid(reading.uuid)
@@ -158,7 +167,7 @@ def processes_on(
             owner, names = owners.get(process.pid), ("", "", "")
             if owner is not None:
                 pod = pods.get(owner.pod_uid)
-                holders = [each for each in held if each.pod_uid == owner.pod_uid and reading.uuid in each.granted]
+                holders = held.get((owner.pod_uid, reading.uuid), [])
                 namespace, name = ("", owner.pod_uid) if pod is None else (pod.namespace, pod.name)
                 names = (namespace, name, container_of(owner, holders, pod))
             found.append(IncidentProcess(shared.position, process.pid, *names, process.used_mib, process.sm_percent))

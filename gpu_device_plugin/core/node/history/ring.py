@@ -294,8 +294,9 @@ class Ring:
             return
         first = self._steps.start if self._steps else step
         self._at, self._steps = at, range(max(first, step - self._count + 1), step + 1)
-        self._gpus.put(step, {sample.shared.gpu.uuid: _gpu_values(sample) for sample in gpus})
-        there = [use for use in by_place(uses).values() if use.uuid in self._gpus.rows]
+        samples = {sample.shared.gpu.uuid: _gpu_values(sample) for sample in gpus}
+        self._gpus.put(step, samples)
+        there = [use for use in by_place(uses).values() if use.uuid in samples and use.uuid in self._gpus.rows]
         there.sort(key=lambda use: (-(use.used_mib or 0), use.place))
         self._containers.put(step, {use.place: self._values(use, cpu_throttled) for use in there})
         missing = frozenset(self._containers.left_out)
@@ -329,7 +330,9 @@ class Ring:
             gpus = {uuid: row for uuid, row in gpus.items() if uuid in uuids}
             rows = {place: row for place, row in self._containers.rows.items() if place[2] in gpus}
         elif namespace is not None:
-            rows = {place: row for place, row in self._containers.rows.items() if row.facts.namespace == namespace}
+            # The row of a GPU may have made room for another GPU, before those of its containers are too old.
+            of_known = {place: row for place, row in self._containers.rows.items() if place[2] in gpus}
+            rows = {place: row for place, row in of_known.items() if row.facts.namespace == namespace}
             gpus = {uuid: gpus[uuid] for uuid in {place[2] for place in rows}}
         if not gpus:
             return None

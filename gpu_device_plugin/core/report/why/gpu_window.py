@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -68,6 +69,18 @@ class GpuWindow:
     def works(self) -> tuple[bool, ...]:
         """Whether the pod wanted the multiprocessors."""
         return tuple(value is not None and value >= _WORKS_PERCENT for value in self.sm)
+
+    @property
+    def holders(self) -> tuple[ContainerHistory, ...]:
+        """The pod's containers that have what they were granted at the same time.
+
+        A pod that replaces one of its name has its containers again, and an ordinary init container hands on its
+        shares: what the earlier ones were granted is no more.
+        """
+        newest = {each.container: each for each in sorted(self.own, key=_last)}
+        steps = len(self.recent)
+        active = [each for each in newest.values() if any((*each.used_mib[-steps:], *each.sm_percent[-steps:]))]
+        return tuple(active or newest.values())
 
     @property
     def short(self) -> str:
@@ -154,6 +167,13 @@ def windows(history: NodeHistory, namespace: str, pod: str, at_s: float | None) 
         recent = range(max(0, length - steps), length)
         now = gpu.condition or GpuCondition(gpu.uuid)
         yield GpuWindow(gpu, now, own, others, history.step_s, at_s, sm, used, present, recent)
+
+
+def _last(container: ContainerHistory) -> int:
+    """Return the last step in which a container was there, counted from the newest one, which is -1."""
+    both = container.used_mib, container.sm_percent
+    known = (at for values in both for at, value in enumerate(values, -len(values)) if value is not None)
+    return max(known, default=-sys.maxsize)
 
 
 def _total(series: Iterable[Series], length: int) -> Series:

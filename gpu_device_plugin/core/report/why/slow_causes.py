@@ -142,7 +142,7 @@ def _neighbours(window: GpuWindow, may_see: MaySee) -> Verdict:
 
 
 def _memory_full(window: GpuWindow, may_see: MaySee) -> Verdict:
-    granted, total = sum(each.granted_mib for each in window.own), window.gpu.total_mib
+    granted, total = sum(each.granted_mib for each in window.holders), window.gpu.total_mib
     pairs = list(zip(window.total(window.gpu.used_mib), window.used, strict=True))
     taken = tuple(None if used is None or own is None else used - own for used, own in pairs)
     flags = [
@@ -192,7 +192,7 @@ def _starved(window: GpuWindow, _: MaySee) -> Verdict:
 
 
 def _thrashes(window: GpuWindow, _: MaySee) -> Verdict:
-    used, most = window.used, sum(each.most_mib for each in window.own)
+    used, most = window.used, sum(each.most_mib for each in window.holders)
     flags = [None if value is None or most <= 0 else value >= most * _AT_LIMIT for value in used]
     if not isinstance(held := window.held(flags, _NO_MEMORY, idle=True), Held):
         return held

@@ -66,3 +66,15 @@ def test_another_fault_of_the_same_gpu_counts_by_itself() -> None:
     faults = after(Faults(), 0.0, repair_failed=True).answer("GPU-a", KEPT_FOR_S)
     faults = after(faults, 700.0, repair_failed=True, ecc_uncorrected=1)
     assert faults.due(1300.0) == {"GPU-a": "ecc-uncorrected: uncorrected memory errors"}
+
+
+def test_a_reading_that_fails_ends_no_fault_and_does_not_tell_how_long_it_lasts() -> None:
+    """A driver that once answers too late is not to put aside again what a person has taken back into use."""
+    answered = after(Faults(), 0.0, repair_failed=True).answer("GPU-a", KEPT_FOR_S)
+    missed = answered.after({}, tuple(FAULTS), 610.0)
+    again = after(after(missed, 620.0, repair_failed=True), 1300.0, repair_failed=True)
+    assert again.due(1300.0) == {}
+    seen = after(Faults(), 0.0, repair_failed=True).after({}, tuple(FAULTS), 300.0)
+    seen = after(seen, 700.0, repair_failed=True)
+    assert seen.due(700.0) == {}
+    assert seen.due(1300.0).keys() == {"GPU-a"}

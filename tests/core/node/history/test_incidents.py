@@ -78,8 +78,12 @@ def test_troubles_of_other_gpus_kinds_and_containers_are_others() -> None:
 
 def test_a_gpu_that_takes_many_containers_with_it_does_not_fill_the_node() -> None:
     crowd = [(n, death(pod=replace(POD, uid=str(n)))) for n in range(100)]
-    assert recorded(*crowd) == [*map(str, range(8)), *[""] * 92]
-    assert recorded(*crowd[:9], (8 * MIN, crowd[0][1]), (11 * MIN, xid()))[-3:] == ["", "0", "10"]
+    assert recorded(*crowd) == [*map(str, range(4)), *[""] * 96]
+    assert recorded(*crowd[:5], (8 * MIN, crowd[0][1]), (11 * MIN, xid()))[-3:] == ["", "0", "6"]
+    failing = [
+        (n, replace(xid(n), kind=kind)) for n in range(4) for kind in (IncidentKind.XID, IncidentKind.GPU_FAILED)
+    ]
+    assert recorded(*crowd[:9], *((9 + n, each) for n, each in failing))[9:] == ["9", "10", "11", "12", *[""] * 4]
 
 
 @drawn(st.lists(st.tuples(st.floats(0, 4000), st.integers(0, 12)), max_size=40))
@@ -180,6 +184,21 @@ def test_processes_are_told_with_their_pods_and_without_anything_else_of_them() 
         IncidentProcess(0, 0, "", "", "", None, 0),
     )
     assert processes_on({"GPU-0"}, readings, owners, holdings, SHARES, most=2) == found[:2]
+
+
+def test_the_processes_of_a_full_node_are_found_without_looking_at_every_container_for_each() -> None:
+    class Counted(dict[str, int]):
+        looks = 0
+
+        def __contains__(self, key: object) -> bool:
+            Counted.looks += 1
+            return super().__contains__(key)
+
+    holdings = [Holding(f"u{n}", "main", Counted({"GPU-0": 1})) for n in range(300)]
+    readings = [GpuReading("GPU-0", tuple(GpuProcess(n, n) for n in range(300)), 1)]
+    found = processes_on({"GPU-0"}, readings, {n: CgroupOwner(f"u{n}") for n in range(300)}, holdings, SHARES, most=300)
+    assert {(each.pid, each.pod, each.container) for each in found} == {(n, f"u{n}", "main") for n in range(300)}
+    assert Counted.looks <= len(holdings)
 
 
 def test_decisions_of_the_time_before_are_kept() -> None:

@@ -359,3 +359,13 @@ def test_the_load_of_the_pcie_link_is_that_of_the_busier_direction(
     before: GpuCondition, after: GpuCondition, seconds: float, percent: int | None
 ) -> None:
     assert pcie_percent(before, after, seconds) == percent
+
+
+def test_a_container_that_is_still_there_once_its_gpu_is_forgotten_does_not_break_its_namespace() -> None:
+    ring = Ring(steps=4)
+    for step in range(8):
+        gpus = [GpuSample(each) for each in (SHARED[1:] if step else SHARED)]
+        ring.tick(STEP_S * step + 7, gpus, [using("gone", 0), using("there", 1)], {})
+        selection = ring.select(namespace="team")
+        assert {each.pod for each in all_of(selection).containers} >= {"there-name"}
+    assert [each.pod for each in all_of(ring.select(namespace="team")).containers] == ["there-name"]

@@ -290,6 +290,18 @@ def test_a_pod_of_the_same_name_that_is_gone_does_not_count() -> None:
 # --- Nothing found, and what was not looked at ------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("container", ["main", "init"])
+def test_what_was_granted_before_is_not_granted_twice(container: str) -> None:
+    """A pod replaced one of its name, or its init container handed on its shares; both pods fill their halves."""
+    before, end = series(None), series(0)
+    if container == "main":
+        before, end = lately(40_000, 30, None), lately(60, 30, None)
+    own = train(used_mib=lately(None, 29, 40_500), sm_percent=lately(None, 29, 60))
+    former = train(container=container, used_mib=before, sm_percent=end, cpu_throttled_percent=())
+    of = history(own, former, other(series(10), series(40_500)), used_mib=series(81_000))
+    assert [each.code for each in slowness([of], "default", "train", NOW)] == ["nothing-slows-it"]
+
+
 def test_where_nothing_is_found_it_is_told_what_was_looked_at() -> None:
     (told,) = slowness([history(train(sm_percent=series(90)))], "default", "train", NOW)
     assert (told.severity, told.code) == (Severity.NOTE, "nothing-slows-it")
