@@ -24,6 +24,8 @@ class AuditKind(StrEnum):
 
     STARTED = "started"
     """An agent begins: between `began` and `ended` nothing was recorded on its node. Without `began`: never before."""
+    ALIVE = "alive"
+    """An agent has recorded everything until `began`; written while there is nothing else to write."""
     OFFERED = "offered"
     """The node has this GPU, or MIG instance, since the agent started or longer."""
     WITHDRAWN = "withdrawn"

@@ -29,7 +29,8 @@ def owners(records: Iterable[AuditRecord]) -> Iterator[Series]:
 def recorded(records: Iterable[AuditRecord], period: Period) -> Iterator[Series]:
     """Yield GPUs, and what containers were given of them.
 
-    While no agent recorded there are no samples, nor after the newest record: what happened then is not known.
+    While a node's agent did not record there are no samples of it, nor after its newest record: what happened then is
+    not known.
     """
     moments = ((at, each) for each in records if (at := _moment(each)) is not None)
     # In the second in which an agent starts it lists what is there, and logs may be in any order.
@@ -52,7 +53,7 @@ def recorded(records: Iterable[AuditRecord], period: Period) -> Iterator[Series]
                 open_since[place] = at, record
         last_of[record.node] = at
     for since, record in open_since.values():
-        yield from _between(since, record, in_order[-1][0], period)
+        yield from _between(since, record, last_of[record.node], period)
 
 
 def _moment(record: AuditRecord) -> float | None:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(LOGGER)
 
+ALIVE_S = 900.0
+"""Seconds without a record after which one says that there was nothing to record."""
+
 
 def write(record: AuditRecord) -> None:
     """Write a record as a line of the log."""
@@ -64,6 +67,7 @@ class AuditLog:
         self._offered: dict[str, AuditRecord] = {}
         self._told: frozenset[str] = frozenset()
         self._found = False
+        self._wrote_s = 0.0
 
     async def run(self) -> NoReturn:
         """Record until cancelled."""
@@ -102,8 +106,12 @@ class AuditLog:
         gone = [
             replace(self._offered[uuid], kind=AuditKind.WITHDRAWN, ended=now) for uuid in self._offered.keys() - gpus
         ]
-        for record in (*gone, *[gpus[uuid] for uuid in gpus if uuid not in self._offered], *new):
+        records = [*gone, *[gpus[uuid] for uuid in gpus if uuid not in self._offered], *new]
+        if not records and self.clock() - self._wrote_s >= ALIVE_S:
+            records = [AuditRecord(AuditKind.ALIVE, self._node, began=now)]
+        for record in records:
             write(record)
+            self._wrote_s = self.clock()
             if sentence := decision(record):
                 self._note(sentence)
         self._offered = {uuid: self._offered.get(uuid, record) for uuid, record in gpus.items()}

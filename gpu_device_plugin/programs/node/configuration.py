@@ -26,10 +26,11 @@ from gpu_device_plugin.settings.extra_grant import read_extra_grant
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from typing import NoReturn
 
     from gpu_device_plugin.aio.observable import Observable
+    from gpu_device_plugin.core.contract.cordons import Cordon
     from gpu_device_plugin.core.node.limits.extra_grant import ExtraGrant
     from gpu_device_plugin.core.node.serving_mode import Serving
     from gpu_device_plugin.hardware.monitor import Hardware
@@ -154,7 +155,7 @@ class Configuration:
         inputs = replace(
             _inputs(self._settings.value, before.delivery.plan.extra),
             labels=None if node is None else node.labels,
-            cordons=before.cordons if node is None else cordons_of(node.annotations)[0],
+            cordons=before.cordons if node is None else self._cordons(node.annotations),
             inventory=view.inventory,
             health=view.beliefs,
             started=view.state is not State.STARTING,
@@ -178,6 +179,11 @@ class Configuration:
         self.mps.refuse = config.delivery.plan.refuse
         self.mps.ask_for(config.mps_gpus)
         self._config.set(config)
+
+    def _cordons(self, annotations: Mapping[str, str]) -> Mapping[str, Cordon]:
+        """Return the cordons of our node; those of before where they cannot be read."""
+        cordons, fault = cordons_of(annotations)
+        return self._config.value.cordons if fault else cordons
 
     def reload(self) -> None:
         """Take over changed settings."""

@@ -60,14 +60,22 @@ def test_while_no_agent_recorded_nothing_is_given_to_anybody() -> None:
 
 
 def test_an_agent_that_does_not_know_since_when_was_away_since_the_last_record() -> None:
+    alive = AuditRecord(AuditKind.ALIVE, "n1", began=at(24))
     found = hours(replace(GPU, began=at(0)), replace(POD, began=at(3)), started(None, 12), replace(GPU, began=at(12)),
-                  started(24, 24, "other"))  # fmt: skip
+                  alive)  # fmt: skip
     assert (found["", "unobserved"], found["", "free"]) == (Fraction(9), Fraction(15))
 
 
 def test_nothing_is_known_after_the_newest_record() -> None:
     found = hours(replace(GPU, began=at(0)), replace(POD, began=at(6)))
     assert found == {("", "free"): Fraction(6), ("", "unobserved"): Fraction(18)}
+
+
+def test_a_node_that_never_returns_has_nothing_after_its_own_newest_record() -> None:
+    alive = AuditRecord(AuditKind.ALIVE, "n1", began=at(9))
+    found = hours(replace(GPU, began=at(0)), replace(POD, began=at(6)), alive, started(24, 24, "other"))
+    assert found["web", "unmeasured"] == Fraction(3, 4)
+    assert found["", "unobserved"] == 15
 
 
 def test_a_mig_instance_is_a_part_of_its_card_and_a_pod_without_name_goes_by_its_uid() -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, RESIZE_BOUND
 from gpu_device_plugin.core.cost.audit import LOGGER, AuditKind, AuditRecord
 from gpu_device_plugin.core.model.times import epoch_s
+from gpu_device_plugin.programs.node import audit_log
 from tests.programs.node.cluster_harness import NODE, cluster, promise
 from tests.programs.node.harness import pod, world
 
@@ -86,3 +87,16 @@ async def test_instances_that_are_made_anew_take_the_place_of_the_former_ones(ca
     offered, withdrawn = records(caplog, AuditKind.OFFERED), records(caplog, AuditKind.WITHDRAWN)
     assert {each.gpu for each in withdrawn[:3]} == {each.gpu for each in offered[:3]}
     assert all((epoch_s(each.began) or 0) <= (epoch_s(each.ended) or 0) for each in withdrawn)
+
+
+async def test_an_agent_with_nothing_to_record_says_that_it_records(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(audit_log, "ALIVE_S", 0.0)
+    async with world("fake:1xT4") as node:
+        await node.start_agent()
+        await node.kubelet.admit(pod("web", mem=4))
+        await node.until(lambda: bool(records(caplog, AuditKind.ALIVE)))
+    alive = records(caplog, AuditKind.ALIVE)[0]
+    assert (alive.gpu, epoch_s(alive.began) is not None) == ("", True)

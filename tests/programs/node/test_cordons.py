@@ -96,13 +96,18 @@ async def test_a_cordon_outlives_the_agent_and_an_outage_of_the_api() -> None:
         assert len(it.events("GPUCordoned")) == 1
 
 
-async def test_a_damaged_annotation_cordons_nothing() -> None:
+async def test_a_damaged_annotation_leaves_the_cordons_as_they_were() -> None:
     async with cluster() as it:
         await start(it)
         free = it.node.healthy(MEM)
         put_aside(it, it.node.uuids[0])
         await it.node.healthy_is(MEM, free // 2)
         it.api.patch("nodes", NODE, {"metadata": {"annotations": {CORDONS: "{"}}})
+        agent = it.node.agent
+        assert agent is not None
+        await it.node.until(lambda: (seen := agent.api.node.value) is not None and seen.annotations[CORDONS] == "{")
+        assert it.node.healthy(MEM) == free // 2
+        put_aside(it)
         await it.node.healthy_is(MEM, free)
 
 
