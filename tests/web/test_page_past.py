@@ -146,7 +146,7 @@ async def test_incidents_of_a_node_are_listed_and_one_is_drawn_when_it_is_opened
             "container main ended with exit code 137 (Error)",
             "You may not see all pods, so its text is hidden.",
         ]
-        assert (await tab.texts(".incident b"))[:2] == ["Xid", "Container died"]
+        assert (await tab.texts(".incident b"))[:2] == ["XID", "Container died"]
         assert not [each for each in server.asked if "xid-gpu0" in each]
         await tab.click(f"{INCIDENT} summary")
         await tab.until(f"document.querySelector('{INCIDENT} .spark')")
