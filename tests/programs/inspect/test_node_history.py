@@ -33,7 +33,8 @@ XID = summary().name
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[Remembering]:
+async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Remembering]:
+    monkeypatch.setenv("COLUMNS", "120")
     async with remembering() as made:
         yield made
 
