@@ -107,7 +107,9 @@ def test_an_xid_a_kill_for_memory_and_a_death_are_recorded_and_survive_the_agent
     used = {"at": 0, "gpu": gpu, "processes": [{"pid": pid, "used": "3GiB", "sm": 40}]}
     describe(cluster, used, {"at": 1, "gpu": gpu, "xid": 31})
     xid = event(cluster, "GPUError", "XID 31")
-    cluster.apply_all([asking("hog", "sleep 3; x=x; while :; do x=$x$x; done", memory="24Mi"), asking("brief", "sleep 3; exit 3")])
+    cluster.apply_all(
+        [asking("hog", "sleep 3; x=x; while :; do x=$x$x; done", memory="24Mi"), asking("brief", "sleep 3; exit 3")]
+    )
     killed = event(cluster, "GPUIncident", "lack of main memory")
     died = event(cluster, "GPUIncident", "exit code 3")
 
@@ -155,6 +157,8 @@ def test_the_log_says_who_had_which_gpu_and_what_that_cost(cluster: Cluster) -> 
     assert cluster.own is not None
     log = cluster.own.home / "audit.log"
     log.write_text(logs)
-    done = cluster.run("gpu-device-plugin", "cost", "--audit", str(log), "--from", "1h", "--by", "pod", "-o", "json")
+    done = cluster.run(
+        "gpu-device-plugin", "cost", "--audit", str(log), "--from", "1h", "--step", "5s", "--by", "pod", "-o", "json"
+    )
     assert done.returncode == 0, done.stderr
     assert "web" in done.stdout
