@@ -360,7 +360,7 @@ def _add_cost(commands: Any) -> Parser:
         help="who had the GPUs in a period, and what that cost",
         usage="%(prog)s --prometheus URL | --samples PATH | --audit PATH  [--from TIME] [--to TIME] [--step DURATION]\n"
         "       [--by namespace|owner|pod] [--rate 'MODEL=PRICE'] [--co2 G/KWH] [-o table|json|focus]",
-        description="Tell who had the GPUs in a period, what of that was used or idle, what nobody had, and what it "
+        description="Tell who had the GPUs in a period, how much of that was used, what nobody had, and what it "
         "cost. All parts together are all GPU time, and cost what all GPUs cost, to the cent.",
         epilog="TIME is 2026-10-01, 2026-10-01T06:00:00Z, or how long ago: 30d, 12h. Exit code 0: done; 1: there are "
         "no samples, or they cannot be read; 2: the arguments cannot be used.",
@@ -369,12 +369,12 @@ def _add_cost(commands: Any) -> Parser:
         ("--prometheus", "URL", "read Prometheus' HTTP API [PROMETHEUS_URL]"),
         ("--token-file", "PATH", "send the bearer token in this file [PROMETHEUS_TOKEN]"),
         ("--ca", "PATH", "trust these certificates [SSL_CERT_FILE]"),
-        ("--from", "TIME", "the begin of the period [24h]"),
+        ("--from", "TIME", "start of the period [24h]"),
         ("--to", "TIME", "its end, which is not part of it [now]"),
-        ("--step", "DURATION", "a sample stands for so long [a minute or more]"),
+        ("--step", "DURATION", "for how long a sample counts [a minute or more]"),
         ("--rates", "PATH", "YAML with currency, and with rates, a map from models to prices"),
         ("--currency", "CODE", "of the prices [USD]"),
-        ("--co2", "G/KWH", "grams of CO2 for a kilowatt-hour"),
+        ("--co2", "G/KWH", "grams of CO2 for each kilowatt-hour"),
         ("--account", "NAME", "the billing account of FOCUS [gpushare]"),
     ):
         cost.add_argument(flag, metavar=metavar, help=text)
@@ -388,7 +388,7 @@ def _add_cost(commands: Any) -> Parser:
         ),
     ):
         cost.add_argument(flag, metavar=metavar, action="append", default=[], help=text)
-    cost.add_argument("--by", default="owner", choices=("namespace", "owner", "pod"), help="whom to tell apart [owner]")
+    cost.add_argument("--by", default="owner", choices=("namespace", "owner", "pod"), help="what to add up by [owner]")
     cost.add_argument(
         "-o", "--output", default="table", choices=("table", "json", "focus"), help="the form of the result"
     )

@@ -20,6 +20,12 @@ def of_model(series: str) -> str:
     return f'({series} and on (gpu) gpushare_gpu_info{{model=~"$model"}})'
 
 
+def of_card(series: str) -> str:
+    """Keep the series of GPUs of the chosen models, by their own UUID where they have MIG instances."""
+    whole, instances = 'gpushare_gpu_info{model=~"$model"}', 'gpushare_gpu_info{model=~"$model", parent!=""}'
+    return f'({series} and on (gpu) ({whole} or label_replace({instances}, "gpu", "$1", "parent", "(.+)")))'
+
+
 def gpu(metric: str, *matchers: str) -> str:
     """Select a metric of GPUs, by the chosen nodes and models."""
     chosen = ", ".join(('node=~"$node"', *matchers))
@@ -441,13 +447,15 @@ NAMESPACE = (
 CONDITION = (
     lines(
         "Temperature",
-        "Temperature of each GPU in degrees Celsius. Its hardware slows it from 85 or 90 on, by model.",
-        {"{{node}} {{gpu}}": by(OF_GPU, gpu("gpushare_gpu_temperature_celsius"), "max")},
+        "Temperature of each GPU. Its hardware slows it from 85 or 90 on, by model.",
+        {"{{node}} {{gpu}}": by(OF_GPU, of_card('gpushare_gpu_temperature_celsius{node=~"$node"}'), "max")},
+        unit="celsius",
     ),
     lines(
         "Power",
-        "Power that each GPU draws, in watts.",
-        {"{{node}} {{gpu}}": by(OF_GPU, gpu("gpushare_gpu_power_watts"), "max")},
+        "Power that each GPU draws.",
+        {"{{node}} {{gpu}}": by(OF_GPU, of_card('gpushare_gpu_power_watts{node=~"$node"}'), "max")},
+        unit="watt",
     ),
     lines(
         "Slowed",
@@ -455,7 +463,7 @@ CONDITION = (
         "heat and power_brake are not.",
         {
             "{{node}} {{gpu}} {{reason}}": by(
-                f"{OF_GPU}, reason", of_model('avg_over_time(gpushare_gpu_throttled{node=~"$node"}[5m])'), "max"
+                f"{OF_GPU}, reason", of_card('avg_over_time(gpushare_gpu_throttled{node=~"$node"}[5m])'), "max"
             )
         },
         unit=PART,
@@ -464,7 +472,7 @@ CONDITION = (
     lines(
         "Kernels run",
         "Part of the time in which a kernel ran on each GPU, however much of it that kernel kept busy.",
-        {"{{node}} {{gpu}}": by(OF_GPU, gpu("gpushare_gpu_utilization_ratio"), "max")},
+        {"{{node}} {{gpu}}": by(OF_GPU, of_card('gpushare_gpu_utilization_ratio{node=~"$node"}'), "max")},
         unit=PART,
         most=1,
     ),
@@ -474,19 +482,19 @@ CONDITION = (
         {
             f"{{{{node}}}} {{{{gpu}}}} {direction}": by(
                 OF_GPU,
-                of_model(f'rate(gpushare_gpu_pcie_{direction}_bytes_total{{node=~"$node"}}[$__rate_interval])'),
+                of_card(f'rate(gpushare_gpu_pcie_{direction}_bytes_total{{node=~"$node"}}[$__rate_interval])'),
                 "max",
             )
             for direction in ("sent", "received")
         },
-        unit=BYTES,
+        unit="binBps",
     ),
     lines(
         "Memory errors",
-        "ECC errors of the last hour, corrected and uncorrected. After an uncorrected one drain the node and reset it.",
+        "ECC errors of the last hour. After an uncorrected one drain the node and reset the GPU.",
         {
             f"{{{{node}}}} {{{{gpu}}}} {kind}": by(
-                OF_GPU, of_model(f'increase(gpushare_gpu_ecc_{kind}_errors_total{{node=~"$node"}}[1h])'), "max"
+                OF_GPU, of_card(f'increase(gpushare_gpu_ecc_{kind}_errors_total{{node=~"$node"}}[1h])'), "max"
             )
             for kind in ("corrected", "uncorrected")
         },

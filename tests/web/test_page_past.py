@@ -51,7 +51,7 @@ async def test_a_click_on_a_gpu_shows_its_last_hour_and_its_condition(browser: B
             "10 min: heat, hardware slowdown",
         ]
         assert (await tab.text(".past .spark-time")).split("\n") == ["\N{MINUS SIGN}60 min", "now"]
-        assert "ask Prometheus" in await tab.text(".past")
+        assert "A Prometheus that reads" in await tab.text(".past")
         told = await facts(tab)
         assert told["Temperature"] == "91 °C, slows down at 93 °C"
         assert told["Power"] == "68 W of 70 W"
@@ -146,7 +146,7 @@ async def test_incidents_of_a_node_are_listed_and_one_is_drawn_when_it_is_opened
             "container main ended with exit code 137 (Error)",
             "You may not see all pods, so its text is hidden.",
         ]
-        assert (await tab.texts(".incident b"))[:2] == ["Xid", "Container died"]
+        assert (await tab.texts(".incident b"))[:2] == ["XID", "Container died"]
         assert not [each for each in server.asked if "xid-gpu0" in each]
         await tab.click(f"{INCIDENT} summary")
         await tab.until(f"document.querySelector('{INCIDENT} .spark')")
@@ -165,7 +165,7 @@ async def test_incidents_of_a_node_are_listed_and_one_is_drawn_when_it_is_opened
 async def test_a_node_without_incidents_says_so(browser: Browser) -> None:
     async with opened(browser, small(), "?panel=a100-1") as (tab, _):
         await tab.until("document.querySelector('.past section')")
-        assert await tab.text(".past") == "Incidents\n\nNone is remembered."
+        assert await tab.text(".past") == "Incidents\n\nNone has been recorded."
 
 
 async def test_the_keyboard_reaches_the_gpus_of_an_open_node(browser: Browser) -> None:

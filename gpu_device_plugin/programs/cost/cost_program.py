@@ -21,6 +21,7 @@ from gpu_device_plugin.core.model.times import epoch_s, rfc3339
 from gpu_device_plugin.core.report.tables.cost_forms import Costs, cost_document, cost_table, focus_csv
 from gpu_device_plugin.core.report.text.columns import Line
 from gpu_device_plugin.core.report.text.printing import counted
+from gpu_device_plugin.core.report.text.use_texts import duration
 from gpu_device_plugin.programs.commandline import FAILED, OK
 from gpu_device_plugin.programs.cost.samples import Prometheus, SamplesError, audit_lines, checked, content, in_file
 from gpu_device_plugin.programs.terminal import discard_output, say, show
@@ -59,7 +60,7 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
         elif arguments.output == "focus":
             sys.stdout.write(focus_csv(costs, rates, arguments.account or "gpushare"))
         else:
-            when = f"from {rfc3339(period.start)} to {rfc3339(period.end)}, every {period.step_s} s"
+            when = f"from {rfc3339(period.start)} to {rfc3339(period.end)}, in steps of {duration(period.step_s)}"
             heading = f"{counted(found.cards, 'GPU')} {when}"
             show([Line(heading), Line(""), *cost_table(costs, _width())], environ)
         sys.stdout.flush()
@@ -169,6 +170,8 @@ def _rates(arguments: argparse.Namespace) -> tuple[list[Rate], str]:
             raise UsageError(f"{where}: write rates: as a map from models to prices")
         found += [Rate(str(models), _price(where, str(price))) for models, price in table.items()]
         currency = currency or content_of.get("currency")
+    if currency and not found:
+        raise UsageError("--currency: there are no prices; add --rate 'MODEL=PRICE', or --rates PATH")
     currency = currency or "USD"
     if not re.fullmatch(r"[A-Z]{3}", str(currency), re.ASCII):
         raise UsageError(f"--currency: {currency!r} is no code of three letters, such as EUR")
@@ -191,10 +194,12 @@ def _price(flag: str, text: str) -> Fraction:
 
 def _nothing(series: Sequence[Series], arguments: argparse.Namespace, period: Period) -> str:
     when = f"from {rfc3339(period.start)} to {rfc3339(period.end)}"
-    if any(each.name == GIVEN for each in series):
+    if any(each.name == GIVEN and each.values for each in series):
         return f"there is no {MEMORY} {when}, only what containers were given; read both"
     if arguments.audit:
         return f"the audit records name no GPU {when}; include the lines that agents write when they start"
+    if arguments.samples and not arguments.prometheus:
+        return f"the samples have no {MEMORY} {when}; --from and --to name their period"
     return (
         f"there is no {MEMORY} {when}: do agents run with --http, and does Prometheus read them? See docs/operations.md"
     )
@@ -207,6 +212,8 @@ def _notes(found: Account, arguments: argparse.Namespace) -> list[str]:
             "what is stranded is not known (no gpushare_extender_node_memory_stranded_bytes, which the policy fit "
             "learns) and counts as free"
         )
+    if arguments.co2 is not None and not any(found.energy_mj.values()):
+        notes.append("energy and CO2 are not known (no gpushare_gpu_power_watts)")
     if not arguments.audit and not any(key.holder.owner for key, _ in found.parts):
         notes.append("owners are not known: read kube-state-metrics with Prometheus, or add --audit PATH")
     return notes

@@ -109,8 +109,9 @@ class Prometheus:
         except HTTPError as error:
             raise SamplesError(f"{what} answers {error.code}: {_why(error)}") from error
         except (OSError, http.client.HTTPException, ValueError) as error:
-            reason = error.reason if isinstance(error, URLError) else error
-            raise SamplesError(f"{what} cannot be reached: {reason or type(error).__name__}") from error
+            cause = error.reason if isinstance(error, URLError) else error
+            reason = getattr(cause, "strerror", None) or cause or type(error).__name__
+            raise SamplesError(f"{what} cannot be reached: {reason}") from error
         return _decoded(text, what)
 
 
@@ -143,9 +144,11 @@ def _why(error: HTTPError) -> str:
     if error.code in range(300, 400):
         return f"it sends to {error.headers.get('Location', 'another address')}; give that address"
     try:
-        return shortened(_DECODER.decode(error.read(1 << 16)).error, 300) or str(error.reason)
+        if why := shortened(_DECODER.decode(error.read(1 << 16)).error, 300):
+            return why
     except (msgspec.MsgspecError, RecursionError, OSError, http.client.HTTPException):
-        return f"{error.reason}; is that the address of a Prometheus, with its path?"
+        pass
+    return f"{error.reason}; is that the address of a Prometheus, with its path?"
 
 
 def _decoded(text: bytes, what: str) -> list[_Result]:

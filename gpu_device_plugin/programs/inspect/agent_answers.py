@@ -15,7 +15,7 @@ from gpu_device_plugin.core.cluster.agentpods import agents
 from gpu_device_plugin.core.contract.history import HISTORY_PATH, LARGEST_HISTORY, NodeHistory
 from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.core.report.why.slowness import gpus_of
-from gpu_device_plugin.programs.kubectl import MISSING_RIGHT, NO_SUCH_PATH, ClusterUnreadableError, unread
+from gpu_device_plugin.programs.kubectl import GRANT, MISSING_RIGHT, NO_SUCH_PATH, ClusterUnreadableError, unread
 from gpu_device_plugin.view.agent_pods import AGENT_LABELS, agent_pods
 
 if TYPE_CHECKING:
@@ -42,7 +42,13 @@ class AgentAnswers:
         Raises:
             ClusterUnreadableError: pods cannot be listed.
         """
-        return cls(kubectl, agents(agent_pods(kubectl.items("/api/v1/pods", labels=AGENT_LABELS))))
+        try:
+            pods = kubectl.items("/api/v1/pods", labels=AGENT_LABELS)
+        except ClusterUnreadableError:
+            if not (lacking := kubectl.denied("pods")):
+                raise
+            raise ClusterUnreadableError(f"{lacking}: agents are found among all of them; {GRANT}") from None
+        return cls(kubectl, agents(agent_pods(pods)))
 
     def read(self, node: str, path: str, kind: type[T], *, most: int) -> T:
         """Return the answer of a node's agent, decoded as `kind`.
@@ -53,7 +59,7 @@ class AgentAnswers:
         """
         agent = self.agents.by_node.get(node)
         if agent is None:
-            why = self.agents.why or "no agent that serves HTTP runs there (the setting http)"
+            why = self.agents.why or "no agent that serves HTTP (the setting http) runs there, or there is no such node"
             raise ClusterUnreadableError(f"the agent of node {node} cannot be asked: {why}")
         pod = f"/api/v1/namespaces/{agent.namespace}/pods/{agent.name}:{agent.port}/proxy"
         try:
@@ -84,14 +90,14 @@ BEGUN_WITHIN_S = 30.0
 def of_each(nodes: Sequence[str], read: Callable[[str], T]) -> tuple[Mapping[str, T], Mapping[str, Unknown]]:
     """Ask a bounded number of nodes within a bounded time; return the answers, and why others did not answer."""
     until = time.monotonic() + BEGUN_WITHIN_S
-    beyond = Unknown("node-not-read", "one command reads {most} nodes; name the node", most=MOST_NODES)
+    beyond = Unknown("node-not-read", "one command reads {most} nodes; name this one", most=MOST_NODES)
     silent: dict[str, Unknown] = dict.fromkeys(nodes[MOST_NODES:], beyond)
 
     def one(node: str) -> T | None:
         try:
             if time.monotonic() < until:
                 return read(node)
-            silent[node] = Unknown("node-not-read", f"others took {BEGUN_WITHIN_S:g} s; name the node")
+            silent[node] = Unknown("node-not-read", f"others took {BEGUN_WITHIN_S:g} s; name this one")
         except ClusterUnreadableError as error:
             silent[node] = unread(error)
         return None

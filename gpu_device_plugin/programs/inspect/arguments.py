@@ -77,7 +77,8 @@ def parse(prog: str, argv: Sequence[str]) -> argparse.Namespace:
         arguments.command, arguments.node = "resize", ""
         pod, amount = _resized(prog, arguments.words[1:])
     else:
-        arguments.command, arguments.node, pod = _command(prog, arguments.words)
+        arguments.command, node, pod = _command(prog, arguments.words)
+        arguments.node = node.removeprefix("node/")
     if arguments.watch and arguments.command == "overview":
         arguments.command = "top"
     # The tables show NAMESPACE/POD; kubectl accepts pod/POD.
@@ -143,7 +144,7 @@ def _gpu_named(prog: str, command: str, words: Sequence[str]) -> tuple[str, str]
     """Return the node and the GPU after the word cordon or uncordon."""
     match words:
         case [node, gpu] if "/" not in gpu:
-            return node.removeprefix("node/"), gpu
+            return node, gpu
     raise UsageError(f"{command}: name a node and one of its GPUs, by number or UUID: {prog} {command} NODE GPU")
 
 
@@ -171,12 +172,10 @@ def _command(prog: str, words: Sequence[str]) -> tuple[str, str, str]:
             if names:
                 raise UsageError(f"{command}: {_OF_ALL_NODES[command]}")
             return command, "", ""
-        case [word, other]:
-            meant = nearest(word, [command for command in COMMANDS if command != "doctor"], "")
-            hint = f"there is no such command; {meant}" if meant else f"name one node, {prog} NODE, or why POD"
-            raise UsageError(f"{word} {other}: {hint}")
-        case [_, _, *_]:
-            raise UsageError(f"{' '.join(words)}: too many arguments; see {prog} --help")
+        case [word, _, *more]:
+            meant = nearest(word, [command for command in COMMANDS if command not in {"doctor", word}], "")
+            hint = f"name one node, {prog} NODE, or why POD" if not more else f"too many arguments; see {prog} --help"
+            raise UsageError(f"{' '.join(words)}: {f'there is no such command; {meant}' if meant else hint}")
         case _:
             return "overview", "".join(words), ""
 

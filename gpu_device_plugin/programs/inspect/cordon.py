@@ -65,7 +65,7 @@ def cordon(
     name, mark = arguments.node, Cordon(kubectl.user(), rfc3339(time.time()), arguments.reason)
     before, target = _read(kubectl, name, arguments.gpu)
     if (there := cordon_of(before, target.uuid, target.members[0].card if target.members else "")) is not None:
-        cordons, lines = before, [f"{target} of {name} is {there} already."]
+        cordons, lines = before, [f"{target} of {name} is already {there}."]
     else:
         cordons = {**before, target.uuid: mark}
         if not arguments.dry_run:
@@ -73,7 +73,9 @@ def cordon(
         would = "would be" if arguments.dry_run else "is"
         lines = [f"{target} of {name} {would} {cordons[target.uuid]}."]
         if not arguments.dry_run:
-            lines.append("The scheduler extender sends no pod there from now on; the node's agent follows in a minute.")
+            lines.append(
+                "The scheduler extender sends no pod there any more; the node's agent follows within a minute."
+            )
     if not arguments.drain:
         return lines, OK
     marks = {CORDONS: _text(cordons) or ""}
@@ -136,7 +138,12 @@ def uncordon(
 
 
 def _read(kubectl: Kubectl, name: str, gpu: str) -> tuple[Mapping[str, Cordon], _Target]:
-    node = NodeReader().read(kubectl.one(NODES.path(name=name)))
+    try:
+        node = NodeReader().read(kubectl.one(NODES.path(name=name)))
+    except ClusterUnreadableError as error:
+        raise ClusterUnreadableError(
+            f"node {name} cannot be read, and kubectl's message stands above; kubectl get nodes lists the nodes"
+        ) from error
     cordons = _cordons(node)
     gpus = gpus_of_node(node.annotations, node.labels, 0, 0)
     target = _target(gpus, gpu)

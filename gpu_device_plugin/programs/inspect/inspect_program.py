@@ -408,13 +408,8 @@ def _if_allowed(kubectl: Kubectl, kind: str, fields: Sequence[str], missing: lis
 
 
 def _uninstall(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
-    lines, complete = uninstall(
-        kubectl,
-        _raw_nodes(arguments.node, kubectl),
-        resources,
-        labelled_too=arguments.all == REALLY,
-        dry_run=arguments.dry_run,
-    )
+    labelled_too, nodes = arguments.all == REALLY, _raw_nodes(arguments.node, kubectl)
+    lines, complete = uninstall(kubectl, nodes, resources, labelled_too=labelled_too, dry_run=arguments.dry_run)
     return lines, OK if complete else FAILED
 
 

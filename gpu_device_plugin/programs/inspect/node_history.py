@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     _Output = tuple[Sequence[str | Line], int]
 
-LONGER = "For longer than an hour ask Prometheus, where one reads the agents' metrics (docs/operations.md)."
+LONGER = "A Prometheus that reads the agents' metrics knows more than the last hour (docs/operations.md)."
 
 
 def history(arguments: argparse.Namespace, kubectl: Kubectl, _: Sequence[Resource]) -> _Output:
@@ -91,7 +91,7 @@ def incidents(arguments: argparse.Namespace, kubectl: Kubectl, _: Sequence[Resou
     if name:
         at = next((at for at, one in listed if one.name == name), "")
         if not at:
-            where = f"node {node}" if node else "any node, nor is it the name of one"
+            where = f"node {node}; leave the name out to list them" if node else "any node, nor a node with GPUs"
             raise ClusterUnreadableError("; ".join((f"{name} is no incident of {where}", *_warnings(silent))))
         whole = agents.read(at, contract.INCIDENTS_PATH + name, contract.Incident, most=contract.LARGEST_INCIDENT)
         return _json(whole) if arguments.output == "json" else tables.incident_lines(whole, *_terminal()), OK
@@ -100,7 +100,7 @@ def incidents(arguments: argparse.Namespace, kubectl: Kubectl, _: Sequence[Resou
         unread_nodes = [{"node": at, "why": str(why)} for at, why in silent.items()]
         return _json({"version": 1, "incidents": documents, "unread": unread_nodes}), _ending(found, silent)
     if not listed and found:
-        say(sys.stderr, "No incident is remembered.")
+        say(sys.stderr, "No incident has been recorded.")
     return tables.incident_table(listed, _terminal()[0]) if listed else [], _ending(found, silent)
 
 
@@ -113,12 +113,14 @@ def _nodes(agents: AgentAnswers, selector: str = "") -> list[str]:
             raise ClusterUnreadableError(f"-l {selector}: {unread(error)}") from error
         raw = []
     names, there = {decoded(one, Named).metadata.name for one in raw}, agents.agents.by_node.keys()
+    if selector and not names & there:
+        raise ClusterUnreadableError(f"-l {selector}: no node with an agent has these labels")
     return sorted(names & there if selector else names | there)
 
 
 def _some(nodes: Sequence[str]) -> Sequence[str]:
     if not nodes:
-        raise ClusterUnreadableError("there is no such node with an agent; kubectl inspect gpushare doctor says why")
+        raise ClusterUnreadableError("no node shares GPUs; kubectl inspect gpushare doctor says why")
     return nodes
 
 
@@ -126,7 +128,8 @@ def _warnings(silent: Mapping[str, Unknown]) -> Iterator[str]:
     """Yield a sentence for each reason, with its nodes."""
     reasons: dict[str, list[str]] = {}
     for node, unknown in sorted(silent.items()):
-        reasons.setdefault(str(unknown).replace(f"node {node}", "the node"), []).append(node)
+        why = "; ".join(filter(None, (str(unknown), unknown.remedy))).replace(f"node {node}", "the node")
+        reasons.setdefault(why, []).append(node)
     for why, nodes in reasons.items():
         yield f"not read: {first(nodes)}: {why}"
 

@@ -103,7 +103,7 @@ def server(status: int, body: bytes, **headers: str) -> Iterator[tuple[str, list
 def test_the_table_of_recorded_samples(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cost("--samples", recorded, *PERIOD, "--rate", "*T4=0.35", "--currency", "EUR") == 0
     assert [line.split() for line in capsys.readouterr().out.splitlines()[:8]] == [
-        ["1", "GPU", "from", "2024-10-01T00:00:00Z", "to", "2024-10-01T04:00:00Z,", "every", "3600", "s"],
+        ["1", "GPU", "from", "2024-10-01T00:00:00Z", "to", "2024-10-01T04:00:00Z,", "in", "steps", "of", "60", "min"],
         [],
         ["NAMESPACE", "OWNER", "GPU-HOURS", "USED", "IDLE", "BORROWED", "NOT", "MEASURED", "COST", "(EUR)"],
         ["ml", "1.00", "0.00", "0.00", "0.00", "1.00", "0.35"],
@@ -115,10 +115,11 @@ def test_the_table_of_recorded_samples(recorded: str, capsys: pytest.CaptureFixt
 
 
 def test_what_is_not_known_is_said(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cost("--samples", recorded, *PERIOD, "--by", "pod") == 0
+    assert cost("--samples", recorded, *PERIOD, "--by", "pod", "--co2", "380") == 0
     said = capsys.readouterr().out
     assert "* what is stranded is not known" in said
     assert "* owners are not known" in said
+    assert "* energy and CO2 are not known" in said
     assert "COST" not in said
 
 
@@ -219,6 +220,7 @@ def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str])
         (["--rate", "T4=cheap"], "'cheap' is no amount of at least 0"),
         (["--rate", "T4=-1"], "'-1' is no amount of at least 0"),
         (["--rate", "T4=1e-999999999"], "'1e-999999999' is no amount of at least 0"),
+        (["--currency", "EUR"], "--currency: there are no prices; add --rate"),
         (["--rate", "T4=1", "--currency", "euro"], "'euro' is no code of three letters, such as EUR"),
         (["--co2", "nan"], "--co2: 'nan' is no amount"),
         (["-o", "focus"], "costs need prices; add --rate 'MODEL=PRICE', or --rates PATH"),

@@ -33,7 +33,8 @@ XID = summary().name
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[Remembering]:
+async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Remembering]:
+    monkeypatch.setenv("COLUMNS", "120")
     async with remembering() as made:
         yield made
 
@@ -79,7 +80,7 @@ async def test_labels_choose_nodes(world: Remembering) -> None:
     world.api.patch("nodes", "t4-1", {"metadata": {"labels": {"pool": "a"}}}, namespace="")
     lines, _ = await run(world, "top", "--history", "-l", "pool=a")
     assert [line for line in lines if "read at" in line] == ["t4-1, read at 2026-11-23T09:29:45Z"]
-    with pytest.raises(ClusterUnreadableError, match="there is no such node with an agent"):
+    with pytest.raises(ClusterUnreadableError, match="-l pool=b: no node with an agent has these labels"):
         await run(world, "top", "--history", "-l", "pool=b")
 
 
@@ -91,7 +92,7 @@ async def test_nodes_that_are_not_read_are_named_with_the_reason(
     lines, code = await run(world, "top", "--history")
     assert (code, [line for line in lines if "read at" in line]) == (OK, ["t4-1, read at 2026-11-23T09:29:45Z"])
     said = capsys.readouterr().err
-    assert "warning: not read: bare-1: the agent of the node cannot be asked: no agent that serves HTTP runs" in said
+    assert "warning: not read: bare-1: the agent of the node cannot be asked: no agent that serves HTTP" in said
     assert "warning: not read: a100-1: the answer of the agent of the node at /history/ cannot be read" in said
     world.answers.clear()
     assert await run(world, "top", "--history") == ([], FAILED)
@@ -102,7 +103,7 @@ async def test_no_more_nodes_are_read_than_one_command_may(
 ) -> None:
     monkeypatch.setattr(agent_answers, "MOST_NODES", 1)
     await run(world, "top", "--history")
-    assert capsys.readouterr().err == "warning: not read: t4-1: one command reads 1 nodes; name the node\n"
+    assert capsys.readouterr().err == "warning: not read: t4-1: one command reads 1 nodes; name this one\n"
     monkeypatch.setattr(agent_answers, "BEGUN_WITHIN_S", -1.0)
     await run(world, "top", "--history", "t4-1")
     assert "not read: t4-1: others took" in capsys.readouterr().err
@@ -121,7 +122,7 @@ async def test_incidents_of_all_nodes_are_listed(world: Remembering, capsys: pyt
     assert [line.split()[1:5] for line in lines[1:]] == [["t4-1", "xid", "0", "-"], ["t4-1", "xid", "0", "ml/train-0"]]
     assert (lines[1].split()[-1], code) == (XID, OK)
     assert await run(world, "incident", "a100-1") == ([], OK)
-    assert capsys.readouterr().err == "No incident is remembered.\n"
+    assert capsys.readouterr().err == "No incident has been recorded.\n"
     world.answers["a100-1/incidents/"] = b"x"
     document = json.loads("\n".join((await run(world, "incident", "-o", "json"))[0]))
     assert [(each["node"], each["name"], each["kind"]) for each in document["incidents"]] == [
@@ -131,7 +132,7 @@ async def test_incidents_of_all_nodes_are_listed(world: Remembering, capsys: pyt
     assert [each["node"] for each in document["unread"]] == ["a100-1"]
 
 
-@pytest.mark.parametrize("words", [("t4-1", XID), (XID,)])
+@pytest.mark.parametrize("words", [("t4-1", XID), ("node/t4-1", XID), (XID,)])
 async def test_an_incident_is_shown_by_its_name(world: Remembering, words: tuple[str, ...]) -> None:
     lines, code = await run(world, "incident", *words)
     assert (lines[0], code) == ("2026-11-23T09:25:00Z  t4-1  xid  GPU 0", OK)
@@ -144,7 +145,7 @@ async def test_a_name_that_nobody_knows_is_no_incident(world: Remembering) -> No
     world.answers["a100-1/incidents/"] = b"x"
     with pytest.raises(ClusterUnreadableError, match=r"^gone is no incident of any node, .*; not read: a100-1: "):
         await run(world, "incident", "gone")
-    with pytest.raises(ClusterUnreadableError, match=r"^gone is no incident of node t4-1$"):
+    with pytest.raises(ClusterUnreadableError, match=r"^gone is no incident of node t4-1; leave"):
         await run(world, "incident", "t4-1", "gone")
 
 
@@ -171,6 +172,7 @@ async def test_what_pods_write_cannot_control_the_terminal(world: Remembering) -
         (("incident", "a", "b", "c"), "too many arguments"),
         (("incident", "-o", "wide"), "incident prints a table or -o json"),
         (("incident", "-n", "x"), "-n goes with"),
+        (("cordn", "t4-1", "0"), "did you mean cordon?"),
     ],
 )
 def test_flags_that_do_not_go_together_are_refused(words: tuple[str, ...], why: str) -> None:

@@ -101,7 +101,7 @@ def _slowed_now(gpu_name: str, gpu: GpuCondition) -> Iterator[Finding]:
             yield severity(code, f"{{gpu}} is slowed {why}{at}", advice, gpu=gpu_name, temperature=temperature or 0)
             return
     if temperature is not None and limit is not None and temperature >= limit:
-        text = "{gpu} has {temperature} °C, and its hardware slows it from {limit} °C on"
+        text = "{gpu} is at {temperature} °C, and its hardware slows it from {limit} °C on"
         yield warning("too-hot", text, _COOL, gpu=gpu_name, temperature=temperature, limit=limit)
 
 

@@ -9,7 +9,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.condition import Throttle
-from gpu_device_plugin.core.report.text.columns import Layout, Line, Row, Tone, aligned, fitted, table
+from gpu_device_plugin.core.report.text.columns import Layout, Line, Row, Tone, aligned, columns, fitted, table
 from gpu_device_plugin.core.report.text.printing import counted, printable, short_uuid
 from gpu_device_plugin.core.report.text.use_texts import container, duration, limit, mib, uses
 
@@ -174,7 +174,7 @@ _OF_INCIDENTS = Layout(
 
 
 def incident_table(found: Iterable[tuple[str, IncidentSummary]], width: int) -> list[Line]:
-    """Return a table of incidents, each with its node, the newest first, within `width` columns."""
+    """Return a table of incidents, each with its node, the newest first; two lines of each if `width` is too narrow."""
     newest = sorted(sorted(found, key=lambda each: (each[0], each[1].name)), key=lambda each: each[1].at, reverse=True)
     rows = [
         Row(
@@ -190,7 +190,15 @@ def incident_table(found: Iterable[tuple[str, IncidentSummary]], width: int) -> 
         )
         for node, each in newest
     ]
-    return table(_OF_INCIDENTS, rows, width)
+    lines = table(_OF_INCIDENTS, rows, width)
+    if max(columns(line.text) for line in lines) <= width:
+        return lines
+    lines = []
+    for node, one in newest:
+        head = printable("  ".join(filter(None, (one.name, node, _name(one)))))
+        lines.append(Line(fitted(head, width), Tone.HEADING))
+        lines += [Line(f"  {line.text}") for line in _wrapped(one.sentence, width - 2)]
+    return lines
 
 
 def incident_lines(incident: Incident, width: int, marks: Marks) -> list[Line]:

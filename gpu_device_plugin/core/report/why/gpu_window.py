@@ -123,7 +123,7 @@ class GpuWindow:
         for_s = len(steps) * self.step_s
         if for_s < max(LEAST_S, of_s * _MATTERS):
             return None
-        period = f"for {duration(for_s)} of the {duration(of_s)} in which it {'was there' if idle else 'worked'}"
+        period = f"for {duration(for_s)} of the {duration(of_s)} in which the pod {'was there' if idle else 'worked'}"
         first, pause = steps[-1], 0
         for at in reversed(known[: known.index(first)]):
             first, pause = (at, 0) if flags[at] else (first, pause + 1)

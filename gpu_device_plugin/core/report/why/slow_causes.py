@@ -91,7 +91,7 @@ def _slowed(code: str, window: GpuWindow, _: MaySee) -> Verdict:
     if capped and now.power_mw is not None and now.power_limit_mw is not None:
         facts.append(f"it draws {now.power_mw // 1000} of {now.power_limit_mw // 1000} W")
     if bits & Throttle.HEAT and now.temperature_c is not None:
-        facts.append(f"it has {now.temperature_c} °C")
+        facts.append(f"it is at {now.temperature_c} °C")
     text = "GPU {gpu} is slowed by {reason}, {period}{facts}. {advice}."
     told = "".join(f"; {fact}" for fact in facts)
     loss = 1 - speed if current and clock else _ASSUMED_LOSS
@@ -134,8 +134,8 @@ def _neighbours(window: GpuWindow, may_see: MaySee) -> Verdict:
         return held
     percent = _percent(_mean(others, held.at))
     text = (
-        "Neighbours took {percent} % of the multiprocessors' time on GPU {gpu}, {period}: {who}. It needs another GPU, "
-        "or one of its own."
+        "Neighbours took {percent} % of the multiprocessors' time on GPU {gpu}, {period}: {who}. The pod needs "
+        "another GPU, or one of its own."
     )
     who = _largest(window, held, may_see, "sm_percent", lambda mean: f"{_percent(mean)} %")
     return _cause("neighbours-busy", text, window, percent / 100, held, percent=percent, who=who)
@@ -152,7 +152,7 @@ def _memory_full(window: GpuWindow, may_see: MaySee) -> Verdict:
     if not isinstance(held := window.held(flags, _NO_MEMORY, idle=True), Held) or granted <= 0:
         return None if isinstance(held, Held) else held
     left = max(0, min(granted, round(total - _mean(taken, held.at))))
-    text = "Others left {left} of GPU {gpu} for the {granted} that it was granted, {period}: {who}."
+    text = "Others left {left} of GPU {gpu} for the {granted} that the pod was granted, {period}: {who}."
     who = _largest(window, held, may_see, "used_mib", lambda mean: mib(round(mean))) or "processes of no pod"
     loss = 1 - left / granted
     return _cause("memory-full", text, window, loss, held, left=mib(left), granted=mib(granted), who=who)
@@ -204,8 +204,8 @@ def _thrashes(window: GpuWindow, _: MaySee) -> Verdict:
     if not signs or held.share < 0.5:  # "most of the time": the cache of an allocator may fill it at times
         return None
     text = (
-        "It has too little memory: it used {used} of at most {most} on GPU {gpu}, {period}; {signs}. It needs more, or "
-        "smaller batches."
+        "The pod has too little memory: it used {used} of at most {most} on GPU {gpu}, {period}; {signs}. It needs "
+        "more, or smaller batches."
     )
     said = {"used": mib(round(_mean(used, held.at))), "most": mib(most), "signs": " and ".join(signs)}
     return _cause("memory-thrash", text, window, 0.9, held, **said)

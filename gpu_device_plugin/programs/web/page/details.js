@@ -103,7 +103,7 @@ export function gpuDetails(node, gpu, open, past) {
     facts([
       ["node", link(node.name, () => open.node(node.name))],
       ["model", gpu.model],
-      ["uid", gpu.uuid],
+      ["uuid", gpu.uuid],
       ["state", gpuSaying(node, gpu)],
     ]),
     remembered(() => past.gpu(node.name, gpu.index), (history) => gpuPast(history, gpu.index, open)),

@@ -108,7 +108,7 @@ function wholeIncident({ history, processes, use, decisions }) {
   return [
     ...history.gpus.flatMap((gpu) => [make("h4", { text: t("gpu_name", { i: gpu.gpu }) }), ...gpuRows(gpu, history.step_s, t("then"))]),
     ...history.containers.length ? containerRows(history.containers, history, null, t("then")) : [],
-    list("processes", processes.map((each) => `${each.pid} · ${nameOf(each) || t("no_pod")} · ${t("gpu_name", { i: each.gpu })} · ${amount(each.used_mib)}`)),
+    list("processes", processes.map((each) => `PID ${each.pid} · ${nameOf(each) || t("no_pod")} · ${t("gpu_name", { i: each.gpu })} · ${amount(each.used_mib)}`)),
     list("limits", use.parts.map((each) => `${nameOf(each)} · ${t("gpu_name", { i: each.gpu })} · ${t("use_of", { used: amount(each.used_mib), given: amount(each.granted_mib) })}${each.held ? ` · ${t(`held_${each.held}`)}` : ""}`)),
     list("decisions", decisions.map((each) => `${each.at} · ${each.text}`)),
   ];

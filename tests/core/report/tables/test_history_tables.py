@@ -192,3 +192,11 @@ def test_incidents_are_listed_with_the_newest_first(width: int) -> None:
             "2026-11-23T09:26:00Z  a100-1  out-of-memory  -    ml/train-0  "
             "a process of container main was killed for lack of main memory  20261123-092600-out-of-memory"
         )
+
+
+def test_incidents_that_a_terminal_is_too_narrow_for_are_listed_below_each_other() -> None:
+    lines = [line.text for line in incident_table([("t4-1", summary(namespace="ml", pod="train-0"))], 60)]
+    assert lines == [
+        "20261123-092500-xid-gpu0  t4-1  ml/train-0",
+        "  GPU 0 reported XID 48: a double-bit memory error",
+    ]

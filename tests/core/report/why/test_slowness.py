@@ -85,8 +85,8 @@ def test_there_are_twelve_of_both() -> None:
 def test_a_slowdown_is_told_with_its_duration_and_the_clock() -> None:
     """It began 20 minutes ago; the last 15 are judged."""
     assert said(CAUSES["heat"][0], "slowed-by-heat") == (
-        "GPU 0 is slowed by heat, for 15 min of the 15 min in which it worked, since 2026-11-28T11:40:15Z; its "
-        "multiprocessors run at 1,200 of 1,980 MHz; it has 88 °C. See the node's cooling."
+        "GPU 0 is slowed by heat, for 15 min of the 15 min in which the pod worked, since 2026-11-28T11:40:15Z; its "
+        "multiprocessors run at 1,200 of 1,980 MHz; it is at 88 °C. See the node's cooling."
     )
 
 
@@ -99,7 +99,7 @@ def test_a_cause_that_has_ended_is_told_with_its_end() -> None:
     hot = (*series(HOT)[: LENGTH - 28], *[0] * 28)
     told = said(history(throttle=hot), "slowed-by-heat")
     assert told.startswith(
-        "GPU 0 is slowed by heat, for 8 min of the 15 min in which it worked, until 2026-11-28T11:53:00Z"
+        "GPU 0 is slowed by heat, for 8 min of the 15 min in which the pod worked, until 2026-11-28T11:53:00Z"
     )
 
 
@@ -112,9 +112,9 @@ def test_a_short_pause_does_not_end_a_cause() -> None:
 @pytest.mark.parametrize("at", ["noon", "9999-12-31T23:59:59-12:00"])
 def test_without_a_readable_time_only_durations_are_told(at: str) -> None:
     told = said(history(at=at, throttle=series(HOT)), "slowed-by-heat")
-    assert (
-        told
-        == "GPU 0 is slowed by heat, for 15 min of the 15 min in which it worked; it has 62 °C. See the node's cooling."
+    assert told == (
+        "GPU 0 is slowed by heat, for 15 min of the 15 min in which the pod worked; it is at 62 °C. See the node's "
+        "cooling."
     )
 
 
@@ -128,7 +128,9 @@ def test_neighbours_are_told_by_what_they_take() -> None:
     )
     told = said(busy, "neighbours-busy")
     assert told.startswith("Neighbours took 80 % of the multiprocessors' time on GPU 0, for 15 min of the 15 min in ")
-    assert told.endswith(": ml/other 50 %, secret/one 20 %, ml/small 10 %. It needs another GPU, or one of its own.")
+    assert told.endswith(
+        ": ml/other 50 %, secret/one 20 %, ml/small 10 %. The pod needs another GPU, or one of its own."
+    )
 
 
 def test_neighbours_that_the_reader_may_not_see_have_no_names() -> None:
@@ -145,8 +147,8 @@ def test_neighbours_that_the_reader_may_not_see_have_no_names() -> None:
 
 def test_who_fills_the_memory_is_told() -> None:
     assert said(CAUSES["memory that others fill"][0], "memory-full") == (
-        "Others left 20,920 MiB of GPU 0 for the 40,960 MiB that it was granted, for 15 min of the 15 min in which it "
-        "was there, since 2026-11-28T11:00:15Z: ml/other 61,000 MiB."
+        "Others left 20,920 MiB of GPU 0 for the 40,960 MiB that the pod was granted, for 15 min of the 15 min in "
+        "which the pod was there, since 2026-11-28T11:00:15Z: ml/other 61,000 MiB."
     )
     unattributed = history(train(used_mib=series(20_000)), used_mib=series(81_000))
     assert said(unattributed, "memory-full").endswith(": processes of no pod.")
@@ -177,7 +179,7 @@ def test_a_container_that_was_restarted_is_one() -> None:
     )
     assert "container 'main' was held back" in (told := said(history(before, after), "starved-of-cpu"))
     assert told.endswith(
-        ", for 15 min of the 15 min in which it was there, since 2026-11-28T11:00:15Z. Raise that limit."
+        ", for 15 min of the 15 min in which the pod was there, since 2026-11-28T11:00:15Z. Raise that limit."
     )
 
 
