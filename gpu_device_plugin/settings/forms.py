@@ -50,6 +50,9 @@ def some_of(*choices: W, none: str = "") -> Form[tuple[W, ...]]:
     def read(text: str) -> tuple[W, ...]:
         if none and text.lower() == none:
             return ()
+        words = several("", str).read(text)
+        if none in map(str.lower, words) and none:
+            raise ValueError(f"{none} stands alone; leave out {none} or the others")
         chosen = several("", read_one.read).read(text)
         if not chosen:
             raise ValueError(f"the list is empty; choose from {', '.join(choices)}")

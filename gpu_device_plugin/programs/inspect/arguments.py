@@ -205,13 +205,15 @@ _GOES_WITH: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "dry_run": ("--dry-run", ("uninstall", "cordon", "uncordon")),
 }
 """The commands of each flag that not all of them have."""
+_OVERVIEW = "no command (the overview)"
 
 
 def _refuse_what_belongs_elsewhere(parser: Parser, arguments: argparse.Namespace) -> None:
     command = arguments.command
     for name, (flag, commands) in _GOES_WITH.items():
         if command not in commands and getattr(arguments, name) not in {parser.get_default(name), ""}:
-            raise UsageError(f"{flag} goes with {', '.join(commands)}, and not with {command}; leave it out")
+            names, here = (", ".join(commands).replace("overview", _OVERVIEW), command.replace("overview", _OVERVIEW))
+            raise UsageError(f"{flag} goes with {names}, and not with {here}; leave it out")
     if arguments.interval is not None and not _SHORTEST_S <= arguments.interval <= _LONGEST_S:
         raise UsageError(f"--interval: {arguments.interval:g} s; choose {_SHORTEST_S:g} to {_LONGEST_S:g} seconds")
     if not 0 <= (port := arguments.port or 0) < 1 << 16:

@@ -65,7 +65,8 @@ def cordon(
     name, mark = arguments.node, Cordon(kubectl.user(), rfc3339(time.time()), arguments.reason)
     before, target = _read(kubectl, name, arguments.gpu)
     if (there := cordon_of(before, target.uuid, target.members[0].card if target.members else "")) is not None:
-        cordons, lines = before, [f"{target} of {name} is already {there}."]
+        more = "; uncordon it first to give another reason" if arguments.reason not in {"", there.why} else ""
+        cordons, lines = before, [f"{target} of {name} is already {there}{more}."]
     else:
         cordons = {**before, target.uuid: mark}
         if not arguments.dry_run:

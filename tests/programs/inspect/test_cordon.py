@@ -64,10 +64,8 @@ def test_a_gpu_is_put_aside_with_who_when_and_why(world: World, capsys: pytest.C
     assert lines[0] == f"GPU 1 of node-a is cordoned by alice at {cordon.at} because: a fan is loud."
     assert told(world, capsys, "node-a", "-o", "wide")[1][2].endswith("because: a fan is loud")
     code, lines = told(world, capsys, "cordon", "node-a", UUIDS[1], "--reason", "another")
-    assert (code, lines) == (
-        0,
-        [f"GPU 1 of node-a is already cordoned by alice at {cordon.at} because: a fan is loud."],
-    )
+    again = f"GPU 1 of node-a is already cordoned by alice at {cordon.at} because: a fan is loud"
+    assert (code, lines) == (0, [f"{again}; uncordon it first to give another reason."])
     assert cordons(world) == {UUIDS[1]: cordon}
 
 

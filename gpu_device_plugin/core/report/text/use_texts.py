@@ -109,7 +109,8 @@ def does_not_hold(part: ContainerUse) -> str:
 
 def at_a_glance(nodes: Iterable[NodeView]) -> list[str]:
     """Return what somebody should look at, as at most one line; nothing if all is well or nothing is known."""
-    parts = [part for node in nodes for part in node.report.current]
+    views = tuple(nodes)
+    parts = [part for node in views for part in node.report.current]
     strangers = sum(exceeds(part) and trespasses(part) for part in parts)
     over, usage_outside_grants = sum(map(exceeds, parts)) - strangers, sum(map(not_held, parts))
     faults = (
@@ -117,6 +118,7 @@ def at_a_glance(nodes: Iterable[NodeView]) -> list[str]:
         (strangers, "container uses", "containers use", "a GPU that was not given to it"),
         (usage_outside_grants, "limit does", "limits do", "not hold"),
         (sum(map(to_return, parts)), "container is", "containers are", "asked to return borrowed memory"),
+        (sum(len(node.candidate.gpus.cordoned) for node in views), "GPU is", "GPUs are", "cordoned"),
     )
     said = "; ".join(f"{counted(number, one, many)} {what}" for number, one, many, what in faults if number)
     return ["", f"{said}: kubectl inspect gpushare -d has the names."] if said else []
@@ -148,7 +150,8 @@ def _table(node: NodeView, use: NodeUse) -> Iterator[str]:
         refused = (
             f"shares are refused: {enforcement.refusal}" if enforcement is not None and enforcement.refusal else ""
         )
-        rows.append((place, "(in all)", mib(used.used_mib), of, plan, refused))
+        remark = "; ".join(filter(None, (refused, "" if gpu.cordon is None else str(gpu.cordon))))
+        rows.append((place, "(in all)", mib(used.used_mib), of, plan, remark))
     yield from (line.rstrip() for line in aligned([_HEADING, *rows]))
     if use.left_out:
         yield f"  {counted(use.left_out, 'more container is', 'more containers are')} not listed."

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.contract.nodereport import NodeReport, NodeUse
 from gpu_device_plugin.core.report.overview_document import node_document
-from gpu_device_plugin.core.report.tables.overview import details, wide
+from gpu_device_plugin.core.report.tables.overview import details, summary, wide
 from gpu_device_plugin.core.report.tables.terminal_tables import folded
 from gpu_device_plugin.core.report.text.columns import Tone
 from gpu_device_plugin.core.report.why.mig_explanations import instance_facts
@@ -56,3 +58,9 @@ def test_the_instances_of_a_cordoned_gpu_are_not_available() -> None:
     assert any(f"2 cordoned {SAYS[9:]}" in line.text for line in folded([view], 300))
     told = list(map(str, instance_facts({WHOLE: 1}, [view], {})))
     assert f"0:1 {SAYS}" in told[1]
+
+
+def test_the_overview_counts_them_and_the_details_say_which() -> None:
+    assert summary([there()])[-1] == "2 GPUs are cordoned: kubectl inspect gpushare -d has the names."
+    view = put_aside(replace(there(), report=NodeReport(use=NodeUse("2026-11-28T18:00:00Z"), use_age_s=1.0)), "GPU-1")
+    assert any(line.endswith(SAYS) for line in details([view]))
