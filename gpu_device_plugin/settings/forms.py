@@ -186,6 +186,15 @@ def object_name(what: str, otherwise: str) -> Form[str]:
 # --- Addresses -------------------------------------------------------------------------------------------------------
 
 
+def _url(text: str) -> str:
+    if text and not re.fullmatch(r"https?://[!-~]{1,2048}", text):
+        raise ValueError(f"{text!r} is no address of a page; begin it with http:// or https://")
+    return text
+
+
+OPTIONAL_URL = Form("URL", _url)
+
+
 def api_server(*words: str) -> Form[str]:
     """Accept a way to reach the Kubernetes API: one of `words`, the path of a kubeconfig, or a URL."""
 

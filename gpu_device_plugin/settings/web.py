@@ -13,7 +13,7 @@ from gpu_device_plugin.settings.common import (
     on_loopback,
     own_namespace,
 )
-from gpu_device_plugin.settings.forms import ADDRESS, OPTIONAL_PATH, Address, object_name
+from gpu_device_plugin.settings.forms import ADDRESS, OPTIONAL_PATH, OPTIONAL_URL, Address, object_name
 from gpu_device_plugin.settings.knobs import SettingsError, knob
 
 if TYPE_CHECKING:
@@ -50,6 +50,12 @@ class WebSettings(ProgramSettings):
         object_name("namespace", "use one that kubectl get namespaces lists"),
         "Namespace of the node agents, whose /use has the live figures; no pod elsewhere is believed. Empty: that of "
         "this pod, else gpushare.",
+    )
+
+    dashboard: str = knob(
+        "",
+        OPTIONAL_URL,
+        "Address of a Grafana or Prometheus to which the page links for more than the last hour. Empty: none.",
     )
 
     def _contradictions(self) -> Iterator[SettingsError]:

@@ -42,3 +42,10 @@ def test_agents_are_where_the_setting_says_else_beside_the_server(tmp_path: Path
     (tmp_path / "namespace").write_text("gpus\n")
     assert read().home(tmp_path) == "gpus"
     assert read(agents_namespace="others").home(tmp_path) == "others"
+
+
+@pytest.mark.parametrize("address", ["grafana.example", "javascript:alert(1)", "https://a b"])
+def test_the_page_links_to_pages_only(address: str) -> None:
+    assert read(dashboard="https://grafana.example/d/gpushare").dashboard == "https://grafana.example/d/gpushare"
+    with pytest.raises(SettingsError, match="begin it with http:// or https://"):
+        read(dashboard=address)

@@ -67,6 +67,18 @@ async def test_a_click_on_a_gpu_shows_its_last_hour_and_its_condition(browser: B
         await eventually(lambda: server.asked.count("/api/v1/history/t4-1") == 2)
 
 
+async def test_where_an_administrator_has_set_one_the_page_links_to_a_dashboard(browser: Browser) -> None:
+    scene = remembering()
+    scene.session["dashboard"] = "https://grafana.example/d/gpushare"
+    async with opened(browser, scene) as (tab, _):
+        await tab.click("[data-node=t4-1] .gpu-i")
+        await tab.until(DRAWN)
+        link = "document.querySelector('.past section a')"
+        assert await tab.run(f"[{link}.href, {link}.rel, {link}.innerText]") == [
+            *("https://grafana.example/d/gpushare", "noopener noreferrer", "More than the last hour")
+        ]
+
+
 async def test_a_line_has_a_gap_where_nothing_was_read_and_says_so_aloud(browser: Browser) -> None:
     """The agent was away for twenty of 240 steps of 15 s."""
     async with opened(browser, remembering(), "?panel=t4-1/0") as (tab, _):

@@ -210,7 +210,7 @@ class ClusterPage(ReloadingProgram[WebSettings]):
                 client,
                 settings.offered,
                 ReviewedCallers(client),
-                about=AboutPage("cluster"),
+                about=AboutPage("cluster", dashboard=settings.dashboard),
                 figures=AgentFigures(client, namespace=self.agents_in, timing=self.figures_timing),
                 timings=self.timings,
             )

@@ -106,6 +106,8 @@ class AboutPage:
     hosts: frozenset[str] = frozenset()
     """The names in the header Host that are answered, so that no other site's name can lead here (DNS rebinding);
     empty: all."""
+    dashboard: str = ""
+    """The address that the page links to for more than the last hour; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,8 @@ class PageRoutes:
 
     async def _session(self, _request: Request, caller: Caller) -> Page:
         about = self.about
-        return _json({"version": __version__, "mode": about.mode, "user": caller.user, "context": about.context})
+        session = {"version": __version__, "mode": about.mode, "user": caller.user, "context": about.context}
+        return _json({**session, **({"dashboard": about.dashboard} if about.dashboard else {})})
 
     async def _live(self, request: Request, caller: Caller) -> Stream:
         token = _token(request)

@@ -330,6 +330,7 @@ async function begin() {
 async function readSession() {
   try {
     session = await (await ask("session")).json();
+    if (session.dashboard) document.body.dataset.dashboard = session.dashboard;
   } catch (error) {
     if (!(error instanceof Refused)) throw error;
     return; // the stream says it

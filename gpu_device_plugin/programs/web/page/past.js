@@ -30,7 +30,7 @@ export function gpuPast(history, index, open) {
   const on = history.containers.filter((each) => each.gpu === index);
   const facts = gpu.condition ? conditionFacts(gpu.condition) : [];
   return [
-    titled("hour", ...gpuRows(gpu, history.step_s, t("now")), quiet("longer")),
+    titled("hour", ...gpuRows(gpu, history.step_s, t("now")), longer()),
     titled("condition", facts.length ? make("dl", { class: "facts" }, ...facts.flatMap(([key, text, bad]) => [
       make("dt", { text: t(key) }), make("dd", { class: bad ? "note-warn" : undefined, text }),
     ])) : quiet("condition_none")),
@@ -38,9 +38,15 @@ export function gpuPast(history, index, open) {
   ];
 }
 
+/** Says who knows more than the last hour, with the address that the administrator has set, if any. */
+function longer() {
+  const href = document.body.dataset.dashboard;
+  return href ? make("p", { class: "quiet" }, make("a", { href, target: "_blank", rel: "noopener noreferrer", text: t("longer_there") })) : quiet("longer");
+}
+
 /** The last hour of a pod's containers. */
 export function podPast(history) {
-  return [titled("hour", ...history.containers.length ? [...containerRows(history.containers, history), quiet("longer")] : [quiet("hour_none")])];
+  return [titled("hour", ...history.containers.length ? [...containerRows(history.containers, history), longer()] : [quiet("hour_none")])];
 }
 
 /** The last hour of a namespace. `answers`: [node, history, or why there is none] of each node. */
@@ -51,7 +57,7 @@ export function namespacePast(answers, left, open) {
     ...answers.filter(([, each]) => !each.containers).map(([node, error]) => make("p", { class: "note", text: `${node}: ${serverSaying(error.message) || t("unreachable")}` })),
     !shown.length && quiet("hour_none"),
     left > 0 && make("p", { class: "quiet", text: t("more_nodes", { n: left }) }),
-    quiet("longer"),
+    longer(),
   ];
 }
 

@@ -216,6 +216,7 @@ const WORDS = {
   hour_of: ["The last hour of {ns}", "{ns} 的最近一小时"],
   hour_pods: ["The last hour of its containers", "其容器的最近一小时"],
   hour_none: ["Nothing has been recorded.", "没有记录。"],
+  longer_there: ["More than the last hour", "更长时间的数据"],
   longer: ["A Prometheus that reads the agents' metrics knows more than the last hour.", "更长时间的数据请查询采集代理指标的 Prometheus。"],
   more_nodes: ["{n} more node is not read.|{n} more nodes are not read.", "另有 {n} 个节点未读取。"],
   gpu_open: ["{gpu}: its condition and last hour", "{gpu}：当前状况与最近一小时"],
