@@ -224,6 +224,9 @@ async def test_containers_on_gpus_that_died_have_records_that_events_on_their_po
         assert wrong.kind is IncidentKind.CONTAINER_DIED
         assert wrong.sentence == "container main ended with exit code 139 (Error)"
         assert len((await its.listed()).incidents) == 2
+        # The next agent records what died in the second in which it starts, or later.
+        began_s = time.time()
+        await there.node.until(lambda: time.time() > began_s + 2)
         await its.restart()
         await there.node.until(lambda: there.cluster.followed.reflector.synced)
         await there.node.rounds(2)

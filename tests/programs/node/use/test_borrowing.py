@@ -131,7 +131,9 @@ async def test_a_newcomer_waits_until_the_borrower_has_returned_its_memory() -> 
         ((about, note),) = its.told("GPUMemoryAsked")
         assert about == "nb"
         assert note.startswith("container main borrows 8,192 MiB of GPU 0 beyond its guarantee, and ")
-        assert note.endswith("are needed for default/new; nothing evicts it, since the setting borrowers is report")
+        # Whose it is may not be known yet where the agent reads the use before the kubelet asks for the start.
+        why = "; nothing evicts it, since the setting borrowers is report"
+        assert note.endswith((f"are needed for default/new{why}", f"are needed{why}"))
         page = await its.it.metrics()
         assert 'gpushare_memory_returns_total{outcome="asked"} 1.0' in page
         assert 'gpushare_memory_returns_total{outcome="returned"} 1.0' in page
