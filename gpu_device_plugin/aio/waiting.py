@@ -1,11 +1,13 @@
-"""Wait for awaitables: for one with a timeout, for several side by side."""
+"""Wait for awaitables: for one with a timeout or whatever becomes of it, for several side by side."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
+    import logging
     from collections.abc import Awaitable, Coroutine, Generator
     from typing import Any, NoReturn
 
@@ -38,6 +40,28 @@ async def together(*works: Coroutine[Any, Any, object]) -> NoReturn:
         for work in works:
             tasks.create_task(work)
     raise AssertionError  # pragma: no cover (the tasks never return)
+
+
+@dataclass(eq=False, repr=False)
+class Attempts:
+    """Makes attempts at something for people, of which no failure may stop what programs rely on."""
+
+    _log: logging.Logger
+    _message: str
+    """Of a failure: logged with its traceback, and for debugging only until an attempt has succeeded again."""
+    _failing: bool = field(default=False, init=False)
+
+    async def make(self, work: Awaitable[T], otherwise: T) -> T:
+        """Return the result of `work`; `otherwise` if it fails."""
+        try:
+            result = await work
+        except Exception:  # noqa: BLE001 - see above
+            log = self._log.debug if self._failing else self._log.exception
+            log(self._message)
+            self._failing = True
+            return otherwise
+        self._failing = False
+        return result
 
 
 async def last_of(steps: Generator[None, None, T]) -> T:

@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import Attempts, within
 from gpu_device_plugin.core.model.limits import LimitStatus
 from gpu_device_plugin.core.node.limits import limit_verification as verifying
 from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner
@@ -86,7 +86,7 @@ class Verification:
         """The container ID of which an Event was posted last."""
         self._changed = asyncio.Event()
         self._everything = True
-        self._failing = False
+        self._attempts = Attempts(_log, "memory limits cannot be read back; trying again")
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -118,14 +118,7 @@ class Verification:
             if self._everything or clock() >= all_at:
                 self._everything, all_at = False, clock() + every_s
                 self._verified = {each: replace(old, final=False) for each, old in self._verified.items()}
-            try:
-                complete = await self._round()
-                self._failing = False
-            except Exception:  # noqa: BLE001 - states are for people; no fault here may keep a container from starting
-                complete = False
-                log = _log.debug if self._failing else _log.exception
-                log("memory limits cannot be read back; trying again")
-                self._failing = True
+            complete = await self._attempts.make(self._round(), otherwise=False)
             left_s = max(0.0, all_at - clock())
             if await within(left_s if complete else min(left_s, retry_s), self._changed.wait()):
                 retry_s = _RETRY_S

@@ -13,7 +13,7 @@ import msgspec
 
 from gpu_device_plugin.aio.http import JSON, Page, Route
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import Attempts, within
 from gpu_device_plugin.core.contract.history import HISTORY_PATH, LARGEST_HISTORY
 from gpu_device_plugin.core.node.history.ring import GpuSample, Ring, pcie_percent
 from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner
@@ -60,7 +60,7 @@ class History:
         """The containers on GPUs of which the kernel killed a process for lack of main memory, by the last sample."""
         self._read_at = -math.inf
         self._counters: Mapping[CgroupOwner, CgroupCounters] = {}
-        self._failing = False
+        self._attempts = Attempts(_log, "the history of the GPUs cannot be continued; trying again at every interval")
         self._answering = asyncio.Lock()
 
     @property
@@ -75,13 +75,7 @@ class History:
         step_s = self.ring.step_s
         await within(step_s, self._watch.reading.after(0))
         while True:
-            try:
-                await self.sample()
-                self._failing = False
-            except Exception:  # noqa: BLE001 - history is for people; no fault here may keep a container from starting
-                log = _log.debug if self._failing else _log.exception
-                log("the history of the GPUs cannot be continued; trying again at every interval")
-                self._failing = True
+            await self._attempts.make(self.sample(), None)
             now = self.clock()
             await asyncio.sleep((math.floor(now / step_s + 0.5) + 0.5) * step_s - now)
 

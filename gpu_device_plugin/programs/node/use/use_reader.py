@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.http import JSON, Page
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.aio.waiting import together, within
+from gpu_device_plugin.aio.waiting import Attempts, together, within
 from gpu_device_plugin.core.contract.nodereport import SERVED, write_node_use
 from gpu_device_plugin.core.node.holdings import holdings
 from gpu_device_plugin.core.node.use.process_use import NOT_READ, UseReading, attribute, blindness
@@ -70,7 +70,7 @@ class UseWatch:
     def __post_init__(self) -> None:
         self._woken = asyncio.Event()
         self._hurry_s: float | None = None
-        self._failing = False
+        self._attempts = Attempts(_log, "the use of the GPUs cannot be read; trying again at every interval")
         self._blind = ""
         self.processes_read: tuple[Sequence[GpuReading], Mapping[int, CgroupOwner | None]] = ((), {})
         """The processes on the GPUs as last read, and whose they are."""
@@ -116,13 +116,7 @@ class UseWatch:
     async def _rounds(self) -> NoReturn:
         while True:
             self._woken.clear()
-            try:
-                await self._read()
-                self._failing = False
-            except Exception:  # noqa: BLE001 - figures are for people; no fault here may keep a container from starting
-                log = _log.debug if self._failing else _log.exception
-                log("the use of the GPUs cannot be read; trying again at every interval")
-                self._failing = True
+            await self._attempts.make(self._read(), None)
             pauses = filter(None, (self.interval_s, self._hurry_s if self.interval_s else None))
             await within(min(pauses, default=None), self._woken.wait())
 
