@@ -23,6 +23,17 @@ LARGEST_HISTORY = 4 << 20
 LARGEST_INCIDENT = 512 << 10
 """Bytes of an incident's file, and of its answer."""
 
+
+def gpu_path(position: int) -> str:
+    """Return the path of the history of a GPU with its containers."""
+    return f"{HISTORY_PATH}gpus/{position}"
+
+
+def namespace_path(namespace: str) -> str:
+    """Return the path of the history of a namespace's containers with their GPUs."""
+    return f"{HISTORY_PATH}namespaces/{namespace}"
+
+
 Series: TypeAlias = tuple[int | None, ...]
 """One value for each step, the newest last; None: not known, or the agent did not read then. All series of a
 `NodeHistory` have the same length."""

@@ -37,6 +37,7 @@ class Throttle(IntFlag):
 
 SLOWING = 0xFC
 """All bits of `Throttle`."""
+BY_HEAT = Throttle.HEAT | Throttle.HARDWARE_HEAT
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,13 @@ from urllib.parse import quote
 import msgspec
 
 from gpu_device_plugin.core.cluster.agentpods import agents
-from gpu_device_plugin.core.contract.history import HISTORY_PATH, LARGEST_HISTORY, NodeHistory
+from gpu_device_plugin.core.contract.history import (
+    HISTORY_PATH,
+    LARGEST_HISTORY,
+    NodeHistory,
+    gpu_path,
+    namespace_path,
+)
 from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.core.report.why.slowness import gpus_of
 from gpu_device_plugin.programs.kubectl import GRANT, MISSING_RIGHT, NO_SUCH_PATH, ClusterUnreadableError, unread
@@ -26,6 +32,10 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.kubectl import Kubectl
 
 T = TypeVar("T")
+
+
+class NotServedError(ClusterUnreadableError):
+    """An agent has nothing at a path (404)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +78,7 @@ class AgentAnswers:
             if NO_SUCH_PATH not in str(error):
                 raise
             why = "it is older than this command, or remembers nothing of it"
-            raise ClusterUnreadableError(f"the agent of node {node} does not serve {path}: {why}") from error
+            raise NotServedError(f"the agent of node {node} does not serve {path}: {why}") from error
         if len(answer) > most:
             raise ClusterUnreadableError(f"the agent of node {node} answers {path} with more than {most >> 10} KiB")
         try:
@@ -127,8 +137,8 @@ def histories_of(kubectl: Kubectl, pod: Pod, missing: list[str]) -> tuple[NodeHi
     try:
         answers = AgentAnswers.of(kubectl)
         read = partial(answers.read, pod.node_name, kind=NodeHistory, most=LARGEST_HISTORY)
-        gpus = gpus_of(read(f"{HISTORY_PATH}namespaces/{pod.namespace}"), pod.namespace, pod.name)
-        return tuple(read(f"{HISTORY_PATH}gpus/{gpu}") for gpu in gpus)
+        gpus = gpus_of(read(namespace_path(pod.namespace)), pod.namespace, pod.name)
+        return tuple(read(gpu_path(gpu)) for gpu in gpus)
     except ClusterUnreadableError as error:
         missing.append(str(unread(error)))
         return None

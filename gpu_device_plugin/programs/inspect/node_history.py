@@ -16,7 +16,7 @@ from gpu_device_plugin.core.report.tables import history_tables as tables
 from gpu_device_plugin.core.report.text.columns import Line, Tone
 from gpu_device_plugin.core.report.text.printing import first
 from gpu_device_plugin.programs.commandline import FAILED, OK
-from gpu_device_plugin.programs.inspect.agent_answers import AgentAnswers, of_each
+from gpu_device_plugin.programs.inspect.agent_answers import AgentAnswers, NotServedError, of_each
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, unread
 from gpu_device_plugin.programs.terminal import encodes, say
 from gpu_device_plugin.view.objects import Named, decoded
@@ -42,21 +42,18 @@ def history(arguments: argparse.Namespace, kubectl: Kubectl, _: Sequence[Resourc
     """
     agents, namespace = AgentAnswers.of(kubectl), arguments.namespace or ""
 
-    def read(node: str, path: str = "") -> contract.NodeHistory:
-        path = contract.HISTORY_PATH + (path or (f"namespaces/{namespace}" if namespace else ""))
+    def read(node: str, path: str = contract.HISTORY_PATH) -> contract.NodeHistory:
         return agents.read(node, path, contract.NodeHistory, most=contract.LARGEST_HISTORY)
 
     def of_namespace(node: str) -> contract.NodeHistory:
         try:
-            return read(node)
-        except ClusterUnreadableError as error:
-            if "(NotFound)" not in f"{error}{error.__cause__}":  # as kubectl writes the status 404
-                raise
+            return read(node, contract.namespace_path(namespace))
+        except NotServedError:
             return contract.NodeHistory("", 0.0)
 
     def with_containers(node: str) -> contract.NodeHistory:
         whole = read(node)
-        each = [read(node, f"gpus/{gpu.gpu}") for gpu in whole.gpus]
+        each = [read(node, contract.gpu_path(gpu.gpu)) for gpu in whole.gpus]
         containers = tuple(container for one in each for container in one.containers)
         return replace(whole, containers=containers, left_out=sum(one.left_out for one in each))
 

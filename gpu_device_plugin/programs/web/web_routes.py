@@ -249,11 +249,11 @@ class PageRoutes:
         if re.fullmatch("[0-9]{1,4}", position):
             if not nodes:
                 return _error(403, _NO_NODES)
-            path = f"{contract.HISTORY_PATH}gpus/{int(position)}"
+            path = contract.gpu_path(int(position))
         elif not _NAMESPACE.fullmatch(namespace):
             return _error(400, "Write history/NODE with ?gpu=POSITION, ?pod=NAMESPACE/NAME or ?namespace=NAME.")
         elif scope.may_see(namespace):
-            path = f"{contract.HISTORY_PATH}namespaces/{namespace}"
+            path = contract.namespace_path(namespace)
         else:
             return _error(403, f"You have no right to get pods in the namespace {namespace}.")
         found = await self.history.read(unquote(request.rest), path, contract.NodeHistory, caller.user)
@@ -369,13 +369,12 @@ class PageRoutes:
             return None
 
         async def read(path: str) -> contract.NodeHistory:
-            path = f"{contract.HISTORY_PATH}{path}"
             return await self.history.read(pod.node_name, path, contract.NodeHistory, user)
 
         try:
             async with asyncio.timeout(_HISTORY_S):
-                positions = gpus_of(await read(f"namespaces/{pod.namespace}"), pod.namespace, pod.name)
-                return [await read(f"gpus/{position}") for position in positions]
+                positions = gpus_of(await read(contract.namespace_path(pod.namespace)), pod.namespace, pod.name)
+                return [await read(contract.gpu_path(position)) for position in positions]
         except (AgentUnreadableError, ApiError, TimeoutError):
             return None
 

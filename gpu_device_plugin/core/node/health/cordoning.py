@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.model.condition import Throttle
+from gpu_device_plugin.core.model.condition import BY_HEAT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -25,7 +25,7 @@ FAULTS: Mapping[str, tuple[str, Callable[[GpuCondition], bool]]] = MappingProxyT
         "memory-not-repaired": ("a repair of its memory failed", lambda gpu: bool(gpu.repair_failed)),
         "slowed-by-heat": (
             "its clocks are lowered by heat",
-            lambda gpu: bool((gpu.throttle or 0) & (Throttle.HEAT | Throttle.HARDWARE_HEAT)),
+            lambda gpu: bool((gpu.throttle or 0) & BY_HEAT),
         ),
     }
 )

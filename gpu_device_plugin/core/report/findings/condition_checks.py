@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.model.condition import Throttle
+from gpu_device_plugin.core.model.condition import BY_HEAT, Throttle
 from gpu_device_plugin.core.report.finding import Severity, Unknown, note, ok, warning
 from gpu_device_plugin.core.report.findings.container_checks import name
 from gpu_device_plugin.core.report.text.printing import MOST_NAMED
@@ -29,7 +29,7 @@ _SUPPLY = "see whether the machine's power supplies work and suffice (its manage
 _PROTECTION = "see nvidia-smi -q -d PERFORMANCE,POWER on the node, and whether its power cables fit"
 # The first that applies is told. Hardware slowdown alone may be a change of clocks (nvml.h), unless it lasts.
 _SLOWED = (
-    (Throttle.HEAT | Throttle.HARDWARE_HEAT, "slowed-by-heat", "by heat", _COOL),
+    (BY_HEAT, "slowed-by-heat", "by heat", _COOL),
     (Throttle.POWER_BRAKE, "slowed-by-power-brake", "by the machine's power supply", _SUPPLY),
     (Throttle.HARDWARE, "slowed-by-hardware", "by its own protection", _PROTECTION),
 )

@@ -6,7 +6,7 @@ from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, TypeAlias
 
-from gpu_device_plugin.core.model.condition import SLOWING, Throttle
+from gpu_device_plugin.core.model.condition import BY_HEAT, SLOWING, Throttle
 from gpu_device_plugin.core.report.finding import Finding, warning
 from gpu_device_plugin.core.report.text.printing import counted, first
 from gpu_device_plugin.core.report.text.use_texts import mib
@@ -59,7 +59,7 @@ _MANY_CORRECTED = 100
 """Single memory errors that ECC corrects occur on healthy GPUs and cost nothing."""
 
 _SLOWDOWNS: Mapping[str, tuple[int, str, str]] = {
-    "slowed-by-heat": (Throttle.HEAT | Throttle.HARDWARE_HEAT, "heat", "See the node's cooling"),
+    "slowed-by-heat": (BY_HEAT, "heat", "See the node's cooling"),
     "slowed-by-power-brake": (Throttle.POWER_BRAKE, "its machine (power brake)", "See the node's power supplies"),
     "slowed-by-hardware": (Throttle.HARDWARE, "itself (hardware slowdown)", "See its power cables and its cooling"),
     "slowed-by-sync": (Throttle.SYNC, "the slowest GPU of its sync boost group", "See what slows that one"),
