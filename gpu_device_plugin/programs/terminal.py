@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ _CODES: Mapping[Tone, str] = MappingProxyType(
     {Tone.HEADING: "1", Tone.GOOD: "32", Tone.WARNING: "33", Tone.BAD: "31", Tone.FAINT: "2"}
 )
 """Of ECMA-48's Select Graphic Rendition."""
+UNBOUNDED = 10_000
+"""Columns, where the output goes to no terminal."""
 
 
 def coloured(stream: TextIO, environ: Mapping[str, str]) -> bool:
@@ -48,6 +51,11 @@ def show(lines: Iterable[Line], environ: Mapping[str, str]) -> None:
 def discard_output(stream: TextIO) -> None:
     """Discard the rest of the output after its reader closed the pipe; the interpreter must not flush it either."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def width(otherwise: int = UNBOUNDED) -> int:
+    """Return the columns of the terminal that shows the standard output; `otherwise` where it goes elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else otherwise
 
 
 def encodes(stream: TextIO, text: str) -> bool:

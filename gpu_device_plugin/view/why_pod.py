@@ -90,22 +90,13 @@ def why(
     most: int,
     policy: Callable[[], Policy] = assumed,
     claims: Iterable[Claim] | None = None,
-    histories: Iterable[NodeHistory] | None = None,
-    may_see: Callable[[str], bool] = everybody,
 ) -> Why:
-    """Return why a pod waits, or where it is and why it is slow.
+    """Return why a pod waits, or where it is.
 
     `nodes` are all that share GPUs; None: they could not be read. `claims` are the ResourceClaims of its
     namespace, and maybe others; None: they could not be read. Of `most` nodes more is told; see `answers`. `policy`
-    reads the extender's policy, and is called only where neither the pod nor every node names one. `histories` are
-    those of the GPUs that it is on, with all containers on them; None: they were not read, see `on_gpus`. Of them it
-    names the pods in namespaces that the reader `may_see`.
+    reads the extender's policy, and is called only where neither the pod nor every node names one.
     """
-    if histories is not None:
-        said = why(pod, status, resources, nodes, most=most, policy=policy, claims=claims)
-        told = {fact.code for fact in said.facts}
-        slow = slowness(histories, pod.namespace, pod.name, time.time(), may_see)
-        return replace(said, facts=(*said.facts, *(each for each in slow if _SAME.get(each.code) not in told)))
     by_name = None if nodes is None else {node.name: node for node in nodes}
 
     def excluded(node: NodeView) -> tuple[Finding, ...]:
@@ -136,6 +127,19 @@ def why(
         facts.append(note("policy-assumed", text, policy=chosen.name, why=chosen.assumed))
     asked_of = [(node, demand, Kept(excluded(node), besides(node, demand, resources))) for node in nodes]
     return Why(asks, tuple(facts), tuple(answers(asked_of, chosen.name, most)))
+
+
+def with_slowness(
+    said: Why, pod: Pod, histories: Iterable[NodeHistory] | None, may_see: Callable[[str], bool] = everybody
+) -> Why:
+    """Return what is said of a pod, and why it is slow.
+
+    `histories` are those of the GPUs that it is on, with all containers on them; None: they were not read, see
+    `on_gpus`. Of them it names the pods in namespaces that the reader `may_see`.
+    """
+    told = {fact.code for fact in said.facts}
+    slow = () if histories is None else slowness(histories, pod.namespace, pod.name, time.time(), may_see)
+    return replace(said, facts=(*said.facts, *(each for each in slow if _SAME.get(each.code) not in told)))
 
 
 def on_gpus(pod: Pod, status: SchedulingStatus, resources: Sequence[Resource]) -> bool:

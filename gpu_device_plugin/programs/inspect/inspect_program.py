@@ -53,12 +53,12 @@ from gpu_device_plugin.programs.kubectl import (
     readable_items,
     unread,
 )
-from gpu_device_plugin.programs.terminal import discard_output, say, show
+from gpu_device_plugin.programs.terminal import discard_output, say, show, width
 from gpu_device_plugin.settings.knobs import UsageError, nearest
 from gpu_device_plugin.view.objects import ConfigMap
 from gpu_device_plugin.view.poddetails import events
 from gpu_device_plugin.view.reading import ABSENT, cluster, gpu_pods, readable_claims, unseen
-from gpu_device_plugin.view.why_pod import CONFIGURATION, assumed, on_gpus, policy_in, why
+from gpu_device_plugin.view.why_pod import CONFIGURATION, assumed, on_gpus, policy_in, why, with_slowness
 
 if TYPE_CHECKING:
     import argparse
@@ -79,8 +79,6 @@ _COUNTING = ("spec.nodeName!=", *NOT_ENDED)
 """Selects the pods that may hold a GPU or part of one."""
 
 _VIEWER = "an administrator gives the rights by binding the ClusterRole gpushare-viewer"
-_UNBOUNDED = 10_000
-"""Columns, where the output goes to no terminal."""
 _RIGHTS = "docs/inspect.md has the commands by which an administrator grants all rights that this command needs"
 
 
@@ -171,8 +169,8 @@ def _overview(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequen
         say(sys.stderr, f"Node {name} shares no GPUs." if name else selected)
     lines = _LAYOUTS[arguments.output](nodes)
     fold = _FOLDED.get(arguments.output)
-    if fold and (width := _columns()) and any(columns(line) > width for line in lines):
-        return [*fold(nodes, width), *at_a_glance(nodes)], OK
+    if fold and (room := width(0)) and any(columns(line) > room for line in lines):
+        return [*fold(nodes, room), *at_a_glance(nodes)], OK
     return lines, OK
 
 
@@ -224,11 +222,6 @@ def _claims_of_pod(
     return readable_claims(raw)[0]
 
 
-def _columns() -> int:
-    """Return the width of the terminal; 0: the output goes elsewhere."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-
-
 def _pods_in(namespace: str) -> str:
     return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods"
 
@@ -274,7 +267,7 @@ def _table_of(rows: Sequence[PodRow], namespace: str) -> Sequence[Line]:
     if not rows:
         say(sys.stderr, f"No pod of {namespace} has a GPU.")
         return []
-    return pod_table(sorted(rows, key=by_name), _columns() or _UNBOUNDED)
+    return pod_table(sorted(rows, key=by_name), width())
 
 
 def _top(
@@ -344,23 +337,16 @@ def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Re
     # Without the right to list pods no agent is found.
     asked = raw_pods is not None and on_gpus(pod, status, resources)
     histories = histories_of(kubectl, pod, missing) if asked else None
-    said = why(
-        pod,
-        status,
-        resources,
-        None if found is None else found.views,
-        most=most,
-        policy=lambda: _policy(kubectl),
-        claims=claims,
-        histories=histories,
-    )
+    views = None if found is None else found.views
+    said = why(pod, status, resources, views, most=most, policy=lambda: _policy(kubectl), claims=claims)
+    said = with_slowness(said, pod, histories)
     unknown = [f"The explanation is incomplete: {'; '.join(missing)} ({_RIGHTS})."] if missing else []
     waits = [f"{namespace}/{pod.name} waits for {said.asks}."] if said.asks else []
     told = [*waits, *map(str, said.facts), *unknown]
     if not said.answers:
         return told, OK
-    if (width := _columns()) and not arguments.all_nodes:
-        rows = sum(1 + max(0, columns(line) - 1) // width for line in told)
+    if (room := width(0)) and not arguments.all_nodes:
+        rows = sum(1 + max(0, columns(line) - 1) // room for line in told)
         return [*told, *explain_briefly(said.answers, shutil.get_terminal_size().lines - rows - 1)], OK
     return [*told, *explain(said.answers, most)], OK
 

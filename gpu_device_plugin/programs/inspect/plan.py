@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import time
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from gpu_device_plugin.core.report.text.plan_texts import (
 from gpu_device_plugin.core.report.text.printing import counted
 from gpu_device_plugin.programs.commandline import FAILED, OK
 from gpu_device_plugin.programs.kubectl import GRANT, ClusterUnreadableError, unread
-from gpu_device_plugin.programs.terminal import say
+from gpu_device_plugin.programs.terminal import say, width
 from gpu_device_plugin.view.movable_pods import BUDGETS, ArrangementReader
 from gpu_device_plugin.view.objects import readable
 
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.view.following import FollowedCluster
     from gpu_device_plugin.view.movable_pods import Arrangement
 
-_UNBOUNDED = 10_000
 _MANIFEST = "deploy/optional/capacity.yaml (chart: scheduler.capacity)"
 _GONE = "(NotFound)"
 """In kubectl's message where an object does not exist."""
@@ -143,10 +141,9 @@ def details(
     sites: Sequence[Site], moves: Sequence[Move], then: Sequence[Site], staying: Sequence[str]
 ) -> list[str | Line]:
     """Return tables of moves and of the GPUs that change, and the lines about pods that stay."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _UNBOUNDED
     lines: list[str | Line] = []
     if moves:
-        lines += ["", *move_lines(moves, width), "", *gpu_lines(sites, then, width)]
+        lines += ["", *move_lines(moves, width()), "", *gpu_lines(sites, then, width())]
     return [*lines, *(["", "Pods that are not moved:", *staying] if staying else [])]
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
-import sys
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.objects.decoding import NOT_ENDED
 from gpu_device_plugin.core.report.text.prices import price_document, price_lines
 from gpu_device_plugin.programs.commandline import OK
 from gpu_device_plugin.programs.kubectl import GRANT, ClusterUnreadableError
+from gpu_device_plugin.programs.terminal import width
 from gpu_device_plugin.view.learned_mix import lesson_of
 
 if TYPE_CHECKING:
@@ -20,9 +19,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.report.text.columns import Line
     from gpu_device_plugin.programs.kubectl import Kubectl
-
-_UNBOUNDED = 10_000
-"""Columns, where the output goes to no terminal."""
 
 
 def prices(
@@ -42,5 +38,4 @@ def prices(
     found = lesson_of(raw_nodes, raw_pods, resources)
     if arguments.output == "json":
         return json.dumps(price_document(found), indent=2).splitlines(), OK
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _UNBOUNDED
-    return price_lines(found, width), OK
+    return price_lines(found, width()), OK

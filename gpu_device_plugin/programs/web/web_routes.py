@@ -26,7 +26,7 @@ from gpu_device_plugin.programs.web.agent_history import AgentUnreadableError
 from gpu_device_plugin.programs.web.callers import ALL_NAMESPACES, CallerScope
 from gpu_device_plugin.view.objects import ConfigMap, decoded
 from gpu_device_plugin.view.poddetails import event_documents, events, pod_and_status
-from gpu_device_plugin.view.why_pod import CONFIGURATION, assumed, on_gpus, policy_in, why
+from gpu_device_plugin.view.why_pod import CONFIGURATION, assumed, on_gpus, policy_in, why, with_slowness
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -344,17 +344,8 @@ class PageRoutes:
         claims, ours = watched.claims_of(pod.namespace), watched.cluster.resources
 
         def lines() -> list[str]:
-            said = why(
-                pod,
-                status,
-                ours,
-                views,
-                most=_MOST_EXPLAINED,
-                policy=lambda: policy,
-                claims=claims,
-                histories=histories,
-                may_see=scope.may_see,
-            )
+            said = why(pod, status, ours, views, most=_MOST_EXPLAINED, policy=lambda: policy, claims=claims)
+            said = with_slowness(said, pod, histories, scope.may_see)
             waits = [f"{pod.namespace}/{pod.name} waits for {said.asks}."] if said.asks else []
             return [*waits, *map(str, said.facts), *explain(said.answers, _MOST_EXPLAINED)]
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 import socket
 from typing import TYPE_CHECKING
 
@@ -14,7 +12,6 @@ from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.objects.decoding import NODES, PODS, ObjectKind
 from gpu_device_plugin.programs.inspect.inspect_program import main
 from gpu_device_plugin.programs.web.figures import AgentFigures
-from tests.cluster.conftest import processes, programs
 from tests.histories import summary
 from tests.patience import REAL_S, eventually
 from tests.programs.web.harness import served_by
@@ -22,18 +19,11 @@ from tests.programs.web.test_real import kubeconfig
 from tests.remembering import Answers, agent_pod, remembered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.cluster.conftest import RealServer
 
 pytestmark = pytest.mark.timeout(REAL_S * 3)
-
-
-@pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    with processes(tmp_path_factory.mktemp("apiserver"), programs()) as server:
-        yield server
 
 
 def own_address() -> str:
@@ -47,15 +37,12 @@ def own_address() -> str:
 
 
 async def test_agents_are_read_through_a_real_api_server(
-    real: RealServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    real: RealServer, real_kubectl: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    kubectl = shutil.which("kubectl", path=os.pathsep.join([os.environ.get("KUBE_BIN", ""), os.environ["PATH"]]))
-    if kubectl is None:
-        pytest.skip("kubectl is missing in KUBE_BIN and on the PATH")
     flag, address, agent = f"--kubeconfig={kubeconfig(tmp_path, real.config)}", own_address(), Answers(remembered())
 
     async def inspect(*words: str) -> tuple[int, str]:
-        code = await asyncio.to_thread(main, [*words, flag], kubectl=kubectl, environ={})
+        code = await asyncio.to_thread(main, [*words, flag], kubectl=real_kubectl, environ={})
         said = capfd.readouterr()
         return code, said.out + said.err
 

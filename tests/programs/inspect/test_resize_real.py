@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,23 +14,15 @@ from gpu_device_plugin.core.contract.elastic import Answer, write_answer
 from gpu_device_plugin.core.contract.keys import ALLOCATION, ELASTIC, MEMORY_GUARANTEE, MEMORY_HELD, RESIZE_BOUND
 from gpu_device_plugin.programs.inspect.inspect_program import main
 from gpu_device_plugin.testing.builders import GPU_MEM, container, pod
-from tests.cluster.conftest import processes, programs
 from tests.patience import REAL_S, eventually
 from tests.programs.web.test_real import kubeconfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.cluster.conftest import RealServer
 
 pytestmark = pytest.mark.timeout(REAL_S * 3)
-
-
-@pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    with processes(tmp_path_factory.mktemp("apiserver"), programs()) as server:
-        yield server
 
 
 async def wished(client: Client, text: str) -> None:
@@ -46,14 +36,11 @@ async def wished(client: Client, text: str) -> None:
 
 
 async def test_a_pod_is_resized_over_a_real_api_server(
-    real: RealServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    real: RealServer, real_kubectl: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    kubectl = shutil.which("kubectl", path=os.pathsep.join([os.environ.get("KUBE_BIN", ""), os.environ["PATH"]]))
-    if kubectl is None:
-        pytest.skip("kubectl is missing in KUBE_BIN and on the PATH")
 
     async def resize(*words: str) -> tuple[int, str]:
-        code = await asyncio.to_thread(main, ["resize", *words], kubectl=kubectl, environ={})
+        code = await asyncio.to_thread(main, ["resize", *words], kubectl=real_kubectl, environ={})
         said = capfd.readouterr()
         return code, said.out + said.err
 

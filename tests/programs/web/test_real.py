@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +13,12 @@ from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.objects.decoding import NODES, PODS, ObjectKind
 from gpu_device_plugin.programs.web.callers import ReviewedCallers
 from gpu_device_plugin.testing.builders import GPU_MEM, container, pod
-from tests.cluster.conftest import processes, programs
 from tests.patience import REAL_S
 from tests.programs.web.harness import QUICK, Page, Stream, served_by
 from tests.programs.web.test_kubeconfig import Command, Home, running
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from gpu_device_plugin.cluster.client.config import ClusterConfig
@@ -32,22 +29,12 @@ _TOKEN_REVIEWS = ObjectKind("tokenreviews", group="authentication.k8s.io")
 pytestmark = pytest.mark.timeout(REAL_S * 3)
 
 
-@pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    with processes(tmp_path_factory.mktemp("apiserver"), programs()) as server:
-        yield server
-
-
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
-    path = os.pathsep.join([os.environ.get("KUBE_BIN", ""), os.environ.get("PATH", "")])
-    kubectl = shutil.which("kubectl", path=path)
-    if kubectl is None:
-        pytest.skip("kubectl is missing in KUBE_BIN and on the PATH")
+def home(tmp_path: Path, real_kubectl: str) -> Home:
     found = Home(tmp_path)
     found.kubectl.parent.mkdir()
     (tmp_path / "tmp").mkdir()
-    found.kubectl.symlink_to(kubectl)
+    found.kubectl.symlink_to(real_kubectl)
     return found
 
 

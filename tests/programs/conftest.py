@@ -1,0 +1,32 @@
+"""A real API server and a real kubectl, for the programs that read clusters through them (KUBE_BIN)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cluster.conftest import processes, programs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cluster.conftest import RealServer
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    with processes(tmp_path_factory.mktemp("apiserver"), programs()) as server:
+        yield server
+
+
+@pytest.fixture
+def real_kubectl() -> str:
+    """The path of kubectl, from KUBE_BIN or the PATH; without one the test is skipped."""
+    path = os.pathsep.join([os.environ.get("KUBE_BIN", ""), os.environ.get("PATH", "")])
+    kubectl = shutil.which("kubectl", path=path)
+    if kubectl is None:
+        pytest.skip("kubectl is missing in KUBE_BIN and on the PATH")
+    return kubectl
