@@ -35,11 +35,9 @@ NO_AGENT = (
 
 KUBECTL = '''\
 #!{python}
-"""Answers as kubectl does, from the objects in a file."""
+"""Answers as kubectl does, from the objects in a file. As it is asked a dozen times, it imports what a call needs."""
 import json, os, pathlib, sys, time
 from urllib.parse import parse_qs, urlsplit
-from gpu_device_plugin.testing.cluster.cluster_store import merge, strategic_merge
-from gpu_device_plugin.testing.cluster.selectors import field_selector, label_selector
 
 home = pathlib.Path({home!r})
 with (home / "calls").open("a") as calls:
@@ -56,6 +54,8 @@ if "config" in words:
     print(script["namespace"], end="")
     sys.exit(0 if script["namespace"] else 1)
 if words[0] == "patch":
+    from gpu_device_plugin.testing.cluster.cluster_store import merge, strategic_merge
+
     name, patch = words[2], json.loads(words[words.index("-p") + 1])
     if name == script["refuse"]:
         user = 'User "dev" cannot patch resource "pods" in API group "" in the namespace "default"'
@@ -151,8 +151,12 @@ fields = {{
     "status.phase": lambda one: one["status"].get("phase", ""),
 }}
 if "labelSelector" in query:
+    from gpu_device_plugin.testing.cluster.selectors import label_selector
+
     found = list(filter(label_selector(query["labelSelector"]), found))
 if "fieldSelector" in query:
+    from gpu_device_plugin.testing.cluster.selectors import field_selector
+
     found = list(filter(field_selector(query["fieldSelector"], fields), found))
 start, limit = int(query.get("continue", 0)), min(int(query.get("limit", 10**6)), script["page"])
 limit = limit if "limit" in query else 10**6
