@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +13,7 @@ from gpu_device_plugin.core.report.findings.node_checks import CHECKS
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.programs.doctor.doctor_program import DoctorDeadlines, DoctorPlace, examined
 from gpu_device_plugin.settings.node import NodeSettings
+from tests.nvml_libraries import NAME, compiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,18 +21,8 @@ if TYPE_CHECKING:
     from tests.hardware.conftest import Watching
 
 
-NAME = "libnvidia-ml.so.1"
 E_MACHINE = slice(18, 20)
 ADVICE = "; the file is damaged, or is not for this image; reinstall the driver, or use the image for this node's"
-
-
-def compiled(folder: Path, source: str) -> Path:
-    """Make a library of a line of C."""
-    compiler = shutil.which("cc") or pytest.skip("there is no C compiler")
-    made = folder / NAME
-    command = [compiler, "-shared", "-fPIC", "-x", "c", "-o", str(made), "-"]
-    subprocess.run(command, input=source, text=True, check=True)
-    return made
 
 
 def text(folder: Path) -> str:

@@ -1,16 +1,11 @@
 """The same hardware, the same expectations: invented GPUs, and a real libnvidia-ml.so.1 where there is one.
 
-NVML_LIB_DIR names the directory of the library: the driver's own, or NVIDIA's mock of it (NVIDIA/k8s-test-infra,
-pkg/gpu/mocknvml). With the mock, MOCK_NVML_CONFIG names its configuration, and GPUs are made to fail through the
-overrides.yaml that the mock reads beside a copy of it.
+NVML_LIB_DIR names the directory of the library: the driver's own, or NVIDIA's mock of it, see `tests.nvml_libraries`.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,23 +16,18 @@ from gpu_device_plugin.core.model.memory import shares_of
 from gpu_device_plugin.core.report.findings.condition_checks import condition_here
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
 from tests.core.report.findings.test_node_checks import WELL
+from tests.nvml_libraries import Mock, need_library
 from tests.patience import eventually, stretched
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from gpu_device_plugin.core.node.health.gpu_health import Xid
     from gpu_device_plugin.hardware.monitor import MonitorTimings
     from tests.hardware.conftest import Watching
 
 
-LIBRARY = os.environ.get("NVML_LIB_DIR")
-MOCK_CONFIG = os.environ.get("MOCK_NVML_CONFIG")
 EVERY = [*ConditionGroup]
-
-
-def need_library() -> Path:
-    if LIBRARY is None:
-        pytest.skip("set NVML_LIB_DIR to the directory of a libnvidia-ml.so.1, real or NVIDIA's mock, to run this")
-    return Path(LIBRARY)
 
 
 def nvml() -> dict[str, Any]:
@@ -114,41 +104,9 @@ async def test_a_second_process_sees_the_same_hardware(source: dict[str, Any], w
     assert all(second.beliefs[uuid].healthy == belief.healthy for uuid, belief in first.beliefs.items())
 
 
-class Mock:
-    """NVIDIA's mock, with a configuration of our own to change."""
-
-    def __init__(self, config: Path) -> None:
-        self.overrides = config.with_name("overrides.yaml")
-
-    def say(self, text: str) -> None:
-        fresh = self.overrides.with_suffix(".new")
-        fresh.write_text(f"version: 1\n{text}")
-        fresh.rename(self.overrides)
-
-    def fails(self, gpu: int, mode: str, xid: int | None = None) -> None:
-        event = "" if xid is None else f", xid: {{code: {xid}}}"
-        self.say(f'devices: {{"{gpu}": {{failure: {{mode: {mode}{event}}}}}}}\n')
-
-    def heals(self) -> None:
-        self.say("")
-
-    def hangs(self) -> None:
-        """Whoever opens this file waits for somebody who writes into it."""
-        self.overrides.unlink(missing_ok=True)
-        os.mkfifo(self.overrides)
-
-
 @pytest.fixture
 def mock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mock:
-    need_library()
-    if MOCK_CONFIG is None:
-        pytest.skip("set MOCK_NVML_CONFIG to the configuration of NVIDIA's mock to have its GPUs fail")
-    config = tmp_path / "config.yaml"
-    shutil.copy(MOCK_CONFIG, config)
-    monkeypatch.setenv("MOCK_NVML_CONFIG", str(config))
-    monkeypatch.setenv("MOCK_NVML_OVERRIDES", str(config.with_name("overrides.yaml")))
-    monkeypatch.setenv("MOCK_NVML_OVERRIDES_TTL", "50ms")
-    return Mock(config)
+    return Mock(tmp_path, monkeypatch)
 
 
 def sick(view: HardwareView) -> list[int]:
