@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +15,6 @@ from gpu_device_plugin.core.report.findings.node_checks import CHECKS
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.programs.doctor.doctor_program import DoctorDeadlines, DoctorPlace, examined
 from gpu_device_plugin.settings.node import NodeSettings
-from tests.nvml_libraries import NAME, compiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,8 +22,19 @@ if TYPE_CHECKING:
     from tests.hardware.conftest import Watching
 
 
+NAME = "libnvidia-ml.so.1"
 E_MACHINE = slice(18, 20)
 ADVICE = "; the file is damaged, or is not for this image; reinstall the driver, or use the image for this node's"
+
+
+def compiled(folder: Path, source: str, *libraries: Path) -> Path:
+    """Make a library of some C; it has the functions of other libraries besides, which are in the same folder."""
+    compiler = shutil.which("cc") or pytest.skip("there is no C compiler")
+    made = folder / NAME
+    linked = ["-Wl,--no-as-needed", *map(str, libraries), f"-Wl,-rpath,{folder}"] if libraries else []
+    command = [compiler, "-shared", "-fPIC", "-o", str(made), "-x", "c", "-", "-x", "none", *linked]
+    subprocess.run(command, input=source, text=True, check=True)
+    return made
 
 
 def text(folder: Path) -> str:

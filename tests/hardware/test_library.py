@@ -1,6 +1,6 @@
 """The same hardware, the same expectations: invented GPUs, and a real libnvidia-ml.so.1 where there is one.
 
-NVML_LIB_DIR names the directory of the library: the driver's own, or NVIDIA's mock of it, see `tests.nvml_libraries`.
+NVML_LIB_DIR names the directory of the library: the driver's own, or NVIDIA's mock of it, see `tests.nvml_mock`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpu_device_plugin.core.model.memory import shares_of
 from gpu_device_plugin.core.report.findings.condition_checks import condition_here
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
 from tests.core.report.findings.test_node_checks import WELL
-from tests.nvml_libraries import Mock, need_library
+from tests.nvml_mock import Mock, need_library
 from tests.patience import eventually, stretched
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from gpu_device_plugin.core.contract.history import (
 )
 from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.core.report.why.slowness import slowness
-from tests.nvml_libraries import Mock
+from tests.nvml_mock import Mock
 from tests.patience import eventually
 from tests.programs.node.cluster_harness import cluster
 from tests.programs.node.harness import pod
@@ -43,6 +43,7 @@ GPU: dict[str, Any] = {
     "slowdown": 90,
     "power": 66,
     "power_limit": 70,
+    "power_limit_default": 70,
     "sm_clock": 1590,
     "sm_clock_max": 1590,
     "throttle": [],
@@ -103,7 +104,8 @@ TRAFFIC = f"{10**10}MiB"
 CAUSES: Mapping[str, tuple[str, Moments]] = {
     "heat": ("slowed-by-heat", slowed("heat", temperature=91)),
     "heat, by the hardware": ("slowed-by-heat", slowed("hardware-heat", "hardware", temperature=93)),
-    "a power cap": ("slowed-by-power-cap", slowed("power-cap", power=70)),
+    "a very low clock at the power limit": ("slowed-by-power-cap", slowed("power-cap", power=70)),
+    "a lowered power limit": ("slowed-by-power-cap", slowed("power-cap", clock=1300, power=60, power_limit=60)),
     "the power brake": ("slowed-by-power-brake", slowed("power-brake", "hardware")),
     "hardware slowdown": ("slowed-by-hardware", slowed("hardware")),
     "sync boost": ("slowed-by-sync", slowed("sync")),
@@ -176,8 +178,9 @@ class Desk:
             there.node.process(pid, made, IDS[name])
             running = {"name": "main", "state": {"running": {}}, "containerID": f"containerd://{IDS[name]}"}
             there.api.patch("pods", name, {"status": {"containerStatuses": [running]}}, subresource="status")
-            self.leaf = there.node.cgroups / "kubepods" / f"pod{made.uid}" / IDS[name] if name == "train" else self.leaf
-        self.leaf.mkdir(parents=True)
+            if name == "train":
+                self.leaf = there.node.cgroups / "kubepods" / f"pod{made.uid}" / IDS[name]
+                self.leaf.mkdir(parents=True)
         await there.node.until(
             lambda: {each.container_id for each in self.agent.use_watch.holdings()} == {*IDS.values()}
         )

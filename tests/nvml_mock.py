@@ -1,8 +1,8 @@
-"""Libraries libnvidia-ml.so.1 for tests: made of some C, and NVIDIA's mock, whose GPUs a test makes be as it wants.
+"""NVIDIA's mock of libnvidia-ml.so.1, whose GPUs a test makes be as it wants.
 
-The mock is in the directory NVML_LIB_DIR (built from NVIDIA/k8s-test-infra, pkg/gpu/mocknvml), and MOCK_NVML_CONFIG
-names its configuration. Tests that need it are skipped without it. What a test changes stands in the overrides.yaml
-that the mock reads beside a copy of its configuration.
+It is in the directory NVML_LIB_DIR (built from NVIDIA/k8s-test-infra, pkg/gpu/mocknvml), and MOCK_NVML_CONFIG names its
+configuration. Tests that need it are skipped without it. What a test changes stands in the overrides.yaml that the mock
+reads beside a copy of its configuration.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.hardware.test_compiled_library import NAME, compiled
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-NAME = "libnvidia-ml.so.1"
 LIBRARY = os.environ.get("NVML_LIB_DIR")
 MOCK_CONFIG = os.environ.get("MOCK_NVML_CONFIG")
 
@@ -37,6 +37,7 @@ _PLACES: Mapping[str, tuple[tuple[str, ...], int]] = {
     "slowdown": (("thermal", "slowdown_threshold_c"), 1),
     "power": (("power", "current_draw_mw"), 1000),
     "power_limit": (("power", "enforced_limit_mw"), 1000),
+    "power_limit_default": (("power", "default_limit_mw"), 1000),
     "sm_clock": (("clocks", "sm_current"), 1),
     "sm_clock_max": (("clocks", "sm_max"), 1),
     "sm": (("utilization", "gpu"), 1),
@@ -60,16 +61,6 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *gpu, unsigned *count, void *fo
   return code == 0 && !found && *count ? 7 : code;
 }
 """
-
-
-def compiled(folder: Path, source: str, *libraries: Path) -> Path:
-    """Make a library of some C, which has the functions of other libraries besides."""
-    compiler = shutil.which("cc") or pytest.skip("there is no C compiler")
-    made = folder / NAME
-    linked = ["-Wl,--no-as-needed", *map(str, libraries), f"-Wl,-rpath,{folder}"] if libraries else []
-    command = [compiler, "-shared", "-fPIC", "-o", str(made), "-x", "c", "-", "-x", "none", *linked]
-    subprocess.run(command, input=source, text=True, check=True)
-    return made
 
 
 def need_library() -> Path:
