@@ -165,11 +165,13 @@ async def test_a_real_library_tells_of_heat_slowed_clocks_a_narrow_link_and_erro
             '  "3": {thermal: {temperature_gpu_c: 91}, clocks_throttle_reasons: {gpu_idle: true, hw_slowdown: true, '
             "hw_thermal_slowdown: true}, pcie: {current_link_width: 8}, power: {current_draw_mw: 650000}}\n"
             '  "5": {failure: {mode: ecc_uncorrectable}}\n'
+            '  "6": {nvlink_error: {rate: 1000}}\n'
         )
 
         async def told() -> list[GpuCondition]:
             conditions = [*(await hardware.condition(EVERY) or before)]
-            return conditions if conditions[3].temperature_c == 91 and conditions[5].ecc_uncorrected else []
+            told = conditions[3].temperature_c == 91 and conditions[5].ecc_uncorrected
+            return conditions if told and conditions[6].nvlink_errors != 0 else []
 
         conditions = await eventually(told, "what the mock was told", pause_s=0.1)
     hot, broken = conditions[3], conditions[5]
@@ -182,8 +184,10 @@ async def test_a_real_library_tells_of_heat_slowed_clocks_a_narrow_link_and_erro
         energy_mj=hot.energy_mj,
     )
     assert broken.temperature_c == before[5].temperature_c
+    expected = {"ecc-uncorrected", "pcie-narrow", "slowed-by-heat"}
+    expected |= {"nvlink-errors"} if broken.nvlink_errors is not None else set()  # a T4 has no NVLinks
     codes = {finding.code for finding in condition_here(replace(WELL, conditions=tuple(conditions)))}
-    assert codes >= {"ecc-uncorrected", "pcie-narrow", "slowed-by-heat"}
+    assert codes >= expected
 
 
 async def test_a_gpu_that_a_real_library_loses_has_no_condition_and_hides_no_other(
