@@ -124,8 +124,12 @@ CAUSES: Mapping[str, tuple[NodeHistory, str]] = {
         slowed(Throttle.HARDWARE_HEAT | Throttle.HARDWARE, 700, temperature_c=93),
         "slowed-by-heat",
     ),
-    "a low power limit": (
+    "a very low power limit": (
         slowed(Throttle.POWER_CAP, 900, power_mw=299_000, power_limit_mw=300_000),
+        "slowed-by-power-cap",
+    ),
+    "a lowered power limit": (
+        slowed(Throttle.POWER_CAP, 1400, power_mw=499_000, power_limit_mw=500_000, power_limit_default_mw=700_000),
         "slowed-by-power-cap",
     ),
     "the power brake": (slowed(Throttle.POWER_BRAKE | Throttle.HARDWARE, 600), "slowed-by-power-brake"),
@@ -186,7 +190,13 @@ HEALTHY: Mapping[str, NodeHistory] = {
     "busy training at the usual power limit": history(
         train(sm_percent=series(99, 97, 100)),
         throttle=series(int(Throttle.POWER_CAP)),
-        condition=replace(CONDITION, throttle=int(Throttle.POWER_CAP), sm_clock_mhz=1590, power_mw=699_000),
+        condition=replace(
+            CONDITION,
+            throttle=int(Throttle.POWER_CAP),
+            sm_clock_mhz=1590,
+            power_mw=699_000,
+            power_limit_default_mw=700_000,
+        ),
     ),
     "busy training with all memory allocated at its start": history(
         train(sm_percent=series(99, 98), used_mib=series(40_900), cpu_throttled_percent=series(0)),

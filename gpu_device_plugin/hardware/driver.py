@@ -79,7 +79,7 @@ _COUNTER = (1 << 63) - 1
 MOST_OF_CONDITION = {
     **dict.fromkeys(("temperature_c", "memory_temperature_c", "slowdown_c"), 300),
     "fan_percent": 300,
-    **dict.fromkeys(("power_mw", "power_limit_mw"), 100_000_000),
+    **dict.fromkeys(("power_mw", "power_limit_mw", "power_limit_default_mw"), 100_000_000),
     **dict.fromkeys(("sm_clock_mhz", "sm_clock_max_mhz", "memory_clock_mhz", "memory_clock_max_mhz"), 100_000),
     "throttle": 0xFC,
     **dict.fromkeys(("sm_percent", "memory_percent", "encoder_percent", "decoder_percent"), _PERCENT),

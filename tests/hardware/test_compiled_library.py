@@ -27,11 +27,12 @@ E_MACHINE = slice(18, 20)
 ADVICE = "; the file is damaged, or is not for this image; reinstall the driver, or use the image for this node's"
 
 
-def compiled(folder: Path, source: str) -> Path:
-    """Make a library of a line of C."""
+def compiled(folder: Path, source: str, *libraries: Path) -> Path:
+    """Make a library of some C; it has the functions of other libraries besides, which are in the same folder."""
     compiler = shutil.which("cc") or pytest.skip("there is no C compiler")
     made = folder / NAME
-    command = [compiler, "-shared", "-fPIC", "-x", "c", "-o", str(made), "-"]
+    linked = ["-Wl,--no-as-needed", *map(str, libraries), f"-Wl,-rpath,{folder}"] if libraries else []
+    command = [compiler, "-shared", "-fPIC", "-o", str(made), "-x", "c", "-", "-x", "none", *linked]
     subprocess.run(command, input=source, text=True, check=True)
     return made
 

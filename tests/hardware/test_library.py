@@ -1,16 +1,11 @@
 """The same hardware, the same expectations: invented GPUs, and a real libnvidia-ml.so.1 where there is one.
 
-NVML_LIB_DIR names the directory of the library: the driver's own, or NVIDIA's mock of it (NVIDIA/k8s-test-infra,
-pkg/gpu/mocknvml). With the mock, MOCK_NVML_CONFIG names its configuration, and GPUs are made to fail through the
-overrides.yaml that the mock reads beside a copy of it.
+NVML_LIB_DIR names the directory of the library: the driver's own, or NVIDIA's mock of it, see `tests.nvml_mock`.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,23 +16,18 @@ from gpu_device_plugin.core.model.memory import shares_of
 from gpu_device_plugin.core.report.findings.condition_checks import condition_here
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
 from tests.core.report.findings.test_node_checks import WELL
+from tests.nvml_mock import Mock, need_library
 from tests.patience import eventually, stretched
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from gpu_device_plugin.core.node.health.gpu_health import Xid
     from gpu_device_plugin.hardware.monitor import MonitorTimings
     from tests.hardware.conftest import Watching
 
 
-LIBRARY = os.environ.get("NVML_LIB_DIR")
-MOCK_CONFIG = os.environ.get("MOCK_NVML_CONFIG")
 EVERY = [*ConditionGroup]
-
-
-def need_library() -> Path:
-    if LIBRARY is None:
-        pytest.skip("set NVML_LIB_DIR to the directory of a libnvidia-ml.so.1, real or NVIDIA's mock, to run this")
-    return Path(LIBRARY)
 
 
 def nvml() -> dict[str, Any]:
@@ -114,41 +104,9 @@ async def test_a_second_process_sees_the_same_hardware(source: dict[str, Any], w
     assert all(second.beliefs[uuid].healthy == belief.healthy for uuid, belief in first.beliefs.items())
 
 
-class Mock:
-    """NVIDIA's mock, with a configuration of our own to change."""
-
-    def __init__(self, config: Path) -> None:
-        self.overrides = config.with_name("overrides.yaml")
-
-    def say(self, text: str) -> None:
-        fresh = self.overrides.with_suffix(".new")
-        fresh.write_text(f"version: 1\n{text}")
-        fresh.rename(self.overrides)
-
-    def fails(self, gpu: int, mode: str, xid: int | None = None) -> None:
-        event = "" if xid is None else f", xid: {{code: {xid}}}"
-        self.say(f'devices: {{"{gpu}": {{failure: {{mode: {mode}{event}}}}}}}\n')
-
-    def heals(self) -> None:
-        self.say("")
-
-    def hangs(self) -> None:
-        """Whoever opens this file waits for somebody who writes into it."""
-        self.overrides.unlink(missing_ok=True)
-        os.mkfifo(self.overrides)
-
-
 @pytest.fixture
 def mock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mock:
-    need_library()
-    if MOCK_CONFIG is None:
-        pytest.skip("set MOCK_NVML_CONFIG to the configuration of NVIDIA's mock to have its GPUs fail")
-    config = tmp_path / "config.yaml"
-    shutil.copy(MOCK_CONFIG, config)
-    monkeypatch.setenv("MOCK_NVML_CONFIG", str(config))
-    monkeypatch.setenv("MOCK_NVML_OVERRIDES", str(config.with_name("overrides.yaml")))
-    monkeypatch.setenv("MOCK_NVML_OVERRIDES_TTL", "50ms")
-    return Mock(config)
+    return Mock(tmp_path, monkeypatch)
 
 
 def sick(view: HardwareView) -> list[int]:
@@ -207,11 +165,13 @@ async def test_a_real_library_tells_of_heat_slowed_clocks_a_narrow_link_and_erro
             '  "3": {thermal: {temperature_gpu_c: 91}, clocks_throttle_reasons: {gpu_idle: true, hw_slowdown: true, '
             "hw_thermal_slowdown: true}, pcie: {current_link_width: 8}, power: {current_draw_mw: 650000}}\n"
             '  "5": {failure: {mode: ecc_uncorrectable}}\n'
+            '  "6": {nvlink_error: {rate: 1000}}\n'
         )
 
         async def told() -> list[GpuCondition]:
             conditions = [*(await hardware.condition(EVERY) or before)]
-            return conditions if conditions[3].temperature_c == 91 and conditions[5].ecc_uncorrected else []
+            told = conditions[3].temperature_c == 91 and conditions[5].ecc_uncorrected
+            return conditions if told and conditions[6].nvlink_errors != 0 else []
 
         conditions = await eventually(told, "what the mock was told", pause_s=0.1)
     hot, broken = conditions[3], conditions[5]
@@ -224,8 +184,10 @@ async def test_a_real_library_tells_of_heat_slowed_clocks_a_narrow_link_and_erro
         energy_mj=hot.energy_mj,
     )
     assert broken.temperature_c == before[5].temperature_c
+    expected = {"ecc-uncorrected", "pcie-narrow", "slowed-by-heat"}
+    expected |= {"nvlink-errors"} if broken.nvlink_errors is not None else set()  # a T4 has no NVLinks
     codes = {finding.code for finding in condition_here(replace(WELL, conditions=tuple(conditions)))}
-    assert codes >= {"ecc-uncorrected", "pcie-narrow", "slowed-by-heat"}
+    assert codes >= expected
 
 
 async def test_a_gpu_that_a_real_library_loses_has_no_condition_and_hides_no_other(

@@ -41,7 +41,8 @@ def named(number: int) -> IncidentSummary:
 def incident(number: int = 0) -> Incident:
     """Return one with every field."""
     gpu = GpuHistory(
-        3, "GPU-3", 16, (1, None), (2, 3), (4, 5), (6, 7), (8, 9), (10, 11), (0, 1), GpuCondition("GPU-3", 40)
+        *(3, "GPU-3", 16, (1, None), (2, 3), (4, 5), (6, 7), (8, 9), (10, 11), (0, 1), (2, 2)),
+        GpuCondition("GPU-3", 40),
     )
     held = ContainerUse("n", "p", "c", 3, 4, 5, 6, Enforcement.DRIVER, LimitStatus.HELD, 7, "why")
     return Incident(

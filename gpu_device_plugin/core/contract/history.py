@@ -59,6 +59,8 @@ class GpuHistory:
     """Bytes over PCIe in the busier direction, of the most that the link can carry as it is now."""
     ecc_errors: Series = ()
     """Corrected and uncorrected memory errors together, a counter since the driver was loaded or the GPU reset."""
+    nvlink_errors: Series = ()
+    """Errors of all links together, a counter since the driver was loaded."""
     condition: GpuCondition | None = None
     """The newest reading in full; None: the condition is not read."""
 

@@ -62,6 +62,8 @@ class GpuCondition:
     """Milliwatts that the board draws (nvmlDeviceGetPowerUsage)."""
     power_limit_mw: int | None = None
     """The limit in force (nvmlDeviceGetEnforcedPowerLimit)."""
+    power_limit_default_mw: int | None = None
+    """The limit of such a board unless somebody sets another (nvmlDeviceGetPowerManagementDefaultLimit)."""
     energy_mj: int | None = None
     """Millijoules since the driver was loaded (nvmlDeviceGetTotalEnergyConsumption)."""
     # clocks

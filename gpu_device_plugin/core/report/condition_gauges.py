@@ -23,6 +23,7 @@ _GAUGES: tuple[tuple[str, str, str, float], ...] = (
     ("fan_percent", "fan_speed_ratio", "Intended speed of the fan, of its maximum.", _PERCENT),
     ("power_mw", "power_watts", "Power that the board draws.", _MILLI),
     ("power_limit_mw", "power_limit_watts", "Power limit in force.", _MILLI),
+    ("power_limit_default_mw", "power_limit_default_watts", "Power limit unless somebody sets another.", _MILLI),
     ("energy_mj", "energy_joules_total", "Energy since the driver was loaded.", _MILLI),
     ("sm_clock_mhz", "sm_clock_hertz", "Clock of the multiprocessors.", _MEGA),
     ("sm_clock_max_mhz", "sm_clock_max_hertz", "Highest clock of the multiprocessors.", _MEGA),

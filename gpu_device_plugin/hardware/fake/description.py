@@ -34,7 +34,8 @@ which models there are, if need be with their memory and the MIG instances of ea
       - {at: 48s, gpu: 3, temperature: 91, throttle: [heat]}  # its condition; without it that of a GPU under the load
                                               # of its processes. In degrees Celsius temperature, memory_temperature,
                                               # slowdown; in percent fan, sm, memory_busy, encoder, decoder; in watts
-                                              # power, power_limit; in MHz sm_clock, memory_clock, both with _max, too;
+                                              # power, power_limit, power_limit_default; in MHz sm_clock, memory_clock,
+                                              # both with _max, too;
                                               # pcie_generation, pcie_width, both with _max, too; pcie_sent,
                                               # pcie_received (a second: 2GiB); pcie_replays, nvlink_errors,
                                               # ecc_corrected, retired_pages, remapped_rows; persistence: false;

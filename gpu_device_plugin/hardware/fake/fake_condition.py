@@ -20,7 +20,7 @@ _CLOCKS = ("sm_clock_mhz", "sm_clock_max_mhz", "memory_clock_mhz", "memory_clock
 # By ConditionGroup, the fields of GpuCondition that a description can state. Their keys have no units.
 _GROUPS: Mapping[str, tuple[str, ...]] = {
     "thermal": ("temperature_c", "memory_temperature_c", "slowdown_c", "fan_percent"),
-    "power": ("power_mw", "power_limit_mw"),
+    "power": ("power_mw", "power_limit_mw", "power_limit_default_mw"),
     "clocks": (*_CLOCKS, "throttle", "persistence"),
     "load": ("sm_percent", "memory_percent", "encoder_percent", "decoder_percent"),
     "pcie": ("pcie_generation", "pcie_generation_max", "pcie_width", "pcie_width_max", "pcie_replays"),
@@ -29,7 +29,7 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
 }
 _KEYS = {field: re.sub(r"_(c|percent|mw|mhz)$", "", field) for fields in _GROUPS.values() for field in fields}
 _KEYS["memory_percent"] = "memory_busy"  # `memory` is the size
-_PER_UNIT = {"power": 1000, "power_limit": 1000}
+_PER_UNIT = dict.fromkeys(("power", "power_limit", "power_limit_default"), 1000)
 """Units of the field in one of the key, if not one: people write watts."""
 _RATES = {
     "power": ("power", "energy_mj", 1000),
@@ -71,13 +71,15 @@ def _usual(gpu: Fields) -> Fields:
     """Return the usual condition of a GPU under the load of its processes, by the keys of a description."""
     processes = gpu["processes"] if isinstance(gpu["processes"], list) else ()
     sm = min(100, sum(process["sm"] or 0 for process in processes))
-    limit = gpu.get("power_limit") or (70 if gpu["memory"] < 20 << 10 else 300 if gpu["memory"] < 60 << 10 else 700)
+    default = 70 if gpu["memory"] < 20 << 10 else 300 if gpu["memory"] < 60 << 10 else 700
+    limit = gpu.get("power_limit") or default
     load = {"sm": sm, "memory_busy": sm // 2, "encoder": 0, "decoder": 0}
     return {
         "temperature": 35 + sm * 35 // 100,
         "slowdown": 90,
         "power": limit * (15 + sm * 80 // 100) // 100,
         "power_limit": limit,
+        "power_limit_default": default,
         "sm_clock": 1980 if sm else 345,
         "sm_clock_max": 1980,
         "persistence": True,

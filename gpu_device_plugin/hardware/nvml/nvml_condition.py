@@ -57,6 +57,7 @@ _CALLS: Mapping[str, tuple[Call, ...]] = {
     "power": (
         (("power_mw",), "nvmlDeviceGetPowerUsage", (), _one),
         (("power_limit_mw",), "nvmlDeviceGetEnforcedPowerLimit", (), _one),
+        (("power_limit_default_mw",), "nvmlDeviceGetPowerManagementDefaultLimit", (), _one),
         (("energy_mj",), "nvmlDeviceGetTotalEnergyConsumption", (), _one),
     ),
     "clocks": (

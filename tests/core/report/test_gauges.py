@@ -296,6 +296,7 @@ TOLD: dict[str, tuple[Any, str]] = {
     "fan_percent": (110, "fan_speed_ratio{} 1.1"),
     "power_mw": (251_500, "power_watts{} 251.5"),
     "power_limit_mw": (400_000, "power_limit_watts{} 400.0"),
+    "power_limit_default_mw": (700_000, "power_limit_default_watts{} 700.0"),
     "energy_mj": (7_500, "energy_joules_total{} 7.5"),
     "sm_clock_mhz": (1410, "sm_clock_hertz{} 1.41e+09"),
     "sm_clock_max_mhz": (1980, "sm_clock_max_hertz{} 1.98e+09"),

@@ -45,6 +45,7 @@ def test_a_gpu_that_is_not_described_is_well_and_tells_all_that_it_usually_does(
     assert (t4.throttle, t4.ecc_corrected, t4.ecc_uncorrected, t4.repair_pending) == (0, 0, 0, False)
     assert (t4.pcie_width, t4.pcie_generation) == (t4.pcie_width_max, t4.pcie_generation_max)
     assert (t4.power_limit_mw, h200.power_limit_mw) == (70_000, 700_000)
+    assert (t4.power_limit_default_mw, h200.power_limit_default_mw) == (70_000, 700_000)
 
 
 def test_a_gpu_whose_processes_compute_is_warmer_faster_and_draws_more(tmp_path: Path) -> None:
@@ -63,6 +64,7 @@ STATED: dict[str, tuple[Any, str, Any]] = {
     "fan": (110, "fan_percent", 110),
     "power": (250, "power_mw", 250_000),
     "power_limit": (300, "power_limit_mw", 300_000),
+    "power_limit_default": (75, "power_limit_default_mw", 75_000),
     "sm_clock": (600, "sm_clock_mhz", 600),
     "sm_clock_max": (1590, "sm_clock_max_mhz", 1590),
     "memory_clock": (405, "memory_clock_mhz", 405),

@@ -67,6 +67,7 @@ class Telling(Library):
             "nvmlDeviceGetFanSpeed": lambda *_: 45,
             "nvmlDeviceGetPowerUsage": lambda *_: 251_500,
             "nvmlDeviceGetEnforcedPowerLimit": lambda *_: 400_000,
+            "nvmlDeviceGetPowerManagementDefaultLimit": lambda *_: 700_000,
             "nvmlDeviceGetTotalEnergyConsumption": lambda *_: 1 << 45,
             "nvmlDeviceGetClockInfo": lambda _, __, kind: CLOCKS[kind, "now"],
             "nvmlDeviceGetMaxClockInfo": lambda _, __, kind: CLOCKS[kind, "most"],
@@ -96,6 +97,7 @@ TOLD: dict[str, Any] = {
     "fan_percent": 45,
     "power_mw": 251_500,
     "power_limit_mw": 400_000,
+    "power_limit_default_mw": 700_000,
     "energy_mj": 1 << 45,
     "sm_clock_mhz": 1410,
     "sm_clock_max_mhz": 1980,
@@ -147,10 +149,13 @@ def test_everything_that_a_gpu_tells_is_taken(library: Telling) -> None:
 
 def test_only_what_belongs_to_the_wanted_groups_is_asked(library: Telling) -> None:
     driver = opened(library)
-    assert driver.condition(["power"])[0].keys() == {"uuid", "power_mw", "power_limit_mw", "energy_mj"}
+    assert driver.condition(["power"])[0].keys() == {
+        *("uuid", "power_mw", "power_limit_mw", "power_limit_default_mw", "energy_mj")
+    }
     assert set(library.calls) == {
         "nvmlDeviceGetPowerUsage",
         "nvmlDeviceGetEnforcedPowerLimit",
+        "nvmlDeviceGetPowerManagementDefaultLimit",
         "nvmlDeviceGetTotalEnergyConsumption",
     }
     by_group = [driver.condition([group])[0] for group in EVERY]
@@ -168,6 +173,7 @@ FUNCTIONS: dict[str, dict[str, Any]] = {
     "nvmlDeviceGetFanSpeed": {"fan_percent": None},
     "nvmlDeviceGetPowerUsage": {"power_mw": None},
     "nvmlDeviceGetEnforcedPowerLimit": {"power_limit_mw": None},
+    "nvmlDeviceGetPowerManagementDefaultLimit": {"power_limit_default_mw": None},
     "nvmlDeviceGetTotalEnergyConsumption": {"energy_mj": None},
     "nvmlDeviceGetClockInfo": {"sm_clock_mhz": None, "memory_clock_mhz": None},
     "nvmlDeviceGetMaxClockInfo": {"sm_clock_max_mhz": None, "memory_clock_max_mhz": None},

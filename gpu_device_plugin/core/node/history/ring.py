@@ -40,9 +40,9 @@ _UNKNOWN_WIDE, _UNKNOWN = 0xFFFF, 0xFF
 _WIDTHS, _MOST = {"H": 2, "B": 1}, {"H": _UNKNOWN_WIDE - 1, "B": _UNKNOWN - 1}
 """The bytes of a code, and its largest value, by the type of its column in `array`."""
 _ROOM_OF_GPUS = 512
-_GPU_COLUMNS, _CONTAINER_COLUMNS = "HHHHBBBB", "HBB"
-"""The columns, wide ones first: memory, power, memory errors in two digits, SM, temperature, throttle reasons and PCIe;
-memory, SM and CPU throttling."""
+_GPU_COLUMNS, _CONTAINER_COLUMNS = "HHHHHHBBBB", "HBB"
+"""The columns, wide ones first: memory, power, errors of memory and of NVLinks in two digits each, SM, temperature,
+throttle reasons and PCIe; memory, SM and CPU throttling."""
 _GBYTES_PER_LANE = (0.25, 0.5, 0.985, 1.969, 3.938, 7.563)
 """What a lane of PCIe carries in one direction by the link's generation, in 10^9 bytes a second: its signalling rate
 without what the encoding takes (PCI Express base specification)."""
@@ -128,6 +128,11 @@ class _Row(Generic[F]):
             for at in self._places(frames, 2 * column, 2)
         )
 
+    def counter(self, frames: Sequence[_Frame | None], column: int) -> Series:
+        """Return the values of a counter: its low digit is in a column of two bytes, its high one in the next."""
+        digits = zip(self.wide(frames, column), self.wide(frames, column + 1), strict=True)
+        return tuple(None if low is None or high is None else low + high * _UNKNOWN_WIDE for low, high in digits)
+
     def narrow(self, frames: Iterable[_Frame | None], column: int) -> Series:
         """Return the values of a column of one byte, which has the bytes of `column` of them before it."""
         return tuple(
@@ -198,8 +203,7 @@ class Selection:
         for uuid, row in sorted(self._gpus.items(), key=lambda each: each[1].facts.position):
             facts = row.facts
             used, power_w = row.wide(frames, 0, facts.unit_mib), row.wide(frames, 1)
-            low, high = row.wide(frames, 2), row.wide(frames, 3)
-            sm, temperature, throttle, pcie = (row.narrow(frames, column) for column in range(8, 12))
+            sm, temperature, throttle, pcie = (row.narrow(frames, column) for column in range(12, 16))
             yield GpuHistory(
                 facts.position,
                 uuid,
@@ -210,9 +214,8 @@ class Selection:
                 temperature_c=temperature,
                 throttle=throttle,
                 pcie_percent=pcie,
-                ecc_errors=tuple(
-                    None if a is None or b is None else a + b * _UNKNOWN_WIDE for a, b in zip(low, high, strict=True)
-                ),
+                ecc_errors=row.counter(frames, 2),
+                nvlink_errors=row.counter(frames, 4),
                 condition=facts.condition,
             )
 
@@ -362,11 +365,17 @@ def _gpu_values(sample: GpuSample) -> tuple[_GpuFacts, Sequence[int | None]]:
     facts = _GpuFacts(sample.shared.position, gpu.total_mib, unit, now)
     used = _in(unit, sample.used_mib)
     if now is None:
-        return facts, (used, *[None] * 6, sample.pcie_percent)
-    known = [errors for errors in (now.ecc_corrected, now.ecc_uncorrected) if errors is not None]
-    high, low = divmod(sum(known), _UNKNOWN_WIDE) if known else (None, None)
+        return facts, (used, *[None] * 8, sample.pcie_percent)
+    errors = *_digits(now.ecc_corrected, now.ecc_uncorrected), *_digits(now.nvlink_errors)
     power_w, sm = (_in(1000, now.power_mw), now.sm_percent) if gpu.instance is None else (None, None)
-    return facts, (used, power_w, low, high, sm, now.temperature_c, now.throttle, sample.pcie_percent)
+    return facts, (used, power_w, *errors, sm, now.temperature_c, now.throttle, sample.pcie_percent)
+
+
+def _digits(*counters: int | None) -> tuple[int | None, int | None]:
+    """Return the sum of those that are known in two digits, the low one first."""
+    known = [errors for errors in counters if errors is not None]
+    high, low = divmod(sum(known), _UNKNOWN_WIDE) if known else (None, None)
+    return low, high
 
 
 def _in(unit: int, value: int | None) -> int | None:

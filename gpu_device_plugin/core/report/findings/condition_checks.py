@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.condition import BY_HEAT, Throttle
@@ -21,6 +22,8 @@ LONG_S = 600.0
 """A GPU that is slowed for most of this time is not slowed by chance."""
 _MOSTLY = 0.8
 """What counts as most of it: the driver's reasons come and go with the clocks."""
+_MANY_LINK_ERRORS = 6000
+"""A minute of 100 a second, the rate from which on NVIDIA's DCGM takes CRC errors of an NVLink for a fault."""
 _LOADED_PERCENT = 20
 """With this load a GPU has no reason to save power on its link."""
 
@@ -32,6 +35,14 @@ _SLOWED = (
     (BY_HEAT, "slowed-by-heat", "by heat", _COOL),
     (Throttle.POWER_BRAKE, "slowed-by-power-brake", "by the machine's power supply", _SUPPLY),
     (Throttle.HARDWARE, "slowed-by-hardware", "by its own protection", _PROTECTION),
+)
+# By field of GpuHistory: code, words, from how many within the hour on it is a warning, and advice.
+_GROWING = (
+    ("ecc_errors", "ecc-growing", "{errors:memory error}", 1, "if this goes on, have the GPU replaced"),
+    (
+        *("nvlink_errors", "nvlink-growing", "{errors:NVLink error}", _MANY_LINK_ERRORS),
+        "nvidia-smi nvlink -e tells the link; if this goes on, have its GPU and bridge or baseboard seen to",
+    ),
 )
 _RESET = "drain the node and reset the GPU (docs/operations.md, A GPU is out of service)"
 
@@ -84,12 +95,14 @@ def _seen(gpu_name: str, step_s: float, gpu: GpuHistory) -> Iterator[Finding]:
             text = f"{{gpu}} was slowed {why} for most of the last {{minutes}} minutes"
             yield warning(code, text, advice, gpu=gpu_name, minutes=round(LONG_S / 60))
             break
-    counts = [value for value in gpu.ecc_errors if value is not None]
-    if counts and (grown := counts[-1] - counts[0]) > 0:
-        text = "{gpu} had {errors:memory error} within the last hour"
-        yield warning("ecc-growing", text, "if this goes on, have the GPU replaced", gpu=gpu_name, errors=grown)
-    if gpu.condition is not None:
-        yield from _faults(gpu_name, gpu.condition)
+    for field, code, words, many, advice in _GROWING:
+        counts = [value for value in getattr(gpu, field) if value is not None]
+        if counts and (grown := counts[-1] - counts[0]) > 0:
+            severity, text = warning if grown >= many else note, f"{{gpu}} had {words} within the last hour"
+            yield severity(code, text, advice, gpu=gpu_name, errors=grown)
+    if (now := gpu.condition) is not None:
+        # Old errors of links are harmless, unless they are of an agent that does not tell whether they grow.
+        yield from _faults(gpu_name, replace(now, nvlink_errors=None) if gpu.nvlink_errors else now)
 
 
 def _slowed_now(gpu_name: str, gpu: GpuCondition) -> Iterator[Finding]:

@@ -54,7 +54,9 @@ _TRAFFIC_PERCENT = 10
 """Of PCIe: with less traffic a wider link would change nothing that can be measured."""
 _FULL_CLOCK, _CAPPED_CLOCK, _LOW_CLOCK = 0.95, 0.55, 0.7
 """Parts of the highest clock. From the first on no reason costs anything. Under full load a T4 or L4 falls towards the
-second at its usual power limit, other models less. Few models have a base clock below the third."""
+second at its default power limit, other models less. Few models have a base clock below the third."""
+_LOWERED = 0.97
+"""Part of the default power limit: from there on it is the same but for rounding."""
 _MANY_CORRECTED = 100
 """Single memory errors that ECC corrects occur on healthy GPUs and cost nothing."""
 
@@ -63,7 +65,7 @@ _SLOWDOWNS: Mapping[str, tuple[int, str, str]] = {
     "slowed-by-power-brake": (Throttle.POWER_BRAKE, "its machine (power brake)", "See the node's power supplies"),
     "slowed-by-hardware": (Throttle.HARDWARE, "itself (hardware slowdown)", "See its power cables and its cooling"),
     "slowed-by-sync": (Throttle.SYNC, "the slowest GPU of its sync boost group", "See what slows that one"),
-    "slowed-by-power-cap": (Throttle.POWER_CAP, "its power limit", "nvidia-smi -q -d POWER has the default"),
+    "slowed-by-power-cap": (Throttle.POWER_CAP, "its power limit", "See nvidia-smi -q -d POWER; -pl sets another"),
 }
 """By code: bits, words and advice."""
 _TOLD_BY_OTHERS: Mapping[int, int] = {Throttle.HARDWARE: Throttle.HARDWARE_HEAT | Throttle.POWER_BRAKE}
@@ -83,13 +85,18 @@ def _slowed(code: str, window: GpuWindow, _: MaySee) -> Verdict:
         return held
     now, (speed, clock) = window.condition, _clock(window.condition)
     capped, current = bits == Throttle.POWER_CAP, bool((now.throttle or 0) & bits)
-    # Only the clock tells a power limit that costs much from the usual one, if both were read at the same moment.
-    harmless = speed >= (_CAPPED_CLOCK if capped else _FULL_CLOCK) if current else capped and clock
+    limit, default = now.power_limit_mw, now.power_limit_default_mw
+    lowered = limit is not None and default is not None and limit < default * _LOWERED
+    # The default limit is part of the model. Only the clock tells one that costs much, if both were read at one moment.
+    usual = capped and not lowered
+    harmless = speed >= (_CAPPED_CLOCK if usual else _FULL_CLOCK) if current else usual and clock
     if harmless:
         return None
     facts = [clock] if current and clock else []
-    if capped and now.power_mw is not None and now.power_limit_mw is not None:
-        facts.append(f"it draws {now.power_mw // 1000} of {now.power_limit_mw // 1000} W")
+    if capped and now.power_mw is not None and limit is not None:
+        facts.append(f"it draws {now.power_mw // 1000} of {limit // 1000} W")
+    if capped and lowered and default is not None:
+        facts.append(f"its default limit is {default // 1000} W")
     if bits & Throttle.HEAT and now.temperature_c is not None:
         facts.append(f"it is at {now.temperature_c} °C")
     text = "GPU {gpu} is slowed by {reason}, {period}{facts}. {advice}."

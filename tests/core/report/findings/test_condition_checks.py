@@ -165,6 +165,22 @@ def test_memory_errors_that_grew_within_the_hour_are_told(errors: tuple[int | No
     assert seen({"node-a": history(gpu(ecc_errors=errors))}) == [expected]
 
 
+@pytest.mark.parametrize(
+    ("errors", "told"),
+    [
+        ((3, 3, 5), "note nvlink-growing gpu=GPU 0 of node-a errors=2"),
+        ((1, 6000), "note nvlink-growing gpu=GPU 0 of node-a errors=5999"),
+        ((0, 6000), "warning nvlink-growing gpu=GPU 0 of node-a errors=6000"),
+        ((3, 3), "ok condition nodes=1"),  # they are old
+        ((None,), "ok condition nodes=1"),
+        ((), "note nvlink-errors gpu=GPU 0 of node-a errors=3"),  # an older agent
+    ],
+)
+def test_errors_of_nvlinks_are_told_by_their_growth_within_the_hour(errors: tuple[int | None, ...], told: str) -> None:
+    now = replace(GPU, nvlink_errors=3)
+    assert seen({"node-a": history(gpu(nvlink_errors=errors, condition=now))}) == [told]
+
+
 def test_faults_of_the_newest_reading_are_told_and_what_is_momentary_is_not() -> None:
     condition = replace(GPU, pcie_width=8, throttle=Throttle.HEAT, temperature_c=99, persistence=False)
     assert seen({"node-a": history(gpu(condition=condition))}) == ["warning pcie-narrow gpu=GPU 0 of node-a"]
@@ -197,7 +213,9 @@ def test_nodes_whose_history_cannot_be_read_are_told_beside_the_others() -> None
 def test_whatever_an_agent_remembers_can_be_put_in_words(
     step_s: float, throttle: list[int | None], errors: list[int | None]
 ) -> None:
-    history_of = history(gpu(throttle=tuple(throttle), ecc_errors=tuple(errors)), step_s=step_s)
+    history_of = history(
+        gpu(throttle=tuple(throttle), ecc_errors=tuple(errors), nvlink_errors=tuple(errors)), step_s=step_s
+    )
     cluster = ClusterSymptoms(memory_resource=MEM, count_resource=COUNT, histories={"node-a": history_of})
     findings = [*condition_seen(cluster)]
     assert findings

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.report.finding import Finding
 
 HOT = int(Throttle.HEAT)
+CAPPED = "slowed-by-power-cap"
 
 
 def verdicts(*histories: NodeHistory, **more: Any) -> list[Finding]:
@@ -91,7 +92,14 @@ def test_a_slowdown_is_told_with_its_duration_and_the_clock() -> None:
 
 
 def test_a_power_limit_is_told_with_the_power() -> None:
-    assert "; it draws 299 of 300 W. " in said(CAUSES["a low power limit"][0], "slowed-by-power-cap")
+    assert "; it draws 299 of 300 W. " in said(CAUSES["a very low power limit"][0], CAPPED)
+
+
+def test_a_lowered_power_limit_is_told_with_the_default() -> None:
+    assert said(CAUSES["a lowered power limit"][0], CAPPED).endswith(
+        "; its multiprocessors run at 1,400 of 1,980 MHz; it draws 499 of 500 W; its default limit is "
+        "700 W. See nvidia-smi -q -d POWER; -pl sets another."
+    )
 
 
 def test_a_cause_that_has_ended_is_told_with_its_end() -> None:
@@ -247,9 +255,19 @@ def test_of_several_gpus_the_slowest_is_told_and_the_others_named() -> None:
         (slowed(HOT, 1900), []),
         (slowed(HOT, 1800), ["slowed-by-heat"]),
         (slowed(Throttle.POWER_CAP, 1200), []),
-        (slowed(Throttle.POWER_CAP, 1000), ["slowed-by-power-cap"]),
+        (slowed(Throttle.POWER_CAP, 1000), [CAPPED]),
+        (slowed(Throttle.POWER_CAP, 1800, power_limit_mw=678_000, power_limit_default_mw=700_000), [CAPPED]),
+        (slowed(Throttle.POWER_CAP, 1800, power_limit_mw=679_000, power_limit_default_mw=700_000), []),
+        (slowed(Throttle.POWER_CAP, 1900, power_limit_mw=500_000, power_limit_default_mw=700_000), []),
         (history(throttle=series(int(Throttle.POWER_CAP))), []),
-        (history(throttle=series(int(Throttle.POWER_CAP)), condition=NOT_READ), ["slowed-by-power-cap"]),
+        (
+            history(
+                throttle=series(int(Throttle.POWER_CAP)),
+                condition=replace(CONDITION, power_limit_mw=500_000, power_limit_default_mw=700_000),
+            ),
+            [CAPPED],
+        ),
+        (history(throttle=series(int(Throttle.POWER_CAP)), condition=NOT_READ), [CAPPED]),
         (history(throttle=lately(0, 4.75, HOT)), []),
         (history(throttle=lately(0, 5, HOT)), ["slowed-by-heat"]),
         (history(train(used_mib=(), sm_percent=lately(None, 2, 60)), throttle=series(HOT)), ["slowed-by-heat"]),
@@ -403,7 +421,8 @@ def some(most: int) -> st.SearchStrategy[tuple[int | None, ...]]:
 NUMBERS = {
     name: st.none() | st.integers(0, most)
     for name, most in {
-        "temperature_c": 120, "power_mw": 900_000, "power_limit_mw": 900_000, "sm_clock_mhz": 2000,
+        "temperature_c": 120, "power_mw": 900_000, "power_limit_mw": 900_000, "power_limit_default_mw": 900_000,
+        "sm_clock_mhz": 2000,
         "sm_clock_max_mhz": 2000, "throttle": 255, "sm_percent": 100, "pcie_generation": 6, "pcie_generation_max": 6,
         "pcie_width": 16, "pcie_width_max": 16, "ecc_corrected": 10**6, "ecc_uncorrected": 9,
     }.items()
