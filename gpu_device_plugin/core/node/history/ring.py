@@ -8,9 +8,9 @@ into steps, and a step without a tick has unknown values, so that all series sta
 from __future__ import annotations
 
 from array import array
-from collections import deque
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Generic, TypeVar
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from gpu_device_plugin.core.contract.history import ContainerHistory, GpuHistory, NodeHistory
 from gpu_device_plugin.core.model.times import rfc3339
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.shares import SharedGpu
     from gpu_device_plugin.core.node.use.process_use import AttributedUse, Place
 
+_Values: TypeAlias = "Mapping[str, int | None]"
+"""By the name of the column; what is not there is not known."""
 K = TypeVar("K", bound="str | Place")
 F = TypeVar("F")
 
@@ -36,13 +38,14 @@ ROOM = 1120
 MOST_CONTAINER_BYTES = 4
 """Of one container in one step."""
 
-_UNKNOWN_WIDE, _UNKNOWN = 0xFFFF, 0xFF
-_WIDTHS, _MOST = {"H": 2, "B": 1}, {"H": _UNKNOWN_WIDE - 1, "B": _UNKNOWN - 1}
-"""The bytes of a code, and its largest value, by the type of its column in `array`."""
+_UNKNOWN: Mapping[str, int] = MappingProxyType({"I": 0xFFFF_FFFF, "H": 0xFFFF, "B": 0xFF})
+"""The code of a value that is not known, the largest one, by the type of its column in `array`."""
 _ROOM_OF_GPUS = 512
-_GPU_COLUMNS, _CONTAINER_COLUMNS = "HHHHBBBB", "HBB"
-"""The columns, wide ones first: memory, power, memory errors in two digits, SM, temperature, throttle reasons and PCIe;
-memory, SM and CPU throttling."""
+_TYPES: Mapping[str, str] = MappingProxyType({"used_mib": "H", "power_w": "H", "ecc_errors": "I"})
+"""Of the columns that need more than a byte."""
+_GPU_COLUMNS = ("used_mib", "sm_percent", "power_w", "temperature_c", "throttle", "pcie_percent", "ecc_errors")
+_CONTAINER_COLUMNS = ("used_mib", "sm_percent", "cpu_throttled_percent")
+"""The series of `GpuHistory` and `ContainerHistory`."""
 _GBYTES_PER_LANE = (0.25, 0.5, 0.985, 1.969, 3.938, 7.563)
 """What a lane of PCIe carries in one direction by the link's generation, in 10^9 bytes a second: its signalling rate
 without what the encoding takes (PCI Express base specification)."""
@@ -101,82 +104,69 @@ class _Facts:
     """As last known."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Frame:
-    """The values of one step: column after column, a code for each slot, the largest one for unknown."""
-
-    step: int
-    size: int
-    """How many slots it has."""
-    codes: bytes
-
-
 @dataclass(slots=True)
 class _Row(Generic[F]):
-    """A GPU or container, and where its values are in the frames."""
+    """A GPU or container with its values."""
 
-    slot: int
-    first: int
-    """The first step in which it had the slot."""
-    last: int
+    columns: Mapping[str, array[int]]
+    """By name a code for each of the last steps; that of step n is at n modulo their number."""
     facts: F
+    last: int
+    """The newest step that has values."""
 
-    def wide(self, frames: Iterable[_Frame | None], column: int, unit: int = 1) -> Series:
-        """Return the values of a column of two bytes, in multiples of `unit`; these columns come first."""
-        return tuple(
-            None if at is None or (code := at[0][at[1]] | at[0][at[1] + 1] << 8) == _UNKNOWN_WIDE else code * unit
-            for at in self._places(frames, 2 * column, 2)
-        )
+    def put(self, step: int, facts: F, values: _Values) -> None:
+        """Add a step; the steps since the last one are unknown."""
+        for name, codes in self.columns.items():
+            size, unknown, value = len(codes), _UNKNOWN[codes.typecode], values.get(name)
+            for missed in range(max(self.last + 1, step - size + 1), step):
+                codes[missed % size] = unknown
+            codes[step % size] = unknown if value is None else max(0, min(value, unknown - 1))
+        self.last, self.facts = step, facts
 
-    def narrow(self, frames: Iterable[_Frame | None], column: int) -> Series:
-        """Return the values of a column of one byte, which has the bytes of `column` of them before it."""
-        return tuple(
-            None if at is None or (code := at[0][at[1]]) == _UNKNOWN else code for at in self._places(frames, column, 1)
-        )
+    def copy(self) -> _Row[F]:
+        return _Row({name: codes[:] for name, codes in self.columns.items()}, self.facts, self.last)
 
-    def _places(self, frames: Iterable[_Frame | None], before: int, width: int) -> Iterator[tuple[bytes, int] | None]:
-        slot, first = self.slot, self.first
-        for frame in frames:
-            there = frame is not None and frame.step >= first and slot < frame.size
-            yield (frame.codes, before * frame.size + width * slot) if there and frame is not None else None
+    def series(self, steps: range, unit_mib: int) -> Mapping[str, Series]:
+        """Return the values by name; memory is kept in multiples of `unit_mib`."""
+        found = {}
+        for name, codes in self.columns.items():
+            size, unknown, unit = len(codes), _UNKNOWN[codes.typecode], unit_mib if name == "used_mib" else 1
+            kept = (unknown if step > self.last else codes[step % size] for step in steps)
+            found[name] = tuple([None if code == unknown else code * unit for code in kept])
+        return found
 
 
 class _Table(Generic[K, F]):
-    """Rows of one kind, and the frames with their values."""
+    """Rows of one kind."""
 
-    def __init__(self, columns: str, steps: int, room: int) -> None:
+    def __init__(self, columns: Sequence[str], steps: int, room: int) -> None:
         self._columns = columns
         self._steps = steps
         self._room = room
         self.rows: dict[K, _Row[F]] = {}
-        self.frames: deque[_Frame] = deque(maxlen=steps)
-        self.left_out: Sequence[K] = ()
-        """Those of the newest step for which there was no room."""
 
-    def put(self, step: int, samples: Mapping[K, tuple[F, Sequence[int | None]]]) -> None:
-        """Add a step, with facts and values of each row; the first of them get room first."""
-        while self.frames and self.frames[0].step <= step - self._steps:
-            self.frames.popleft()
-        rows = {key: row for key, row in self.rows.items() if row.last > step - self._steps}
+    @property
+    def size(self) -> int:
+        """The bytes of all values."""
+        return sum(len(codes) * codes.itemsize for row in self.rows.values() for codes in row.columns.values())
+
+    def put(self, step: int, samples: Mapping[K, tuple[F, _Values]]) -> frozenset[K]:
+        """Add a step, with facts and values of each row; return those for which there is no room, the last of them."""
+        self.rows = rows = {key: row for key, row in self.rows.items() if row.last > step - self._steps}
         new = [key for key in samples if key not in rows]
         if (needed := len(rows) + len(new) - self._room) > 0:
             ended = sorted((row.last, key) for key, row in rows.items() if key not in samples)
             for _, key in ended[:needed]:
                 del rows[key]
-        taken = {row.slot for row in rows.values()}
-        free = [slot for slot in range(min(self._room, len(rows) + len(new))) if slot not in taken] if new else []
-        for key, slot in zip(new, free, strict=False):
-            rows[key] = _Row(slot, step, step, samples[key][0])
-        self.rows, self.left_out = rows, new[len(free) :]
-        size = 1 + max((row.slot for row in rows.values()), default=-1)
-        columns = [(array(kind, b"\xff" * (_WIDTHS[kind] * size)), _MOST[kind]) for kind in self._columns]
+        free = self._room - len(rows)
+        for key in new[:free]:
+            types = {name: _TYPES.get(name, "B") for name in self._columns}
+            columns = {name: array(kind, [_UNKNOWN[kind]]) * self._steps for name, kind in types.items()}
+            rows[key] = _Row(columns, samples[key][0], step)
         for key, (facts, values) in samples.items():
             if (row := rows.get(key)) is not None:
-                row.last, row.facts = step, facts
-                for (codes, most), value in zip(columns, values, strict=True):
-                    if value is not None:
-                        codes[row.slot] = max(0, min(value, most))
-        self.frames.append(_Frame(step, size, b"".join(codes.tobytes() for codes, _ in columns)))
+                row.put(step, facts, values)
+        return frozenset(new[free:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,38 +177,18 @@ class Selection:
     _step_s: float
     _steps: range
     _gpus: Mapping[str, _Row[_GpuFacts]]
-    _gpu_frames: Sequence[_Frame]
     _rows: Mapping[Place, _Row[_Facts]]
     """Those with the most use first."""
-    _frames: Sequence[_Frame]
     _left_out: int
 
     def _gpu_histories(self) -> Iterator[GpuHistory]:
-        frames = self._aligned(self._gpu_frames)
         for uuid, row in sorted(self._gpus.items(), key=lambda each: each[1].facts.position):
             facts = row.facts
-            used, power_w = row.wide(frames, 0, facts.unit_mib), row.wide(frames, 1)
-            low, high = row.wide(frames, 2), row.wide(frames, 3)
-            sm, temperature, throttle, pcie = (row.narrow(frames, column) for column in range(8, 12))
-            yield GpuHistory(
-                facts.position,
-                uuid,
-                facts.total_mib,
-                used_mib=used,
-                sm_percent=sm,
-                power_w=power_w,
-                temperature_c=temperature,
-                throttle=throttle,
-                pcie_percent=pcie,
-                ecc_errors=tuple(
-                    None if a is None or b is None else a + b * _UNKNOWN_WIDE for a, b in zip(low, high, strict=True)
-                ),
-                condition=facts.condition,
-            )
+            series = row.series(self._steps, facts.unit_mib)
+            yield GpuHistory(facts.position, uuid, facts.total_mib, condition=facts.condition, **series)
 
     def containers(self) -> Iterator[ContainerHistory]:
         """Yield the containers one by one, since all of a full node take 20 MiB; those with the most use first."""
-        frames = self._aligned(self._frames)
         for (_, container, uuid), row in self._rows.items():
             facts, gpu = row.facts, self._gpus[uuid].facts
             yield ContainerHistory(
@@ -228,9 +198,7 @@ class Selection:
                 gpu.position,
                 facts.granted_mib,
                 facts.most_mib,
-                row.wide(frames, 0, gpu.unit_mib),
-                row.narrow(frames, 2),
-                row.narrow(frames, 3),
+                **row.series(self._steps, gpu.unit_mib),
             )
 
     def history(self, epoch: float, containers: Collection[ContainerHistory]) -> NodeHistory:
@@ -241,10 +209,6 @@ class Selection:
         left_out = self._left_out + len(self._rows) - len(containers)
         at = rfc3339(epoch + self._at)
         return NodeHistory(at, self._step_s, tuple(self._gpu_histories()), tuple(containers), left_out)
-
-    def _aligned(self, frames: Iterable[_Frame]) -> Sequence[_Frame | None]:
-        by_step = {frame.step: frame for frame in frames}
-        return [by_step.get(step) for step in self._steps]
 
 
 class Ring:
@@ -271,8 +235,7 @@ class Ring:
     @property
     def size(self) -> int:
         """The bytes of all values."""
-        frames = (*self._gpus.frames, *self._containers.frames)
-        return sum(len(frame.codes) for frame in frames)
+        return self._gpus.size + self._containers.size
 
     def tick(
         self,
@@ -298,20 +261,21 @@ class Ring:
         self._gpus.put(step, samples)
         there = [use for use in by_place(uses).values() if use.uuid in samples and use.uuid in self._gpus.rows]
         there.sort(key=lambda use: (-(use.used_mib or 0), use.place))
-        self._containers.put(step, {use.place: self._values(use, cpu_throttled) for use in there})
-        missing = frozenset(self._containers.left_out)
+        missing = self._containers.put(step, {use.place: self._values(use, cpu_throttled) for use in there})
         self._left_out = [use for use in there if use.place in missing]
 
-    def _values(
-        self, use: AttributedUse, cpu_throttled: Mapping[tuple[str, str], int]
-    ) -> tuple[_Facts, Sequence[int | None]]:
+    def _values(self, use: AttributedUse, cpu_throttled: Mapping[tuple[str, str], int]) -> tuple[_Facts, _Values]:
         row = self._containers.rows.get(use.place)
         before = _Facts("", use.pod_uid, 0, 0, 0) if row is None else row.facts
         named = (before.namespace, before.pod) if use.pod is None else (use.pod.namespace, use.pod.name)
         used = before.used_mib if use.used_mib is None else use.used_mib
         facts = _Facts(*named, use.granted_mib, use.allowed_mib, used)
-        memory = _in(self._gpus.rows[use.uuid].facts.unit_mib, use.used_mib)
-        return before if facts == before else facts, (memory, use.sm_percent, cpu_throttled.get(use.place[:2]))
+        values = {
+            "used_mib": _in(self._gpus.rows[use.uuid].facts.unit_mib, use.used_mib),
+            "sm_percent": use.sm_percent,
+            "cpu_throttled_percent": cpu_throttled.get(use.place[:2]),
+        }
+        return before if facts == before else facts, values
 
     def gpus_of(self, pod_uid: str, container: str) -> frozenset[str]:
         """Return the UUIDs of the GPUs on which a container is remembered."""
@@ -348,25 +312,24 @@ class Ring:
             self._at,
             self.step_s,
             self._steps[-steps:],
-            {uuid: replace(row) for uuid, row in gpus.items()},
-            tuple(self._gpus.frames),
-            {place: replace(rows[place]) for place in by_use},
-            tuple(self._containers.frames),
+            {uuid: row.copy() for uuid, row in gpus.items()},
+            {place: rows[place].copy() for place in by_use},
             len(left_out),
         )
 
 
-def _gpu_values(sample: GpuSample) -> tuple[_GpuFacts, Sequence[int | None]]:
+def _gpu_values(sample: GpuSample) -> tuple[_GpuFacts, _Values]:
     gpu, now = sample.shared.gpu, sample.condition
-    unit = max(1, -(-gpu.total_mib // _MOST["H"]))
+    unit = max(1, -(-gpu.total_mib // (_UNKNOWN["H"] - 1)))
     facts = _GpuFacts(sample.shared.position, gpu.total_mib, unit, now)
-    used = _in(unit, sample.used_mib)
-    if now is None:
-        return facts, (used, *[None] * 6, sample.pcie_percent)
-    known = [errors for errors in (now.ecc_corrected, now.ecc_uncorrected) if errors is not None]
-    high, low = divmod(sum(known), _UNKNOWN_WIDE) if known else (None, None)
-    power_w, sm = (_in(1000, now.power_mw), now.sm_percent) if gpu.instance is None else (None, None)
-    return facts, (used, power_w, low, high, sm, now.temperature_c, now.throttle, sample.pcie_percent)
+    values = {"used_mib": _in(unit, sample.used_mib), "pcie_percent": sample.pcie_percent}
+    if now is not None:
+        values |= {"temperature_c": now.temperature_c, "throttle": now.throttle}
+        if known := [errors for errors in (now.ecc_corrected, now.ecc_uncorrected) if errors is not None]:
+            values["ecc_errors"] = sum(known)
+        if gpu.instance is None:
+            values |= {"power_w": _in(1000, now.power_mw), "sm_percent": now.sm_percent}
+    return facts, values
 
 
 def _in(unit: int, value: int | None) -> int | None:
