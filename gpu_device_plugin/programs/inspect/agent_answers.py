@@ -22,7 +22,7 @@ from gpu_device_plugin.core.contract.history import (
 from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.core.report.why.slowness import gpus_of
 from gpu_device_plugin.programs.kubectl import GRANT, MISSING_RIGHT, NO_SUCH_PATH, ClusterUnreadableError, unread
-from gpu_device_plugin.view.agent_pods import AGENT_LABELS, agent_pods
+from gpu_device_plugin.view.objects import AGENT_LABELS, agent_pods
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
