@@ -181,10 +181,6 @@ class IncidentList:
     """The incidents that a node remembers, the newest first."""
 
     incidents: tuple[IncidentSummary, ...] = ()
-    dropped: int = 0
-    """Older ones that made room, since the agent started."""
-    damaged: int = 0
-    """Files that the agent could not read when it started."""
 
 
 # --- What a reader may see of it --------------------------------------------------------------------------------------

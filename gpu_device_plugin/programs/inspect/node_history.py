@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,7 +17,7 @@ from gpu_device_plugin.core.report.tables import history_tables as tables
 from gpu_device_plugin.core.report.text.columns import Line, Tone
 from gpu_device_plugin.core.report.text.printing import first
 from gpu_device_plugin.programs.commandline import FAILED, OK
-from gpu_device_plugin.programs.inspect.agent_answers import AgentAnswers, NotServedError, of_each
+from gpu_device_plugin.programs.inspect.agent_answers import AgentAnswers, of_each
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, unread
 from gpu_device_plugin.programs.terminal import encodes, say
 from gpu_device_plugin.view.objects import Named, decoded
@@ -43,13 +44,7 @@ def history(arguments: argparse.Namespace, kubectl: Kubectl, _: Sequence[Resourc
     agents, namespace = AgentAnswers.of(kubectl), arguments.namespace or ""
 
     def read(node: str, path: str = contract.HISTORY_PATH) -> contract.NodeHistory:
-        return agents.read(node, path, contract.NodeHistory, most=contract.LARGEST_HISTORY)
-
-    def of_namespace(node: str) -> contract.NodeHistory:
-        try:
-            return read(node, contract.namespace_path(namespace))
-        except NotServedError:
-            return contract.NodeHistory("", 0.0)
+        return agents.read(node, path, contract.NodeHistory)
 
     def with_containers(node: str) -> contract.NodeHistory:
         whole = read(node)
@@ -58,6 +53,7 @@ def history(arguments: argparse.Namespace, kubectl: Kubectl, _: Sequence[Resourc
         return replace(whole, containers=containers, left_out=sum(one.left_out for one in each))
 
     nodes = [arguments.node] if arguments.node else _nodes(agents, arguments.selector)
+    of_namespace = partial(read, path=contract.namespace_path(namespace))
     ask = of_namespace if namespace else with_containers if arguments.node else read
     found, silent = of_each(_some(nodes), ask)
     columns, marks = _terminal()
@@ -82,7 +78,7 @@ def incidents(arguments: argparse.Namespace, kubectl: Kubectl, _: Sequence[Resou
         node, name = "", node
     found, silent = of_each(
         _some([node] if node else nodes),
-        lambda each: agents.read(each, contract.INCIDENTS_PATH, contract.IncidentList, most=contract.LARGEST_HISTORY),
+        partial(agents.read, path=contract.INCIDENTS_PATH, kind=contract.IncidentList),
     )
     listed = [(at, one) for at, each in found.items() for one in each.incidents]
     if name:
@@ -90,7 +86,7 @@ def incidents(arguments: argparse.Namespace, kubectl: Kubectl, _: Sequence[Resou
         if not at:
             where = f"node {node}; leave the name out to list them" if node else "any node, nor a node with GPUs"
             raise ClusterUnreadableError("; ".join((f"{name} is no incident of {where}", *_warnings(silent))))
-        whole = agents.read(at, contract.INCIDENTS_PATH + name, contract.Incident, most=contract.LARGEST_INCIDENT)
+        whole = agents.read(at, contract.INCIDENTS_PATH + name, contract.Incident)
         return _json(whole) if arguments.output == "json" else tables.incident_lines(whole, *_terminal()), OK
     if arguments.output == "json":
         documents = [{"node": at, **msgspec.to_builtins(one)} for at, one in listed]

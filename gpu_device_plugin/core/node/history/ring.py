@@ -286,7 +286,8 @@ class Ring:
     ) -> Selection | None:
         """Return all GPUs, or these GPUs with their containers, or the containers of a namespace with their GPUs.
 
-        With `last_s` only the values of so many seconds until now. None: there is no such GPU or no such container.
+        With `last_s` only the values of so many seconds until now. None: there is no such GPU, or nothing has been
+        recorded.
         """
         rows: dict[Place, _Row[_Facts]] = {}
         gpus = self._gpus.rows
@@ -298,7 +299,7 @@ class Ring:
             of_known = {place: row for place, row in self._containers.rows.items() if place[2] in gpus}
             rows = {place: row for place, row in of_known.items() if row.facts.namespace == namespace}
             gpus = {uuid: gpus[uuid] for uuid in {place[2] for place in rows}}
-        if not gpus:
+        if not gpus and (namespace is None or not self._steps):
             return None
         left_out = [
             use

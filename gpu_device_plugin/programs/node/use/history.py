@@ -155,12 +155,10 @@ class History:
         if kind == "gpus" and name.isascii() and name.isdigit():
             uuids = [each.gpu.uuid for each in self._watch.shares().gpus if str(each.position) == name]
             return self.ring.select(uuids=uuids, last_s=last_s), f"this node has no history of a GPU {name}"
-        if kind == "namespaces" and name:
-            why = f"no container of namespace {name} has had a GPU of this node in the last hour"
-            return self.ring.select(namespace=name, last_s=last_s), why
-        if rest:
+        namespace = name if kind == "namespaces" and name else None
+        if rest and namespace is None:
             return None, f"{HISTORY_PATH} has all GPUs, and below it gpus/NUMBER and namespaces/NAME"
-        return self.ring.select(last_s=last_s), "this node has no history of a GPU (yet)"
+        return self.ring.select(namespace=namespace, last_s=last_s), "this node has no history of a GPU (yet)"
 
 
 def encoded(selection: Selection, epoch: float, most: int) -> bytes:

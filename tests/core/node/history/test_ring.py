@@ -168,8 +168,9 @@ def test_parts_of_the_ring_are_selected() -> None:
     assert found(of_gpus(ring, 2)) == ([2], [("b-name", 2), ("c-name", 2)])
     assert found(all_of(ring.select(namespace="other"))) == ([1, 2], [("b-name", 1), ("b-name", 2)])
     assert ring.select(uuids=["GPU-9"]) is None
-    assert ring.select(namespace="none") is None
+    assert all_of(ring.select(namespace="none")) == NodeHistory("1970-01-01T00:00:22Z", STEP_S)
     assert Ring().select() is None
+    assert Ring().select(namespace="team") is None
     assert ring.gpus_of("b", "main") == {"GPU-1", "GPU-2"}
     assert ring.gpus_of("b", "other") == frozenset()
 
@@ -210,7 +211,7 @@ def test_a_gpu_and_its_containers_stay_for_an_hour_after_it_has_gone() -> None:
         assert [gpu.gpu for gpu in all_of(ring.select()).gpus] == [0, 1, 2]
     ring.tick(STEP_S * 5, [GpuSample(SHARED[0])], [], {})
     assert [gpu.gpu for gpu in all_of(ring.select()).gpus] == [0]
-    assert ring.select(namespace="team") is None
+    assert all_of(ring.select(namespace="team")).containers == ()
 
 
 # --- Room -------------------------------------------------------------------------------------------------------------
