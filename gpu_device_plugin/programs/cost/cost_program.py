@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sys
 import time
 from decimal import Decimal, InvalidOperation
@@ -24,7 +23,8 @@ from gpu_device_plugin.core.report.text.printing import counted
 from gpu_device_plugin.core.report.text.use_texts import duration
 from gpu_device_plugin.programs.commandline import FAILED, OK
 from gpu_device_plugin.programs.cost.samples import Prometheus, SamplesError, audit_lines, checked, content, in_file
-from gpu_device_plugin.programs.terminal import discard_output, say, show
+from gpu_device_plugin.programs.terminal import discard_output, say, show, width
+from gpu_device_plugin.settings import forms
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cost.accounting import Account, Series
 
 _PROG = "gpu-device-plugin cost"
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_AGO = forms.duration(zero=True)
 _MOST_STEPS = 100_000
 
 
@@ -62,7 +62,7 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
         else:
             when = f"from {rfc3339(period.start)} to {rfc3339(period.end)}, in steps of {duration(period.step_s)}"
             heading = f"{counted(found.cards, 'GPU')} {when}"
-            show([Line(heading), Line(""), *cost_table(costs, _width())], environ)
+            show([Line(heading), Line(""), *cost_table(costs, width(200))], environ)
         sys.stdout.flush()
     except NoRateError as error:
         raise UsageError(str(error)) from error
@@ -148,8 +148,10 @@ def _time(flag: str, text: str, now: int) -> int:
 
 
 def _seconds(text: str) -> int | None:
-    match = re.fullmatch(r"([0-9]{1,6})([smhdw])", text, re.ASCII)
-    return None if match is None else int(match[1]) * _UNITS_S[match[2]]
+    try:
+        return int(_AGO.read(text))
+    except ValueError:
+        return None
 
 
 def _rates(arguments: argparse.Namespace) -> tuple[list[Rate], str]:
@@ -217,7 +219,3 @@ def _notes(found: Account, arguments: argparse.Namespace) -> list[str]:
     if not arguments.audit and not any(key.holder.owner for key, _ in found.parts):
         notes.append("owners are not known: read kube-state-metrics with Prometheus, or add --audit PATH")
     return notes
-
-
-def _width() -> int:
-    return shutil.get_terminal_size((200, 24)).columns

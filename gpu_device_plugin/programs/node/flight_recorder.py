@@ -151,20 +151,14 @@ class FlightRecorder:
     def pods_changed(self, pods: Mapping[str, Pod]) -> None:
         """Record the containers on GPUs that have died, and tell of them on their pods."""
         before, self._pods = self._pods, pods
-        ended = [pod for uid, pod in pods.items() if pod.ends and (uid not in before or before[uid].ends != pod.ends)]
-        if not ended:
-            return
-        gpus: dict[tuple[str, str], set[str]] = {
-            (pod.kubelet_uid, name): {*self.history.ring.gpus_of(pod.kubelet_uid, name)}
-            for pod in ended
-            for name in pod.ends
-        }
-        for hold in self._watch.entries.value:
-            if (key := (hold.pod_uid, hold.container)) in gpus:
-                gpus[key] |= {parse_id(each)[0] for each in hold.device_ids}
-        of_gpus = {key: tuple(uuids) for key, uuids in gpus.items()}
-        for trigger in deaths(before, pods, self._started_s, of_gpus):
+        for trigger in deaths(before, pods, self._started_s, self._gpus_of):
             self._tell(trigger)
+
+    def _gpus_of(self, pod_uid: str, container: str) -> frozenset[str]:
+        """Return the GPUs that a container holds, or held within the hour."""
+        held = [each for each in self._watch.entries.value if (each.pod_uid, each.container) == (pod_uid, container)]
+        now = {parse_id(one)[0] for each in held for one in each.device_ids}
+        return self.history.ring.gpus_of(pod_uid, container) | now
 
     def killed(self, holdings: Iterable[Holding]) -> None:
         """Record that the kernel killed a process of each of these containers."""

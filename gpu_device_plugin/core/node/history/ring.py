@@ -8,9 +8,9 @@ into steps, and a step without a tick has unknown values, so that all series sta
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from gpu_device_plugin.core.contract.history import ContainerHistory, GpuHistory, NodeHistory
 from gpu_device_plugin.core.model.times import rfc3339
@@ -19,7 +19,6 @@ from gpu_device_plugin.core.node.use.process_use import by_place
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.core.contract.history import Series
     from gpu_device_plugin.core.model.condition import GpuCondition
     from gpu_device_plugin.core.model.shares import SharedGpu
     from gpu_device_plugin.core.node.use.process_use import AttributedUse, Place
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 _Values: TypeAlias = "Mapping[str, int | None]"
 """By the name of the column; what is not there is not known."""
 K = TypeVar("K", bound="str | Place")
-F = TypeVar("F")
+F = TypeVar("F", GpuHistory, ContainerHistory)
 
 STEP_S = 15.0
 """Seconds from one value to the next."""
@@ -83,27 +82,6 @@ class GpuSample:
     pcie_percent: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _GpuFacts:
-    position: int
-    total_mib: int
-    unit_mib: int
-    """The amount of memory that one more in the code stands for."""
-    condition: GpuCondition | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    """One container on one GPU."""
-
-    namespace: str
-    pod: str
-    granted_mib: int
-    most_mib: int
-    used_mib: int
-    """As last known."""
-
-
 @dataclass(slots=True)
 class _Row(Generic[F]):
     """A GPU or container with its values."""
@@ -111,8 +89,11 @@ class _Row(Generic[F]):
     columns: Mapping[str, array[int]]
     """By name a code for each of the last steps; that of step n is at n modulo their number."""
     facts: F
+    """All but the series."""
     last: int
     """The newest step that has values."""
+    used: int = 0
+    """The code of the memory as last known."""
 
     def put(self, step: int, facts: F, values: _Values) -> None:
         """Add a step; the steps since the last one are unknown."""
@@ -122,18 +103,20 @@ class _Row(Generic[F]):
                 codes[missed % size] = unknown
             codes[step % size] = unknown if value is None else max(0, min(value, unknown - 1))
         self.last, self.facts = step, facts
+        if (used := values.get("used_mib")) is not None:
+            self.used = used
 
     def copy(self) -> _Row[F]:
-        return _Row({name: codes[:] for name, codes in self.columns.items()}, self.facts, self.last)
+        return replace(self, columns={name: codes[:] for name, codes in self.columns.items()})
 
-    def series(self, steps: range, unit_mib: int) -> Mapping[str, Series]:
-        """Return the values by name; memory is kept in multiples of `unit_mib`."""
-        found = {}
+    def history(self, steps: range, unit_mib: int) -> F:
+        """Return it with the series of these steps; memory is kept in multiples of `unit_mib`."""
+        found: dict[str, Any] = {}
         for name, codes in self.columns.items():
             size, unknown, unit = len(codes), _UNKNOWN[codes.typecode], unit_mib if name == "used_mib" else 1
             kept = (unknown if step > self.last else codes[step % size] for step in steps)
             found[name] = tuple([None if code == unknown else code * unit for code in kept])
-        return found
+        return replace(self.facts, **found)
 
 
 class _Table(Generic[K, F]):
@@ -176,30 +159,15 @@ class Selection:
     _at: float
     _step_s: float
     _steps: range
-    _gpus: Mapping[str, _Row[_GpuFacts]]
-    _rows: Mapping[Place, _Row[_Facts]]
+    _gpus: Mapping[str, _Row[GpuHistory]]
+    _rows: Mapping[Place, _Row[ContainerHistory]]
     """Those with the most use first."""
     _left_out: int
 
-    def _gpu_histories(self) -> Iterator[GpuHistory]:
-        for uuid, row in sorted(self._gpus.items(), key=lambda each: each[1].facts.position):
-            facts = row.facts
-            series = row.series(self._steps, facts.unit_mib)
-            yield GpuHistory(facts.position, uuid, facts.total_mib, condition=facts.condition, **series)
-
     def containers(self) -> Iterator[ContainerHistory]:
         """Yield the containers one by one, since all of a full node take 20 MiB; those with the most use first."""
-        for (_, container, uuid), row in self._rows.items():
-            facts, gpu = row.facts, self._gpus[uuid].facts
-            yield ContainerHistory(
-                facts.namespace,
-                facts.pod,
-                container,
-                gpu.position,
-                facts.granted_mib,
-                facts.most_mib,
-                **row.series(self._steps, gpu.unit_mib),
-            )
+        for (_, _, uuid), row in self._rows.items():
+            yield row.history(self._steps, _unit_mib(self._gpus[uuid].facts))
 
     def history(self, epoch: float, containers: Collection[ContainerHistory]) -> NodeHistory:
         """Return the document with those `containers` of the selection for which there is room.
@@ -207,8 +175,9 @@ class Selection:
         Monotonic time was 0 at `epoch`, in seconds since the epoch.
         """
         left_out = self._left_out + len(self._rows) - len(containers)
-        at = rfc3339(epoch + self._at)
-        return NodeHistory(at, self._step_s, tuple(self._gpu_histories()), tuple(containers), left_out)
+        rows = sorted(self._gpus.values(), key=lambda row: row.facts.gpu)
+        gpus = tuple(row.history(self._steps, _unit_mib(row.facts)) for row in rows)
+        return NodeHistory(rfc3339(epoch + self._at), self._step_s, gpus, tuple(containers), left_out)
 
 
 class Ring:
@@ -225,8 +194,8 @@ class Ring:
         self._at = 0.0
         self._steps = range(0)
         """Those since the first tick, as far as they are kept."""
-        self._gpus: _Table[str, _GpuFacts] = _Table(_GPU_COLUMNS, steps, _ROOM_OF_GPUS)
-        self._containers: _Table[Place, _Facts] = _Table(_CONTAINER_COLUMNS, steps, room)
+        self._gpus: _Table[str, GpuHistory] = _Table(_GPU_COLUMNS, steps, _ROOM_OF_GPUS)
+        self._containers: _Table[Place, ContainerHistory] = _Table(_CONTAINER_COLUMNS, steps, room)
         self._left_out: Sequence[AttributedUse] = ()
 
     def __repr__(self) -> str:
@@ -264,18 +233,18 @@ class Ring:
         missing = self._containers.put(step, {use.place: self._values(use, cpu_throttled) for use in there})
         self._left_out = [use for use in there if use.place in missing]
 
-    def _values(self, use: AttributedUse, cpu_throttled: Mapping[tuple[str, str], int]) -> tuple[_Facts, _Values]:
-        row = self._containers.rows.get(use.place)
-        before = _Facts("", use.pod_uid, 0, 0, 0) if row is None else row.facts
-        named = (before.namespace, before.pod) if use.pod is None else (use.pod.namespace, use.pod.name)
-        used = before.used_mib if use.used_mib is None else use.used_mib
-        facts = _Facts(*named, use.granted_mib, use.allowed_mib, used)
-        values = {
-            "used_mib": _in(self._gpus.rows[use.uuid].facts.unit_mib, use.used_mib),
+    def _values(
+        self, use: AttributedUse, cpu_throttled: Mapping[tuple[str, str], int]
+    ) -> tuple[ContainerHistory, _Values]:
+        row, gpu = self._containers.rows.get(use.place), self._gpus.rows[use.uuid].facts
+        named = ("", use.pod_uid) if row is None else (row.facts.namespace, row.facts.pod)
+        if use.pod is not None:
+            named = use.pod.namespace, use.pod.name
+        return ContainerHistory(*named, use.container, gpu.gpu, use.granted_mib, use.allowed_mib), {
+            "used_mib": _in(_unit_mib(gpu), use.used_mib),
             "sm_percent": use.sm_percent,
             "cpu_throttled_percent": cpu_throttled.get(use.place[:2]),
         }
-        return before if facts == before else facts, values
 
     def gpus_of(self, pod_uid: str, container: str) -> frozenset[str]:
         """Return the UUIDs of the GPUs on which a container is remembered."""
@@ -289,7 +258,7 @@ class Ring:
         With `last_s` only the values of so many seconds until now. None: there is no such GPU, or nothing has been
         recorded.
         """
-        rows: dict[Place, _Row[_Facts]] = {}
+        rows: dict[Place, _Row[ContainerHistory]] = {}
         gpus = self._gpus.rows
         if uuids is not None:
             gpus = {uuid: row for uuid, row in gpus.items() if uuid in uuids}
@@ -308,7 +277,7 @@ class Ring:
             if uuids is None or use.uuid in uuids
         ]
         steps = len(self._steps) if last_s is None else max(1, round(last_s / self.step_s))
-        by_use = sorted(rows, key=lambda place: (-rows[place].facts.used_mib, place))
+        by_use = sorted(rows, key=lambda place: (-rows[place].used, place))
         return Selection(
             self._at,
             self.step_s,
@@ -319,11 +288,10 @@ class Ring:
         )
 
 
-def _gpu_values(sample: GpuSample) -> tuple[_GpuFacts, _Values]:
+def _gpu_values(sample: GpuSample) -> tuple[GpuHistory, _Values]:
     gpu, now = sample.shared.gpu, sample.condition
-    unit = max(1, -(-gpu.total_mib // (_UNKNOWN["H"] - 1)))
-    facts = _GpuFacts(sample.shared.position, gpu.total_mib, unit, now)
-    values = {"used_mib": _in(unit, sample.used_mib), "pcie_percent": sample.pcie_percent}
+    facts = GpuHistory(sample.shared.position, gpu.uuid, gpu.total_mib, condition=now)
+    values = {"used_mib": _in(_unit_mib(facts), sample.used_mib), "pcie_percent": sample.pcie_percent}
     if now is not None:
         values |= {"temperature_c": now.temperature_c, "throttle": now.throttle}
         if known := [errors for errors in (now.ecc_corrected, now.ecc_uncorrected) if errors is not None]:
@@ -331,6 +299,11 @@ def _gpu_values(sample: GpuSample) -> tuple[_GpuFacts, _Values]:
         if gpu.instance is None:
             values |= {"power_w": _in(1000, now.power_mw), "sm_percent": now.sm_percent}
     return facts, values
+
+
+def _unit_mib(gpu: GpuHistory) -> int:
+    """Return the amount of memory that one more in the code of memory on a GPU stands for."""
+    return max(1, -(-gpu.total_mib // (_UNKNOWN["H"] - 1)))
 
 
 def _in(unit: int, value: int | None) -> int | None:
