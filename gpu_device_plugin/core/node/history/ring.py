@@ -167,7 +167,8 @@ class Selection:
     def containers(self) -> Iterator[ContainerHistory]:
         """Yield the containers one by one, since all of a full node take 20 MiB; those with the most use first."""
         for (_, _, uuid), row in self._rows.items():
-            yield row.history(self._steps, _unit_mib(self._gpus[uuid].facts))
+            gpu = self._gpus[uuid].facts
+            yield replace(row.history(self._steps, _unit_mib(gpu)), gpu=gpu.gpu)
 
     def history(self, epoch: float, containers: Collection[ContainerHistory]) -> NodeHistory:
         """Return the document with those `containers` of the selection for which there is room.
