@@ -186,6 +186,11 @@ class IncidentList:
 # --- What a reader may see of it --------------------------------------------------------------------------------------
 
 
+def everyone(_namespace: str) -> bool:
+    """Say that the reader may see the pods of all namespaces."""
+    return True
+
+
 def seen_history(history: NodeHistory, may_see: MaySee, *, nodes: bool, pod: str = "") -> NodeHistory:
     """Return what may be seen of a history, of one pod if it is named; `nodes`: GPUs, with the sums on them, may be."""
     containers = tuple(each for each in history.containers if may_see(each.namespace) and pod in {"", each.pod})

@@ -55,7 +55,7 @@ def history(arguments: argparse.Namespace, kubectl: Kubectl, _: Sequence[Resourc
     nodes = [arguments.node] if arguments.node else _nodes(agents, arguments.selector)
     of_namespace = partial(read, path=contract.namespace_path(namespace))
     ask = of_namespace if namespace else with_containers if arguments.node else read
-    found, silent = of_each(_some(nodes), ask)
+    found, silent = of_each(nodes, ask)
     columns, marks = _terminal()
     lines: list[str | Line] = []
     for node, each in found.items():
@@ -77,7 +77,7 @@ def incidents(arguments: argparse.Namespace, kubectl: Kubectl, _: Sequence[Resou
     if node and not name and node not in nodes:  # the name alone, as an Event has it
         node, name = "", node
     found, silent = of_each(
-        _some([node] if node else nodes),
+        [node] if node else nodes,
         partial(agents.read, path=contract.INCIDENTS_PATH, kind=contract.IncidentList),
     )
     listed = [(at, one) for at, each in found.items() for one in each.incidents]
@@ -108,13 +108,9 @@ def _nodes(agents: AgentAnswers, selector: str = "") -> list[str]:
     names, there = {decoded(one, Named).metadata.name for one in raw}, agents.agents.by_node.keys()
     if selector and not names & there:
         raise ClusterUnreadableError(f"-l {selector}: no node with an agent has these labels")
-    return sorted(names & there if selector else names | there)
-
-
-def _some(nodes: Sequence[str]) -> Sequence[str]:
-    if not nodes:
+    if not (names or there):
         raise ClusterUnreadableError("no node shares GPUs; kubectl inspect gpushare doctor says why")
-    return nodes
+    return sorted(names & there if selector else names | there)
 
 
 def _warnings(silent: Mapping[str, Unknown]) -> Iterator[str]:
