@@ -278,7 +278,7 @@ class Ring:
             if uuids is None or use.uuid in uuids
         ]
         steps = len(self._steps) if last_s is None else max(1, round(last_s / self.step_s))
-        by_use = sorted(rows, key=lambda place: (-rows[place].used, place))
+        by_use = sorted(rows, key=lambda place: (-rows[place].used * _unit_mib(gpus[place[2]].facts), place))
         return Selection(
             self._at,
             self.step_s,

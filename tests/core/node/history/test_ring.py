@@ -198,6 +198,9 @@ def test_containers_with_the_most_use_come_first() -> None:
     found = list(selection.containers())
     assert [each.pod for each in found] == ["b-name", "d-name", "a-name", "c-name"]
     assert selection.history(0, found[:3]).left_out == 1
+    large = ticked((1, [using("a", 0, used=90), using("b", 1, used=120)])).select(namespace="team")
+    assert large is not None
+    assert [each.used_mib for each in large.containers()] == [(120,), (90,)], "in MiB, not in each GPU's units"
 
 
 def test_containers_on_gpus_that_are_not_shared_are_ignored() -> None:
