@@ -29,8 +29,12 @@ class Answers:
 
     async def answer(self, http: web.Request) -> web.Response:
         """Answer for an agent."""
-        self.asked.append(http.match_info["path"])
-        found = self.answers.get(http.match_info["path"])
+        path = http.match_info["path"]
+        self.asked.append(path)
+        found = self.answers.get(path)
+        before, of_namespace, _ = path.partition("/history/namespaces/")
+        if found is None and of_namespace and f"{before}/history/" in self.answers:
+            found = hour(gpus=())
         if found is None:
             return web.Response(status=404, text="there is no such thing\n")
         return web.Response(body=found if isinstance(found, bytes) else msgspec.json.encode(found))

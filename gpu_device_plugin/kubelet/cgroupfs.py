@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,16 +35,7 @@ _LONGEST = 1 << 14
 """Bytes of a file with counters."""
 
 
-@dataclass(frozen=True, slots=True)
-class CgroupCounters:
-    """What a cgroup counts since it was made. None: its file cannot be read, or does not say."""
-
-    periods: int | None = None
-    """Scheduling periods of the CPU limit in which it wanted to run (cpu.stat, nr_periods); 0 without a limit."""
-    throttled: int | None = None
-    """Those in which it was held back (nr_throttled)."""
-    oom_kills: int | None = None
-    """Processes that the kernel killed for lack of memory (memory.events or, of cgroup v1, memory.oom_control)."""
+_COUNTED = ("nr_periods", "nr_throttled", "oom_kill")
 
 
 class CgroupTree:
@@ -70,11 +60,16 @@ class CgroupTree:
         self._found = found
         return found if visible else None
 
-    def counters(self, leaf: str) -> CgroupCounters:
-        """Read what the cgroup in this directory of the tree counts; never fails."""
+    def counters(self, leaf: str) -> Mapping[str, int]:
+        """Read what the cgroup in this directory of the tree counts since it was made; what is not told is left out.
+
+        By the kernel's names: the scheduling periods of the CPU limit in which it wanted to run (``nr_periods``, 0
+        without a limit) and was held back (``nr_throttled``), of cpu.stat; the processes that the kernel killed for
+        lack of memory (``oom_kill``), of memory.events or, of cgroup v1, memory.oom_control.
+        """
         cpu = _counts(f"{leaf}/cpu.stat") or _counts(self._of_controller(leaf, "cpu", "cpu.stat"))
         memory = _counts(f"{leaf}/memory.events") or _counts(self._of_controller(leaf, "memory", "memory.oom_control"))
-        return CgroupCounters(cpu.get("nr_periods"), cpu.get("nr_throttled"), memory.get("oom_kill"))
+        return {name: value for name, value in {**cpu, **memory}.items() if name in _COUNTED}
 
     def _of_controller(self, leaf: str, controller: str, name: str) -> str:
         """Return the path of a file in cgroup v1, which has a tree for each controller, in directories of the mount."""

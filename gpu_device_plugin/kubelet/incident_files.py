@@ -33,9 +33,8 @@ class IncidentFiles:
     def __init__(self, directory: Path) -> None:
         """Name the records below the device-plugin `directory`; nothing is opened yet."""
         self._directory = directory
-        self._known: dict[str, IncidentSummary] = {}
-        self._dropped = 0
-        self._damaged: set[str] = set()
+        self._known: dict[str, IncidentSummary | None] = {}
+        """By name; None: the record is damaged."""
         self.listing = IncidentList()
         """The records as last known."""
 
@@ -45,14 +44,12 @@ class IncidentFiles:
             name = file.removesuffix(_END)
             if is_name(name) and file != name:
                 incident = self.read(name)
-                if incident is None:
-                    self._damaged.add(name)
-                else:
-                    self._known[name] = incident.summary
+                self._known[name] = None if incident is None else incident.summary
             elif is_name(file.removeprefix(".").removesuffix(f"{_END}.new")):
-                self._remove(file)
-        if self._damaged:
-            _log.warning("records of incidents are damaged and not shown", extra={"names": sorted(self._damaged)})
+                with contextlib.suppress(OSError):  # it is a directory
+                    files.remove_below(self._directory, f"{_FOLDER}/{file}")
+        if damaged := [name for name, about in self._known.items() if about is None]:
+            _log.warning("records of incidents are damaged and not shown", extra={"names": damaged})
         self._list()
 
     def read(self, name: str) -> Incident | None:
@@ -69,14 +66,13 @@ class IncidentFiles:
         name = summary.name
         try:
             files.make_folder_below(self._directory, _FOLDER)
-            for old in making_room((*self._known, *self._damaged), name):
-                if old in self._known:
+            for old in making_room(self._known, name):
+                try:
                     files.remove_below(self._directory, f"{_FOLDER}/{old}{_END}")
-                    self._dropped += 1
-                    del self._known[old]
-                else:
-                    self._remove(f"{old}{_END}")
-                    self._damaged.remove(old)
+                except OSError:
+                    if self._known[old] is not None:  # a damaged one may be a directory with such a name
+                        raise
+                del self._known[old]
             files.replace_below(self._directory, f"{_FOLDER}/{name}{_END}", content)
         except OSError as error:
             extra = {"path": str(self._directory / _FOLDER), "why": f"{error.strerror}{advice(error)}"}
@@ -89,8 +85,8 @@ class IncidentFiles:
             self._list()
 
     def _list(self) -> None:
-        newest = sorted(self._known, reverse=True)
-        self.listing = IncidentList(tuple(self._known[name] for name in newest), self._dropped, len(self._damaged))
+        newest = (self._known[name] for name in sorted(self._known, reverse=True))
+        self.listing = IncidentList(tuple(about for about in newest if about is not None))
 
     def _names(self) -> list[str]:
         try:
@@ -101,7 +97,3 @@ class IncidentFiles:
             extra = {"path": str(self._directory / _FOLDER), "why": f"{error.strerror}{advice(error)}"}
             _log.warning("the records of incidents cannot be read", extra=extra)
             return []
-
-    def _remove(self, file: str) -> None:
-        with contextlib.suppress(OSError):  # a directory with the name of a record
-            files.remove_below(self._directory, f"{_FOLDER}/{file}")

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from gpu_device_plugin.cluster.client.errors import Call
-from gpu_device_plugin.cluster.objects.decoding import Page
+from gpu_device_plugin.cluster.objects.decoding import NODES, NOT_ENDED, PODS, Page
 from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.view.objects import decoded
 
@@ -122,6 +122,19 @@ class Kubectl:
             return str(denied) if denied.code == MISSING_RIGHT else ""
         return ""
 
+    def every_node_and_pod(self, why: str) -> tuple[list[msgspec.Raw], list[msgspec.Raw]]:
+        """Return all nodes and all pods that have not ended; `why` says in the error what all of them are needed for.
+
+        Raises:
+            ClusterUnreadableError: they cannot be read.
+        """
+        try:
+            return self.items(NODES.path()), self.items(PODS.path(), NOT_ENDED)
+        except ClusterUnreadableError:
+            if not (lacking := self.denied("nodes") or self.denied("pods")):
+                raise
+            raise ClusterUnreadableError(f"{lacking}: {why}; {GRANT}") from None
+
     def items(
         self, path: str, fields: Sequence[str] = (), *, labels: str = "", optional: bool = False
     ) -> list[msgspec.Raw]:
@@ -194,7 +207,7 @@ class Kubectl:
             raise ClusterUnreadableError(f"{path}: {why}")
         raise ClusterUnreadableError(
             f"kubectl could not read {path} ({why}); its message stands above. See whether "
-            f"kubectl get {path.rpartition('/')[2]} works with the same flags"
+            f"kubectl get --raw {path} works with the same flags"
         )
 
     def _run(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from gpu_device_plugin.core.model.memory import parse_mib
+from gpu_device_plugin.core.model.times import seconds
 from gpu_device_plugin.settings.knobs import Form, nearest
 
 if TYPE_CHECKING:
@@ -73,20 +74,15 @@ def size(least_mib: int) -> Form[int]:
     return Form("SIZE", read)
 
 
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-
-
 def duration(*, zero: bool = False) -> Form[float]:
     """Accept a duration, with `zero` also 0; the value is in seconds."""
 
     def read(text: str) -> float:
-        match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)", text, re.ASCII)
-        if match is None:
+        if (found := seconds(text)) is None:
             raise ValueError(f"{text!r} is not a duration; write it like 5s, 200ms or 2m")
-        seconds = float(match[1]) * _SECONDS[match[2]]
-        if not seconds and not zero:
+        if not found and not zero:
             raise ValueError(f"{text!r} is too short; it has to be longer than 0s")
-        return seconds
+        return found
 
     return Form("DURATION", read)
 

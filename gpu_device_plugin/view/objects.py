@@ -8,11 +8,15 @@ import msgspec
 
 from gpu_device_plugin.cluster.objects import decoding
 from gpu_device_plugin.cluster.objects.decoding import ObjectMeta, Page, UnreadableObjectError
+from gpu_device_plugin.core.cluster.agentpods import AgentPod
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 T = TypeVar("T")
+
+AGENT_LABELS = "app.kubernetes.io/name=gpushare,app.kubernetes.io/component=node"
+"""Of an agent's pod, in our manifests."""
 
 
 class ApiObject(msgspec.Struct, rename="camel", gc=False):
@@ -115,3 +119,18 @@ def decoded(raw: bytes | msgspec.Raw, kind: type[T]) -> T:
     """
     noun = "list" if kind is Page else kind.__name__.strip("_").lower()
     return decoding.decoded(msgspec.json.Decoder(kind), raw, noun)
+
+
+def agent_pods(raw_pods: Iterable[msgspec.Raw]) -> Iterator[AgentPod]:
+    """Yield the agents among these pods, which have their labels."""
+    for pod in readable(raw_pods, lambda raw: decoded(raw, Pod)):
+        meta = pod.metadata
+        ports = [port for container in pod.spec.containers for port in container.ports or ()]
+        yield AgentPod(
+            meta.namespace,
+            meta.name,
+            pod.spec.node_name,
+            next((port.container_port for port in ports if port.name == "http"), None),
+            pod.status.phase == "Running" and meta.deletion_timestamp is None,
+            meta.creation_timestamp or "",
+        )

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.cluster.claimed_gpus import ask_of_claims, for_claims
 from gpu_device_plugin.core.cluster.held_instances import asked_instances
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
+from gpu_device_plugin.core.contract.history import everyone
 from gpu_device_plugin.core.report.finding import note
 from gpu_device_plugin.core.report.why.explanations import Kept, NodeAnswer, answers, describe
 from gpu_device_plugin.core.report.why.mig_explanations import asked_by_profile, instance_facts
 from gpu_device_plugin.core.report.why.pod_causes import asked_by_claims, by_claim_instead, causes, claim_causes
 from gpu_device_plugin.core.report.why.pod_use import refusals
 from gpu_device_plugin.core.report.why.scheduler_checks import besides, exclusions
-from gpu_device_plugin.core.report.why.slowness import everybody, slowness
+from gpu_device_plugin.core.report.why.slowness import slowness
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import SettingsError
 from gpu_device_plugin.settings.sources import Sources, Text, Texts
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
-    from gpu_device_plugin.core.contract.history import NodeHistory
+    from gpu_device_plugin.core.contract.history import MaySee, NodeHistory
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resource_claims import Claim
     from gpu_device_plugin.core.model.resources import Resource
@@ -129,9 +130,7 @@ def why(
     return Why(asks, tuple(facts), tuple(answers(asked_of, chosen.name, most)))
 
 
-def with_slowness(
-    said: Why, pod: Pod, histories: Iterable[NodeHistory] | None, may_see: Callable[[str], bool] = everybody
-) -> Why:
+def with_slowness(said: Why, pod: Pod, histories: Iterable[NodeHistory] | None, may_see: MaySee = everyone) -> Why:
     """Return what is said of a pod, and why it is slow.
 
     `histories` are those of the GPUs that it is on, with all containers on them; None: they were not read, see

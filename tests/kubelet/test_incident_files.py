@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -70,6 +69,10 @@ def folder(root: Path) -> Path:
     return root / "gpushare" / "incidents"
 
 
+def damaged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [name for each in caplog.records for name in vars(each).get("names", ())]
+
+
 def loaded(root: Path) -> IncidentFiles:
     files = IncidentFiles(root)
     files.load()
@@ -86,31 +89,34 @@ def test_a_record_outlives_its_agent_in_a_private_file(root: Path, folder: Path)
     assert files.read(named(1).name) is None
 
 
-def test_the_oldest_makes_room_and_is_counted(root: Path, folder: Path) -> None:
+def test_the_oldest_makes_room(root: Path, folder: Path) -> None:
     files = loaded(root)
     for number in range(MOST_INCIDENTS + 2):
         assert write(files, number)
     assert len(list(folder.iterdir())) == MOST_INCIDENTS
-    assert files.listing.dropped == 2
     assert [each.name for each in files.listing.incidents][::31] == [named(33).name, named(2).name]
-    assert loaded(root).listing == replace(files.listing, dropped=0)
+    assert loaded(root).listing == files.listing
 
 
-def test_damaged_files_are_counted_not_shown_and_make_room_like_others(root: Path, folder: Path) -> None:
+def test_damaged_files_are_told_not_shown_and_make_room_like_others(
+    root: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for number in range(MOST_INCIDENTS):
         write(loaded(root), number)
     (folder / f"{named(0).name}.json").write_bytes(b"\xff{")
     (folder / f"{named(1).name}.json").write_bytes(msgspec.json.encode(incident(2)))
     (folder / f"{named(3).name}.json").write_bytes(b" " * LARGEST_INCIDENT + b"{}")
     files = loaded(root)
-    assert (len(files.listing.incidents), files.listing.damaged) == (29, 3)
+    assert (len(files.listing.incidents), damaged(caplog)) == (29, [named(number).name for number in (0, 1, 3)])
     write(files, 40)
     write(files, 41)
-    assert (len(files.listing.incidents), files.listing.damaged, files.listing.dropped) == (31, 1, 0)
+    assert len(files.listing.incidents) == 31
     assert len(list(folder.iterdir())) == MOST_INCIDENTS
 
 
-def test_links_folders_and_foreign_files_do_no_harm(root: Path, folder: Path, tmp_path: Path) -> None:
+def test_links_folders_and_foreign_files_do_no_harm(
+    root: Path, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write(loaded(root), 9)
     elsewhere = tmp_path / "secret"
     elsewhere.write_bytes(msgspec.json.encode(incident(1)))
@@ -120,7 +126,8 @@ def test_links_folders_and_foreign_files_do_no_harm(root: Path, folder: Path, tm
     (folder / "notes.txt").write_text("mine")
     (folder / f".{named(4).name}.json.new").write_text("half")
     files = loaded(root)
-    assert ([each.name for each in files.listing.incidents], files.listing.damaged) == ([named(9).name], 3)
+    assert [each.name for each in files.listing.incidents] == [named(9).name]
+    assert damaged(caplog) == [named(number).name for number in (1, 2, 3)]
     for number in range(10, 10 + MOST_INCIDENTS):
         assert write(files, number)
     assert (elsewhere.exists(), (folder / "notes.txt").read_text()) == (True, "mine")
@@ -158,7 +165,7 @@ def test_an_old_record_that_cannot_be_removed_stays_in_the_list(root: Path, fold
     oldest.unlink()
     oldest.mkdir()
     assert not write(files, 50)
-    assert (len(files.listing.incidents), files.listing.dropped) == (MOST_INCIDENTS, 0)
+    assert len(files.listing.incidents) == MOST_INCIDENTS
 
 
 GOOD = msgspec.json.encode(incident())
@@ -182,6 +189,5 @@ def test_no_content_of_a_file_keeps_an_agent_from_reading_the_others(root: Path,
     files = loaded(root)
     shown = [each.name for each in files.listing.incidents]
     assert named(1).name in shown
-    assert len(shown) + files.listing.damaged == 2
     found = files.read(named(0).name)
     assert (found is not None) == (named(0).name in shown)

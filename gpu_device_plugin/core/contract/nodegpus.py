@@ -203,9 +203,8 @@ def with_cordons(node: NodeGpus, annotations: Mapping[str, str], *, by_agent: bo
         return node
 
     def marked(gpus: tuple[ListedGpu, ...]) -> tuple[ListedGpu, ...]:
-        kept = [gpu.cordon if by_agent else None for gpu in gpus]
-        found = [cordon_of(cordons, gpu.uuid, gpu.card) for gpu in gpus]
-        return tuple([replace(gpu, cordon=new or old) for gpu, new, old in zip(gpus, found, kept, strict=True)])
+        pairs = [(gpu, cordon_of(cordons, gpu.uuid, gpu.card)) for gpu in gpus]
+        return tuple([replace(gpu, cordon=new or (gpu.cordon if by_agent else None)) for gpu, new in pairs])
 
     return replace(node, gpus=marked(node.gpus), instances=marked(node.instances), cordons_fault=fault)
 

@@ -156,9 +156,8 @@ class _Table:
 class _Card:
     """A GPU with what is shared of it: itself, or its MIG instances."""
 
-    memory: int
-    model: str = ""
-    node: str = ""
+    model: str
+    memory: int = 0
     members: list[tuple[str, str]] = field(default_factory=list)
     """Node and UUID."""
 
@@ -205,15 +204,12 @@ class _Accounting:
         return Account(dict(parts), dict(borrowed), dict(energy_mj), len(self._cards), known)
 
     def _found_cards(self) -> dict[str, _Card]:
-        infos = {gpu: (model, parent) for gpu, model, parent, _ in sorted(self._tables[INFO].rows)}
-        self._share_bytes = {
-            gpu: int(size) if size.isdecimal() else 0 for gpu, _, _, size in sorted(self._tables[INFO].rows)
-        }
+        infos = {gpu: info for gpu, *info in sorted(self._tables[INFO].rows)}
+        self._share_bytes = {gpu: int(size) if size.isdecimal() else 0 for gpu, (_, _, size) in infos.items()}
         cards: dict[str, _Card] = {}
         for node, gpu in sorted(self._tables[MEMORY].rows):
-            model, parent = infos.get(gpu, ("", ""))
-            card = cards.setdefault(parent or gpu, _Card(0, model.partition(" MIG ")[0], node))
-            card.members.append((node, gpu))
+            model, parent, _ = infos.get(gpu, ("", "", ""))
+            cards.setdefault(parent or gpu, _Card(model.partition(" MIG ")[0])).members.append((node, gpu))
         for uuid, card in cards.items():
             card.memory = self._memory_of(uuid, card)
         return {uuid: card for uuid, card in cards.items() if card.memory}

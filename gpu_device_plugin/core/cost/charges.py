@@ -70,6 +70,11 @@ class Row:
         """Return the GPU-hours of these parts."""
         return sum((self.seconds.get(part, Fraction()) for part in parts), Fraction()) / 3600
 
+    @property
+    def kwh(self) -> Fraction:
+        """Energy in kilowatt-hours."""
+        return Fraction(self.energy_mj, 3_600_000_000)
+
     def cost(self, *parts: Part) -> int:
         """Return the cents of these parts."""
         return sum(self.cents.get(part, 0) for part in parts)

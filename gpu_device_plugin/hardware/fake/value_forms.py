@@ -6,8 +6,8 @@ Each reader raises a ValueError that names the right form.
 from __future__ import annotations
 
 import math
-import re
 
+from gpu_device_plugin.core.model import times
 from gpu_device_plugin.core.model.memory import InvalidSizeError, parse_mib
 
 TYPE_CHECKING = False  # see hardware/driver.py
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     Reader: TypeAlias = Callable[[Any], Any]
     Readers: TypeAlias = Mapping[str, Reader]
 
-_DURATION = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>ms|s|m|h)", re.ASCII)
 _MOST_PERCENT = 100
-_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def text(value: object) -> str:
@@ -68,10 +66,10 @@ def seconds(value: object) -> float:
     """Read a duration; the value is in seconds."""
     if type(value) in {int, float} and value >= 0:  # type: ignore[operator]  # the same line checks the type
         return float(value)  # type: ignore[arg-type]  # the same
-    match = _DURATION.fullmatch(value) if isinstance(value, str) else None
-    if match is None:
+    found = times.seconds(value.replace(" ", "")) if isinstance(value, str) else None
+    if found is None:
         raise ValueError(f"{value!r} is not a duration; write it like 5s or 500ms")
-    return float(match["number"]) * _UNITS_S[match["unit"]]
+    return found
 
 
 def hang(value: object) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sys
 import time
 from decimal import Decimal, InvalidOperation
@@ -17,14 +16,14 @@ import yaml
 from gpu_device_plugin.core.cost.accounting import GIVEN, MEMORY, Period, account
 from gpu_device_plugin.core.cost.charges import By, NoRateError, Rate, cents, rows
 from gpu_device_plugin.core.cost.recorded import owners, recorded
-from gpu_device_plugin.core.model.times import epoch_s, rfc3339
+from gpu_device_plugin.core.model.times import epoch_s, rfc3339, seconds
 from gpu_device_plugin.core.report.tables.cost_forms import Costs, cost_document, cost_table, focus_csv
 from gpu_device_plugin.core.report.text.columns import Line
 from gpu_device_plugin.core.report.text.printing import counted
 from gpu_device_plugin.core.report.text.use_texts import duration
 from gpu_device_plugin.programs.commandline import FAILED, OK
 from gpu_device_plugin.programs.cost.samples import Prometheus, SamplesError, audit_lines, checked, content, in_file
-from gpu_device_plugin.programs.terminal import discard_output, say, show
+from gpu_device_plugin.programs.terminal import discard_output, say, show, width
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cost.accounting import Account, Series
 
 _PROG = "gpu-device-plugin cost"
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _MOST_STEPS = 100_000
 
 
@@ -62,7 +60,7 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
         else:
             when = f"from {rfc3339(period.start)} to {rfc3339(period.end)}, in steps of {duration(period.step_s)}"
             heading = f"{counted(found.cards, 'GPU')} {when}"
-            show([Line(heading), Line(""), *cost_table(costs, _width())], environ)
+            show([Line(heading), Line(""), *cost_table(costs, width(200))], environ)
         sys.stdout.flush()
     except NoRateError as error:
         raise UsageError(str(error)) from error
@@ -131,7 +129,7 @@ def _period(arguments: argparse.Namespace) -> Period:
         raise UsageError(f"the period is empty: --from is {rfc3339(start)}, --to is {rfc3339(end)}")
     if end > now:
         raise UsageError(f"--to: {rfc3339(end)} is in the future")
-    step_s = max(60, (end - start) // 120_000 * 60) if arguments.step is None else _seconds(arguments.step)
+    step_s = max(60, (end - start) // 120_000 * 60) if arguments.step is None else int(seconds(arguments.step) or 0)
     if not step_s:
         raise UsageError(f"--step: {arguments.step!r} is not a duration of at least a second; write 5m or 1h")
     step_s = min(step_s, end - start)
@@ -141,15 +139,10 @@ def _period(arguments: argparse.Namespace) -> Period:
 
 
 def _time(flag: str, text: str, now: int) -> int:
-    ago_s, at = _seconds(text), epoch_s(text)
+    ago_s, at = seconds(text), epoch_s(text)
     if ago_s is None and at is None:
         raise UsageError(f"{flag}: {text!r} is no time; write 2026-10-01, 2026-10-01T06:00:00Z, or 30d for 30 days ago")
     return max(0, int(at if at is not None else now - (ago_s or 0)))
-
-
-def _seconds(text: str) -> int | None:
-    match = re.fullmatch(r"([0-9]{1,6})([smhdw])", text, re.ASCII)
-    return None if match is None else int(match[1]) * _UNITS_S[match[2]]
 
 
 def _rates(arguments: argparse.Namespace) -> tuple[list[Rate], str]:
@@ -217,7 +210,3 @@ def _notes(found: Account, arguments: argparse.Namespace) -> list[str]:
     if not arguments.audit and not any(key.holder.owner for key, _ in found.parts):
         notes.append("owners are not known: read kube-state-metrics with Prometheus, or add --audit PATH")
     return notes
-
-
-def _width() -> int:
-    return shutil.get_terminal_size((200, 24)).columns

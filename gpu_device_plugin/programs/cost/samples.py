@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
+from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite
@@ -207,13 +208,10 @@ def aligned(values: dict[int, float], period: Period, recorded_s: int = 0) -> di
     """Return the newest value at each time of the period, if it is not too old; `recorded_s` lies between two."""
     oldest_s, in_order = max(min(period.step_s, _SCRAPES_S), recorded_s), sorted(values)
     found: dict[int, float] = {}
-    next_one, last = 0, None
     for at in period.times:
-        while next_one < len(in_order) and in_order[next_one] <= at:
-            last = in_order[next_one]
-            next_one += 1
-        if last is not None and at - last < oldest_s:
-            found[at] = values[last]
+        earlier = bisect_right(in_order, at)
+        if earlier and at - (newest := in_order[earlier - 1]) < oldest_s:
+            found[at] = values[newest]
     return found
 
 

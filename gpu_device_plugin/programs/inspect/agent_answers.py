@@ -22,7 +22,7 @@ from gpu_device_plugin.core.contract.history import (
 from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.core.report.why.slowness import gpus_of
 from gpu_device_plugin.programs.kubectl import GRANT, MISSING_RIGHT, NO_SUCH_PATH, ClusterUnreadableError, unread
-from gpu_device_plugin.view.agent_pods import AGENT_LABELS, agent_pods
+from gpu_device_plugin.view.objects import AGENT_LABELS, agent_pods
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,10 +32,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.kubectl import Kubectl
 
 T = TypeVar("T")
-
-
-class NotServedError(ClusterUnreadableError):
-    """An agent has nothing at a path (404)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +56,12 @@ class AgentAnswers:
             raise ClusterUnreadableError(f"{lacking}: agents are found among all of them; {GRANT}") from None
         return cls(kubectl, agents(agent_pods(pods)))
 
-    def read(self, node: str, path: str, kind: type[T], *, most: int) -> T:
+    def read(self, node: str, path: str, kind: type[T]) -> T:
         """Return the answer of a node's agent, decoded as `kind`.
 
         Raises:
-            ClusterUnreadableError: the node has no agent, or it does not answer, with more than `most` bytes, or with
-                something else. The message says so for people.
+            ClusterUnreadableError: the node has no agent, or it does not answer, or with something else. The message
+                says so for people.
         """
         agent = self.agents.by_node.get(node)
         if agent is None:
@@ -78,9 +74,10 @@ class AgentAnswers:
             if NO_SUCH_PATH not in str(error):
                 raise
             why = "it is older than this command, or remembers nothing of it"
-            raise NotServedError(f"the agent of node {node} does not serve {path}: {why}") from error
-        if len(answer) > most:
-            raise ClusterUnreadableError(f"the agent of node {node} answers {path} with more than {most >> 10} KiB")
+            raise ClusterUnreadableError(f"the agent of node {node} does not serve {path}: {why}") from error
+        if len(answer) > LARGEST_HISTORY:
+            most = f"{LARGEST_HISTORY >> 10} KiB"
+            raise ClusterUnreadableError(f"the agent of node {node} answers {path} with more than {most}")
         try:
             return msgspec.json.decode(answer, type=kind)
         except (ValueError, RecursionError) as error:
@@ -123,7 +120,7 @@ def histories(kubectl: Kubectl, raw_agents: Iterable[msgspec.Raw]) -> dict[str, 
     In place of a history stands why it cannot be read, as of an older agent; of all, if a right is missing.
     """
     answers = AgentAnswers(kubectl, agents(agent_pods(raw_agents)))
-    read = partial(answers.read, path=HISTORY_PATH, kind=NodeHistory, most=LARGEST_HISTORY)
+    read = partial(answers.read, path=HISTORY_PATH, kind=NodeHistory)
     found, silent = of_each(sorted(answers.agents.by_node), read)
     denied = next((why for why in silent.values() if why.code == MISSING_RIGHT), None)
     return denied or {**found, **{node: str(why) for node, why in silent.items()}}
@@ -136,7 +133,7 @@ def histories_of(kubectl: Kubectl, pod: Pod, missing: list[str]) -> tuple[NodeHi
     """
     try:
         answers = AgentAnswers.of(kubectl)
-        read = partial(answers.read, pod.node_name, kind=NodeHistory, most=LARGEST_HISTORY)
+        read = partial(answers.read, pod.node_name, kind=NodeHistory)
         gpus = gpus_of(read(namespace_path(pod.namespace)), pod.namespace, pod.name)
         return tuple(read(gpu_path(gpu)) for gpu in gpus)
     except ClusterUnreadableError as error:

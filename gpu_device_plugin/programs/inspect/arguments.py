@@ -140,14 +140,6 @@ def _units(name: str, text: str | None) -> int | None:
     raise UsageError(f"{name}: an amount is a whole number of units of gpu-mem, from 1 on: {meant}")
 
 
-def _gpu_named(prog: str, command: str, words: Sequence[str]) -> tuple[str, str]:
-    """Return the node and the GPU after the word cordon or uncordon."""
-    match words:
-        case [node, gpu] if "/" not in gpu:
-            return node, gpu
-    raise UsageError(f"{command}: name a node and one of its GPUs, by number or UUID: {prog} {command} NODE GPU")
-
-
 _OF_ALL_NODES: Mapping[str, str] = {
     "doctor": "it examines the whole cluster; for one node run gpu-device-plugin doctor there",
     "web": "it shows the whole cluster; the page itself has filters",
@@ -163,8 +155,12 @@ def _command(prog: str, words: Sequence[str]) -> tuple[str, str, str]:
             raise UsageError(f"why: name a pod: {prog} why POD [-n NAMESPACE]")
         case ["why", *kind, pod] if not kind or (len(kind) == 1 and kind[0] in _PODS_OF_KUBECTL):
             return "why", "", pod
-        case ["cordon" | "uncordon" as command, *names]:
-            return command, *_gpu_named(prog, command, names)
+        case ["cordon" | "uncordon" as command, node, gpu] if "/" not in gpu:
+            return command, node, gpu
+        case ["cordon" | "uncordon" as command, *_]:
+            raise UsageError(
+                f"{command}: name a node and one of its GPUs, by number or UUID: {prog} {command} NODE GPU"
+            )
         case ["top" | "uninstall" | "incident" as command, *names] if len(names) < 2 + (command == "incident"):
             node, name = (*names, "", "")[:2]
             return command, node, name

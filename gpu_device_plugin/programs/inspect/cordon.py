@@ -139,12 +139,7 @@ def uncordon(
 
 
 def _read(kubectl: Kubectl, name: str, gpu: str) -> tuple[Mapping[str, Cordon], _Target]:
-    try:
-        node = NodeReader().read(kubectl.one(NODES.path(name=name)))
-    except ClusterUnreadableError as error:
-        raise ClusterUnreadableError(
-            f"node {name} cannot be read, and kubectl's message stands above; kubectl get nodes lists the nodes"
-        ) from error
+    node = NodeReader().read(kubectl.one(NODES.path(name=name)))
     cordons = _cordons(node)
     gpus = gpus_of_node(node.annotations, node.labels, 0, 0)
     target = _target(gpus, gpu)
@@ -196,7 +191,9 @@ def _write(
     kubectl: Kubectl, name: str, change: Callable[[Mapping[str, Cordon]], Mapping[str, Cordon]]
 ) -> Mapping[str, Cordon]:
     """Change the cordons of a node as it is now; return them. If it changes in between, this is done again."""
-    for attempt in range(1, _ATTEMPTS + 1):
+    left = _ATTEMPTS
+    while True:
+        left -= 1
         node = NodeReader().read(kubectl.raw(NODES.path(name=name)))
         cordons = change(_cordons(node))
         there = {"uid": node.uid, "resourceVersion": node.resource_version}
@@ -204,8 +201,7 @@ def _write(
         try:
             kubectl.patch("node", name, body)
         except ClusterUnreadableError as error:
-            if _CONFLICT not in str(error) or attempt == _ATTEMPTS:
+            if _CONFLICT not in str(error) or not left:
                 raise ClusterUnreadableError(f"the cordon cannot be written: {unread(error)}") from error
         else:
             return cordons
-    raise AssertionError  # pragma: no cover (the last attempt returns or raises)

@@ -30,6 +30,7 @@ from gpu_device_plugin.core.report.tables.terminal_tables import (
     rows_waiting,
 )
 from gpu_device_plugin.core.report.text.columns import Line, columns
+from gpu_device_plugin.core.report.text.prices import price_document, price_lines
 from gpu_device_plugin.core.report.text.use_texts import at_a_glance
 from gpu_device_plugin.core.report.why.explanations import explain, explain_briefly
 from gpu_device_plugin.programs.commandline import FAILED, OK, ending, resources_in
@@ -39,7 +40,6 @@ from gpu_device_plugin.programs.inspect.cluster_reading import symptoms_in
 from gpu_device_plugin.programs.inspect.cordon import cordon, uncordon
 from gpu_device_plugin.programs.inspect.node_history import history, incidents
 from gpu_device_plugin.programs.inspect.plan import plan_moves
-from gpu_device_plugin.programs.inspect.prices import prices
 from gpu_device_plugin.programs.inspect.resize import named_pod, resize
 from gpu_device_plugin.programs.inspect.top_screen import top
 from gpu_device_plugin.programs.inspect.uninstall import uninstall
@@ -55,6 +55,7 @@ from gpu_device_plugin.programs.kubectl import (
 )
 from gpu_device_plugin.programs.terminal import discard_output, say, show, width
 from gpu_device_plugin.settings.knobs import UsageError, nearest
+from gpu_device_plugin.view.learned_mix import lesson_of
 from gpu_device_plugin.view.objects import ConfigMap
 from gpu_device_plugin.view.poddetails import events
 from gpu_device_plugin.view.reading import ABSENT, cluster, gpu_pods, readable_claims, unseen
@@ -359,6 +360,13 @@ def _policy(kubectl: Kubectl) -> Policy:
         return assumed(f"the ConfigMap {CONFIGURATION} cannot be read ({error})")
 
 
+def _prices(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
+    found = lesson_of(*kubectl.every_node_and_pod("prices are learned from all of them"), resources)
+    if arguments.output == "json":
+        return json.dumps(price_document(found), indent=2).splitlines(), OK
+    return price_lines(found, width()), OK
+
+
 def _doctor(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
     """Examine the cluster, as far as the rights of the user reach.
 
@@ -411,7 +419,7 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace, Kubectl, Sequence[Resource
     "why": _why,
     "resize": resize,
     "wake": wake,
-    "prices": prices,
+    "prices": _prices,
     "plan": partial(plan_moves, of=_cluster),
     "cordon": partial(cordon, of=_cluster),
     "uncordon": uncordon,

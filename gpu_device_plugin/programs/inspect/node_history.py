@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,7 +17,7 @@ from gpu_device_plugin.core.report.tables import history_tables as tables
 from gpu_device_plugin.core.report.text.columns import Line, Tone
 from gpu_device_plugin.core.report.text.printing import first
 from gpu_device_plugin.programs.commandline import FAILED, OK
-from gpu_device_plugin.programs.inspect.agent_answers import AgentAnswers, NotServedError, of_each
+from gpu_device_plugin.programs.inspect.agent_answers import AgentAnswers, of_each
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, unread
 from gpu_device_plugin.programs.terminal import encodes, say
 from gpu_device_plugin.view.objects import Named, decoded
@@ -43,13 +44,7 @@ def history(arguments: argparse.Namespace, kubectl: Kubectl, _: Sequence[Resourc
     agents, namespace = AgentAnswers.of(kubectl), arguments.namespace or ""
 
     def read(node: str, path: str = contract.HISTORY_PATH) -> contract.NodeHistory:
-        return agents.read(node, path, contract.NodeHistory, most=contract.LARGEST_HISTORY)
-
-    def of_namespace(node: str) -> contract.NodeHistory:
-        try:
-            return read(node, contract.namespace_path(namespace))
-        except NotServedError:
-            return contract.NodeHistory("", 0.0)
+        return agents.read(node, path, contract.NodeHistory)
 
     def with_containers(node: str) -> contract.NodeHistory:
         whole = read(node)
@@ -58,8 +53,9 @@ def history(arguments: argparse.Namespace, kubectl: Kubectl, _: Sequence[Resourc
         return replace(whole, containers=containers, left_out=sum(one.left_out for one in each))
 
     nodes = [arguments.node] if arguments.node else _nodes(agents, arguments.selector)
+    of_namespace = partial(read, path=contract.namespace_path(namespace))
     ask = of_namespace if namespace else with_containers if arguments.node else read
-    found, silent = of_each(_some(nodes), ask)
+    found, silent = of_each(nodes, ask)
     columns, marks = _terminal()
     lines: list[str | Line] = []
     for node, each in found.items():
@@ -81,8 +77,8 @@ def incidents(arguments: argparse.Namespace, kubectl: Kubectl, _: Sequence[Resou
     if node and not name and node not in nodes:  # the name alone, as an Event has it
         node, name = "", node
     found, silent = of_each(
-        _some([node] if node else nodes),
-        lambda each: agents.read(each, contract.INCIDENTS_PATH, contract.IncidentList, most=contract.LARGEST_HISTORY),
+        [node] if node else nodes,
+        partial(agents.read, path=contract.INCIDENTS_PATH, kind=contract.IncidentList),
     )
     listed = [(at, one) for at, each in found.items() for one in each.incidents]
     if name:
@@ -90,7 +86,7 @@ def incidents(arguments: argparse.Namespace, kubectl: Kubectl, _: Sequence[Resou
         if not at:
             where = f"node {node}; leave the name out to list them" if node else "any node, nor a node with GPUs"
             raise ClusterUnreadableError("; ".join((f"{name} is no incident of {where}", *_warnings(silent))))
-        whole = agents.read(at, contract.INCIDENTS_PATH + name, contract.Incident, most=contract.LARGEST_INCIDENT)
+        whole = agents.read(at, contract.INCIDENTS_PATH + name, contract.Incident)
         return _json(whole) if arguments.output == "json" else tables.incident_lines(whole, *_terminal()), OK
     if arguments.output == "json":
         documents = [{"node": at, **msgspec.to_builtins(one)} for at, one in listed]
@@ -112,13 +108,9 @@ def _nodes(agents: AgentAnswers, selector: str = "") -> list[str]:
     names, there = {decoded(one, Named).metadata.name for one in raw}, agents.agents.by_node.keys()
     if selector and not names & there:
         raise ClusterUnreadableError(f"-l {selector}: no node with an agent has these labels")
-    return sorted(names & there if selector else names | there)
-
-
-def _some(nodes: Sequence[str]) -> Sequence[str]:
-    if not nodes:
+    if not (names or there):
         raise ClusterUnreadableError("no node shares GPUs; kubectl inspect gpushare doctor says why")
-    return nodes
+    return sorted(names & there if selector else names | there)
 
 
 def _warnings(silent: Mapping[str, Unknown]) -> Iterator[str]:

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from gpu_device_plugin.cluster.objects.decoding import NODES, NOT_ENDED, PODS, PodReader
+from gpu_device_plugin.cluster.objects.decoding import PODS, PodReader
 from gpu_device_plugin.core.capacity.movable import after, usage_at
 from gpu_device_plugin.core.capacity.places import NodesFree
 from gpu_device_plugin.core.capacity.plans import plan, plan_each
@@ -25,7 +25,7 @@ from gpu_device_plugin.core.report.text.plan_texts import (
 )
 from gpu_device_plugin.core.report.text.printing import counted
 from gpu_device_plugin.programs.commandline import FAILED, OK
-from gpu_device_plugin.programs.kubectl import GRANT, ClusterUnreadableError, unread
+from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, unread
 from gpu_device_plugin.programs.terminal import say, width
 from gpu_device_plugin.view.movable_pods import BUDGETS, ArrangementReader
 from gpu_device_plugin.view.objects import readable
@@ -104,12 +104,7 @@ def arranged(
     Raises:
         ClusterUnreadableError: the cluster cannot be read.
     """
-    try:
-        raw_nodes, raw_pods = kubectl.items(NODES.path()), kubectl.items(PODS.path(), NOT_ENDED)
-    except ClusterUnreadableError:
-        if not (lacking := kubectl.denied("nodes") or kubectl.denied("pods")):
-            raise
-        raise ClusterUnreadableError(f"{lacking}: a plan needs all of them; {GRANT}") from None
+    raw_nodes, raw_pods = kubectl.every_node_and_pod("a plan needs all of them")
     views = [as_if(view) for view in of(raw_nodes, raw_pods, resources, kubectl).views]
     reader = ArrangementReader(_budgets(kubectl), resources)
     reader.read_nodes(raw_nodes)

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.waiting import together, within
-from gpu_device_plugin.core.cost.audit import LOGGER, MESSAGE, AuditKind, AuditRecord
-from gpu_device_plugin.core.cost.grant_changes import changes, decision, grants, offered
+from gpu_device_plugin.core.cost.audit import (
+    AuditKind,
+    AuditRecord,
+    changes,
+    decision,
+    grants,
+    offered,
+)
 from gpu_device_plugin.core.model.times import epoch_s, rfc3339
 from gpu_device_plugin.kubelet.statefile import AUDITED, StateFile
+from gpu_device_plugin.logs import audit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, NoReturn
 
     from gpu_device_plugin.aio.observable import Observable
-    from gpu_device_plugin.core.cost.grant_changes import Grants
+    from gpu_device_plugin.core.cost.audit import Grants
     from gpu_device_plugin.core.node.node_config import NodeConfig
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.programs.node.node_cluster import NodeCluster
@@ -27,15 +33,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.node.use.use_reader import UseWatch
     from gpu_device_plugin.settings.node import NodeSettings
 
-_log = logging.getLogger(LOGGER)
-
 ALIVE_S = 900.0
 """Seconds without a record after which one says that there was nothing to record."""
-
-
-def write(record: AuditRecord) -> None:
-    """Write a record as a line of the log."""
-    _log.info(MESSAGE, record.kind, extra=dict(record.attributes()))
 
 
 @dataclass(eq=False, repr=False)
@@ -98,7 +97,7 @@ class AuditLog:
         if not self._found:
             last = self._life_sign.read() or ""
             known = epoch_s(last) is not None
-            write(AuditRecord(AuditKind.STARTED, self._node, began=last if known else "", ended=now))
+            audit(AuditRecord(AuditKind.STARTED, self._node, began=last if known else "", ended=now))
         gpus = {record.gpu: record for record in offered(self._node, shares, self._config.value.inventory, now)}
         self._grants = grants(self._node, self._use.holdings(), shares, before, now)
         evicted = {} if self._evictor is None else self._evictor.evicted
@@ -110,7 +109,7 @@ class AuditLog:
         if not records and self.clock() - self._wrote_s >= ALIVE_S:
             records = [AuditRecord(AuditKind.ALIVE, self._node, began=now)]
         for record in records:
-            write(record)
+            audit(record)
             self._wrote_s = self.clock()
             if sentence := decision(record):
                 self._note(sentence)

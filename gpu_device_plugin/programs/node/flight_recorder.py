@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, NoReturn, cast
 
 import msgspec
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.aio.http import Request
-    from gpu_device_plugin.core.contract.history import Decision, IncidentProcess, IncidentSummary
+    from gpu_device_plugin.core.contract.history import IncidentSummary
     from gpu_device_plugin.core.contract.nodereport import NodeUse
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.node.history.ring import Selection
@@ -64,15 +64,13 @@ _MOST_ROWS = 256
 class _Draft:
     """A record that is not encoded yet."""
 
-    summary: IncidentSummary
+    incident: Incident
+    """Without its history, and with the use of all GPUs."""
     selection: Selection | None
-    epoch: float
-    """When monotonic time was 0, in seconds since the epoch."""
     positions: frozenset[int]
     """Of the GPUs concerned."""
-    use: NodeUse
-    processes: tuple[IncidentProcess, ...]
-    decisions: tuple[Decision, ...]
+    epoch: float
+    """When monotonic time was 0, in seconds since the epoch."""
 
 
 @dataclass(eq=False, repr=False)
@@ -139,14 +137,13 @@ class FlightRecorder:
         if self._storm is None or self.clock() - self._storm[0] >= _STORM_S:
             self._storm = self.clock(), self._use(), watch.holdings()
         _, use, holdings = self._storm
+        processes = processes_on(uuids, *watch.processes_read, holdings, shares, most=_MOST_ROWS)
+        decisions, none = lately(self._api.decisions, at_s), NodeHistory(found.at, STEP_S)
         return _Draft(
-            found,
+            Incident(found, self._node, none, use, processes, decisions),
             self.history.ring.select(uuids=uuids, last_s=BEFORE_S),
-            at_s - self.clock(),
             frozenset(shared.position for shared in shares.gpus if shared.gpu.uuid in uuids),
-            use,
-            processes_on(uuids, *watch.processes_read, holdings, shares, most=_MOST_ROWS),
-            lately(self._api.decisions, at_s),
+            at_s - self.clock(),
         )
 
     # --- What happens to containers -----------------------------------------------------------------------------------
@@ -154,20 +151,14 @@ class FlightRecorder:
     def pods_changed(self, pods: Mapping[str, Pod]) -> None:
         """Record the containers on GPUs that have died, and tell of them on their pods."""
         before, self._pods = self._pods, pods
-        ended = [pod for uid, pod in pods.items() if pod.ends and (uid not in before or before[uid].ends != pod.ends)]
-        if not ended:
-            return
-        gpus: dict[tuple[str, str], set[str]] = {
-            (pod.kubelet_uid, name): {*self.history.ring.gpus_of(pod.kubelet_uid, name)}
-            for pod in ended
-            for name in pod.ends
-        }
-        for hold in self._watch.entries.value:
-            if (key := (hold.pod_uid, hold.container)) in gpus:
-                gpus[key] |= {parse_id(each)[0] for each in hold.device_ids}
-        of_gpus = {key: tuple(uuids) for key, uuids in gpus.items()}
-        for trigger in deaths(before, pods, self._started_s, of_gpus):
+        for trigger in deaths(before, pods, self._started_s, self._gpus_of):
             self._tell(trigger)
+
+    def _gpus_of(self, pod_uid: str, container: str) -> frozenset[str]:
+        """Return the GPUs that a container holds, or held within the hour."""
+        held = [each for each in self._watch.entries.value if (each.pod_uid, each.container) == (pod_uid, container)]
+        now = {parse_id(one)[0] for each in held for one in each.device_ids}
+        return self.history.ring.gpus_of(pod_uid, container) | now
 
     def killed(self, holdings: Iterable[Holding]) -> None:
         """Record that the kernel killed a process of each of these containers."""
@@ -202,7 +193,7 @@ class FlightRecorder:
 
     def _write(self, draft: _Draft) -> None:
         try:
-            self._files.write(draft.summary, _content(draft, self._node))
+            self._files.write(draft.incident.summary, _content(draft))
         except Exception:  # noqa: BLE001 - as for the use of GPUs: a record is for people
             _log.exception("an incident cannot be recorded")
 
@@ -219,16 +210,17 @@ class FlightRecorder:
             return Page(await asyncio.to_thread(msgspec.json.encode, found), content_type=JSON)
 
 
-def _content(draft: _Draft, node: str) -> bytes:
+def _content(draft: _Draft) -> bytes:
     """Return the JSON of a record, with fewer containers and processes if it were too long with all of them."""
+    whole = draft.incident
     for share in (1, 4, 16):
-        history = NodeHistory(draft.summary.at, STEP_S)
+        history = whole.history
         if draft.selection is not None:
             content = encoded(draft.selection, draft.epoch, LARGEST_INCIDENT // 2 // share)
             history = cast("NodeHistory", msgspec.Raw(content))
-        use = use_of(draft.use, draft.positions, _MOST_ROWS // 2 // share)
-        processes = draft.processes[: _MOST_ROWS // share]
-        found = msgspec.json.encode(Incident(draft.summary, node, history, use, processes, draft.decisions))
+        use = use_of(whole.use, draft.positions, _MOST_ROWS // 2 // share)
+        processes = whole.processes[: _MOST_ROWS // share]
+        found = msgspec.json.encode(replace(whole, history=history, use=use, processes=processes))
         if len(found) <= LARGEST_INCIDENT:
             break
     return found

@@ -292,11 +292,6 @@ _AT_ONCE = 16
 """Questions to the API server at a time."""
 
 
-def everyone(_namespace: str) -> bool:
-    """Return true: the pods of every namespace may be seen."""
-    return True
-
-
 class CallerScope:
     """What one caller may see; it learns of namespaces as they come. What the API server has not said is not seen."""
 

@@ -23,7 +23,7 @@ from gpu_device_plugin.core.cluster.agentpods import (
 from gpu_device_plugin.core.contract.keys import MalformedAnnotationError
 from gpu_device_plugin.core.contract.nodereport import SERVED, USE_PATH, read_node_use
 from gpu_device_plugin.core.model.times import rfc3339
-from gpu_device_plugin.view.agent_pods import AGENT_LABELS, agent_pods
+from gpu_device_plugin.view.objects import AGENT_LABELS, agent_pods
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

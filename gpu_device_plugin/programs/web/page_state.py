@@ -14,12 +14,12 @@ import msgspec
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
+from gpu_device_plugin.core.contract.history import everyone
 from gpu_device_plugin.core.contract.nodereport import NodeReport
 from gpu_device_plugin.core.model.changes import ChangeLog
 from gpu_device_plugin.core.report.overview_document import node_document
 from gpu_device_plugin.core.report.text.printing import counted
 from gpu_device_plugin.core.report.why.explanations import asked_amounts, what_makes_room, why_waits
-from gpu_device_plugin.programs.web.callers import everyone
 from gpu_device_plugin.view.why_pod import why
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.cluster.client.errors import ApiError, Call, ForbiddenError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import PODS, ObjectKind, UnreadableObjectError
 from gpu_device_plugin.core.contract import history as contract
+from gpu_device_plugin.core.contract.history import seen_history, seen_summary
 from gpu_device_plugin.core.report.overview_document import containers_of, node_document
-from gpu_device_plugin.core.report.redaction import seen_history, seen_summary
 from gpu_device_plugin.core.report.why.explanations import explain
 from gpu_device_plugin.core.report.why.slowness import gpus_of
 from gpu_device_plugin.programs.web.agent_history import AgentUnreadableError

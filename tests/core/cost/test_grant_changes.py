@@ -8,8 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.cost.audit import AuditKind, AuditRecord
-from gpu_device_plugin.core.cost.grant_changes import changes, decision, grants, offered
+from gpu_device_plugin.core.cost.audit import AuditKind, AuditRecord, changes, decision, grants, offered
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.pods import Owner, Pod

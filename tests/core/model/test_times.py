@@ -1,4 +1,4 @@
-"""Times are written as Kubernetes writes them, and read with any zone."""
+"""Times are written as Kubernetes writes them and read with any zone; durations are read with a unit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from gpu_device_plugin.core.model.times import epoch_s, micro_time, rfc3339
+from gpu_device_plugin.core.model.times import epoch_s, micro_time, rfc3339, seconds
 
 
 def test_a_time_is_written_in_utc_and_whole_seconds() -> None:
@@ -34,3 +34,25 @@ def test_events_and_leases_have_microseconds() -> None:
 )
 def test_a_time_is_read_with_its_zone(text: str, expected: float | None) -> None:
     assert epoch_s(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("200ms", 0.2),
+        ("5s", 5.0),
+        ("1.5m", 90.0),
+        ("0h", 0.0),
+        ("7d", 604_800.0),
+        ("2w", 1_209_600.0),
+        ("5", None),
+        ("s", None),
+        ("-1s", None),
+        ("5 s", None),
+        ("\u0663s", None),
+        ("1e3s", None),
+        ("9" * 400 + "s", None),
+    ],
+)
+def test_durations_are_read_in_seconds(text: str, found: float | None) -> None:
+    assert seconds(text) == found

@@ -494,7 +494,7 @@ def test_what_kubectl_complains_of_is_shown(shared: World, capfd: pytest.Capture
     assert first == "error: You must be logged in to the server (Unauthorized)"
     assert second == (
         "kubectl inspect gpushare: kubectl could not read /api/v1/nodes (exit code 1); its message stands above. See "
-        "whether kubectl get nodes works with the same flags"
+        "whether kubectl get --raw /api/v1/nodes works with the same flags"
     )
 
 

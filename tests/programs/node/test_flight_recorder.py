@@ -316,7 +316,12 @@ async def test_a_gpu_without_history_and_a_report_that_fails_keep_nobody_from_te
 async def test_the_history_is_served_beside_the_use() -> None:
     async with scene() as (there, its):
         await there.run(pod("web", mem=4), promise(0, 4))
-        found = await eventually(lambda: its.read("/history/namespaces/default", NodeHistory), "the pod's history")
+
+        async def remembered() -> NodeHistory | None:
+            found = await its.read("/history/namespaces/default", NodeHistory)
+            return found if found is not None and found.containers else None
+
+        found = await eventually(remembered, "the pod's history")
         assert found is not None
         assert [(each.pod, each.granted_mib) for each in found.containers] == [("web", 4096)]
         assert [type(gpu) for gpu in found.gpus] == [GpuHistory]

@@ -11,7 +11,7 @@ from gpu_device_plugin.core.model.times import epoch_s, rfc3339
 from gpu_device_plugin.core.node.use.process_use import container_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from gpu_device_plugin.core.contract.history import Decision
     from gpu_device_plugin.core.contract.nodereport import NodeUse
@@ -187,21 +187,22 @@ def deaths(
     before: Mapping[str, Pod],
     now: Mapping[str, Pod],
     started_s: float,
-    gpus_of: Mapping[tuple[str, str], Sequence[str]],
+    gpus_of: Callable[[str, str], Collection[str]],
 ) -> Iterator[Trigger]:
     """Yield the containers on GPUs that died between two views of the pods, by UID.
 
     One that ended well, or whose pod was asked to end, did not die; one that the kernel killed did in any case. Those
     that died before this program started at `started_s`, in seconds since the epoch, were for an earlier one to record.
-    `gpus_of` are the GPUs by the kubelet's UID of the pod and name of the container.
+    `gpus_of` returns the GPUs of a container, by the kubelet's UID of its pod and its name.
     """
     for uid, pod in now.items():
         known = before[uid].ends if uid in before else {}
         for container, end in pod.ends.items():
-            uuids = gpus_of.get((pod.kubelet_uid, container))
             killed = end.reason == _OUT_OF_MEMORY
             new = end != known.get(container) and (epoch_s(end.at) or 0.0) >= int(started_s)
-            if not uuids or not new or not (killed or (end.exit_code and not pod.deleting)):
+            if not new or not (killed or (end.exit_code and not pod.deleting)):
+                continue
+            if not (uuids := gpus_of(pod.kubelet_uid, container)):
                 continue
             if killed:
                 kind = IncidentKind.OUT_OF_MEMORY

@@ -8,9 +8,9 @@ into steps, and a step without a tick has unknown values, so that all series sta
 from __future__ import annotations
 
 from array import array
-from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Generic, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from gpu_device_plugin.core.contract.history import ContainerHistory, GpuHistory, NodeHistory
 from gpu_device_plugin.core.model.times import rfc3339
@@ -19,13 +19,14 @@ from gpu_device_plugin.core.node.use.process_use import by_place
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.core.contract.history import Series
     from gpu_device_plugin.core.model.condition import GpuCondition
     from gpu_device_plugin.core.model.shares import SharedGpu
     from gpu_device_plugin.core.node.use.process_use import AttributedUse, Place
 
+_Values: TypeAlias = "Mapping[str, int | None]"
+"""By the name of the column; what is not there is not known."""
 K = TypeVar("K", bound="str | Place")
-F = TypeVar("F")
+F = TypeVar("F", GpuHistory, ContainerHistory)
 
 STEP_S = 15.0
 """Seconds from one value to the next."""
@@ -36,13 +37,15 @@ ROOM = 1120
 MOST_CONTAINER_BYTES = 4
 """Of one container in one step."""
 
-_UNKNOWN_WIDE, _UNKNOWN = 0xFFFF, 0xFF
-_WIDTHS, _MOST = {"H": 2, "B": 1}, {"H": _UNKNOWN_WIDE - 1, "B": _UNKNOWN - 1}
-"""The bytes of a code, and its largest value, by the type of its column in `array`."""
+_UNKNOWN: Mapping[str, int] = MappingProxyType({"I": 0xFFFF_FFFF, "H": 0xFFFF, "B": 0xFF})
+"""The code of a value that is not known, the largest one, by the type of its column in `array`."""
 _ROOM_OF_GPUS = 512
-_GPU_COLUMNS, _CONTAINER_COLUMNS = "HHHHHHBBBB", "HBB"
-"""The columns, wide ones first: memory, power, errors of memory and of NVLinks in two digits each, SM, temperature,
-throttle reasons and PCIe; memory, SM and CPU throttling."""
+_COUNTERS = ("ecc_errors", "nvlink_errors")
+_TYPES: Mapping[str, str] = MappingProxyType({"used_mib": "H", "power_w": "H", **dict.fromkeys(_COUNTERS, "I")})
+"""Of the columns that need more than a byte."""
+_GPU_COLUMNS = ("used_mib", "sm_percent", "power_w", "temperature_c", "throttle", "pcie_percent", *_COUNTERS)
+_CONTAINER_COLUMNS = ("used_mib", "sm_percent", "cpu_throttled_percent")
+"""The series of `GpuHistory` and `ContainerHistory`."""
 _GBYTES_PER_LANE = (0.25, 0.5, 0.985, 1.969, 3.938, 7.563)
 """What a lane of PCIe carries in one direction by the link's generation, in 10^9 bytes a second: its signalling rate
 without what the encoding takes (PCI Express base specification)."""
@@ -80,108 +83,74 @@ class GpuSample:
     pcie_percent: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _GpuFacts:
-    position: int
-    total_mib: int
-    unit_mib: int
-    """The amount of memory that one more in the code stands for."""
-    condition: GpuCondition | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    """One container on one GPU."""
-
-    namespace: str
-    pod: str
-    granted_mib: int
-    most_mib: int
-    used_mib: int
-    """As last known."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Frame:
-    """The values of one step: column after column, a code for each slot, the largest one for unknown."""
-
-    step: int
-    size: int
-    """How many slots it has."""
-    codes: bytes
-
-
 @dataclass(slots=True)
 class _Row(Generic[F]):
-    """A GPU or container, and where its values are in the frames."""
+    """A GPU or container with its values."""
 
-    slot: int
-    first: int
-    """The first step in which it had the slot."""
-    last: int
+    columns: Mapping[str, array[int]]
+    """By name a code for each of the last steps; that of step n is at n modulo their number."""
     facts: F
+    """All but the series."""
+    last: int
+    """The newest step that has values."""
+    used: int = 0
+    """The code of the memory as last known."""
 
-    def wide(self, frames: Iterable[_Frame | None], column: int, unit: int = 1) -> Series:
-        """Return the values of a column of two bytes, in multiples of `unit`; these columns come first."""
-        return tuple(
-            None if at is None or (code := at[0][at[1]] | at[0][at[1] + 1] << 8) == _UNKNOWN_WIDE else code * unit
-            for at in self._places(frames, 2 * column, 2)
-        )
+    def put(self, step: int, facts: F, values: _Values) -> None:
+        """Add a step; the steps since the last one are unknown."""
+        for name, codes in self.columns.items():
+            size, unknown, value = len(codes), _UNKNOWN[codes.typecode], values.get(name)
+            for missed in range(max(self.last + 1, step - size + 1), step):
+                codes[missed % size] = unknown
+            codes[step % size] = unknown if value is None else max(0, min(value, unknown - 1))
+        self.last, self.facts = step, facts
+        if (used := values.get("used_mib")) is not None:
+            self.used = used
 
-    def counter(self, frames: Sequence[_Frame | None], column: int) -> Series:
-        """Return the values of a counter: its low digit is in a column of two bytes, its high one in the next."""
-        digits = zip(self.wide(frames, column), self.wide(frames, column + 1), strict=True)
-        return tuple(None if low is None or high is None else low + high * _UNKNOWN_WIDE for low, high in digits)
+    def copy(self) -> _Row[F]:
+        return replace(self, columns={name: codes[:] for name, codes in self.columns.items()})
 
-    def narrow(self, frames: Iterable[_Frame | None], column: int) -> Series:
-        """Return the values of a column of one byte, which has the bytes of `column` of them before it."""
-        return tuple(
-            None if at is None or (code := at[0][at[1]]) == _UNKNOWN else code for at in self._places(frames, column, 1)
-        )
-
-    def _places(self, frames: Iterable[_Frame | None], before: int, width: int) -> Iterator[tuple[bytes, int] | None]:
-        slot, first = self.slot, self.first
-        for frame in frames:
-            there = frame is not None and frame.step >= first and slot < frame.size
-            yield (frame.codes, before * frame.size + width * slot) if there and frame is not None else None
+    def history(self, steps: range, unit_mib: int) -> F:
+        """Return it with the series of these steps; memory is kept in multiples of `unit_mib`."""
+        found: dict[str, Any] = {}
+        for name, codes in self.columns.items():
+            size, unknown, unit = len(codes), _UNKNOWN[codes.typecode], unit_mib if name == "used_mib" else 1
+            kept = (unknown if step > self.last else codes[step % size] for step in steps)
+            found[name] = tuple([None if code == unknown else code * unit for code in kept])
+        return replace(self.facts, **found)
 
 
 class _Table(Generic[K, F]):
-    """Rows of one kind, and the frames with their values."""
+    """Rows of one kind."""
 
-    def __init__(self, columns: str, steps: int, room: int) -> None:
+    def __init__(self, columns: Sequence[str], steps: int, room: int) -> None:
         self._columns = columns
         self._steps = steps
         self._room = room
         self.rows: dict[K, _Row[F]] = {}
-        self.frames: deque[_Frame] = deque(maxlen=steps)
-        self.left_out: Sequence[K] = ()
-        """Those of the newest step for which there was no room."""
 
-    def put(self, step: int, samples: Mapping[K, tuple[F, Sequence[int | None]]]) -> None:
-        """Add a step, with facts and values of each row; the first of them get room first."""
-        while self.frames and self.frames[0].step <= step - self._steps:
-            self.frames.popleft()
-        rows = {key: row for key, row in self.rows.items() if row.last > step - self._steps}
+    @property
+    def size(self) -> int:
+        """The bytes of all values."""
+        return sum(len(codes) * codes.itemsize for row in self.rows.values() for codes in row.columns.values())
+
+    def put(self, step: int, samples: Mapping[K, tuple[F, _Values]]) -> frozenset[K]:
+        """Add a step, with facts and values of each row; return those for which there is no room, the last of them."""
+        self.rows = rows = {key: row for key, row in self.rows.items() if row.last > step - self._steps}
         new = [key for key in samples if key not in rows]
         if (needed := len(rows) + len(new) - self._room) > 0:
             ended = sorted((row.last, key) for key, row in rows.items() if key not in samples)
             for _, key in ended[:needed]:
                 del rows[key]
-        taken = {row.slot for row in rows.values()}
-        free = [slot for slot in range(min(self._room, len(rows) + len(new))) if slot not in taken] if new else []
-        for key, slot in zip(new, free, strict=False):
-            rows[key] = _Row(slot, step, step, samples[key][0])
-        self.rows, self.left_out = rows, new[len(free) :]
-        size = 1 + max((row.slot for row in rows.values()), default=-1)
-        columns = [(array(kind, b"\xff" * (_WIDTHS[kind] * size)), _MOST[kind]) for kind in self._columns]
+        free = self._room - len(rows)
+        for key in new[:free]:
+            types = {name: _TYPES.get(name, "B") for name in self._columns}
+            columns = {name: array(kind, [_UNKNOWN[kind]]) * self._steps for name, kind in types.items()}
+            rows[key] = _Row(columns, samples[key][0], step)
         for key, (facts, values) in samples.items():
             if (row := rows.get(key)) is not None:
-                row.last, row.facts = step, facts
-                for (codes, most), value in zip(columns, values, strict=True):
-                    if value is not None:
-                        codes[row.slot] = max(0, min(value, most))
-        self.frames.append(_Frame(step, size, b"".join(codes.tobytes() for codes, _ in columns)))
+                row.put(step, facts, values)
+        return frozenset(new[free:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,50 +160,16 @@ class Selection:
     _at: float
     _step_s: float
     _steps: range
-    _gpus: Mapping[str, _Row[_GpuFacts]]
-    _gpu_frames: Sequence[_Frame]
-    _rows: Mapping[Place, _Row[_Facts]]
+    _gpus: Mapping[str, _Row[GpuHistory]]
+    _rows: Mapping[Place, _Row[ContainerHistory]]
     """Those with the most use first."""
-    _frames: Sequence[_Frame]
     _left_out: int
-
-    def _gpu_histories(self) -> Iterator[GpuHistory]:
-        frames = self._aligned(self._gpu_frames)
-        for uuid, row in sorted(self._gpus.items(), key=lambda each: each[1].facts.position):
-            facts = row.facts
-            used, power_w = row.wide(frames, 0, facts.unit_mib), row.wide(frames, 1)
-            sm, temperature, throttle, pcie = (row.narrow(frames, column) for column in range(12, 16))
-            yield GpuHistory(
-                facts.position,
-                uuid,
-                facts.total_mib,
-                used_mib=used,
-                sm_percent=sm,
-                power_w=power_w,
-                temperature_c=temperature,
-                throttle=throttle,
-                pcie_percent=pcie,
-                ecc_errors=row.counter(frames, 2),
-                nvlink_errors=row.counter(frames, 4),
-                condition=facts.condition,
-            )
 
     def containers(self) -> Iterator[ContainerHistory]:
         """Yield the containers one by one, since all of a full node take 20 MiB; those with the most use first."""
-        frames = self._aligned(self._frames)
-        for (_, container, uuid), row in self._rows.items():
-            facts, gpu = row.facts, self._gpus[uuid].facts
-            yield ContainerHistory(
-                facts.namespace,
-                facts.pod,
-                container,
-                gpu.position,
-                facts.granted_mib,
-                facts.most_mib,
-                row.wide(frames, 0, gpu.unit_mib),
-                row.narrow(frames, 2),
-                row.narrow(frames, 3),
-            )
+        for (_, _, uuid), row in self._rows.items():
+            gpu = self._gpus[uuid].facts
+            yield replace(row.history(self._steps, _unit_mib(gpu)), gpu=gpu.gpu)
 
     def history(self, epoch: float, containers: Collection[ContainerHistory]) -> NodeHistory:
         """Return the document with those `containers` of the selection for which there is room.
@@ -242,12 +177,9 @@ class Selection:
         Monotonic time was 0 at `epoch`, in seconds since the epoch.
         """
         left_out = self._left_out + len(self._rows) - len(containers)
-        at = rfc3339(epoch + self._at)
-        return NodeHistory(at, self._step_s, tuple(self._gpu_histories()), tuple(containers), left_out)
-
-    def _aligned(self, frames: Iterable[_Frame]) -> Sequence[_Frame | None]:
-        by_step = {frame.step: frame for frame in frames}
-        return [by_step.get(step) for step in self._steps]
+        rows = sorted(self._gpus.values(), key=lambda row: row.facts.gpu)
+        gpus = tuple(row.history(self._steps, _unit_mib(row.facts)) for row in rows)
+        return NodeHistory(rfc3339(epoch + self._at), self._step_s, gpus, tuple(containers), left_out)
 
 
 class Ring:
@@ -264,8 +196,8 @@ class Ring:
         self._at = 0.0
         self._steps = range(0)
         """Those since the first tick, as far as they are kept."""
-        self._gpus: _Table[str, _GpuFacts] = _Table(_GPU_COLUMNS, steps, _ROOM_OF_GPUS)
-        self._containers: _Table[Place, _Facts] = _Table(_CONTAINER_COLUMNS, steps, room)
+        self._gpus: _Table[str, GpuHistory] = _Table(_GPU_COLUMNS, steps, _ROOM_OF_GPUS)
+        self._containers: _Table[Place, ContainerHistory] = _Table(_CONTAINER_COLUMNS, steps, room)
         self._left_out: Sequence[AttributedUse] = ()
 
     def __repr__(self) -> str:
@@ -274,8 +206,7 @@ class Ring:
     @property
     def size(self) -> int:
         """The bytes of all values."""
-        frames = (*self._gpus.frames, *self._containers.frames)
-        return sum(len(frame.codes) for frame in frames)
+        return self._gpus.size + self._containers.size
 
     def tick(
         self,
@@ -301,20 +232,21 @@ class Ring:
         self._gpus.put(step, samples)
         there = [use for use in by_place(uses).values() if use.uuid in samples and use.uuid in self._gpus.rows]
         there.sort(key=lambda use: (-(use.used_mib or 0), use.place))
-        self._containers.put(step, {use.place: self._values(use, cpu_throttled) for use in there})
-        missing = frozenset(self._containers.left_out)
+        missing = self._containers.put(step, {use.place: self._values(use, cpu_throttled) for use in there})
         self._left_out = [use for use in there if use.place in missing]
 
     def _values(
         self, use: AttributedUse, cpu_throttled: Mapping[tuple[str, str], int]
-    ) -> tuple[_Facts, Sequence[int | None]]:
-        row = self._containers.rows.get(use.place)
-        before = _Facts("", use.pod_uid, 0, 0, 0) if row is None else row.facts
-        named = (before.namespace, before.pod) if use.pod is None else (use.pod.namespace, use.pod.name)
-        used = before.used_mib if use.used_mib is None else use.used_mib
-        facts = _Facts(*named, use.granted_mib, use.allowed_mib, used)
-        memory = _in(self._gpus.rows[use.uuid].facts.unit_mib, use.used_mib)
-        return before if facts == before else facts, (memory, use.sm_percent, cpu_throttled.get(use.place[:2]))
+    ) -> tuple[ContainerHistory, _Values]:
+        row, gpu = self._containers.rows.get(use.place), self._gpus.rows[use.uuid].facts
+        named = ("", use.pod_uid) if row is None else (row.facts.namespace, row.facts.pod)
+        if use.pod is not None:
+            named = use.pod.namespace, use.pod.name
+        return ContainerHistory(*named, use.container, gpu.gpu, use.granted_mib, use.allowed_mib), {
+            "used_mib": _in(_unit_mib(gpu), use.used_mib),
+            "sm_percent": use.sm_percent,
+            "cpu_throttled_percent": cpu_throttled.get(use.place[:2]),
+        }
 
     def gpus_of(self, pod_uid: str, container: str) -> frozenset[str]:
         """Return the UUIDs of the GPUs on which a container is remembered."""
@@ -325,9 +257,10 @@ class Ring:
     ) -> Selection | None:
         """Return all GPUs, or these GPUs with their containers, or the containers of a namespace with their GPUs.
 
-        With `last_s` only the values of so many seconds until now. None: there is no such GPU or no such container.
+        With `last_s` only the values of so many seconds until now. None: there is no such GPU, or nothing has been
+        recorded.
         """
-        rows: dict[Place, _Row[_Facts]] = {}
+        rows: dict[Place, _Row[ContainerHistory]] = {}
         gpus = self._gpus.rows
         if uuids is not None:
             gpus = {uuid: row for uuid, row in gpus.items() if uuid in uuids}
@@ -337,7 +270,7 @@ class Ring:
             of_known = {place: row for place, row in self._containers.rows.items() if place[2] in gpus}
             rows = {place: row for place, row in of_known.items() if row.facts.namespace == namespace}
             gpus = {uuid: gpus[uuid] for uuid in {place[2] for place in rows}}
-        if not gpus:
+        if not gpus and (namespace is None or not self._steps):
             return None
         left_out = [
             use
@@ -346,36 +279,33 @@ class Ring:
             if uuids is None or use.uuid in uuids
         ]
         steps = len(self._steps) if last_s is None else max(1, round(last_s / self.step_s))
-        by_use = sorted(rows, key=lambda place: (-rows[place].facts.used_mib, place))
+        by_use = sorted(rows, key=lambda place: (-rows[place].used * _unit_mib(gpus[place[2]].facts), place))
         return Selection(
             self._at,
             self.step_s,
             self._steps[-steps:],
-            {uuid: replace(row) for uuid, row in gpus.items()},
-            tuple(self._gpus.frames),
-            {place: replace(rows[place]) for place in by_use},
-            tuple(self._containers.frames),
+            {uuid: row.copy() for uuid, row in gpus.items()},
+            {place: rows[place].copy() for place in by_use},
             len(left_out),
         )
 
 
-def _gpu_values(sample: GpuSample) -> tuple[_GpuFacts, Sequence[int | None]]:
+def _gpu_values(sample: GpuSample) -> tuple[GpuHistory, _Values]:
     gpu, now = sample.shared.gpu, sample.condition
-    unit = max(1, -(-gpu.total_mib // _MOST["H"]))
-    facts = _GpuFacts(sample.shared.position, gpu.total_mib, unit, now)
-    used = _in(unit, sample.used_mib)
-    if now is None:
-        return facts, (used, *[None] * 8, sample.pcie_percent)
-    errors = *_digits(now.ecc_corrected, now.ecc_uncorrected), *_digits(now.nvlink_errors)
-    power_w, sm = (_in(1000, now.power_mw), now.sm_percent) if gpu.instance is None else (None, None)
-    return facts, (used, power_w, *errors, sm, now.temperature_c, now.throttle, sample.pcie_percent)
+    facts = GpuHistory(sample.shared.position, gpu.uuid, gpu.total_mib, condition=now)
+    values = {"used_mib": _in(_unit_mib(facts), sample.used_mib), "pcie_percent": sample.pcie_percent}
+    if now is not None:
+        values |= {"temperature_c": now.temperature_c, "throttle": now.throttle, "nvlink_errors": now.nvlink_errors}
+        if known := [errors for errors in (now.ecc_corrected, now.ecc_uncorrected) if errors is not None]:
+            values["ecc_errors"] = sum(known)
+        if gpu.instance is None:
+            values |= {"power_w": _in(1000, now.power_mw), "sm_percent": now.sm_percent}
+    return facts, values
 
 
-def _digits(*counters: int | None) -> tuple[int | None, int | None]:
-    """Return the sum of those that are known in two digits, the low one first."""
-    known = [errors for errors in counters if errors is not None]
-    high, low = divmod(sum(known), _UNKNOWN_WIDE) if known else (None, None)
-    return low, high
+def _unit_mib(gpu: GpuHistory) -> int:
+    """Return the amount of memory that one more in the code of memory on a GPU stands for."""
+    return max(1, -(-gpu.total_mib // (_UNKNOWN["H"] - 1)))
 
 
 def _in(unit: int, value: int | None) -> int | None:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cost.charges import Rate
     from gpu_device_plugin.core.cost.charges import Row as CostRow
 
-_J_PER_KWH = 3_600_000
 _HELD = {"USED": Part.USED, "IDLE": Part.IDLE, "NOT MEASURED": Part.UNMEASURED}
 _REST = {Part.FREE: "free", Part.STRANDED: "stranded", Part.UNOBSERVED: "not observed"}
 UNKNOWN = "(pods not known)"
@@ -70,14 +69,14 @@ def cost_table(costs: Costs, width: int) -> list[Line]:
     figures = ("GPU-HOURS", "USED", "IDLE", "BORROWED", *(name for name, shown in optional.items() if shown))
 
     def cells(row: CostRow, given: Sequence[Part], *, split: bool = True) -> tuple[str, ...]:
-        kwh, energy = Fraction(row.energy_mj, 1000 * _J_PER_KWH), row.holder != NOBODY or Part.FREE in given
+        energy = row.holder != NOBODY or Part.FREE in given
         texts = {
             "GPU-HOURS": _decimal(row.hours(*given), 2),
             **{name: _decimal(row.hours(part), 2) if split else "" for name, part in _HELD.items()},
             "BORROWED": _decimal(row.borrowed / 3600, 2) if split else "",
             f"COST ({costs.currency})": _decimal(Fraction(row.cost(*given), 100), 2),
-            "KWH": _decimal(kwh, 2) if energy else "",
-            "KG CO2": _decimal(kwh * (costs.co2_g_per_kwh or 0) / 1000, 2) if energy else "",
+            "KWH": _decimal(row.kwh, 2) if energy else "",
+            "KG CO2": _decimal(row.kwh * (costs.co2_g_per_kwh or 0) / 1000, 2) if energy else "",
         }
         return tuple(texts[name] for name in figures)
 
@@ -110,10 +109,9 @@ def cost_document(costs: Costs) -> Mapping[str, object]:
             found["cost"] = {part: _decimal(Fraction(row.cost(part), 100), 2) for part in Part if row.seconds.get(part)}
             found["totalCost"] = _decimal(Fraction(row.cost(*Part), 100), 2)
         if costs.energy_known:
-            kwh = Fraction(row.energy_mj, 1000 * _J_PER_KWH)
-            found["energyKwh"] = _decimal(kwh, 6)
+            found["energyKwh"] = _decimal(row.kwh, 6)
             if costs.co2_g_per_kwh is not None:
-                found["co2Kg"] = _decimal(kwh * costs.co2_g_per_kwh / 1000, 6)
+                found["co2Kg"] = _decimal(row.kwh * costs.co2_g_per_kwh / 1000, 6)
         return found
 
     return {

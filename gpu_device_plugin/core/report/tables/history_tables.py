@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         ContainerHistory,
         GpuHistory,
         Incident,
-        IncidentProcess,
         IncidentSummary,
         NodeHistory,
         Series,
@@ -136,7 +135,7 @@ class _Drawing:
             yield self._row("  throttle", drawn, named or "never", Tone.WARNING if named else Tone.PLAIN)
 
     def of_container(self, each: ContainerHistory, gpu_mib: int) -> Iterator[Line]:
-        yield Line(fitted(f"    {printable(_name(each))}", self.width))
+        yield Line(fitted(f"    {printable(container(each))}", self.width))
         yield from self._scaled("    memory", each.used_mib, each.most_mib or gpu_mib, "GiB")
         yield from self._scaled("    SM", each.sm_percent, 100, "%")
         if any(each.cpu_throttled_percent):
@@ -160,10 +159,6 @@ def _amount(value: int | None, unit: str) -> str:
     if value is None:
         return _NOTHING
     return f"{value / 1024:.1f}".removesuffix(".0") if unit == "GiB" else str(value)
-
-
-def _name(each: ContainerHistory | IncidentSummary | IncidentProcess) -> str:
-    return "/".join(filter(None, (each.namespace, each.pod, each.container)))
 
 
 # --- Incidents --------------------------------------------------------------------------------------------------------
@@ -195,7 +190,7 @@ def incident_table(found: Iterable[tuple[str, IncidentSummary]], width: int) -> 
         return lines
     lines = []
     for node, one in newest:
-        head = printable("  ".join(filter(None, (one.name, node, _name(one)))))
+        head = printable("  ".join(filter(None, (one.name, node, container(one)))))
         lines.append(Line(fitted(head, width), Tone.HEADING))
         lines += [Line(f"  {line.text}") for line in _wrapped(one.sentence, width - 2)]
     return lines
@@ -205,9 +200,9 @@ def incident_lines(incident: Incident, width: int, marks: Marks) -> list[Line]:
     """Return all that is recorded of an incident: what led to it, drawn, then processes, limits and decisions."""
     about = incident.summary
     gpu = "" if about.gpu is None else f"GPU {about.gpu}"
-    head = [about.at, incident.node, about.kind.value, gpu, _name(about)]
+    head = [about.at, incident.node, about.kind.value, gpu, container(about)]
     processes = [
-        (f"GPU {each.gpu}", f"pid {each.pid}", _name(each) or "(no pod)", mib(each.used_mib))
+        (f"GPU {each.gpu}", f"pid {each.pid}", container(each) or "(no pod)", mib(each.used_mib))
         for each in incident.processes
     ]
     use = [f"{container(each)} {uses(each)}; limit: {limit(each)}" for each in incident.use.parts]

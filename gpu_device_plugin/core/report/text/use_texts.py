@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
+    from gpu_device_plugin.core.contract.history import ContainerHistory, IncidentProcess, IncidentSummary
     from gpu_device_plugin.core.contract.nodereport import ContainerUse, NodeReport, NodeUse
     from gpu_device_plugin.core.node.use.over_use import Excess
     from gpu_device_plugin.core.node.use.returns import Asked
@@ -45,7 +46,7 @@ def age(seconds: float | None) -> str:
     return "at an unknown time" if seconds is None else f"{duration(seconds)} ago"
 
 
-def container(part: ContainerUse) -> str:
+def container(part: ContainerUse | ContainerHistory | IncidentProcess | IncidentSummary) -> str:
     """Return ``namespace/pod/container``, with the parts that are known."""
     return "/".join(filter(None, (part.namespace, part.pod, part.container)))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.contract.history import everyone
 from gpu_device_plugin.core.model.times import epoch_s
 from gpu_device_plugin.core.report.finding import Unknown, note
 from gpu_device_plugin.core.report.text.printing import ranges
@@ -13,20 +14,15 @@ from gpu_device_plugin.core.report.why.gpu_window import RECENT_S, windows
 from gpu_device_plugin.core.report.why.slow_causes import CHECKS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from gpu_device_plugin.core.contract.history import NodeHistory
+    from gpu_device_plugin.core.contract.history import MaySee, NodeHistory
     from gpu_device_plugin.core.report.finding import Finding
     from gpu_device_plugin.core.report.why.gpu_window import GpuWindow
     from gpu_device_plugin.core.report.why.slow_causes import Cause
 
 _DAY_S = 86_400.0
 """No clocks differ by more: a later time is none."""
-
-
-def everybody(_namespace: str) -> bool:
-    """Say that the reader may see the pods of any namespace."""
-    return True
 
 
 def gpus_of(history: NodeHistory, namespace: str, pod: str) -> tuple[int, ...]:
@@ -39,7 +35,7 @@ def slowness(
     namespace: str,
     pod: str,
     now: float,
-    may_see: Callable[[str], bool] = everybody,
+    may_see: MaySee = everyone,
 ) -> tuple[Finding, ...]:
     """Return what slows a running pod, or that nothing was found; at the end what could not be looked at.
 

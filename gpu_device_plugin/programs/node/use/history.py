@@ -18,7 +18,6 @@ from gpu_device_plugin.core.contract.history import HISTORY_PATH, LARGEST_HISTOR
 from gpu_device_plugin.core.node.history.ring import GpuSample, Ring, pcie_percent
 from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner
 from gpu_device_plugin.core.node.use.process_use import NOT_READ
-from gpu_device_plugin.kubelet.cgroupfs import CgroupCounters
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -59,7 +58,7 @@ class History:
         self.kills: Observable[Sequence[Holding]] = Observable(())
         """The containers on GPUs of which the kernel killed a process for lack of main memory, by the last sample."""
         self._read_at = -math.inf
-        self._counters: Mapping[CgroupOwner, CgroupCounters] = {}
+        self._counters: Mapping[CgroupOwner, Mapping[str, int]] = {}
         self._attempts = Attempts(_log, "the history of the GPUs cannot be continued; trying again at every interval")
         self._answering = asyncio.Lock()
 
@@ -118,18 +117,18 @@ class History:
         self._counters = after = await asyncio.to_thread(self._read_counters, tuple(owners)) if owners else {}
         found, killed = {}, []
         for owner, now in after.items():
-            then, holding = before.get(owner, CgroupCounters()), owners[owner]
-            if then.oom_kills is not None and now.oom_kills is not None and now.oom_kills > then.oom_kills:
+            then, holding = before.get(owner, {}), owners[owner]
+            grown = {name: value - then[name] for name, value in now.items() if name in then}
+            if grown.get("oom_kill", 0) > 0:
                 killed.append(holding)
-            if now.periods is None or then.periods is None or now.throttled is None or then.throttled is None:
-                continue
-            periods, held = now.periods - then.periods, now.throttled - then.throttled
-            found[holding.pod_uid, holding.container] = round(100 * held / periods) if periods > 0 else 0
+            if "nr_periods" in grown and "nr_throttled" in grown:
+                periods, held = grown["nr_periods"], grown["nr_throttled"]
+                found[holding.pod_uid, holding.container] = round(100 * held / periods) if periods > 0 else 0
         if killed:
             self.kills.set(killed)
         return found
 
-    def _read_counters(self, owners: Sequence[CgroupOwner]) -> Mapping[CgroupOwner, CgroupCounters]:
+    def _read_counters(self, owners: Sequence[CgroupOwner]) -> Mapping[CgroupOwner, Mapping[str, int]]:
         leaves = self._cgroups.leaves(owners) or {}
         return {owner: self._cgroups.counters(leaf) for owner, leaf in leaves.items()}
 
@@ -155,12 +154,10 @@ class History:
         if kind == "gpus" and name.isascii() and name.isdigit():
             uuids = [each.gpu.uuid for each in self._watch.shares().gpus if str(each.position) == name]
             return self.ring.select(uuids=uuids, last_s=last_s), f"this node has no history of a GPU {name}"
-        if kind == "namespaces" and name:
-            why = f"no container of namespace {name} has had a GPU of this node in the last hour"
-            return self.ring.select(namespace=name, last_s=last_s), why
-        if rest:
+        namespace = name if kind == "namespaces" and name else None
+        if rest and namespace is None:
             return None, f"{HISTORY_PATH} has all GPUs, and below it gpus/NUMBER and namespaces/NAME"
-        return self.ring.select(last_s=last_s), "this node has no history of a GPU (yet)"
+        return self.ring.select(namespace=namespace, last_s=last_s), "this node has no history of a GPU (yet)"
 
 
 def encoded(selection: Selection, epoch: float, most: int) -> bytes:

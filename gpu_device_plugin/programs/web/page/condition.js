@@ -3,7 +3,7 @@
 import { number, t } from "./words.js";
 
 // Bits of NVML's reasons for lower clocks, the gravest first.
-const REASONS = [[0x40, "hardware_heat"], [0x20, "heat"], [0x80, "brake"], [0x8, "hardware"], [0x4, "power"], [0x1 << 4, "sync"]];
+const REASONS = [[0x40, "hardware_heat"], [0x20, "heat"], [0x80, "brake"], [0x8, "hardware"], [0x4, "power"], [0x10, "sync"]];
 
 /** The reasons for lower clocks in words; "" for none. */
 export function slowedBy(bits) {

@@ -209,7 +209,10 @@ def test_decisions_of_the_time_before_are_kept() -> None:
 # --- What happens to containers ---------------------------------------------------------------------------------------
 
 STARTED = 1_000_000.0
-OF = {("u", "main"): ("GPU-1", "GPU-0"), ("u", "side"): (), ("static", "main"): ("GPU-0",)}
+
+
+def of(pod_uid: str, container: str) -> tuple[str, ...]:
+    return {("u", "main"): ("GPU-1", "GPU-0"), ("static", "main"): ("GPU-0",)}.get((pod_uid, container), ())
 
 
 def ended(code: int = 1, reason: str = "Error", at_s: float = STARTED + 5, **fields: object) -> Pod:
@@ -244,13 +247,13 @@ def ended(code: int = 1, reason: str = "Error", at_s: float = STARTED + 5, **fie
     ],
 )
 def test_a_container_on_a_gpu_that_died_is_found_once(before: Pod | None, now: Pod, found: str | None) -> None:
-    triggers = list(deaths({} if before is None else {"u": before}, {"u": now}, STARTED, OF))
+    triggers = list(deaths({} if before is None else {"u": before}, {"u": now}, STARTED, of))
     assert [trigger.sentence for trigger in triggers] == ([] if found is None else [found])
     assert all(trigger.container == "main" and trigger.pod is now for trigger in triggers)
 
 
 def test_a_death_has_the_gpus_of_its_container_in_order() -> None:
-    (trigger,) = deaths({}, {"u": ended()}, STARTED, OF)
+    (trigger,) = deaths({}, {"u": ended()}, STARTED, of)
     assert (trigger.kind, trigger.uuids) == (IncidentKind.CONTAINER_DIED, ("GPU-0", "GPU-1"))
-    (trigger,) = deaths({}, {"u": ended(137, "OOMKilled")}, STARTED, OF)
+    (trigger,) = deaths({}, {"u": ended(137, "OOMKilled")}, STARTED, of)
     assert trigger.kind is IncidentKind.OUT_OF_MEMORY

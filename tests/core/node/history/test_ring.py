@@ -170,8 +170,9 @@ def test_parts_of_the_ring_are_selected() -> None:
     assert found(of_gpus(ring, 2)) == ([2], [("b-name", 2), ("c-name", 2)])
     assert found(all_of(ring.select(namespace="other"))) == ([1, 2], [("b-name", 1), ("b-name", 2)])
     assert ring.select(uuids=["GPU-9"]) is None
-    assert ring.select(namespace="none") is None
+    assert all_of(ring.select(namespace="none")) == NodeHistory("1970-01-01T00:00:22Z", STEP_S)
     assert Ring().select() is None
+    assert Ring().select(namespace="team") is None
     assert ring.gpus_of("b", "main") == {"GPU-1", "GPU-2"}
     assert ring.gpus_of("b", "other") == frozenset()
 
@@ -199,6 +200,9 @@ def test_containers_with_the_most_use_come_first() -> None:
     found = list(selection.containers())
     assert [each.pod for each in found] == ["b-name", "d-name", "a-name", "c-name"]
     assert selection.history(0, found[:3]).left_out == 1
+    large = ticked((1, [using("a", 0, used=90), using("b", 1, used=120)])).select(namespace="team")
+    assert large is not None
+    assert [each.used_mib for each in large.containers()] == [(120,), (90,)], "in MiB, not in each GPU's units"
 
 
 def test_containers_on_gpus_that_are_not_shared_are_ignored() -> None:
@@ -212,7 +216,7 @@ def test_a_gpu_and_its_containers_stay_for_an_hour_after_it_has_gone() -> None:
         assert [gpu.gpu for gpu in all_of(ring.select()).gpus] == [0, 1, 2]
     ring.tick(STEP_S * 5, [GpuSample(SHARED[0])], [], {})
     assert [gpu.gpu for gpu in all_of(ring.select()).gpus] == [0]
-    assert ring.select(namespace="team") is None
+    assert all_of(ring.select(namespace="team")).containers == ()
 
 
 # --- Room -------------------------------------------------------------------------------------------------------------
