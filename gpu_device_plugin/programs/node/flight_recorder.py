@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, NoReturn, cast
 
 import msgspec
@@ -151,14 +152,18 @@ class FlightRecorder:
     def pods_changed(self, pods: Mapping[str, Pod]) -> None:
         """Record the containers on GPUs that have died, and tell of them on their pods."""
         before, self._pods = self._pods, pods
-        for trigger in deaths(before, pods, self._started_s, self._gpus_of):
+        of = cache(self._gpus_by_container)  # all of a node's containers may die at once
+        for trigger in deaths(before, pods, self._started_s, lambda *container: of()[container]):
             self._tell(trigger)
 
-    def _gpus_of(self, pod_uid: str, container: str) -> frozenset[str]:
-        """Return the GPUs that a container holds, or held within the hour."""
-        held = [each for each in self._watch.entries.value if (each.pod_uid, each.container) == (pod_uid, container)]
-        now = {parse_id(one)[0] for each in held for one in each.device_ids}
-        return self.history.ring.gpus_of(pod_uid, container) | now
+    def _gpus_by_container(self) -> Mapping[tuple[str, str], set[str]]:
+        """Return the GPUs that containers hold, or held within the hour, by UID of the pod and name."""
+        found = defaultdict[tuple[str, str], set[str]](set)
+        for pod_uid, container, uuid in self.history.ring.places:
+            found[pod_uid, container].add(uuid)
+        for held in self._watch.entries.value:
+            found[held.pod_uid, held.container] |= {parse_id(each)[0] for each in held.device_ids}
+        return found
 
     def killed(self, holdings: Iterable[Holding]) -> None:
         """Record that the kernel killed a process of each of these containers."""

@@ -248,9 +248,10 @@ class Ring:
             "cpu_throttled_percent": cpu_throttled.get(use.place[:2]),
         }
 
-    def gpus_of(self, pod_uid: str, container: str) -> frozenset[str]:
-        """Return the UUIDs of the GPUs on which a container is remembered."""
-        return frozenset(place[2] for place in self._containers.rows if place[:2] == (pod_uid, container))
+    @property
+    def places(self) -> Iterable[Place]:
+        """The containers that are remembered, each with every GPU that it held."""
+        return self._containers.rows.keys()
 
     def select(
         self, *, uuids: Collection[str] | None = None, namespace: str | None = None, last_s: float | None = None

@@ -173,8 +173,7 @@ def test_parts_of_the_ring_are_selected() -> None:
     assert all_of(ring.select(namespace="none")) == NodeHistory("1970-01-01T00:00:22Z", STEP_S)
     assert Ring().select() is None
     assert Ring().select(namespace="team") is None
-    assert ring.gpus_of("b", "main") == {"GPU-1", "GPU-2"}
-    assert ring.gpus_of("b", "other") == frozenset()
+    assert {uuid for *container, uuid in ring.places if container == ["b", "main"]} == {"GPU-1", "GPU-2"}
 
 
 def test_a_selection_does_not_change_with_the_ring() -> None:
