@@ -139,7 +139,12 @@ def uncordon(
 
 
 def _read(kubectl: Kubectl, name: str, gpu: str) -> tuple[Mapping[str, Cordon], _Target]:
-    node = NodeReader().read(kubectl.one(NODES.path(name=name)))
+    try:
+        node = NodeReader().read(kubectl.one(NODES.path(name=name)))
+    except ClusterUnreadableError as error:
+        raise ClusterUnreadableError(
+            f"node {name} cannot be read, and kubectl's message stands above; kubectl get nodes lists the nodes"
+        ) from error
     cordons = _cordons(node)
     gpus = gpus_of_node(node.annotations, node.labels, 0, 0)
     target = _target(gpus, gpu)

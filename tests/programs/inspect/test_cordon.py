@@ -100,7 +100,7 @@ def test_an_unknown_gpu_is_told_with_those_that_there_are(world: World, capsys: 
     assert (code, lines) == (1, ["node node-b has no GPU 7; it has GPU 0 (01a2b3c4)"])
     world.has({**node("bare"), "metadata": {"name": "bare", "uid": "u"}})
     assert "lists no GPUs by UUID" in told(world, capsys, "cordon", "bare", "0")[1][0]
-    assert "kubectl get --raw /api/v1/nodes/nowhere works" in told(world, capsys, "cordon", "nowhere", "0")[1][-1]
+    assert "node nowhere cannot be read" in told(world, capsys, "cordon", "nowhere", "0")[1][-1]
 
 
 def test_two_people_at_once_lose_nothing(world: World) -> None:
