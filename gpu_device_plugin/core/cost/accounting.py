@@ -156,9 +156,8 @@ class _Table:
 class _Card:
     """A GPU with what is shared of it: itself, or its MIG instances."""
 
-    memory: int
-    model: str = ""
-    node: str = ""
+    model: str
+    memory: int = 0
     members: list[tuple[str, str]] = field(default_factory=list)
     """Node and UUID."""
 
@@ -212,7 +211,7 @@ class _Accounting:
         cards: dict[str, _Card] = {}
         for node, gpu in sorted(self._tables[MEMORY].rows):
             model, parent = infos.get(gpu, ("", ""))
-            card = cards.setdefault(parent or gpu, _Card(0, model.partition(" MIG ")[0], node))
+            card = cards.setdefault(parent or gpu, _Card(model.partition(" MIG ")[0]))
             card.members.append((node, gpu))
         for uuid, card in cards.items():
             card.memory = self._memory_of(uuid, card)

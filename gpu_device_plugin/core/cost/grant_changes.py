@@ -27,8 +27,8 @@ def offered(node: str, shares: Shares, inventory: Inventory, now: str) -> Iterat
     cards = inventory.cards_mib
     for shared in shares.gpus:
         if shared.offered and not shared.gpu.mig:
-            card_mib = None if shared.gpu.instance is None else cards.get(shared.gpu.card)
-            yield replace(_gpu(AuditRecord(AuditKind.OFFERED, node, began=now), shared), card_mib=card_mib)
+            record = AuditRecord(AuditKind.OFFERED, node, card_mib=cards.get(shared.gpu.card), began=now)
+            yield _gpu(record, shared)
 
 
 def grants(node: str, holdings: Iterable[Holding], shares: Shares, before: Grants, now: str) -> Grants:
@@ -71,7 +71,7 @@ def changes(
     """
     new = evicted.keys() - set(told)
     records = [
-        replace(grant, kind=AuditKind.EVICTED, event=evicted[grant.pod_uid], ended="")
+        replace(grant, kind=AuditKind.EVICTED, event=evicted[grant.pod_uid])
         for grant in {**now, **before}.values()
         if grant.pod_uid in new
     ]
