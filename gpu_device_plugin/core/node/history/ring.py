@@ -137,7 +137,7 @@ class _Row(Generic[F]):
     def _places(self, frames: Iterable[_Frame | None], before: int, width: int) -> Iterator[tuple[bytes, int] | None]:
         slot, first = self.slot, self.first
         for frame in frames:
-            there = frame is not None and frame.step >= first and slot < frame.size
+            there = frame is not None and frame.step >= first
             yield (frame.codes, before * frame.size + width * slot) if there and frame is not None else None
 
 
@@ -149,7 +149,7 @@ class _Table(Generic[K, F]):
         self._steps = steps
         self._room = room
         self.rows: dict[K, _Row[F]] = {}
-        self.frames: deque[_Frame] = deque(maxlen=steps)
+        self.frames: deque[_Frame] = deque()
         self.left_out: Sequence[K] = ()
         """Those of the newest step for which there was no room."""
 

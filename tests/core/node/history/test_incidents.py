@@ -49,10 +49,10 @@ def death(name: str = "main", pod: Pod = POD) -> Trigger:
 
 
 def recorded(*happenings: tuple[float, Trigger]) -> list[str]:
-    """Return the name of the record of each, of which the n-th would be new under the name n."""
+    """Return the name of the record of each, on a machine that is up for days; the n-th would be new as n."""
     known, names = Recorded(), []
     for number, (at, trigger) in enumerate(happenings):
-        known, name = known.after(trigger, str(number), at)
+        known, name = known.after(trigger, str(number), 1e6 + at)
         names.append(name)
     return names
 
@@ -66,8 +66,7 @@ def test_a_storm_of_one_trouble_is_one_record() -> None:
 
 def test_the_same_trouble_is_recorded_again_after_a_quiet_time_and_after_an_hour() -> None:
     assert recorded((0, xid()), (9 * MIN, xid()), (18 * MIN, xid()), (28 * MIN, xid())) == ["0", "0", "0", "3"]
-    every_nine_minutes = [(9 * MIN * n, xid()) for n in range(9)]
-    assert recorded(*every_nine_minutes) == ["0"] * 7 + ["7"] * 2
+    assert recorded(*((7.5 * MIN * n, xid()) for n in range(10))) == ["0"] * 8 + ["8"] * 2
 
 
 def test_troubles_of_other_gpus_kinds_and_containers_are_others() -> None:
@@ -165,13 +164,14 @@ def test_processes_are_told_with_their_pods_and_without_anything_else_of_them() 
     pod = replace(POD, container_ids={"main": ident})
     holdings = [
         Holding("u", "main", {"GPU-0": 4096}, pod=pod),
+        Holding("u", "side", {"GPU-0": 4096}, pod=pod),
         Holding("v", "only", {"GPU-0": 1024}),
         Holding("u", "main", {"GPU-1": 4096}, pod=pod),
     ]
     readings = [
-        GpuReading("GPU-0", tuple(GpuProcess(pid, 10 * pid or None, pid) for pid in (1, 2, 3, 4, 0))),
-        GpuReading("GPU-1", (GpuProcess(1, 99, 1),)),
         GpuReading("GPU-8", (GpuProcess(1, 99, 1),)),
+        GpuReading("GPU-1", (GpuProcess(1, 99, 1),)),
+        GpuReading("GPU-0", tuple(GpuProcess(pid, 10 * pid or None, pid) for pid in (1, 2, 3, 4, 0))),
         GpuReading("GPU-0", None),
     ]
     owners = {1: CgroupOwner("u", ident), 2: CgroupOwner("v", "cd" * 32), 3: CgroupOwner("w"), 4: None}
@@ -208,7 +208,7 @@ def test_decisions_of_the_time_before_are_kept() -> None:
 
 # --- What happens to containers ---------------------------------------------------------------------------------------
 
-STARTED = 1_000_000.0
+STARTED = 1_000_000.5
 OF = {("u", "main"): ("GPU-1", "GPU-0"), ("u", "side"): (), ("static", "main"): ("GPU-0",)}
 
 
@@ -234,6 +234,13 @@ def ended(code: int = 1, reason: str = "Error", at_s: float = STARTED + 5, **fie
         ),
         (ended(), ended(at_s=STARTED + 9), "container main ended with exit code 1 (Error)"),
         (POD, ended(static_uid="static"), "container main ended with exit code 1 (Error)"),
+        # Times of the API have whole seconds.
+        (POD, ended(at_s=STARTED), "container main ended with exit code 1 (Error)"),
+        (
+            POD,
+            replace(ended(), ends={"other": ended().ends["main"], **ended().ends}),
+            "container main ended with exit code 1 (Error)",
+        ),
         (ended(), ended(), None),
         (POD, ended(0, "Completed"), None),
         (POD, ended(143, deleting=True), None),
