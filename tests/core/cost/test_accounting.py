@@ -100,7 +100,8 @@ def test_memory_that_no_share_covers_is_stranded() -> None:
 def test_a_gpu_without_facts_has_no_model_and_one_without_a_share_size_can_be_given_whole() -> None:
     memory, info, shares = gpu("a", TIMES, shares=14)
     found = account([memory, shares, gpu("b", TIMES)[0]], HOUR)
-    assert (found.parts, found.cards) == ({(Key(NOBODY, ""), Part.FREE): 2 * 3600}, 2)
+    assert found.parts == {(Key(NOBODY, ""), Part.FREE): 2 * 3600}
+    assert found.cards == 2
     undivided = Series(INFO, {"gpu": "a", "model": "T4"}, info.values)
     assert account([memory, undivided, shares], HOUR).parts == {(Key(NOBODY, "T4"), Part.FREE): 3600}
 
