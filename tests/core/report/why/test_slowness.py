@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -51,6 +51,16 @@ SLOW_CLOCK = replace(CONDITION, sm_clock_mhz=795)
 def linked(**condition: Any) -> NodeHistory:
     """Return the history of a GPU whose link carries half of what it can."""
     return history(pcie_percent=series(50), condition=replace(CONDITION, **condition))
+
+
+def newest(steps: int, of: NodeHistory) -> NodeHistory:
+    """Return what an agent that began so many steps ago has of a history."""
+
+    def cut(one: Any) -> Any:
+        values = {each.name: getattr(one, each.name) for each in fields(one)}
+        return replace(one, **{name: value[-steps:] for name, value in values.items() if isinstance(value, tuple)})
+
+    return replace(of, gpus=tuple(map(cut, of.gpus)), containers=tuple(map(cut, of.containers)))
 
 
 def verdicts(*histories: NodeHistory, **more: Any) -> list[Finding]:
@@ -103,6 +113,8 @@ def estimates(of: NodeHistory) -> dict[str, float]:
         (CAUSES["a slow link"][0], {"pcie-link-slow": 0.384}),
         (history(pcie_percent=series(50), condition=replace(CONDITION, pcie_width=8, pcie_generation=3)),
          {"pcie-link-slow": 0.35}),
+        (linked(pcie_generation=1, pcie_width=None), {"pcie-link-slow": 0.4}),
+        (linked(pcie_width=8, pcie_generation=1, sm_percent=4), {"pcie-link-slow": 0.25}),  # an idle moment
         (CAUSES["uncorrected errors"][0], {"gpu-degraded": 0.02}),
         (CAUSES["memory that others fill"][0], {"memory-full": 0.489}),
     ],
@@ -331,6 +343,8 @@ def test_of_several_gpus_the_slowest_is_told_and_the_others_named() -> None:
         (slowed(Throttle.POWER_CAP, 1088), ["slowed-by-power-cap"]),
         (history(throttle=series(int(Throttle.POWER_CAP))), []),
         (history(throttle=series(int(Throttle.POWER_CAP)), condition=NOT_READ), ["slowed-by-power-cap"]),
+        (newest(8, slowed(HOT, 1200)), ["slowed-by-heat"]),
+        (newest(7, slowed(HOT, 1200)), []),
         (history(throttle=lately(0, 4.75, HOT)), []),
         (history(throttle=lately(0, 5, HOT)), ["slowed-by-heat"]),
         (history(train(used_mib=(), sm_percent=lately(None, 2, 60)), throttle=series(HOT)), ["slowed-by-heat"]),
@@ -515,6 +529,7 @@ def test_alone_on_its_gpu_a_pod_is_what_keeps_it_busy() -> None:
         ([history(step_s=float("nan"))], ["history-empty"]),
         ([replace(history(), at="2026-11-28T11:44:00Z")], ["history-old age=16 min"]),
         ([history(train(used_mib=(), sm_percent=()), condition=None, sm_percent=())], ["not-looked-at"]),
+        ([history(train(used_mib=(), sm_percent=(), cpu_throttled_percent=()))], ["not-looked-at"]),
     ],
 )
 def test_without_usable_figures_nothing_is_concluded(histories: list[NodeHistory], told: list[str]) -> None:
