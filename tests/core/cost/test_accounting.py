@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.core.cost.accounting import (
     CARD_MEMORY,
+    GIVEN,
     INFO,
     NOBODY,
     NODE_MEMORY,
@@ -131,6 +132,13 @@ def test_containers_that_have_the_same_shares_one_after_the_other_have_them_once
     assert (found["x", "unmeasured"], found["y", "unmeasured"], found["", "free"]) == (
         Fraction(1, 4), Fraction(1, 4), Fraction(1, 2),
     )  # fmt: skip
+
+
+def test_containers_of_one_pod_have_their_shares_beside_each_other() -> None:
+    given = dict.fromkeys(TIMES, 4.0 * GIB)
+    place = {"namespace": "ml", "pod": "x", "gpu": "a"}
+    both = [Series(GIVEN, {**place, "container": name}, given) for name in ("main", "side")]
+    assert hours(account([*gpu("a", TIMES), *both], HOUR))["x", "unmeasured"] == Fraction(1, 2)
 
 
 def test_memory_that_a_gpu_gave_to_no_container_that_is_known_is_told() -> None:

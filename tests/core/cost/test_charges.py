@@ -68,6 +68,17 @@ def test_nobody_comes_last_and_models_have_rows_of_their_own_where_wanted() -> N
     ]
 
 
+def test_those_who_were_given_most_come_first_whether_they_used_it_or_not() -> None:
+    account = account_of(
+        {
+            (WEB, "T4", Part.USED): Fraction(1),
+            (JOB, "T4", Part.UNMEASURED): Fraction(3),
+            (WEB, "T4", Part.IDLE): Fraction(1),
+        }
+    )
+    assert [row.holder for row in rows(account, By.POD, {})] == [JOB, WEB]
+
+
 def test_what_was_borrowed_and_the_energy_are_added_up() -> None:
     keys = [Key(WEB, "Tesla T4"), Key(WEB, "A10"), Key(JOB, "A10")]
     found = Account(

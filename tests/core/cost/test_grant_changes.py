@@ -88,6 +88,12 @@ def test_an_eviction_is_told_once_with_the_reason_of_its_event() -> None:
     assert [each.kind for each in changes(now, {}, evicted, (), T1)] == [AuditKind.EVICTED, AuditKind.ENDED]
 
 
+def test_containers_of_one_pod_are_told_apart() -> None:
+    found = having(held(4096), replace(held(2048), container="side"))
+    assert [(each.container, each.memory_mib) for each in found.values()] == [("main", 4096), ("side", 2048)]
+    assert {each.place for each in found.values()} == found.keys()
+
+
 def test_of_two_grants_of_one_gpu_the_larger_counts_and_gpus_that_are_not_shared_do_not() -> None:
     found = having(
         held(4096), held(16384, whole=True), held(1024), Holding("a", "main", {"GPU-other": 1, uuid(1): 2048})

@@ -76,13 +76,19 @@ def test_troubles_of_other_gpus_kinds_and_containers_are_others() -> None:
 
 
 def test_a_gpu_that_takes_many_containers_with_it_does_not_fill_the_node() -> None:
-    crowd = [(n, death(pod=replace(POD, uid=str(n)))) for n in range(100)]
+    killed = replace(death(), kind=IncidentKind.OUT_OF_MEMORY)
+    crowd = [(n, replace(killed if n % 2 else death(), pod=replace(POD, uid=str(n)))) for n in range(100)]
     assert recorded(*crowd) == [*map(str, range(4)), *[""] * 96]
     assert recorded(*crowd[:5], (8 * MIN, crowd[0][1]), (11 * MIN, xid()))[-3:] == ["", "0", "6"]
     failing = [
         (n, replace(xid(n), kind=kind)) for n in range(4) for kind in (IncidentKind.XID, IncidentKind.GPU_FAILED)
     ]
     assert recorded(*crowd[:9], *((9 + n, each) for n, each in failing))[9:] == ["9", "10", "11", "12", *[""] * 4]
+
+
+def test_after_ten_minutes_there_is_room_for_others() -> None:
+    full = [(0.0, xid(n)) for n in range(8)]
+    assert recorded(*full, (599, xid(8)), (600, xid(9)))[8:] == ["", "9"]
 
 
 @drawn(st.lists(st.tuples(st.floats(0, 4000), st.integers(0, 12)), max_size=40))
@@ -113,6 +119,7 @@ def test_an_incident_of_a_gpu_is_named_by_time_kind_and_gpu() -> None:
     at = "2026-11-28T12:12:16Z"
     assert found == IncidentSummary("20261128-121216-xid-gpu1", at, IncidentKind.XID, "XID 31", 1, "GPU-1")
     assert is_name(found.name)
+    assert len(summary(replace(xid(), sentence="x" * 9999), SHARES, AT_S, ()).sentence) == 1000
 
 
 def test_an_incident_of_a_container_says_whose_and_names_are_not_used_twice() -> None:
@@ -131,7 +138,17 @@ def test_a_gpu_without_a_position_and_no_gpu_at_all_have_names_too() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["", "..", "20261128-121216-", "20261128-121216-xid/..", "20261128-121216-Xid", "20261128-121216-x\n", "x.json"],
+    [
+        "",
+        "..",
+        "20261128-121216-",
+        "20261128-121216-xid/..",
+        "20261128-121216-Xid",
+        "20261128-121216-x\n",
+        "x.json",
+        "20261128-121216-" + "x" * 65,
+        "\u0662\u0660261128-121216-xid",
+    ],
 )
 def test_other_names_are_no_names(name: str) -> None:
     assert not is_name(name)

@@ -348,6 +348,9 @@ def link(sent: int | None, received: int | None, generation: int | None = 4, wid
         (link(10, 10), link(10, 10 + 15_752_000_000), 1, 50),
         (link(0, 0), link(10**15, 0), 1, 100),
         (link(0, 0, 1, 8), link(1_000_000_000, 0, 1, 8), 1, 50),
+        (link(0, 0, 2, 8), link(2_000_000_000, 0, 2, 8), 1, 50),
+        (link(0, 0, 3, 8), link(3_940_000_000, 0, 3, 8), 1, 50),
+        (link(0, 0, 5, 16), link(31_504_000_000, 0, 5, 16), 1, 50),
         (link(0, 0, 6, 16), link(60_504_000_000, 0, 6, 16), 1, 50),
         # The link as it is now counts: it was trained down.
         (link(0, 0), link(3_938_000_000, 0, 4, 8), 1, 25),

@@ -144,6 +144,22 @@ def test_a_slowdown_is_told_with_its_duration_and_the_clock() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "reason", "advice"),
+    [
+        ("the power brake", "its machine (power brake)", "See the node's power supplies."),
+        ("hardware slowdown", "itself (hardware slowdown)", "See its power cables and its cooling."),
+        ("sync boost", "the slowest GPU of its sync boost group", "See what slows that one."),
+        ("a low power limit", "its power limit", "nvidia-smi -q -d POWER has the default."),
+    ],
+)
+def test_a_slowdown_is_told_with_its_reason_and_what_to_do(name: str, reason: str, advice: str) -> None:
+    slow, code = CAUSES[name]
+    told = said(slow, code)
+    assert told.startswith(f"GPU 0 is slowed by {reason}, for 15 min ")
+    assert told.endswith(f" MHz. {advice}" if name != "a low power limit" else f" W. {advice}")
+
+
 def test_a_power_limit_is_told_with_the_power() -> None:
     assert "; it draws 299 of 300 W. " in said(CAUSES["a low power limit"][0], "slowed-by-power-cap")
 
@@ -286,7 +302,8 @@ def test_links_are_told_as_they_are_and_as_they_could_be() -> None:
 
 def test_a_link_that_carries_little_slows_nothing() -> None:
     for now in (replace(CONDITION, pcie_width=8), replace(CONDITION, pcie_generation=3)):
-        assert codes(history(pcie_percent=series(4), condition=now)) == []
+        assert codes(history(pcie_percent=series(9), condition=now)) == []
+        assert codes(history(pcie_percent=series(10), condition=now)) == ["pcie-link-slow"]
 
 
 def test_an_idle_moment_lowers_a_link_and_is_no_cause() -> None:
@@ -372,7 +389,9 @@ def test_of_several_gpus_the_slowest_is_told_and_the_others_named() -> None:
         (history(train(sm_percent=series(30)), other(series(29)), sm_percent=series(90)), ["neighbours-busy"]),
         (history(train(sm_percent=series(20), cpu_throttled_percent=series(19))), []),
         (history(train(sm_percent=series(20), cpu_throttled_percent=series(20))), ["starved-of-cpu"]),
+        (history(train(sm_percent=series(29), cpu_throttled_percent=series(90))), ["starved-of-cpu"]),
         (history(train(sm_percent=series(30), cpu_throttled_percent=series(90))), []),
+        (history(train(sm_percent=series(5, 0, 0, 0, 0), cpu_throttled_percent=series(90))), ["starved-of-cpu"]),
         (history(train(sm_percent=series(0), cpu_throttled_percent=series(90))), []),
         (history(train(used_mib=series(40_960, 40_960, 40_960, 40_300))), []),
         (history(train(used_mib=series(*[40_960] * 29, 30_000))), []),
@@ -388,12 +407,16 @@ def test_of_several_gpus_the_slowest_is_told_and_the_others_named() -> None:
         (linked(pcie_width=None), []),
         (linked(pcie_generation=None), []),
         (linked(pcie_width=1), ["pcie-link-slow"]),
+        (newest(8, linked(pcie_width=8)), ["pcie-link-slow"]),
         (linked(pcie_width=8, pcie_generation=None), ["pcie-link-slow"]),
         (linked(pcie_generation=1, sm_percent=50), ["pcie-link-slow"]),
         (linked(pcie_generation=1, sm_percent=49), []),
         (degraded(ecc_corrected=99), []),
         (degraded(ecc_corrected=100), ["gpu-degraded"]),
         (history(train(granted_mib=30_000), other(used=series(50_000)), used_mib=series(81_000)), []),
+        (history(train(used_mib=series(38_911)), used_mib=series(TOTAL_MIB)), ["memory-full"]),
+        (history(train(used_mib=series(38_912)), used_mib=series(TOTAL_MIB)), []),
+        (history(train(used_mib=series(0), sm_percent=series(0)), used_mib=series(TOTAL_MIB)), ["memory-full"]),
     ],
 )  # fmt: skip
 def test_a_cause_begins_at_its_threshold(of: NodeHistory, found: list[str]) -> None:
@@ -415,16 +438,19 @@ def test_a_pod_of_the_same_name_that_is_gone_does_not_count() -> None:
         ("main", lately(40_000, 30, None), lately(60, 30, None)),
         ("main", series(None), series(None)),
         ("init", series(None), series(0)),
+        ("init", lately(9_000, 30, None), lately(50, 30, None)),
     ],
 )
 def test_what_was_granted_before_is_not_granted_twice(container: str, before: Series, end: Series) -> None:
     """A pod replaced one of its name, or its init container handed on its shares; both pods fill their halves."""
     own = train(used_mib=lately(None, 29, 40_500), sm_percent=lately(None, 29, 60))
+    unmeasured = replace(own, sm_percent=())
     former = train(
         container=container, granted_mib=TOTAL_MIB, used_mib=before, sm_percent=end, cpu_throttled_percent=()
     )
     of = history(own, former, other(series(10), series(40_500)), used_mib=series(81_000))
     assert [each.code for each in slowness([of], "default", "train", NOW)] == ["nothing-slows-it"]
+    assert codes(replace(of, containers=(unmeasured, *of.containers[1:]))) == []
 
 
 def test_where_nothing_is_found_it_is_told_what_was_looked_at() -> None:
