@@ -16,7 +16,6 @@ from gpu_device_plugin.core.model.pods import ContainerEnd, Pod
 from gpu_device_plugin.core.model.shares import Shares
 from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.core.node.history.incidents import (
-    BEFORE_S,
     MOST_INCIDENTS,
     Recorded,
     Trigger,
@@ -219,7 +218,7 @@ def test_the_processes_of_a_full_node_are_found_without_looking_at_every_contain
 
 
 def test_decisions_of_the_time_before_are_kept() -> None:
-    decisions = [Decision(rfc3339(AT_S - ago), str(ago)) for ago in (BEFORE_S + 2, BEFORE_S - 2, 0)]
+    decisions = [Decision(rfc3339(AT_S - ago), str(ago)) for ago in (15 * MIN + 2, 15 * MIN - 2, 0)]
     assert lately([Decision("nonsense", "x"), *decisions], AT_S) == tuple(decisions[1:])
 
 
