@@ -29,6 +29,7 @@ def test_cordons_are_read_as_they_were_written(cordons: dict[str, Cordon]) -> No
     text = write_cordons(cordons)
     assert text is not None
     assert read_cordons(text) == cordons
+    assert cordons_of({CORDONS: text}) == (cordons, "")
 
 
 def test_without_a_cordon_there_is_no_annotation() -> None:
@@ -40,7 +41,7 @@ def test_the_longest_cordons_of_the_most_gpus_can_be_read() -> None:
     longest = Cordon("\U0001f600" * 999, "9" * 999, "\U0001f600" * 999)
     text = write_cordons({f"GPU-{n:060}": longest for n in range(MOST_GPUS)})
     assert text is not None
-    found = read_cordons(text)
+    found = read_cordons(text.ljust(LONGEST_CORDONS))
     assert len(found) == MOST_GPUS
     assert {len(each.why) for each in found.values()} == {LONGEST_REASON}
 

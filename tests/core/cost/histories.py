@@ -38,9 +38,9 @@ def gpu(
     shares: int | None = None,
     allocated: float | None = None,
 ) -> list[Series]:
-    """Return the series of a GPU, or of a MIG instance of `parent`, with samples at these times."""
+    """Return the series of a GPU, or of a MIG instance of `parent`, at these times. Prometheus keeps no empty label."""
     place, times = {"node": node, "gpu": uuid}, list(times)
-    info = {"gpu": uuid, "model": model, "parent": parent, "share_bytes": str(GIB)}
+    info = {"gpu": uuid, "model": model, "share_bytes": str(GIB)} | ({"parent": parent} if parent else {})
     found = [
         Series(MEMORY, place, dict.fromkeys(times, float(gib * GIB))),
         Series(INFO, info, dict.fromkeys(times, 1.0)),
@@ -106,8 +106,8 @@ class History:
             card = self.card_of[uuid]
             place = {"node": "n1", "gpu": uuid}
             found.append(Series(MEMORY, place, dict.fromkeys(self.observed[uuid], float(memory))))
-            parent = "" if card == uuid else card
-            found.append(Series(INFO, {"gpu": uuid, "model": card[:1], "parent": parent}, {0: 1.0}))
+            parent = {} if card == uuid else {"parent": card}
+            found.append(Series(INFO, {"gpu": uuid, "model": card[:1], **parent}, {0: 1.0}))
         for name, amounts in ((GIVEN, self.given), (USED, self.used)):
             for (uuid, pod), values in amounts.items():
                 labels = {"namespace": pod[:1], "pod": pod, "container": "main", "gpu": uuid}

@@ -12,11 +12,15 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.core.cost.accounting import (
     CARD_MEMORY,
+    GIVEN,
+    INFO,
+    NOBODY,
     NODE_MEMORY,
     REPLICASET_OWNER,
     STRANDED,
     Account,
     Holder,
+    Key,
     Part,
     Period,
     Series,
@@ -94,6 +98,15 @@ def test_memory_that_no_share_covers_is_stranded() -> None:
     }  # fmt: skip
 
 
+def test_a_gpu_without_facts_has_no_model_and_one_without_a_share_size_can_be_given_whole() -> None:
+    memory, info, shares = gpu("a", TIMES, shares=14)
+    found = account([memory, shares, gpu("b", TIMES)[0]], HOUR)
+    assert found.parts == {(Key(NOBODY, ""), Part.FREE): 2 * 3600}
+    assert found.cards == 2
+    undivided = Series(INFO, {"gpu": "a", "model": "T4"}, info.values)
+    assert account([memory, undivided, shares], HOUR).parts == {(Key(NOBODY, "T4"), Part.FREE): 3600}
+
+
 def test_mig_instances_are_their_part_of_the_cards_memory() -> None:
     series = [
         *gpu("i1", TIMES, gib=10, parent="card", model="H100 MIG 1g.10gb"),
@@ -121,65 +134,86 @@ def test_containers_that_have_the_same_shares_one_after_the_other_have_them_once
     )  # fmt: skip
 
 
+def test_containers_of_one_pod_have_their_shares_beside_each_other() -> None:
+    given = dict.fromkeys(TIMES, 4.0 * GIB)
+    place = {"namespace": "ml", "pod": "x", "gpu": "a"}
+    both = [Series(GIVEN, {**place, "container": name}, given) for name in ("main", "side")]
+    assert hours(account([*gpu("a", TIMES), *both], HOUR))["x", "unmeasured"] == Fraction(1, 2)
+
+
 def test_memory_that_a_gpu_gave_to_no_container_that_is_known_is_told() -> None:
     series = [*gpu("a", TIMES, allocated=8), *container("a", "x", TIMES, 4)]
-    assert hours(account(series, HOUR))["", "unmeasured"] == Fraction(1, 4)
+    assert account(series, HOUR).parts[Key(NOBODY, "T4"), Part.UNMEASURED] == 3600 / 4
 
 
 def test_what_is_borrowed_is_no_part_of_the_whole() -> None:
-    found = account([*gpu("a", TIMES), *container("a", "web", TIMES, 4, used=8, borrowed=4)], HOUR)
-    assert hours(found) == {("web", "used"): Fraction(1, 4), ("", "free"): Fraction(3, 4)}
-    assert [(key.holder.pod, seconds) for key, seconds in found.borrowed.items()] == [("web", Fraction(900))]
+    series = [
+        each for uuid in "ab" for each in (*gpu(uuid, TIMES), *container(uuid, "web", TIMES, 4, used=8, borrowed=4))
+    ]
+    found = account(series, HOUR)
+    assert hours(found) == {("web", "used"): Fraction(2, 4), ("", "free"): Fraction(6, 4)}
+    assert [(key.holder.pod, seconds) for key, seconds in found.borrowed.items()] == [("web", Fraction(1800))]
 
 
 def test_the_owner_is_the_one_above_the_replicaset_if_it_is_known() -> None:
-    above = Series(
-        REPLICASET_OWNER,
-        {"namespace": "ml", "replicaset": "web-7d9", "owner_kind": "Deployment", "owner_name": "web"},
-        {0: 1.0},
-    )
+    names = ("namespace", "replicaset", "owner_kind", "owner_name")
+    above = [("web-7d9", "Deployment", "web"), ("old-1", "<none>", "<none>"), ("old-2", "", "")]
     series = [
         *gpu("a", TIMES),
-        *[each for pod in ("p1", "p2", "p3", "p4") for each in container("a", pod, TIMES, 4)],
+        *[each for pod in ("p1", "p2", "p3", "p4", "p5", "p6") for each in container("a", pod, TIMES, 2)],
         owner("p1", "ReplicaSet", "web-7d9"), owner("p2", "ReplicaSet", "old-1"), owner("p3", "<none>", "<none>"),
-        above,
+        owner("p5", "Job", "web-7d9"), owner("p6", "ReplicaSet", "old-2"),
+        *[Series(REPLICASET_OWNER, dict(zip(names, ("ml", *each), strict=True)), {0: 1.0}) for each in above],
     ]  # fmt: skip
     assert sorted(key.holder for key, part in account(series, HOUR).parts if part is Part.UNMEASURED) == [
         Holder("ml", "", "", "p3"),
         Holder("ml", "", "", "p4"),
         Holder("ml", "Deployment", "web", "p1"),
+        Holder("ml", "Job", "web-7d9", "p5"),
         Holder("ml", "ReplicaSet", "old-1", "p2"),
+        Holder("ml", "ReplicaSet", "old-2", "p6"),
     ]
 
 
 def test_an_agent_that_is_replaced_is_read_twice_and_counts_once() -> None:
+    """The new one has not seen all of the container yet: what both tell of it is the larger amount."""
     series = [*gpu("a", TIMES), *container("a", "web", TIMES, 4)]
-    assert hours(account([*series, *series], HOUR)) == hours(account(series, HOUR))
+    assert hours(account([*series, *series, *container("a", "web", TIMES, 2)], HOUR)) == hours(account(series, HOUR))
 
 
 def test_idle_power_goes_by_memory_and_the_rest_by_use_of_multiprocessors() -> None:
-    """At first 60 W, the idlest moment; then 360 W, of which the busy pod causes 2/3 of what is beyond."""
+    """At first 60 W; then 360 W: 2/3 of the 300 W beyond are of the busy pod, none of the one without figures."""
     period = Period(0, 200, 100)
     series = [
         *gpu("a", period.times),
         *container("a", "busy", period.times, 4, busy=0.6),
         *container("a", "calm", period.times, 8, busy=0.3),
+        *container("a", "dark", period.times, 2),
         watts("a", {0: 60.0, 100: 360.0}),
     ]
     found = {key.holder.pod: amount for key, amount in account(series, period).energy_mj.items()}
-    assert found == {"busy": 23_000_000, "calm": 16_000_000, "": 3_000_000}
+    assert found == {"busy": 23_000_000, "calm": 16_000_000, "dark": 1_500_000, "": 1_500_000}
 
 
 def test_without_use_of_multiprocessors_all_power_goes_by_memory() -> None:
     period = Period(0, 200, 100)
-    series = [*gpu("a", period.times), *container("a", "web", period.times, 4), watts("a", {0: 60.0})]
+    series = [
+        each
+        for uuid in "ab"
+        for each in (
+            *gpu(uuid, period.times),
+            *container(uuid, "web", period.times, 4),
+            watts(uuid, {0: 60.0, 100: 100.0}),
+        )
+    ]
     found = {key.holder.pod: amount for key, amount in account(series, period).energy_mj.items()}
-    assert found == {"web": 1_500_000, "": 4_500_000}
+    assert found == {"web": 8_000_000, "": 24_000_000}
 
 
 @pytest.mark.parametrize(("total", "weights", "parts"), [
     (10, {"a": 1, "b": 1, "c": 1}, {"a": 4, "b": 3, "c": 3}),
     (1, {"a": 1, "b": 2}, {"a": 0, "b": 1}),
+    (5, {"a": 5, "b": 3}, {"a": 3, "b": 2}),
     (5, {}, {}),
     (5, {"a": 0}, {}),
 ])  # fmt: skip

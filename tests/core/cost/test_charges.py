@@ -27,9 +27,10 @@ def test_the_first_rate_that_matches_counts_whatever_the_case() -> None:
 
 
 def test_a_model_without_rate_is_named_with_a_remedy() -> None:
-    with pytest.raises(NoRateError, match=r"no rate for the model 'A10'; add --rate 'A10=PRICE'"):
+    with pytest.raises(NoRateError, match=r"^there is no rate for the model 'A10'; add --rate 'A10=PRICE'$"):
         rate_of("A10", RATES)
-    with pytest.raises(NoRateError, match="whose model is not known"):
+    unknown = "^there is no rate for GPUs whose model is not known \\(no gpushare_gpu_info\\); add --rate '\\*=PRICE'$"
+    with pytest.raises(NoRateError, match=unknown):
         rate_of("", RATES)
 
 
@@ -51,16 +52,49 @@ def test_holders_are_told_apart_by_namespace_owner_or_pod() -> None:
 
 
 def test_nobody_comes_last_and_models_have_rows_of_their_own_where_wanted() -> None:
-    account = account_of({(NOBODY, "Tesla T4", Part.FREE): Fraction(9), (WEB, "A10", Part.USED): Fraction(1)})
-    assert [row.holder for row in rows(account, By.OWNER, {})] == [WEB._replace(pod=""), NOBODY]
-    assert [row.model for row in rows(account, By.OWNER, {}, models=True)] == ["A10", "Tesla T4"]
+    web = WEB._replace(pod="")
+    account = account_of(
+        {
+            (NOBODY, "Tesla T4", Part.FREE): Fraction(9),
+            (WEB, "A10", Part.USED): Fraction(1),
+            (WEB, "Tesla T4", Part.USED): Fraction(2),
+        }
+    )
+    assert [(row.holder, row.model) for row in rows(account, By.OWNER, {})] == [(web, ""), (NOBODY, "")]
+    assert [(row.holder, row.model) for row in rows(account, By.OWNER, {}, models=True)] == [
+        (web, "Tesla T4"),
+        (web, "A10"),
+        (NOBODY, "Tesla T4"),
+    ]
+
+
+def test_those_who_were_given_most_come_first_whether_they_used_it_or_not() -> None:
+    account = account_of(
+        {
+            (WEB, "T4", Part.USED): Fraction(1),
+            (JOB, "T4", Part.UNMEASURED): Fraction(3),
+            (WEB, "T4", Part.IDLE): Fraction(1),
+        }
+    )
+    assert [row.holder for row in rows(account, By.POD, {})] == [JOB, WEB]
 
 
 def test_what_was_borrowed_and_the_energy_are_added_up() -> None:
-    key = Key(WEB, "Tesla T4")
-    found = Account({(key, Part.USED): Fraction(7200)}, {key: Fraction(1800)}, {key: 9}, 1, stranded_known=True)
-    whole = total(rows(found, By.POD, {}))
-    assert (whole.hours(*Part), whole.borrowed, whole.energy_mj) == (Fraction(2), Fraction(1800), 9)
+    keys = [Key(WEB, "Tesla T4"), Key(WEB, "A10"), Key(JOB, "A10")]
+    found = Account(
+        {(key, Part.USED): Fraction(7200) for key in keys},
+        dict.fromkeys(keys, Fraction(1800)),
+        dict.fromkeys(keys, 9),
+        1,
+        stranded_known=True,
+    )
+    web, job = rows(found, By.POD, {})
+    sums = {each.holder: (each.hours(*Part), each.borrowed, each.energy_mj) for each in (web, job, total([web, job]))}
+    assert sums == {
+        WEB: (Fraction(4), Fraction(3600), 18),
+        JOB: (Fraction(2), Fraction(1800), 9),
+        NOBODY: (Fraction(6), Fraction(5400), 27),
+    }
 
 
 PARTS = st.dictionaries(

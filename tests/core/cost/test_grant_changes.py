@@ -12,11 +12,13 @@ from gpu_device_plugin.core.cost.audit import AuditKind, AuditRecord, changes, d
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.pods import Owner, Pod
+from gpu_device_plugin.core.model.shares import Shares
 from gpu_device_plugin.core.node.holdings import Holding
 from tests.mig import inventory, mig_node
-from tests.nodes import node, uuid
+from tests.nodes import uuid
 
-SHARES = node(16, 16).shares
+GPUS = inventory(16, 16)
+SHARES = Shares(1024).with_inventory(GPUS)
 POD = Pod("a", "ml", "web-0", owner=Owner("StatefulSet", "web", "o", "apps/v1"))
 T0, T1 = "2026-10-03T02:00:00Z", "2026-10-03T02:40:00Z"
 
@@ -39,11 +41,13 @@ def test_a_grant_names_pod_owner_gpu_and_shares() -> None:
         AuditKind.GRANTED, "n1", "ml", "web-0", "a", "StatefulSet", "web", "main", uuid(0),
         SHARES.gpus[0].gpu.product, 16384, shares=4, share_mib=1024, memory_mib=4096, whole=False, began=T0,
     )  # fmt: skip
+    assert AuditRecord.of(found.attributes()) == found
 
 
 def test_a_whole_gpu_has_all_its_shares() -> None:
-    (found,) = having(held(16384, whole=True)).values()
-    assert (found.shares, found.whole) == (16, True)
+    shares = Shares(1024, reserve_mib=2048).with_inventory(GPUS)
+    (found,) = grants("n1", [held(16384, whole=True)], shares, {}, T0).values()
+    assert (found.shares, found.whole, found.memory_mib) == (14, True, 16384)
 
 
 def test_a_grant_an_end_and_nothing_new_are_told_apart() -> None:
@@ -83,15 +87,22 @@ def test_an_eviction_is_told_once_with_the_reason_of_its_event() -> None:
     assert [each.kind for each in changes(now, {}, evicted, (), T1)] == [AuditKind.EVICTED, AuditKind.ENDED]
 
 
+def test_containers_of_one_pod_are_told_apart() -> None:
+    found = having(held(4096), replace(held(2048), container="side"))
+    assert [(each.container, each.memory_mib) for each in found.values()] == [("main", 4096), ("side", 2048)]
+    assert {each.place for each in found.values()} == found.keys()
+
+
 def test_of_two_grants_of_one_gpu_the_larger_counts_and_gpus_that_are_not_shared_do_not() -> None:
-    found = having(held(4096), held(16384, whole=True), held(1024), Holding("a", "main", {"GPU-other": 1}))
-    assert [each.memory_mib for each in found.values()] == [16384]
+    found = having(
+        held(4096), held(16384, whole=True), held(1024), Holding("a", "main", {"GPU-other": 1, uuid(1): 2048})
+    )
+    assert [each.memory_mib for each in found.values()] == [16384, 2048]
 
 
 def test_what_can_be_given_is_offered_a_mig_instance_with_its_card() -> None:
-    assert [(each.gpu, each.gpu_mib, each.card) for each in offered("n", SHARES, Inventory(), T0)] == [
-        (uuid(0), 16384, ""), (uuid(1), 16384, ""),
-    ]  # fmt: skip
+    gpu = AuditRecord(AuditKind.OFFERED, "n", gpu=uuid(0), model=GPUS.gpus[0].product, gpu_mib=16384, began=T0)
+    assert list(offered("n", SHARES, GPUS, T0)) == [gpu, replace(gpu, gpu=uuid(1))]
     cut = inventory((10, 20))
     shares = mig_node((10, 20), mode=MigMode.WHOLE).shares
     there = [each for each in offered("n", shares, cut, T0) if each.card]

@@ -5,10 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
-from gpu_device_plugin.core.cost.accounting import MEMORY, Holder, Part, Period, account
+from gpu_device_plugin.core.cost.accounting import (
+    CARD_MEMORY,
+    GIVEN,
+    INFO,
+    MEMORY,
+    POD_OWNER,
+    Holder,
+    Part,
+    Period,
+    Series,
+    account,
+)
 from gpu_device_plugin.core.cost.audit import AuditKind, AuditRecord
 from gpu_device_plugin.core.cost.recorded import owners, recorded
 from gpu_device_plugin.core.model.times import rfc3339
+from tests.core.cost.histories import GIB
 
 DAY = Period(0, 86400, 3600)
 GPU = AuditRecord(AuditKind.OFFERED, "n1", gpu="a", model="T4", gpu_mib=16384)
@@ -89,8 +101,25 @@ def test_a_mig_instance_is_a_part_of_its_card_and_a_pod_without_name_goes_by_its
 
 
 def test_owners_are_those_of_the_records() -> None:
-    (found,) = owners([POD, GPU, replace(POD, kind=AuditKind.ENDED)][:2])
-    assert found.labels == {"namespace": "ml", "pod": "web", "owner_kind": "Deployment", "owner_name": "web"}
+    names = {"namespace": "ml", "pod": "web", "owner_kind": "Deployment", "owner_name": "web"}
+    assert list(owners([POD, GPU])) == [Series(POD_OWNER, names, {0: 1.0})]
+
+
+def test_the_series_are_those_that_prometheus_would_have() -> None:
+    there = replace(GPU, card="c", card_mib=65536, began=at(22))
+    place = {"namespace": "ml", "pod": "web", "container": "main", "gpu": "a"}
+    assert list(recorded([there, replace(POD, began=at(22)), ended(POD, 24)], DAY)) == [
+        Series(GIVEN, place, dict.fromkeys((79200, 82800), 4.0 * GIB)),
+        Series(MEMORY, {"node": "n1", "gpu": "a"}, dict.fromkeys((79200, 82800), 16.0 * GIB)),
+        Series(INFO, {"gpu": "a", "model": "T4", "parent": "c"}, {79200: 1.0}),
+        Series(CARD_MEMORY, {"gpu": "c"}, {79200: 64.0 * GIB}),
+    ]
+
+
+def test_a_record_without_an_amount_is_of_nothing() -> None:
+    there, grant = replace(GPU, began=at(0)), replace(POD, memory_mib=None, began=at(0))
+    assert hours(there, grant, ended(grant, 24)) == {("", "free"): Fraction(24)}
+    assert hours(replace(there, gpu_mib=None), grant, ended(grant, 24)) == {}
 
 
 def test_a_record_without_a_time_says_nothing_about_the_past() -> None:

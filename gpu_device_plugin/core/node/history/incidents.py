@@ -37,7 +37,7 @@ _LONGEST_SENTENCE = 1000
 _OUT_OF_MEMORY = "OOMKilled"
 """The kubelet's reason of a container whose main process the kernel killed."""
 
-_NAME = re.compile(r"[0-9]{8}-[0-9]{6}-[a-z][a-z0-9-]{0,63}", re.ASCII)
+_NAME = re.compile(r"[0-9]{8}-[0-9]{6}-[a-z][a-z0-9-]{0,63}")
 
 
 def is_name(text: str) -> bool:

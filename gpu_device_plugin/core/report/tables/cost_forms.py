@@ -176,7 +176,7 @@ def focus_csv(costs: Costs, rates: Sequence[Rate], account_name: str) -> str:
                 "Tags": json.dumps(tags, sort_keys=True),
             }
             if writer is None:
-                writer = csv.DictWriter(out, list(line), lineterminator="\r\n")
+                writer = csv.DictWriter(out, list(line))
                 writer.writeheader()
             writer.writerow(line)
     return out.getvalue()

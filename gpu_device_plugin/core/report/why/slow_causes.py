@@ -123,7 +123,7 @@ def _clocks_low(window: GpuWindow, _: MaySee) -> Verdict:
 def _clock(now: GpuCondition) -> tuple[float, str]:
     """Return the part of the highest clock, and a clause with both; 1 and none if it is not known."""
     clock, most = now.sm_clock_mhz, now.sm_clock_max_mhz
-    if clock is None or most is None or not 0 <= clock <= most or not most:
+    if clock is None or most is None or not 0 < clock <= most:
         return 1.0, ""
     return clock / most, f"its multiprocessors run at {clock:,} of {most:,} MHz"
 

@@ -24,7 +24,7 @@ def after(faults: Faults, now: float, *codes: str, **fields: Any) -> Faults:
         ({"repair_failed": True}, "memory-not-repaired: a repair of its memory failed"),
         ({"throttle": int(HOT)}, "slowed-by-heat: its clocks are lowered by heat"),
         ({"throttle": int(Throttle.POWER_CAP)}, ""),
-        ({"ecc_uncorrected": 0, "repair_pending": False, "throttle": 0}, ""),
+        ({"ecc_uncorrected": 0, "repair_pending": False, "repair_failed": False, "throttle": 0}, ""),
         ({}, ""),
     ],
 )

@@ -16,7 +16,6 @@ from gpu_device_plugin.core.model.pods import ContainerEnd, Pod
 from gpu_device_plugin.core.model.shares import Shares
 from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.core.node.history.incidents import (
-    BEFORE_S,
     MOST_INCIDENTS,
     Recorded,
     Trigger,
@@ -49,10 +48,10 @@ def death(name: str = "main", pod: Pod = POD) -> Trigger:
 
 
 def recorded(*happenings: tuple[float, Trigger]) -> list[str]:
-    """Return the name of the record of each, of which the n-th would be new under the name n."""
+    """Return the name of the record of each, on a machine that is up for days; the n-th would be new as n."""
     known, names = Recorded(), []
     for number, (at, trigger) in enumerate(happenings):
-        known, name = known.after(trigger, str(number), at)
+        known, name = known.after(trigger, str(number), 1e6 + at)
         names.append(name)
     return names
 
@@ -66,8 +65,7 @@ def test_a_storm_of_one_trouble_is_one_record() -> None:
 
 def test_the_same_trouble_is_recorded_again_after_a_quiet_time_and_after_an_hour() -> None:
     assert recorded((0, xid()), (9 * MIN, xid()), (18 * MIN, xid()), (28 * MIN, xid())) == ["0", "0", "0", "3"]
-    every_nine_minutes = [(9 * MIN * n, xid()) for n in range(9)]
-    assert recorded(*every_nine_minutes) == ["0"] * 7 + ["7"] * 2
+    assert recorded(*((7.5 * MIN * n, xid()) for n in range(10))) == ["0"] * 8 + ["8"] * 2
 
 
 def test_troubles_of_other_gpus_kinds_and_containers_are_others() -> None:
@@ -77,13 +75,19 @@ def test_troubles_of_other_gpus_kinds_and_containers_are_others() -> None:
 
 
 def test_a_gpu_that_takes_many_containers_with_it_does_not_fill_the_node() -> None:
-    crowd = [(n, death(pod=replace(POD, uid=str(n)))) for n in range(100)]
+    killed = replace(death(), kind=IncidentKind.OUT_OF_MEMORY)
+    crowd = [(n, replace(killed if n % 2 else death(), pod=replace(POD, uid=str(n)))) for n in range(100)]
     assert recorded(*crowd) == [*map(str, range(4)), *[""] * 96]
     assert recorded(*crowd[:5], (8 * MIN, crowd[0][1]), (11 * MIN, xid()))[-3:] == ["", "0", "6"]
     failing = [
         (n, replace(xid(n), kind=kind)) for n in range(4) for kind in (IncidentKind.XID, IncidentKind.GPU_FAILED)
     ]
     assert recorded(*crowd[:9], *((9 + n, each) for n, each in failing))[9:] == ["9", "10", "11", "12", *[""] * 4]
+
+
+def test_after_ten_minutes_there_is_room_for_others() -> None:
+    full = [(0.0, xid(n)) for n in range(8)]
+    assert recorded(*full, (599, xid(8)), (600, xid(9)))[8:] == ["", "9"]
 
 
 @drawn(st.lists(st.tuples(st.floats(0, 4000), st.integers(0, 12)), max_size=40))
@@ -114,6 +118,7 @@ def test_an_incident_of_a_gpu_is_named_by_time_kind_and_gpu() -> None:
     at = "2026-11-28T12:12:16Z"
     assert found == IncidentSummary("20261128-121216-xid-gpu1", at, IncidentKind.XID, "XID 31", 1, "GPU-1")
     assert is_name(found.name)
+    assert len(summary(replace(xid(), sentence="x" * 9999), SHARES, AT_S, ()).sentence) == 1000
 
 
 def test_an_incident_of_a_container_says_whose_and_names_are_not_used_twice() -> None:
@@ -132,7 +137,17 @@ def test_a_gpu_without_a_position_and_no_gpu_at_all_have_names_too() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["", "..", "20261128-121216-", "20261128-121216-xid/..", "20261128-121216-Xid", "20261128-121216-x\n", "x.json"],
+    [
+        "",
+        "..",
+        "20261128-121216-",
+        "20261128-121216-xid/..",
+        "20261128-121216-Xid",
+        "20261128-121216-x\n",
+        "x.json",
+        "20261128-121216-" + "x" * 65,
+        "\u0662\u0660261128-121216-xid",
+    ],
 )
 def test_other_names_are_no_names(name: str) -> None:
     assert not is_name(name)
@@ -165,13 +180,14 @@ def test_processes_are_told_with_their_pods_and_without_anything_else_of_them() 
     pod = replace(POD, container_ids={"main": ident})
     holdings = [
         Holding("u", "main", {"GPU-0": 4096}, pod=pod),
+        Holding("u", "side", {"GPU-0": 4096}, pod=pod),
         Holding("v", "only", {"GPU-0": 1024}),
         Holding("u", "main", {"GPU-1": 4096}, pod=pod),
     ]
     readings = [
-        GpuReading("GPU-0", tuple(GpuProcess(pid, 10 * pid or None, pid) for pid in (1, 2, 3, 4, 0))),
-        GpuReading("GPU-1", (GpuProcess(1, 99, 1),)),
         GpuReading("GPU-8", (GpuProcess(1, 99, 1),)),
+        GpuReading("GPU-1", (GpuProcess(1, 99, 1),)),
+        GpuReading("GPU-0", tuple(GpuProcess(pid, 10 * pid or None, pid) for pid in (1, 2, 3, 4, 0))),
         GpuReading("GPU-0", None),
     ]
     owners = {1: CgroupOwner("u", ident), 2: CgroupOwner("v", "cd" * 32), 3: CgroupOwner("w"), 4: None}
@@ -202,13 +218,13 @@ def test_the_processes_of_a_full_node_are_found_without_looking_at_every_contain
 
 
 def test_decisions_of_the_time_before_are_kept() -> None:
-    decisions = [Decision(rfc3339(AT_S - ago), str(ago)) for ago in (BEFORE_S + 2, BEFORE_S - 2, 0)]
+    decisions = [Decision(rfc3339(AT_S - ago), str(ago)) for ago in (15 * MIN + 2, 15 * MIN - 2, 0)]
     assert lately([Decision("nonsense", "x"), *decisions], AT_S) == tuple(decisions[1:])
 
 
 # --- What happens to containers ---------------------------------------------------------------------------------------
 
-STARTED = 1_000_000.0
+STARTED = 1_000_000.5
 
 
 def of(pod_uid: str, container: str) -> tuple[str, ...]:
@@ -237,6 +253,13 @@ def ended(code: int = 1, reason: str = "Error", at_s: float = STARTED + 5, **fie
         ),
         (ended(), ended(at_s=STARTED + 9), "container main ended with exit code 1 (Error)"),
         (POD, ended(static_uid="static"), "container main ended with exit code 1 (Error)"),
+        # Times of the API have whole seconds.
+        (POD, ended(at_s=STARTED), "container main ended with exit code 1 (Error)"),
+        (
+            POD,
+            replace(ended(), ends={"other": ended().ends["main"], **ended().ends}),
+            "container main ended with exit code 1 (Error)",
+        ),
         (ended(), ended(), None),
         (POD, ended(0, "Completed"), None),
         (POD, ended(143, deleting=True), None),

@@ -64,7 +64,7 @@ def test_a_gpu_and_a_container_have_their_values_by_step() -> None:
         GpuCondition(
             GPUS[1].uuid,
             temperature_c=61,
-            power_mw=301_499,
+            power_mw=699_500,
             throttle=0x24,
             sm_percent=90,
             ecc_corrected=70_000,
@@ -87,7 +87,7 @@ def test_a_gpu_and_a_container_have_their_values_by_step() -> None:
                 H200_MIB,
                 (40_002, None),  # in units of 3 MiB
                 (90, None),
-                (301, None),
+                (700, None),
                 (61, None),
                 (0x24, None),
                 (12, None),
@@ -174,6 +174,9 @@ def test_parts_of_the_ring_are_selected() -> None:
     assert Ring().select() is None
     assert Ring().select(namespace="team") is None
     assert {uuid for *container, uuid in ring.places if container == ["b", "main"]} == {"GPU-1", "GPU-2"}
+    swapped = [GpuSample(replace(SHARED[at], position=2 - at)) for at in range(3)]
+    ring.tick(STEP_S * 2, swapped, [], {})
+    assert [(gpu.gpu, gpu.uuid) for gpu in all_of(ring.select()).gpus] == [(0, "GPU-2"), (1, "GPU-1"), (2, "GPU-0")]
 
 
 def test_a_selection_does_not_change_with_the_ring() -> None:
@@ -252,6 +255,11 @@ def test_a_full_node_takes_1_mib_of_values() -> None:
     most = STEPS * (ROOM * MOST_CONTAINER_BYTES + 8 * 16)
     assert ring.size <= most < 1.06 * (1 << 20)
     assert repr(ring).startswith(f"<Ring: 8 GPUs, {ROOM} containers, ")
+    small = Ring(steps=4, room=2)
+    assert ticked(*((step, []) for step in range(9)), ring=small).size == 4 * 3 * 16
+    assert ticked(*((step, [using("a"), using("b"), using("c")]) for step in range(9, 19)), ring=small).size == 4 * (
+        3 * 16 + 2 * MOST_CONTAINER_BYTES
+    )
 
 
 # --- Against lists ----------------------------------------------------------------------------------------------------
@@ -341,10 +349,13 @@ def link(sent: int | None, received: int | None, generation: int | None = 4, wid
     [
         (link(0, 0), link(0, 0), 15, 0),
         # 16 lanes of generation 4 carry 31.504 GB/s.
-        (link(10, 10), link(10 + 15 * 15_752_000_000, 10), 15, 50),
+        (link(10**12, 10**12), link(10**12 + 15 * 25_203_200_000, 10**12), 15, 80),
         (link(10, 10), link(10, 10 + 15_752_000_000), 1, 50),
         (link(0, 0), link(10**15, 0), 1, 100),
         (link(0, 0, 1, 8), link(1_000_000_000, 0, 1, 8), 1, 50),
+        (link(0, 0, 2, 8), link(2_000_000_000, 0, 2, 8), 1, 50),
+        (link(0, 0, 3, 8), link(3_940_000_000, 0, 3, 8), 1, 50),
+        (link(0, 0, 5, 16), link(31_504_000_000, 0, 5, 16), 1, 50),
         (link(0, 0, 6, 16), link(60_504_000_000, 0, 6, 16), 1, 50),
         # The link as it is now counts: it was trained down.
         (link(0, 0), link(3_938_000_000, 0, 4, 8), 1, 25),
@@ -372,5 +383,7 @@ def test_a_container_that_is_still_there_once_its_gpu_is_forgotten_does_not_brea
         gpus = [GpuSample(each) for each in (SHARED[1:] if step else SHARED)]
         ring.tick(STEP_S * step + 7, gpus, [using("gone", 0), using("there", 1)], {})
         selection = ring.select(namespace="team")
-        assert {each.pod for each in all_of(selection).containers} >= {"there-name"}
+        shown = {each.pod: each.used_mib for each in all_of(selection).containers}
+        assert "there-name" in shown
+        assert set(shown.get("gone-name", ())[1:]) <= {None}, "it has no values on a GPU that is not there"
     assert [each.pod for each in all_of(ring.select(namespace="team")).containers] == ["there-name"]

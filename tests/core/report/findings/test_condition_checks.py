@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -19,6 +19,11 @@ from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms
 from tests.core.report.findings.test_node_checks import WELL
 from tests.findings import told
 from tests.names import COUNT, MEM
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gpu_device_plugin.core.report.finding import Finding
 
 GPU = GpuCondition(
     "GPU-a",
@@ -37,6 +42,15 @@ GPU = GpuCondition(
     repair_failed=False,
     persistence=True,
 )
+COOL = "see to its cooling: fans, dust, the air or water that reaches it"
+RESET = "drain the node and reset the GPU (docs/operations.md, A GPU is out of service)"
+
+
+def words(findings: Iterable[Finding]) -> list[str]:
+    """Return each finding and its advice."""
+    return [f"{finding}: {finding.advice}" for finding in findings]
+
+
 SHOWN = "temperature lanes most now errors limit gpus"
 
 
@@ -60,6 +74,7 @@ def test_gpus_that_are_well_are_counted() -> None:
         ({"temperature_c": 87}, "warning too-hot temperature=87 limit=87"),
         ({"pcie_width": 8}, "warning pcie-narrow lanes=8 most=16"),
         ({"pcie_generation": 1}, "warning pcie-slow most=4 now=1"),
+        ({"pcie_generation": 1, "sm_percent": 20}, "warning pcie-slow most=4 now=1"),
         ({"ecc_uncorrected": 1}, "warning ecc-uncorrected errors=1"),
         ({"repair_pending": True}, "warning memory-repair-pending"),
         ({"repair_pending": True, "repair_failed": True}, "warning memory-not-repaired"),
@@ -80,7 +95,7 @@ def test_what_is_wrong_with_a_gpu_is_told(changes: dict[str, Any], expected: str
         {"pcie_width": 8, "pcie_width_max": 8},  # all that the slot has
         {"pcie_width": 8, "pcie_width_max": None},
         {"pcie_width": None},
-        {"pcie_generation": 1, "sm_percent": 3},  # it saves power
+        {"pcie_generation": 1, "sm_percent": 19},  # it saves power
         {"pcie_generation": 1, "sm_percent": None},
         {"ecc_corrected": 40},
     ],
@@ -107,13 +122,43 @@ def test_a_gpu_that_was_not_listed_is_named_by_its_uuid() -> None:
 def test_the_sentences_of_a_node() -> None:
     ill = replace(GPU, throttle=Throttle.HEAT, pcie_width=8, nvlink_errors=1, persistence=False)
     cold = replace(GPU, uuid="GPU-b", temperature_c=None, throttle=Throttle.HARDWARE)
-    assert [str(finding) for finding in condition_here(replace(WELL, conditions=(ill, cold)))] == [
-        "GPU 0 (GPU-a) is slowed by heat (64 °C)",
-        "GPU 0 (GPU-a) has 8 of the 16 PCIe lanes that it and its slot can have",
-        "GPU 0 (GPU-a) has counted 1 NVLink error since the driver was loaded",
-        "GPU 1 (GPU-b) is slowed by its own protection",
-        "persistence mode is off on 1 GPU: while neither agent nor pod uses them, the driver unloads",
+    worn = replace(GPU, uuid="GPU-c", temperature_c=90, pcie_generation=1, ecc_uncorrected=2, repair_failed=True)
+    waiting = replace(GPU, uuid="GPU-d", throttle=Throttle.POWER_BRAKE, repair_pending=True)
+    assert words(condition_here(replace(WELL, conditions=(ill, cold, worn, waiting)))) == [
+        f"GPU 0 (GPU-a) is slowed by heat (64 °C): {COOL}",
+        (
+            "GPU 0 (GPU-a) has 8 of the 16 PCIe lanes that it and its slot can have: seat it and its riser anew, and "
+            "see the firmware's settings of the slot; copies to it are slower"
+        ),
+        (
+            "GPU 0 (GPU-a) has counted 1 NVLink error since the driver was loaded: a few are harmless; if they grow "
+            "(gpushare_gpu_nvlink_errors_total), see nvidia-smi nvlink -e"
+        ),
+        (
+            "GPU 1 (GPU-b) is slowed by its own protection: see nvidia-smi -q -d PERFORMANCE,POWER on the node, and "
+            "whether its power cables fit"
+        ),
+        f"GPU-c is at 90 °C, and its hardware slows it from 87 °C on: {COOL}",
+        (
+            "GPU-c is busy, and its PCIe link is of generation 1, where 4 is possible: see the firmware's settings of "
+            "the slot, and lspci -vv for errors of the link"
+        ),
+        (
+            f"GPU-c has had 2 uncorrected memory errors since the driver was loaded: {RESET}; if there are more "
+            "afterwards, have it replaced"
+        ),
+        "GPU-c has no spare rows for damaged memory: have it replaced",
+        (
+            "GPU-d is slowed by the machine's power supply (64 °C): see whether the machine's power supplies work and "
+            "suffice (its management controller knows)"
+        ),
+        f"GPU-d needs a reset to replace damaged memory: {RESET}",
+        (
+            "persistence mode is off on 1 GPU: while neither agent nor pod uses them, the driver unloads: run "
+            "nvidia-persistenced on the node (or nvidia-smi -pm 1)"
+        ),
     ]
+    assert words(condition_here(replace(WELL, conditions=(GPU,)))) == ["1 GPU, none of them slowed or damaged: "]
 
 
 # --- A cluster --------------------------------------------------------------------------------------------------------
@@ -158,7 +203,16 @@ def test_a_gpu_that_was_slowed_for_most_of_ten_minutes_is_told(
 
 @pytest.mark.parametrize(
     ("errors", "grown"),
-    [((3, 3, 5), 2), ((None, 1, None, 4, None), 3), ((3, 3), 0), ((9, 0), 0), ((7,), 0), ((None,), 0), ((), 0)],
+    [
+        ((3, 3, 5), 2),
+        ((3, 4), 1),
+        ((None, 1, None, 4, None), 3),
+        ((3, 3), 0),
+        ((9, 0), 0),
+        ((7,), 0),
+        ((None,), 0),
+        ((), 0),
+    ],
 )
 def test_memory_errors_that_grew_within_the_hour_are_told(errors: tuple[int | None, ...], grown: int) -> None:
     expected = f"warning ecc-growing gpu=GPU 0 of node-a errors={grown}" if grown else "ok condition nodes=1"
@@ -184,6 +238,36 @@ def test_errors_of_nvlinks_are_told_by_their_growth_within_the_hour(errors: tupl
 def test_faults_of_the_newest_reading_are_told_and_what_is_momentary_is_not() -> None:
     condition = replace(GPU, pcie_width=8, throttle=Throttle.HEAT, temperature_c=99, persistence=False)
     assert seen({"node-a": history(gpu(condition=condition))}) == ["warning pcie-narrow gpu=GPU 0 of node-a"]
+
+
+def test_all_that_a_gpu_shows_is_told_and_up_to_five_findings_are_told_in_full() -> None:
+    ill = gpu(throttle=HOT, ecc_errors=(1, 2), condition=replace(GPU, repair_pending=True))
+    linked = history(gpu(condition=replace(GPU, nvlink_errors=1, pcie_width=8)))
+    assert seen({"node-a": history(ill), "node-b": linked}) == [
+        "warning slowed-by-heat gpu=GPU 0 of node-a",
+        "warning ecc-growing gpu=GPU 0 of node-a errors=1",
+        "warning memory-repair-pending gpu=GPU 0 of node-a",
+        "warning pcie-narrow gpu=GPU 0 of node-b",
+        "note nvlink-errors gpu=GPU 0 of node-b errors=1",
+    ]
+    assert seen({"node-a": history(ill), "node-b": history(ill)})[-1] == "note more-conditions findings=1"
+
+
+def test_the_sentences_of_a_cluster() -> None:
+    def said(histories: dict[str, NodeHistory | str]) -> list[str]:
+        return words(condition_seen(ClusterSymptoms(memory_resource=MEM, count_resource=COUNT, histories=histories)))
+
+    ill = history(gpu(throttle=HOT, ecc_errors=(1, 2), condition=replace(GPU, repair_pending=True)))
+    assert said({"a": ill, "b": ill, "c": "NotFound"}) == [
+        f"GPU 0 of a was slowed by heat for most of the last 10 minutes: {COOL}",
+        "GPU 0 of a had 1 memory error within the last hour: if this goes on, have the GPU replaced",
+        f"GPU 0 of a needs a reset to replace damaged memory: {RESET}",
+        f"GPU 0 of b was slowed by heat for most of the last 10 minutes: {COOL}",
+        "GPU 0 of b had 1 memory error within the last hour: if this goes on, have the GPU replaced",
+        "1 more finding about the condition of GPUs: begin with the first",
+        "the history of the GPUs of 1 node cannot be read: NotFound: ",
+    ]
+    assert said({"a": history(gpu())}) == ["the GPUs of 1 node, none of them slowed or damaged: "]
 
 
 def test_of_many_findings_the_worst_are_told_and_the_others_counted() -> None:

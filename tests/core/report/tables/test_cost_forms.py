@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from fractions import Fraction
 
 from gpu_device_plugin.core.cost.accounting import NOBODY, Account, Holder, Key, Part, Period
 from gpu_device_plugin.core.cost.charges import By, Rate, cents, rows
 from gpu_device_plugin.core.report.tables.cost_forms import UNKNOWN, Costs, cost_document, cost_table, focus_csv
+from gpu_device_plugin.core.report.text.columns import Tone
 
 PERIOD = Period(0, 36000, 600)
 WEB = Key(Holder("ml", "Deployment", "web", "web-1"), "T4")
@@ -53,6 +53,31 @@ def test_every_holder_has_a_line_and_the_rest_one_for_each_part() -> None:
     ]
 
 
+def test_figures_stand_below_each_other_and_what_nobody_had_is_faint() -> None:
+    solo = Key(Holder("ml", pod="solo"), "T4")
+    parts = {(solo, Part.USED): Fraction(3_600_000), (NONE, Part.FREE): Fraction(3_600_000)}
+    found = Account(parts, {solo: Fraction(3_600_000)}, {solo: 3_600_000_000_000}, 1, stranded_known=True)
+    lines = {
+        by: cost_table(Costs(rows(found, by, {}), PERIOD, by, 1, co2_g_per_kwh=Fraction(500)), 200)
+        for by in (By.NAMESPACE, By.POD)
+    }
+    assert [(line.text, line.tone) for line in lines[By.NAMESPACE]] == [
+        ("NAMESPACE     GPU-HOURS     USED  IDLE  BORROWED      KWH  KG CO2", Tone.HEADING),
+        ("ml              1000.00  1000.00  0.00   1000.00  1000.00  500.00", Tone.PLAIN),
+        ("free            1000.00                              0.00    0.00", Tone.FAINT),
+        ("stranded           0.00", Tone.FAINT),
+        ("not observed       0.00", Tone.FAINT),
+        ("total           2000.00  1000.00  0.00   1000.00  1000.00  500.00", Tone.HEADING),
+    ]
+    assert lines[By.POD][1].text == "ml                   solo    1000.00  1000.00  0.00   1000.00  1000.00  500.00"
+
+
+def test_long_names_are_cut_to_the_width_of_the_terminal() -> None:
+    long = Key(Holder("a-namespace-with-a-long-name", "Deployment", "an-owner-with-a-long-name", "x"), "T4")
+    lines = cost_table(costs(By.OWNER, parts={(long, Part.USED): Fraction(3600)}, energy=False), 66)
+    assert max(len(line.text) for line in lines) == 66
+
+
 def test_without_prices_and_power_there_are_hours_only() -> None:
     assert cells(costs(By.POD, energy=False))[:2] == [
         ["NAMESPACE", "OWNER", "POD", "GPU-HOURS", "USED", "IDLE", "BORROWED"],
@@ -74,22 +99,45 @@ def test_the_energy_of_what_nobody_had_is_told_once() -> None:
 
 
 def test_the_document_has_what_the_table_has() -> None:
-    found = cost_document(costs(By.OWNER, currency="EUR", co2_g_per_kwh=Fraction(500)))
-    assert found["rows"] == [
-        {
-            "namespace": "ml",
-            "ownerKind": "Deployment",
-            "owner": "web",
-            "pod": "",
-            "usedGpuHours": "1.000000",
-            "idleGpuHours": "2.000000",
-            "borrowedGpuHours": "0.500000",
-            "cost": {"used": "1.00", "idle": "2.00"},
-            "totalCost": "3.00",
-            "energyKwh": "2.000000",
-            "co2Kg": "1.000000",
-        }
-    ]
+    web = {
+        "usedGpuHours": "1.000000",
+        "idleGpuHours": "2.000000",
+        "borrowedGpuHours": "0.500000",
+        "cost": {"used": "1.00", "idle": "2.00"},
+        "totalCost": "3.00",
+        "energyKwh": "2.000000",
+        "co2Kg": "1.000000",
+    }
+    nobody = {
+        "freeGpuHours": "3.000000",
+        "strandedGpuHours": "1.000000",
+        "unobservedGpuHours": "3.000000",
+        "borrowedGpuHours": "0.000000",
+        "cost": {"free": "3.00", "stranded": "1.00", "unobserved": "3.00"},
+        "totalCost": "7.00",
+        "energyKwh": "1.000000",
+        "co2Kg": "0.500000",
+    }
+    sums = {
+        "borrowedGpuHours": "0.500000",
+        "cost": {"used": "1.00", "idle": "2.00", "free": "3.00", "stranded": "1.00", "unobserved": "3.00"},
+        "totalCost": "10.00",
+        "energyKwh": "3.000000",
+        "co2Kg": "1.500000",
+    }
+    assert cost_document(costs(By.OWNER, currency="EUR", co2_g_per_kwh=Fraction(500), notes=("one",))) == {
+        "version": 1,
+        "from": "1970-01-01T00:00:00Z",
+        "to": "1970-01-01T10:00:00Z",
+        "stepSeconds": 600,
+        "by": "owner",
+        "gpus": 1,
+        "currency": "EUR",
+        "rows": [{"namespace": "ml", "ownerKind": "Deployment", "owner": "web", "pod": "", **web}],
+        "nobody": nobody,
+        "total": {**web, **nobody, **sums},
+        "notes": ["one"],
+    }
     plain = cost_document(costs(By.OWNER))
     assert plain["currency"] is None
     assert plain["total"] == {
@@ -112,7 +160,41 @@ def test_each_charge_of_focus_names_its_sub_account_and_use() -> None:
     assert {(row["BillingAccountId"], row["BillingCurrency"], row["ChargePeriodEnd"]) for row in found} == {
         ("lab", "EUR", "1970-01-01T10:00:00Z")
     }
-    assert json.loads(found[0]["Tags"]) == {
-        "gpushare/use": "used", "gpushare/model": "T4", "gpushare/namespace": "ml", "gpushare/owner_kind": "Deployment",
-        "gpushare/owner": "web",
-    }  # fmt: skip
+    assert [(row["ResourceName"], row["ChargeDescription"]) for row in found[1:3]] == [
+        ("web", "T4: GPU time idle, of ml/Deployment/web"),
+        ("free", "T4: GPU time free"),
+    ]
+    assert found[0] == {
+        **dict.fromkeys(("BilledCost", "ContractedCost", "EffectiveCost", "ListCost"), "1.00"),
+        **dict.fromkeys(("ContractedUnitPrice", "ListUnitPrice"), "1.000000000"),
+        **dict.fromkeys(("ConsumedQuantity", "PricingQuantity"), "1.000000000"),
+        **dict.fromkeys(("ConsumedUnit", "PricingUnit"), "GPU Hours"),
+        **dict.fromkeys(("BillingAccountId", "BillingAccountName", "InvoiceIssuerName"), "lab"),
+        **dict.fromkeys(("ProviderName", "PublisherName"), "lab"),
+        **dict.fromkeys(("SubAccountId", "SubAccountName"), "ml"),
+        **dict.fromkeys(("BillingPeriodStart", "ChargePeriodStart"), "1970-01-01T00:00:00Z"),
+        **dict.fromkeys(("BillingPeriodEnd", "ChargePeriodEnd"), "1970-01-01T10:00:00Z"),
+        "BillingCurrency": "EUR",
+        "ChargeCategory": "Usage",
+        "ChargeClass": "",
+        "ChargeDescription": "T4: GPU time used, of ml/Deployment/web",
+        "ChargeFrequency": "Usage-Based",
+        "PricingCategory": "Standard",
+        "ResourceId": "ml/Deployment/web",
+        "ResourceName": "web",
+        "ResourceType": "GPU",
+        "ServiceCategory": "Compute",
+        "ServiceName": "Shared GPUs",
+        "SkuId": "T4",
+        "SkuPriceId": "T4 per GPU Hour",
+        "Tags": '{"gpushare/model": "T4", "gpushare/namespace": "ml", "gpushare/owner": "web", '
+        '"gpushare/owner_kind": "Deployment", "gpushare/use": "used"}',
+    }
+
+
+def test_a_charge_is_named_by_the_least_that_is_known() -> None:
+    by_pod, by_namespace = (
+        csv.DictReader(io.StringIO(focus_csv(costs(by, models=True), RATES, "lab"))) for by in (By.POD, By.NAMESPACE)
+    )
+    assert next(by_pod)["ResourceName"] == "web-1"
+    assert next(by_namespace)["ResourceName"] == "ml"

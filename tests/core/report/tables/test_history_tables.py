@@ -51,7 +51,14 @@ def test_the_last_hour_is_drawn_in_the_width_of_the_terminal() -> None:
     drawn = history_lines("t4-1", hour(train, gpus=(slowed, NONE_READ), left_out=3), 79, BLOCKS)
     assert "\n".join(line.text for line in drawn) == HOUR
     tones = {line.text.strip().partition(" ")[0]: line.tone for line in drawn}
-    assert (tones["throttle"], tones["t4-1,"], tones["memory"]) == (Tone.WARNING, Tone.HEADING, Tone.PLAIN)
+    assert tones == {
+        "t4-1,": Tone.HEADING, "-60": Tone.FAINT, "GPU": Tone.HEADING, "memory": Tone.PLAIN, "SM": Tone.PLAIN,
+        "temp": Tone.PLAIN, "throttle": Tone.WARNING, "ml/train-0/main": Tone.PLAIN, "CPU": Tone.PLAIN, "3": Tone.PLAIN,
+    }  # fmt: skip
+    calm = history_lines("t4-1", hour(gpus=(gpu(throttle=(0,) * 240, total_mib=143_771),), left_out=1), 79, BLOCKS)
+    assert calm[3].text.endswith("  13.5 of 140.4 GiB")
+    assert [(line.text[:12], line.tone) for line in calm[-2:-1]] == [("  throttle  ", Tone.PLAIN)]
+    assert calm[-1].text == "  1 more container is not recorded."
 
 
 def test_a_terminal_that_is_not_utf_8_gets_the_same_in_ascii() -> None:
@@ -82,7 +89,7 @@ def test_a_gap_at_the_end_is_an_unknown_value_and_a_shorter_history_ends_at_the_
 
 def test_an_agent_that_has_just_begun_says_so() -> None:
     lines = history_lines("a", NodeHistory("2026-11-23T09:29:45Z", 15.0), 60, BLOCKS)
-    assert [line.text for line in lines[1:]] == ["  nothing has been recorded yet"]
+    assert [(line.text, line.tone) for line in lines[1:]] == [("  nothing has been recorded yet", Tone.FAINT)]
 
 
 def test_a_gpu_without_a_slowdown_temperature_is_drawn_up_to_100_degrees() -> None:
@@ -149,7 +156,10 @@ Decisions
 
 
 def test_an_incident_is_shown_with_what_led_to_it() -> None:
-    assert "\n".join(line.text for line in incident_lines(incident(), 78, BLOCKS)) == WHOLE
+    lines = incident_lines(incident(), 78, BLOCKS)
+    assert "\n".join(line.text for line in lines) == WHOLE
+    heads = [line.text.strip() for line in lines if line.tone is Tone.HEADING]
+    assert heads == [WHOLE.partition("\n")[0], "GPU 0  0f1c2f4e", "Processes", "Limits and use", "Decisions"]
 
 
 def test_what_is_not_known_of_an_incident_is_said() -> None:
@@ -183,8 +193,10 @@ def test_incidents_are_listed_with_the_newest_first(width: int) -> None:
         container="main",
         sentence="a process of container main was killed for lack of main memory",
     )
-    lines = [line.text for line in incident_table([("t4-1", summary()), ("a100-1", oom), ("b", summary())], width)]
-    assert [line.split()[1] for line in lines] == ["NODE", "a100-1", "b", "t4-1"]
+    found = [("t4-1", summary()), ("a100-1", oom), ("b", summary("20261123-092500-xid-gpu1")), ("b", summary())]
+    lines = [line.text for line in incident_table(found, width)]
+    assert [line.split()[1] for line in lines] == ["NODE", "a100-1", "b", "b", "t4-1"]
+    assert [line.rpartition("-")[2] for line in lines[2:]] == ["gpu0", "gpu1", "gpu0"]
     assert lines[1].endswith("  20261123-092600-out-of-memory")
     assert max(map(len, lines)) <= width
     if width == 200:
@@ -192,11 +204,19 @@ def test_incidents_are_listed_with_the_newest_first(width: int) -> None:
             "2026-11-23T09:26:00Z  a100-1  out-of-memory  -    ml/train-0  "
             "a process of container main was killed for lack of main memory  20261123-092600-out-of-memory"
         )
+        assert lines[2] == (
+            "2026-11-23T09:25:00Z  b       xid            0    -           "
+            "GPU 0 reported XID 48: a double-bit memory error                20261123-092500-xid-gpu0"
+        )
 
 
 def test_incidents_that_a_terminal_is_too_narrow_for_are_listed_below_each_other() -> None:
-    lines = [line.text for line in incident_table([("t4-1", summary(namespace="ml", pod="train-0"))], 60)]
-    assert lines == [
-        "20261123-092500-xid-gpu0  t4-1  ml/train-0",
-        "  GPU 0 reported XID 48: a double-bit memory error",
+    lines = incident_table([("t4-1", summary(namespace="ml", pod="train-0"))], 50)
+    assert [(line.text, line.tone) for line in lines] == [
+        ("20261123-092500-xid-gpu0  t4-1  ml/train-0", Tone.HEADING),
+        ("  GPU 0 reported XID 48: a double-bit memory error", Tone.PLAIN),
+    ]
+    assert [line.text for line in incident_table([("t4-1", summary())], 49)][1:] == [
+        "  GPU 0 reported XID 48: a double-bit memory",
+        "    error",
     ]
