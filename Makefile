@@ -6,9 +6,9 @@ ARGS   ?=
 GPUS   ?=
 CORES  := $(shell nproc 2> /dev/null || echo 1)
 # One process more than there are cores leaves none idle. Outside the core, tests wait for programs more than they
-# compute: a small machine takes three times as many.
+# compute: on a small machine twice as many take a quarter less time.
 WORKERS := $(shell expr $(CORES) + 1)
-WAITING := $(shell expr $(CORES) + 1 + $$([ $(CORES) -lt 8 ] && expr $(CORES) '*' 2 || echo 0))
+WAITING := $(shell expr $(CORES) + 1 + $$([ $(CORES) -lt 8 ] && echo $(CORES) || echo 0))
 SEED   := $(or $(SEED),$(shell date +%s))
 # Where it is set, every program that a test starts compiles the package anew, and every process of pytest all tests.
 export PYTHONDONTWRITEBYTECODE :=
