@@ -36,12 +36,12 @@ demo: $(VENV)/.installed  ## GPUs shared between pods, live in the terminal (ARG
 
 test: check  ## run everything that CI runs
 
-# Outside the core, tests wait more than they compute: the core's use that time, and leave the cores to those.
+# Outside the core, tests wait more than they compute: the others use that time.
 check: $(VENV)/.ready  ## format, lint, types, import contracts, generated code, tests, coverage of the core
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=line others lint types imports protos-check core
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=line others core lint types imports protos-check
 
 core: $(VENV)/.ready
-	nice -n 5 $(BIN)/pytest -n $(WORKERS) tests/core --cov=gpu_device_plugin.core --cov-fail-under=100 $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) tests/core --cov=gpu_device_plugin.core --cov-fail-under=100 $(ARGS)
 
 others: $(VENV)/.ready
 	$(BIN)/pytest -n $(WAITING) --dist worksteal --ignore=tests/core $(ARGS)
