@@ -32,8 +32,8 @@ class Answers:
         path = http.match_info["path"]
         self.asked.append(path)
         found = self.answers.get(path)
-        before, of_namespace, _ = path.partition("/history/namespaces/")
-        if found is None and of_namespace and f"{before}/history/" in self.answers:
+        before, of_namespace, _ = path.partition("history/namespaces/")
+        if found is None and of_namespace and f"{before}history/" in self.answers:
             found = hour(gpus=())
         if found is None:
             return web.Response(status=404, text="there is no such thing\n")
