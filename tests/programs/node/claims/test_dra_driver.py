@@ -185,7 +185,7 @@ async def test_no_device_is_offered_before_the_kubelet_can_call_the_driver() -> 
 async def test_slices_that_a_kubelet_removed_at_its_start_wait_until_it_knows_the_driver_again() -> None:
     async with claims() as here:
         await here.start()
-        await here.node.until(lambda: here.kubelet.health)  # who never listened is not missed
+        await here.node.until(lambda: bool(here.kubelet.health))  # who never listened is not missed
         await here.kubelet.stop()
         await here.node.until(lambda: not here.dra.loop.reached.value)
         here.kubelet.looks.clear()
@@ -200,7 +200,7 @@ async def test_slices_that_a_kubelet_removed_at_its_start_wait_until_it_knows_th
 async def test_slices_that_are_there_are_kept_up_to_date_while_the_kubelet_is_away() -> None:
     async with claims([T4, T4]) as here:
         await here.start()
-        await here.node.until(lambda: here.kubelet.health)  # who never listened is not missed
+        await here.node.until(lambda: bool(here.kubelet.health))  # who never listened is not missed
         await here.kubelet.stop()
         await here.node.until(lambda: not here.dra.loop.reached.value)
         here.node.hardware(T4 | {"lost": True}, T4)
