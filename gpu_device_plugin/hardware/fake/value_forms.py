@@ -6,6 +6,7 @@ Each reader raises a ValueError that names the right form.
 from __future__ import annotations
 
 import math
+import re
 
 from gpu_device_plugin.core.model import times
 from gpu_device_plugin.core.model.memory import InvalidSizeError, parse_mib
@@ -66,7 +67,10 @@ def seconds(value: object) -> float:
     """Read a duration; the value is in seconds."""
     if type(value) in {int, float} and value >= 0:  # type: ignore[operator]  # the same line checks the type
         return float(value)  # type: ignore[arg-type]  # the same
-    found = times.seconds(value.replace(" ", "")) if isinstance(value, str) else None
+    # Space may stand between number and unit, and nowhere else.
+    found = (
+        times.seconds(re.sub(r"(?<=[0-9])\s+(?=[a-z])", "", value, flags=re.ASCII)) if isinstance(value, str) else None
+    )
     if found is None:
         raise ValueError(f"{value!r} is not a duration; write it like 5s or 500ms")
     return found

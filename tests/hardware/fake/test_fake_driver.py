@@ -158,6 +158,8 @@ gpus:
             "events[0]: the event changes nothing; it may have the keys at,",
         ),
         ({"gpus": "1xT4", "events": [{"at": "soon", "hang": True}]}, "events[0].at: 'soon' is not a duration"),
+        ({"gpus": "1xT4", "events": [{"at": "1 0s", "hang": True}]}, "events[0].at: '1 0s' is not a duration"),
+        ({"gpus": "1xT4", "events": [{"at": " 5s", "hang": True}]}, "events[0].at: ' 5s' is not a duration"),
         (
             {"gpus": "1xT4", "events": [{"at": 1, "gpu": 7, "xid": 1}]},
             "events[0].gpu: 7 is not a GPU of this description",
