@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlencode
 
@@ -17,7 +18,7 @@ from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.view.objects import decoded
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 T = TypeVar("T")
 
@@ -122,18 +123,29 @@ class Kubectl:
             return str(denied) if denied.code == MISSING_RIGHT else ""
         return ""
 
+    @contextmanager
+    def needing(self, *resources: str, why: str) -> Iterator[None]:
+        """Read what needs the rights to list these resources of the core group; if one is missing, say that, and why.
+
+        Raises:
+            ClusterUnreadableError: by the block.
+        """
+        try:
+            yield
+        except ClusterUnreadableError:
+            lacking = next(filter(None, map(self.denied, resources)), "")
+            if not lacking:
+                raise
+            raise ClusterUnreadableError(f"{lacking}: {why}; {GRANT}") from None
+
     def every_node_and_pod(self, why: str) -> tuple[list[msgspec.Raw], list[msgspec.Raw]]:
         """Return all nodes and all pods that have not ended; `why` says in the error what all of them are needed for.
 
         Raises:
             ClusterUnreadableError: they cannot be read.
         """
-        try:
+        with self.needing("nodes", "pods", why=why):
             return self.items(NODES.path()), self.items(PODS.path(), NOT_ENDED)
-        except ClusterUnreadableError:
-            if not (lacking := self.denied("nodes") or self.denied("pods")):
-                raise
-            raise ClusterUnreadableError(f"{lacking}: {why}; {GRANT}") from None
 
     def items(
         self, path: str, fields: Sequence[str] = (), *, labels: str = "", optional: bool = False

@@ -21,7 +21,7 @@ from gpu_device_plugin.core.contract.history import (
 )
 from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.core.report.why.slowness import gpus_of
-from gpu_device_plugin.programs.kubectl import GRANT, MISSING_RIGHT, NO_SUCH_PATH, ClusterUnreadableError, unread
+from gpu_device_plugin.programs.kubectl import MISSING_RIGHT, NO_SUCH_PATH, ClusterUnreadableError, unread
 from gpu_device_plugin.view.objects import AGENT_LABELS, agent_pods
 
 if TYPE_CHECKING:
@@ -48,12 +48,8 @@ class AgentAnswers:
         Raises:
             ClusterUnreadableError: pods cannot be listed.
         """
-        try:
+        with kubectl.needing("pods", why="agents are found among all of them"):
             pods = kubectl.items("/api/v1/pods", labels=AGENT_LABELS)
-        except ClusterUnreadableError:
-            if not (lacking := kubectl.denied("pods")):
-                raise
-            raise ClusterUnreadableError(f"{lacking}: agents are found among all of them; {GRANT}") from None
         return cls(kubectl, agents(agent_pods(pods)))
 
     def read(self, node: str, path: str, kind: type[T]) -> T:

@@ -281,13 +281,10 @@ def _top(
         # Only the first reading may log in; the messages of later ones would spoil the picture.
         optional, first = not first, False
         fields = [f"metadata.name={_value(arguments.node)}"] if arguments.node else []
-        try:
+        rights = () if optional else ("nodes", "pods")
+        with kubectl.needing(*rights, why="without -w the overview shows what it can"):
             raw_nodes = kubectl.items(_NODES, fields, labels=arguments.selector, optional=optional)
             raw_pods = kubectl.items(_PODS, _COUNTING[1:], optional=optional)
-        except ClusterUnreadableError:
-            if optional or not (lacking := kubectl.denied("nodes") or kubectl.denied("pods")):
-                raise
-            raise ClusterUnreadableError(f"{lacking}: without -w the overview shows what it can; {GRANT}") from None
         if arguments.node and not raw_nodes:
             raise ClusterUnreadableError(f'nodes "{arguments.node}" not found')
         found, warnings = cluster(raw_nodes, raw_pods, resources)

@@ -8,14 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.waiting import together, within
-from gpu_device_plugin.core.cost.audit import (
-    AuditKind,
-    AuditRecord,
-    changes,
-    decision,
-    grants,
-    offered,
-)
+from gpu_device_plugin.core.cost.audit import AuditKind, AuditRecord, changes, decision, grants, offered
 from gpu_device_plugin.core.model.times import epoch_s, rfc3339
 from gpu_device_plugin.kubelet.statefile import AUDITED, StateFile
 from gpu_device_plugin.logs import audit

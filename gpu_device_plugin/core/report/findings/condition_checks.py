@@ -30,6 +30,7 @@ _LOADED_PERCENT = 20
 _COOL = "see to its cooling: fans, dust, the air or water that reaches it"
 _SUPPLY = "see whether the machine's power supplies work and suffice (its management controller knows)"
 _PROTECTION = "see nvidia-smi -q -d PERFORMANCE,POWER on the node, and whether its power cables fit"
+_LINK = "nvidia-smi nvlink -e tells the link; if this goes on, have its GPU and bridge or baseboard seen to"
 # The first that applies is told. Hardware slowdown alone may be a change of clocks (nvml.h), unless it lasts.
 _SLOWED = (
     (BY_HEAT, "slowed-by-heat", "by heat", _COOL),
@@ -39,10 +40,7 @@ _SLOWED = (
 # By field of GpuHistory: code, words, from how many within the hour on it is a warning, and advice.
 _GROWING = (
     ("ecc_errors", "ecc-growing", "{errors:memory error}", 1, "if this goes on, have the GPU replaced"),
-    (
-        *("nvlink_errors", "nvlink-growing", "{errors:NVLink error}", _MANY_LINK_ERRORS),
-        "nvidia-smi nvlink -e tells the link; if this goes on, have its GPU and bridge or baseboard seen to",
-    ),
+    ("nvlink_errors", "nvlink-growing", "{errors:NVLink error}", _MANY_LINK_ERRORS, _LINK),
 )
 _RESET = "drain the node and reset the GPU (docs/operations.md, A GPU is out of service)"
 
