@@ -20,6 +20,7 @@ from gpu_device_plugin.core.contract.keys import (
 )
 from gpu_device_plugin.core.model.resource_claims import PodClaim
 from gpu_device_plugin.core.report.text.printing import shortened
+from gpu_device_plugin.core.report.why.mistaken_requests import read_by_others
 from gpu_device_plugin.core.report.why.pod_causes import DEFAULT_SCHEDULER, SchedulingStatus
 from gpu_device_plugin.settings.knobs import nearest
 from gpu_device_plugin.view.objects import ApiObject, Condition, Resources, decoded, readable
@@ -155,6 +156,7 @@ def pod_and_status(raw: msgspec.Raw, resources: Iterable[Resource]) -> tuple[Pod
             for name in {**(each.resources.limits or {}), **(each.resources.requests or {})}
         ),
         claims=tuple(_claims(spec, status)),
+        of_others=tuple(sorted(filter(read_by_others, more.metadata.annotations or ())))[:_MOST_MISSPELT],
         controller=next(
             (f"{each.kind} {each.name}" for each in more.metadata.owner_references or () if each.makes), ""
         ),

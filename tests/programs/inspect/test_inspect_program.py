@@ -843,6 +843,21 @@ def test_wishes_that_nobody_reads_are_told(world: World, capsys: pytest.CaptureF
     ]
 
 
+def test_a_pod_that_asks_another_system_for_gpus_is_told_so(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """It names our scheduler, and waits for ever: what it asks for is written where only KAI and HAMi look."""
+    wish = pod("want")
+    wish["metadata"]["annotations"] = {"gpu-fraction": "0.5", "example.com/x": "1"} | {
+        f"hami.io/{n}": "" for n in range(9)
+    }
+    world.has(node("a", gpu(0)), wish)
+    assert world.inspect("why", "want") == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if "its annotation" in line]
+    assert told[0].startswith(
+        "KAI Scheduler and run:ai read its annotation gpu-fraction, which means nothing here: write"
+    )
+    assert len(told) == 5, "of very many the first"
+
+
 def test_of_very_many_annotations_that_nobody_reads_the_first_are_told(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -34,6 +35,9 @@ _FOCUS = {
     "ServiceName": "Shared GPUs",
 }
 """The columns that are the same in every charge."""
+_FORMULA = re.compile("(?:^|(?<=[;\t\r\n]))(?=[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20])")
+"""Where a spreadsheet would begin to compute: at the start of a cell, or of what it takes for one, as many languages
+divide lists at semicolons. Some also do so at the wide forms of Chinese and Japanese."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +182,13 @@ def focus_csv(costs: Costs, rates: Sequence[Rate], account_name: str) -> str:
             if writer is None:
                 writer = csv.DictWriter(out, list(line))
                 writer.writeheader()
-            writer.writerow(line)
+            writer.writerow({column: _inert(value) for column, value in line.items()})
     return out.getvalue()
+
+
+def _inert(value: str) -> str:
+    """Return a cell in which no spreadsheet finds a formula: whoever makes a pod names its owner."""
+    return _FORMULA.sub("'", value)
 
 
 def _decimal(value: Fraction, places: int) -> str:

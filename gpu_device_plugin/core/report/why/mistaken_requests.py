@@ -7,6 +7,15 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.contract.keys import (
+    AVOID_MODEL,
+    AVOID_UUID,
+    GPU_POLICY,
+    MEMORY_LIMIT,
+    NODE_POLICY,
+    USE_MODEL,
+    USE_UUID,
+)
 from gpu_device_plugin.core.model.memory import MIB_PER_GIB, format_mib
 from gpu_device_plugin.core.model.mig import is_mig_resource
 from gpu_device_plugin.core.model.resources import Kind
@@ -22,6 +31,27 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.resources import Resource
 
 _OF_OTHERS = ("nvidia.com/*", "amd.com/gpu", "volcano.sh/vgpu-*", *(name for each in OTHERS for name in each.resources))
+_KAI, _HAMI = "KAI Scheduler and run:ai read", "HAMi reads"
+_READ_BY_OTHERS = {
+    "gpu-fraction.limit": (_KAI, MEMORY_LIMIT),
+    "gpu-memory.limit": (_KAI, MEMORY_LIMIT),
+    "gpu-fraction": (_KAI, "*"),
+    "gpu-fraction-*": (_KAI, "*"),
+    "gpu-memory": (_KAI, "*"),
+    "gpu-sm-*": (_KAI, ""),
+    "nvidia.com/gpu-memory.*": (_KAI, "*"),
+    "nvidia.com/use-gputype": (_HAMI, USE_MODEL),
+    "nvidia.com/nouse-gputype": (_HAMI, AVOID_MODEL),
+    "nvidia.com/use-gpuuuid": (_HAMI, USE_UUID),
+    "nvidia.com/nouse-gpuuuid": (_HAMI, AVOID_UUID),
+    "nvidia.com/numa-bind": (_HAMI, ""),
+    "nvidia.com/vgpu-mode": (_HAMI, ""),
+    "hami.io/gpu-scheduler-policy": (_HAMI, GPU_POLICY),
+    "hami.io/node-scheduler-policy": (_HAMI, NODE_POLICY),
+    "hami.io/*": (_HAMI, ""),
+}
+"""Patterns of the annotations by which pods ask other systems for GPUs: who reads them, and what says the same here: an
+annotation, a limit (`*`), or nothing. The first that matches counts."""
 _OF_A_PROFILE = re.compile(r"mig|[1-7]g\.", re.ASCII)
 """In the name of a resource for a MIG profile, well written or not."""
 _LARGEST_GIB = 512
@@ -57,6 +87,26 @@ def asks_for_others(
         elif any(fnmatchcase(name, pattern) for pattern in _OF_OTHERS):
             text = "It asks for {resource}, which nodes that share their GPUs do not offer: write {instead}."
             yield note("resource-of-others", text, resource=name, instead=instead)
+
+
+def read_by_others(annotation: str) -> bool:
+    """Return whether another system that shares GPUs reads an annotation of pods of this key."""
+    return any(fnmatchcase(annotation, pattern) for pattern in _READ_BY_OTHERS)
+
+
+def asks_others(annotations: Iterable[str], resources: Iterable[Resource]) -> Iterator[Finding]:
+    """Yield a correction for each key of an annotation by which a pod asks another system for GPUs.
+
+    `resources` are those to ask for instead; empty: it asks for one of them, too.
+    """
+    limit = " or ".join(_INSTEAD[resource.kind].format(name=resource.name) for resource in resources)
+    for annotation in annotations:
+        who, same = next(read for key, read in _READ_BY_OTHERS.items() if fnmatchcase(annotation, key))
+        instead = limit if same == "*" else f"the annotation {same}" if same else ""
+        text = "{who} its annotation {annotation}, which means nothing here" + (
+            ": write {instead}." if instead else "."
+        )
+        yield note("annotation-of-others", text, who=who, annotation=annotation, instead=instead)
 
 
 def asks_for_several(containers: Iterable[Container]) -> Iterator[Finding]:

