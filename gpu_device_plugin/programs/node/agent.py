@@ -269,7 +269,7 @@ class NodeAgent:
         Raises:
             UsageError: the settings do not fit this node, or the address of the probes cannot be listened on.
             HardwareContextLost: this container has lost its access to the GPUs.
-            DirectoryGoneError: the device-plugin directory that this container has mounted was deleted.
+            DirectoryGoneError: a directory of the kubelet that this container has mounted was deleted.
             ListFullError: the device list is full of MIG instances that are not offered any more.
         """
         self._begin()

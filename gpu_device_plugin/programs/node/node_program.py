@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 from gpu_device_plugin.aio.waiting import together
 from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
 from gpu_device_plugin.hardware.monitor import HardwareContextLost
-from gpu_device_plugin.kubelet.registration_loop import DirectoryGoneError
-from gpu_device_plugin.kubelet.sockets import DirectoryError
+from gpu_device_plugin.kubelet.sockets import DirectoryError, DirectoryGoneError
 from gpu_device_plugin.kubelet.statefile import PROFILE, StateFile
 from gpu_device_plugin.programs.lifetime import Rereading, until_stopped
 from gpu_device_plugin.programs.node.agent import NodeAgent

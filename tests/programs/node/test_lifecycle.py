@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+import grpc
 import pytest
 
 from gpu_device_plugin.aio.http import who_listens
@@ -22,15 +23,15 @@ from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.core.model.shares import SHARES
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import HardwareContextLost
-from gpu_device_plugin.kubelet.registration_loop import DirectoryGoneError
-from gpu_device_plugin.kubelet.sockets import DirectoryError
+from gpu_device_plugin.kubelet.servicer import PluginServicer
+from gpu_device_plugin.kubelet.sockets import DirectoryError, DirectoryGoneError
 from gpu_device_plugin.programs.node.node_program import RESTART_AFTER, main
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from tests.kubelet.locks import held
 from tests.names import COUNT, MEM
-from tests.patience import eventually, patience, until
+from tests.patience import patience, until
 from tests.ports import free_port
 from tests.programs.node.harness import T4, container, gpus_of, pod, world
 
@@ -290,16 +291,38 @@ async def test_an_agent_that_is_ready_says_what_else_is_to_be_known(caplog: pyte
         assert [caplog.messages.count(line) for line in (limits, unknown)] == [1, 1]
 
 
-async def test_an_agent_whose_sockets_do_not_answer_is_not_alive() -> None:
+async def test_an_agent_whose_sockets_do_not_answer_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    deaf = threading.Event()
+    answer = PluginServicer.GetDevicePluginOptions
+
+    async def options(self: PluginServicer, request: Any, context: Any) -> Any:
+        if deaf.is_set():
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "Too many open files")
+        return await answer(self, request, context)
+
+    monkeypatch.setattr(PluginServicer, "GetDevicePluginOptions", options)
     async with world() as node:
         agent = await node.start_agent()
         assert await agent.serving_switch.alive() == ()
+        deaf.set()
+        assert await agent.serving_switch.alive() == ("the agent's sockets do not answer",)
+        deaf.clear()
+        assert await agent.serving_switch.alive() == ()
+
+
+async def test_an_agent_that_waits_for_the_kubelets_directory_is_alive_and_not_ready() -> None:
+    """A probe that restarts it would do so for ever: a new process has to wait as well."""
+    async with world() as node:
+        agent = await node.start_agent()
         directory = node.kubelet.device_plugin_dir
         directory.rename(directory.with_name("away"))
-        await eventually(agent.serving_switch.alive)
-        assert await agent.serving_switch.alive() == ("the agent's sockets do not answer",)
+        missing = f"the device-plugin directory {directory} is missing"
+        await node.until(lambda: missing in agent.registration.unmet())
+        assert await agent.serving_switch.alive() == ()
+        assert missing in await agent.serving_switch.ready()
         directory.with_name("away").rename(directory)
         await node.ready()
+        assert await agent.serving_switch.alive() == ()
 
 
 # --- The real command line --------------------------------------------------------------------------------------------

@@ -83,7 +83,8 @@ class ServingModeSwitch:
         unread = () if certain else ("the kubelet's checkpoint cannot be read; see the log",)
         claims = None if self.dra is None or serving.mode is ServingMode.DEVICE_PLUGIN else self.dra
         unmet = self.registration.unmet() if claims is None else claims.unmet()
-        waits = (serving.waits,) if serving.waits else ()
+        unrecovered = "" if self.dra is None else self.dra.unrecovered
+        waits = tuple(filter(None, (unrecovered, serving.waits)))
         return (*unseen, *self.conflicting_plugins.unmet(), *unread, *waits, *unmet)
 
     async def run(self) -> NoReturn:

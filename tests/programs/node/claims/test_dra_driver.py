@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from gpu_device_plugin.core.contract.cordons import Cordon, write_cordons
+from gpu_device_plugin.core.contract.dra import DRIVER
 from gpu_device_plugin.core.contract.keys import CORDONS
 from gpu_device_plugin.kubelet._proto import dra_v1_pb2
+from gpu_device_plugin.kubelet.sockets import DirectoryGoneError
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer
 from gpu_device_plugin.testing.cluster.dra_scheduler import exactly
 from tests.programs.node.cluster_harness import NODE, RIGHTS
@@ -115,6 +119,28 @@ async def test_a_claim_whose_file_is_damaged_is_read_from_the_api_again() -> Non
         assert (await here.kubelet.start_pod("c1")).environ == before.environ
 
 
+@pytest.mark.parametrize("serve", ["dra", "device-plugin"])
+async def test_an_agent_that_waits_for_the_api_with_the_damaged_file_of_a_claim_is_alive_and_not_ready(
+    serve: str,
+) -> None:
+    """A probe that restarts it would do so for ever: a new process cannot read the file either."""
+    async with claims() as here:
+        await here.start()
+        await here.run_claim("c1")
+        await here.node.stop_agent()
+        for path in here.dra_files():
+            path.write_text("\0" * 20)
+        here.api.fail(Answer(503), resources=["resourceclaims"])
+        here.launch(serve=serve)
+        assert here.node.agent is not None
+        switch = here.node.agent.serving_switch
+        await here.node.until(lambda: bool(here.dra.unrecovered))
+        assert await switch.alive() == ()
+        assert any("claims that were prepared on this node are not known yet" in why for why in await switch.ready())
+        here.api.heal()
+        await here.node.until(lambda: bool(here.dra.claims.prepared.value))
+
+
 async def test_a_gpu_that_a_claim_has_by_a_device_of_a_former_agent_is_given_to_nobody_else() -> None:
     """Such a device was beside the one for parts, and kube-scheduler counts nothing of it for that one."""
     async with claims() as here:
@@ -153,6 +179,24 @@ async def test_a_cordon_keeps_new_claims_from_a_gpu_and_serves_those_that_were_a
         here.api.patch("nodes", NODE, {"metadata": {"annotations": {CORDONS: None}}})
         await here.node.until(lambda: "taints" not in here.devices()[uuid.lower()])
         assert here.allocate("after") == ""
+
+
+@pytest.mark.parametrize("which", ["registry", "plugins"])
+async def test_a_driver_whose_container_still_sees_a_deleted_directory_of_the_kubelet_is_restarted(which: str) -> None:
+    """The way through an open descriptor is what a bind mount is to a container: it leads to what is no more."""
+    async with claims() as here:
+        gone = here.kubelet.plugins.with_name("gone")
+        gone.mkdir()
+        descriptor = os.open(gone, os.O_RDONLY)
+        gone.rmdir()
+        here.launch()
+        mounted, directories = Path(f"/proc/self/fd/{descriptor}"), here.dra.directories
+        if which == "registry":
+            directories.registry = mounted
+        else:
+            directories.plugin = mounted / DRIVER
+        assert isinstance(await here.node.ended(), DirectoryGoneError)
+        os.close(descriptor)
 
 
 async def test_slices_that_somebody_removes_come_back() -> None:
