@@ -145,6 +145,7 @@ class Configuration:
             self.api.node.follow(self._take_node),
             self.conflicting_plugins.others.follow(self.update),
             self.mps.daemons.follow(self.update),
+            self.mps.others.follow(self.update),
             self.serving.follow(self.update),
         )
 
@@ -162,7 +163,7 @@ class Configuration:
             watched=view.state is State.WATCHING,
             sentence=view.sentence,
             mps=self.mps.daemons.value,
-            without_mps=self.mps.others,
+            without_mps=self.mps.others.value,
             serving=self.serving.value,
             others=self.conflicting_plugins.others.value,
         )
