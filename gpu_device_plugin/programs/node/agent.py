@@ -172,8 +172,7 @@ class NodeAgent:
             MemoryFiles(settings.memory_dir),
             self.evictor,
         )
-        soft, of = settings.soft_limit == "share", (self.use_watch.holdings, self.borrowing.limits_now)
-        self._limit_link = None if settings.memory_dir is None else LimitLink(settings.memory_dir, *of, soft=soft)
+        self.limit_link = self._tell_limits()
         self._answers = AllocationHandler(
             self.state,
             None if cluster is None else cluster.waiting,
@@ -256,6 +255,12 @@ class NodeAgent:
         files = IncidentFiles(settings.device_plugin_dir)
         return history, FlightRecorder(settings.node_name, self.api, watch, history, self.use_reports.now, files)
 
+    def _tell_limits(self) -> LimitLink | None:
+        directory, of = self.settings.value.memory_dir, (self.use_watch.holdings, self.borrowing.limits_now)
+        if directory is None:
+            return None
+        return LimitLink(directory, *of, soft=lambda: self.settings.value.soft_limit == "share")
+
     def _audit(self) -> AuditLog:
         known = self.settings.value, self.config, self.state, self.use_watch
         return AuditLog(*known, self.cluster, self.evictor, self.api.note_decision)
@@ -309,8 +314,9 @@ class NodeAgent:
             self.hardware.view.follow(self.verification.again),
             self.reconciler.checkpoint_entries.follow(self._holders_changed),
         ]
-        if self._limit_link is not None:
-            parts += [self._limit_link.run(), self.entries.follow(self._limit_link.changed)]
+        if self.limit_link is not None:
+            changed = self.limit_link.changed
+            parts += [self.limit_link.run(), self.entries.follow(changed), self.settings.follow(changed)]
         if self.evictor is not None and self.failures is not None:
             parts += [self.evictor.run(), self.failures.run()]
         if self.cluster is not None and self.dra is not None:

@@ -48,8 +48,8 @@ class LimitLink:
     _limits_now: Observable[Mapping[Place, int]]
     """MiB for the containers whose limit may be another than when they started."""
     _: KW_ONLY
-    soft: bool = False
-    """What a container is guaranteed is its soft limit."""
+    soft: Callable[[], bool] = lambda: False
+    """Returns whether what a container is guaranteed is its soft limit; after a change of it call `changed`."""
     poll_s: float = 2.0
     """Seconds between two looks at the helper's file, and at the running containers."""
     clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -65,7 +65,7 @@ class LimitLink:
         self._wake = asyncio.Event()
 
     def changed(self, _new: object = None) -> None:
-        """Tell the helper soon about containers that have started or ended."""
+        """Tell the helper soon: containers have started or ended, or their limits are others."""
         self._wake.set()
 
     async def run(self) -> NoReturn:
@@ -91,7 +91,7 @@ class LimitLink:
             _log.warning("what the limit helper was told is not known, and is written anew", extra={"why": str(error)})
 
     def _tell(self) -> None:
-        found = setting.wanted_limits(self._holdings(), self._limits_now.value, self._before, soft=self.soft)
+        found = setting.wanted_limits(self._holdings(), self._limits_now.value, self._before, soft=self.soft())
         wanted = dict(found.values())
         self._before = wanted
         if wanted != self._wanted or (wanted and not (self._directory / WANTED_FILE).exists()):

@@ -142,5 +142,7 @@ def test_a_helper_that_does_not_run_is_the_reason_of_all() -> None:
     wanted = {PLACE: (KEY, FOUR)}
     silent = LimitsState({KEY: LimitOutcome(FOUR)}, beat_s=100.0)
     assert setting.reasons(wanted, silent, 100.0 + setting.BEAT_S + 1) == {PLACE: setting.SILENT}
+    # A beat of the future was written before the machine started.
+    assert setting.reasons(wanted, silent, 100.0 - setting.BEAT_S - 1) == {PLACE: setting.SILENT}
     assert setting.reasons(wanted, setting.NOT_THERE, 0.0) == {PLACE: setting.NOT_THERE}
     assert setting.reasons({}, setting.NOT_THERE, 0.0) == {}
