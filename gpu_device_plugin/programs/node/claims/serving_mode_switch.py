@@ -175,7 +175,7 @@ class ServingModeSwitch:
         held = self._state.node.ledger.holds.keys() - dra.device_ids
         if not held:
             return frozenset()
-        pods = self._api.pods
+        pods = {pod.kubelet_uid: pod for pod in self._api.pods.values()}
         names = {
             f"pod {pods[entry.pod_uid].namespace}/{pods[entry.pod_uid].name}"
             if entry.pod_uid in pods
