@@ -205,7 +205,8 @@ class NodeAgent:
         self._stranding = OrphanedInstances(config, self.entries, self.kubelet_records, api, self.reports)
         self._lock = NodeLock(settings.device_plugin_dir)
         self._share_size = StateFile(settings.device_plugin_dir, SHARE_SIZE)
-        self._ended_pods = StateFile(settings.device_plugin_dir, ENDED_PODS)
+        # Without it the share size stays what it was, so a power cut does no harm.
+        self._ended_pods = StateFile(settings.device_plugin_dir, ENDED_PODS, lasting=False)
         self.serving_switch = ServingModeSwitch(
             config,
             self.state,

@@ -11,13 +11,17 @@ import sys
 import threading
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import grpc
 import pytest
 
+from gpu_device_plugin import files
 from gpu_device_plugin.aio.http import who_listens
+from gpu_device_plugin.core.contract.cordons import Cordon, write_cordons
+from gpu_device_plugin.core.contract.keys import CORDONS, MEMORY_GUARANTEE, RESIZE_BOUND
 from gpu_device_plugin.core.contract.nodereport import SERVED, read_node_use
 from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.core.model.shares import SHARES
@@ -33,11 +37,12 @@ from tests.kubelet.locks import held
 from tests.names import COUNT, MEM
 from tests.patience import patience, until
 from tests.ports import free_port
+from tests.programs.node.cluster_harness import NODE, cluster
 from tests.programs.node.harness import T4, container, gpus_of, pod, world
+from tests.programs.node.mps_supervisor import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
     from tests.programs.node.harness import NodeWorld
 
@@ -323,6 +328,47 @@ async def test_an_agent_that_waits_for_the_kubelets_directory_is_alive_and_not_r
         directory.with_name("away").rename(directory)
         await node.ready()
         assert await agent.serving_switch.alive() == ()
+
+
+async def test_no_disk_keeps_the_kubelet_waiting_for_an_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What the agent keeps for the next one is written, and synced, beside the loop that answers the kubelet."""
+    on_loop: list[str] = []
+    sync, replace_below = os.fsync, files.replace_below
+
+    def synced(descriptor: int) -> None:
+        if threading.current_thread() is threading.main_thread():
+            on_loop.append(f"fsync of {Path(f'/proc/self/fd/{descriptor}').readlink()}")
+        sync(descriptor)
+
+    def replaced(root: Path, name: str, content: bytes, **rest: Any) -> None:
+        if threading.current_thread() is threading.main_thread() and name.endswith(("allocations", "guarantees")):
+            on_loop.append(name)
+        replace_below(root, name, content, **rest)
+
+    mps = tmp_path / "mps"
+    mps.mkdir()
+    async with cluster("fake:2xT4", limits="mps", limits_fallback="advisory", mps_dir=str(mps)) as there:
+        supervisor = Supervisor(mps)
+        supervisor.start()
+        there.api.add(
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default", "labels": {RESIZE_BOUND: "9"}}}
+        )
+        await there.start_agent()
+        there.cluster.look_s = 0.05
+        monkeypatch.setattr(os, "fsync", synced)
+        monkeypatch.setattr(files, "replace_below", replaced)
+        await there.run(pod("a", mem=4))
+        there.api.patch("pods", "a", {"metadata": {"annotations": {MEMORY_GUARANTEE: "6"}}})
+        uuid = there.node.uuids[1]
+        cordons = write_cordons({uuid: Cordon("alice")})
+        there.api.patch("nodes", NODE, {"metadata": {"annotations": {CORDONS: cordons}}})
+        folder = there.node.kubelet.device_plugin_dir / "gpushare"
+        kept = {name: folder / name for name in ("guarantees", "allocations", "cordons")}
+        await there.node.until(lambda: all(path.exists() and path.read_text().strip() for path in kept.values()))
+        assert uuid in kept["cordons"].read_text()
+        await there.node.rounds(2)
+        await supervisor.stop()
+    assert on_loop == []
 
 
 # --- The real command line --------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import in_thread, within
 from gpu_device_plugin.cluster.client.backoff import Backoff
 from gpu_device_plugin.cluster.client.errors import TRANSIENT, ApiError
 from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
@@ -298,12 +298,8 @@ class NodeClaims:
 
     async def _done(self, act: Callable[..., None], *args: object) -> None:
         began = time.perf_counter()
-        work = asyncio.create_task(asyncio.to_thread(act, *args))  # a slow disk must not keep probes and health waiting
         try:
-            await asyncio.shield(work)
-        except asyncio.CancelledError:  # the kubelet has given up the call, and the next one must not meet half a file
-            await asyncio.wait({work})
-            raise
+            await in_thread(act, *args)
         except ClaimStoreError as error:
             raise NotPreparedError(f"{error}; this is tried again") from error
         finally:

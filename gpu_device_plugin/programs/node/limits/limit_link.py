@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import files
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import in_thread, within
 from gpu_device_plugin.core.contract.limitfiles import (
     LARGEST,
     STATE_FILE,
@@ -75,7 +75,7 @@ class LimitLink:
             tasks.create_task(self._limits_now.follow(self.changed), name="follow the limits now")
             while True:
                 self._wake.clear()
-                self._tell()
+                await self._tell()
                 # Nobody's limit is changed on most nodes, where nothing is looked at either.
                 await within(self.poll_s if self._before else None, self._wake.wait())
         raise AssertionError  # pragma: no cover (the loop never ends)
@@ -90,13 +90,16 @@ class LimitLink:
         except (OSError, LimitFileError) as error:
             _log.warning("what the limit helper was told is not known, and is written anew", extra={"why": str(error)})
 
-    def _tell(self) -> None:
+    async def _tell(self) -> None:
         found = setting.wanted_limits(self._holdings(), self._limits_now.value, self._before, soft=self.soft())
         wanted = dict(found.values())
         self._before = wanted
+        self.reasons = {place: why for place, why in self.reasons.items() if place in found}
         if wanted != self._wanted or (wanted and not (self._directory / WANTED_FILE).exists()):
-            self._write(wanted)
-        state = self._unwritten or (self._state() if found else "")
+            await in_thread(self._write, wanted)
+        state: LimitsState | str = self._unwritten
+        if found and not state:
+            state = await in_thread(self._state)
         known, self.reasons = self.reasons, setting.reasons(found, state, self.clock())
         for place, why in self.reasons.items():
             if why not in {known.get(place), setting.NOT_YET}:

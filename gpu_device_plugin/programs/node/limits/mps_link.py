@@ -323,7 +323,8 @@ class MpsLink:
             _log.info("the MPS supervisor is asked for daemons", extra={"gpus": dict(wanted)})
         self._wanted, self._unwritten = wanted, True
         try:
-            files.replace_below(self._directory, WANTED_FILE, write_wanted(wanted).encode())
+            # No client outlives a power cut, and a call of the kubelet may wait for this.
+            files.replace_below(self._directory, WANTED_FILE, write_wanted(wanted).encode(), lasting=False)
         except OSError as error:
             why = (
                 f"the agent cannot write {self._directory / WANTED_FILE} ({error.strerror}): mount its directory "
