@@ -1,17 +1,18 @@
-"""Wait for awaitables: for one with a timeout or whatever becomes of it, for several side by side."""
+"""Wait for awaitables: for one with a timeout or whatever becomes of it, for several side by side, for a thread."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Awaitable, Coroutine, Generator
+    from collections.abc import Awaitable, Callable, Coroutine, Generator
     from typing import Any, NoReturn
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 async def within(seconds: float | None, awaitable: Awaitable[object]) -> bool:
@@ -22,6 +23,19 @@ async def within(seconds: float | None, awaitable: Awaitable[object]) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+async def in_thread(act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return the result of `act`, which may wait for a disk, while others run.
+
+    A cancellation takes effect when `act` has ended: whoever comes next must not meet half of it.
+    """
+    work = asyncio.create_task(asyncio.to_thread(act, *args, **kwargs))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait({work})
+        raise
 
 
 async def any_of(seconds: float | None, *works: Coroutine[Any, Any, object]) -> None:

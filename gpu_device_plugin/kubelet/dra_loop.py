@@ -66,7 +66,10 @@ class DraDirectories:
 
         Raises:
             DirectoryError: a directory cannot be used.
+            DirectoryGoneError: see `sockets.is_there`.
         """
+        for mounted in (self.registry, self.plugin.parent):
+            sockets.is_there(mounted)
         try:
             self.claims.mkdir(parents=True, exist_ok=True, mode=0o700)
             if not self.registry.is_dir():
@@ -150,6 +153,7 @@ class DraLoop(pluginregistration_pb2_grpc.RegistrationServicer):
 
         Raises:
             DirectoryError: a directory cannot be used.
+            DirectoryGoneError: see `sockets.is_there`.
         """
         while True:
             began = time.monotonic()
@@ -206,8 +210,6 @@ class DraLoop(pluginregistration_pb2_grpc.RegistrationServicer):
             for path, was in zip(paths, were, strict=True):
                 if was is None or sockets.identity(path) != was:  # it may have gone before we looked for the first time
                     return f"the socket {path.name} was removed"
-            if sockets.links(self._directories.registry) in {None, 0}:
-                return "the kubelet's directory plugins_registry was removed"
             now = time.monotonic()
             if not servicer.deserted:
                 silent_since = None

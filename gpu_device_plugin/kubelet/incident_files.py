@@ -62,11 +62,11 @@ class IncidentFiles:
         return incident if incident.summary.name == name else None
 
     def write(self, summary: IncidentSummary, content: bytes) -> bool:
-        """Write a record of at most `LARGEST_INCIDENT` bytes, in the room of the oldest; return whether it is there."""
+        """Write a record of at most `LARGEST_INCIDENT` bytes, and make room for it; return whether it is there."""
         name = summary.name
         try:
             files.make_folder_below(self._directory, _FOLDER)
-            for old in making_room(self._known, name):
+            for old in making_room(self._known, summary):
                 try:
                     files.remove_below(self._directory, f"{_FOLDER}/{old}{_END}")
                 except OSError:

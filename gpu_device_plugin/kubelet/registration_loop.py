@@ -31,10 +31,6 @@ _SERVER_OPTIONS = (
 )
 
 
-class DirectoryGoneError(Exception):
-    """The device-plugin directory was deleted and recreated; only a restarted container sees the new one."""
-
-
 @dataclass(frozen=True, slots=True)
 class RegistrationTimings:
     """Intervals and timeouts of the loop, in seconds."""
@@ -126,6 +122,9 @@ class RegistrationLoop:
         self.timings = timings or RegistrationTimings()
         """May be replaced at any time."""
         self._served: list[_Served] = []
+        self._answering = True
+        """Whether our sockets answered when we last called them; True before that."""
+        self._directory_missing = False
         self._rounds = 0
         self.registrations: dict[str, int] = {}
         """How often each resource was registered."""
@@ -161,7 +160,7 @@ class RegistrationLoop:
     def unmet(self) -> tuple[str, ...]:
         """Return the reasons why this node cannot serve pods yet, as sentences; empty if it can."""
         registered = {one.resource.name: one.servicer for one in self._served if one.registered}
-        missing = []
+        missing = [f"the device-plugin directory {self._directory} is missing"] if self._directory_missing else []
         for name in (resource.name for resource in self._resources):
             if name not in registered:
                 missing.append(f"{name} is not registered with the kubelet")
@@ -170,14 +169,20 @@ class RegistrationLoop:
         return tuple(missing)
 
     async def answer_ourselves(self) -> bool:
-        """Call all our sockets as a client; return whether each answers."""
-        return bool(self._served) and all([await answers(served.socket) for served in self._served])
+        """Call all our sockets as a client; return whether each answers.
+
+        While nothing is served, as during a wait for the kubelet's directory or for what must be known before a
+        registration, no new process could serve either: then return what our last own call found.
+        """
+        served = self._served
+        answering = all([await answers(one.socket) for one in served])
+        return answering if served and served is self._served else self._answering
 
     async def run(self) -> NoReturn:
         """Serve until cancelled; then, and between rounds, end the streams and remove our sockets.
 
         Raises:
-            DirectoryGoneError: only a restart of the process can help.
+            DirectoryGoneError: see `sockets.is_there`.
             DirectoryError: another instance took over the node, or the directory is unusable.
         """
         wait = 0.0
@@ -215,7 +220,7 @@ class RegistrationLoop:
         except RegistrationOverError as error:
             return str(error)
         except sockets.DirectoryError as error:
-            if sockets.links(self._directory) is not None:
+            if sockets.is_there(self._directory):
                 raise
             return f"the device-plugin directory was removed: {error}"
         finally:
@@ -223,16 +228,12 @@ class RegistrationLoop:
         return reason
 
     async def _directory_there(self) -> None:
-        reported = False
-        while (links := sockets.links(self._directory)) is None:
-            if not reported:
+        while not sockets.is_there(self._directory):
+            if not self._directory_missing:
                 self._on_event(RegistrationEvent.NO_DIRECTORY, {"directory": str(self._directory)})
-                reported = True
+            self._directory_missing, self._answering = True, True  # what did not answer is gone with the directory
             await asyncio.sleep(self.timings.poll)
-        if links == 0:
-            raise DirectoryGoneError(
-                f"{self._directory} was deleted on the host, and this container sees only the old one; it restarts"
-            )
+        self._directory_missing = False
 
     async def _serve(self, resource: Resource) -> _Served:
         kind, profile = resource.listing
@@ -312,7 +313,8 @@ class RegistrationLoop:
 
     async def _check(self) -> None:
         for served in self._served:
-            if not await answers(served.socket):
+            self._answering = await answers(served.socket)
+            if not self._answering:
                 raise RegistrationOverError(f"the socket of {served.resource.name} does not answer")
 
     async def _keep_checking(self) -> NoReturn:

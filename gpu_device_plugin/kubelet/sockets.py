@@ -32,6 +32,10 @@ class DirectoryError(Exception):
     """The device-plugin directory cannot be used; the message gives the reason and the remedy."""
 
 
+class DirectoryGoneError(Exception):
+    """A directory of the kubelet was deleted and recreated; only a restarted container sees the new one."""
+
+
 def check_directory(directory: Path) -> None:
     """Check that sockets can be created in `directory`.
 
@@ -104,15 +108,21 @@ def identity(path: Path) -> Identity | None:
     return found.st_ino, found.st_ctime_ns
 
 
-def links(directory: Path) -> int | None:
-    """Return the link count of a directory; None if it does not exist.
+def is_there(directory: Path) -> bool:
+    """Return whether a directory exists.
 
-    0 means that it was deleted: a container still sees the old directory after the host has recreated it.
+    Raises:
+        DirectoryGoneError: it was deleted on the host, and this container keeps seeing the old one.
     """
     try:
-        return directory.stat().st_nlink
+        links = directory.stat().st_nlink
     except OSError:
-        return None
+        return False
+    if not links:
+        raise DirectoryGoneError(
+            f"{directory} was deleted on the host, and this container sees only the old one; it restarts"
+        )
+    return True
 
 
 class NodeLock:

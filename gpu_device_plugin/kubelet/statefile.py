@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpu_device_plugin import files
+from gpu_device_plugin.aio.waiting import in_thread
 from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
 from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.node.kubelet.lost_allocations import Remembered
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
+    from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.core.model.resources import Names
     from gpu_device_plugin.core.node.ledger import ContainerKey
 
@@ -83,7 +85,7 @@ class StateFile:
         return int(value) or None if re.fullmatch(r"[0-9]{1,12}", value, re.ASCII) else None
 
     def write(self, value: str) -> bool:
-        """Write `value` for the next agent; return whether the file has it.
+        """Write `value` for the next agent; return whether the file has it. May wait for the disk.
 
         A failure is only logged: the agent can share its GPUs without the file.
         """
@@ -95,6 +97,16 @@ class StateFile:
             self._warn("the state for the next agent of this node cannot be written", error)
             return False
         return True
+
+    async def keep(self, values: Observable[str | None]) -> NoReturn:
+        """Write each value that is set, the newest at last, while others run; None is no value.
+
+        Ends only by cancellation.
+        """
+        async for value in values.values():
+            if value is not None:
+                await in_thread(self.write, value)
+        raise AssertionError  # pragma: no cover (an Observable never ends)
 
     def _warn(self, sentence: str, error: OSError) -> None:
         extra = {"path": str(self._directory / self._name), "why": str(error.strerror), "once_per_s": 3600}
@@ -130,7 +142,7 @@ class SavedAllocations:
         return self._saved
 
     def save(self, allocations: Remembered) -> None:
-        """Save `allocations` for the next agent."""
+        """Save `allocations` for the next agent. May wait for the disk."""
         if not self._boot_id or allocations == self._saved:
             return
         self._saved = allocations
@@ -180,7 +192,7 @@ class SavedGuarantees:
         return self._saved or {}
 
     def save(self, grown: Mapping[ContainerKey, Growth]) -> bool:
-        """Save `grown` for the next agent; return whether that succeeded."""
+        """Save `grown` for the next agent; return whether that succeeded. May wait for the disk."""
         if grown == self._saved:
             return True
         rows = [[*key, growth.uuid, growth.shares, sorted(growth.own)] for key, growth in sorted(grown.items())]

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
-from gpu_device_plugin.aio.waiting import within
+import pytest
+
+from gpu_device_plugin.aio.waiting import in_thread, within
+from tests.patience import eventually, stretched
 
 
 async def test_what_happens_in_time_is_told_from_what_does_not() -> None:
@@ -18,3 +22,23 @@ async def test_what_does_not_happen_in_time_is_cancelled() -> None:
     task = asyncio.ensure_future(asyncio.Event().wait())
     assert not await within(0.001, task)
     assert task.cancelled()
+
+
+async def test_what_runs_in_a_thread_is_done_before_a_cancellation_takes_effect() -> None:
+    """Whoever comes next must not meet half of a file."""
+    begun, goes_on, done = threading.Event(), threading.Event(), []
+
+    def write(text: str) -> str:
+        begun.set()
+        goes_on.wait(stretched())
+        done.append(text)
+        return text
+
+    task = asyncio.create_task(in_thread(write, "whole"))
+    await eventually(begun.is_set)
+    task.cancel()
+    goes_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert done == ["whole"]
+    assert await in_thread(write, "again") == "again"

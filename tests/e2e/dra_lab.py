@@ -96,12 +96,12 @@ def delete(cluster: Cluster, *names: str) -> None:
     cluster.kubectl("delete", "pod", *names, "--timeout=120s")
 
 
-def waits(cluster: Cluster, name: str, words: str) -> None:
-    """Wait until an Event of a pod says so."""
+def waits(cluster: Cluster, name: str, *words: str) -> None:
+    """Wait until an Event of a pod says one of these."""
     selector = f"--field-selector=involvedObject.name={name}"
     cluster.until(
-        lambda: any(words in event.get("message", "") for event in cluster.items("events", selector)),
-        f"an Event of {name} says {words!r}",
+        lambda: any(each in event.get("message", "") for event in cluster.items("events", selector) for each in words),
+        f"an Event of {name} says {' or '.join(map(repr, words))}",
         LONG_S,
     )
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.core.contract.keys import NODE_LIMITS, NODE_USE, OVER_USE, PLACEMENT_LABEL
+from gpu_device_plugin.core.contract.keys import MEMORY_LIMIT, NODE_LIMITS, NODE_USE, OVER_USE, PLACEMENT_LABEL
 from gpu_device_plugin.core.contract.nodereport import read_node_limits, read_node_use
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 from tests.docs.guide_world import EXAMPLES, documents
@@ -205,7 +205,8 @@ def check(cluster: Cluster) -> dict[str, Given]:
                 continue
             asked = [int(each["resources"].get("limits", {}).get(GPU_MEM, 0)) for each in pod["spec"]["containers"]]
             assert given.shares == sum(here.values()) == asked[number]
-            assert given.limit_mib == given.shares * 1024 // len(here)
+            most = int(meta["annotations"].get(MEMORY_LIMIT, given.shares // len(here)))
+            assert given.limit_mib == 1024 * min([most, *(gpus[uuid]["shares"] for uuid in here)])
             assert given.pod_shares == sum(asked)
             assert given.positions == ",".join(sorted(told, key=int))
     assert overbooked(found, gpus) == []

@@ -21,12 +21,12 @@ from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import DevicePluginStub
 from gpu_device_plugin.kubelet.calls import answers
 from gpu_device_plugin.kubelet.registration_loop import (
-    DirectoryGoneError,
     RegistrationEvent,
     RegistrationLoop,
     RegistrationTimings,
 )
 from gpu_device_plugin.kubelet.servicer import PluginServicer
+from gpu_device_plugin.kubelet.sockets import DirectoryGoneError
 from gpu_device_plugin.testing.kubelet.kubelet_double import Kubelet
 from gpu_device_plugin.testing.kubelet.kubelet_services import Gate
 from tests.kubelet.scripted_plugin import ScriptedPlugin
@@ -206,7 +206,7 @@ async def test_both_resources_are_registered_and_listened_to(version: tuple[int,
             "aliyun.com/gpu-mem is not registered with the kubelet",
             "aliyun.com/gpu-count is not registered with the kubelet",
         )
-        assert not await one.registration.answer_ourselves()
+        assert await one.registration.answer_ourselves(), "nothing is wrong with a process that has not begun"
         await one.start()
         assert one.events == [
             (RegistrationEvent.REGISTERED, {"resource": MEM.name}),
@@ -450,6 +450,8 @@ async def test_a4_a_directory_that_goes_away_is_waited_for() -> None:
         await eventually(lambda: waits in one.events)
         await rounds(3, QUICK.poll)
         assert one.events.count(waits) == 1, "it is told once"
+        assert await one.registration.answer_ourselves(), "a restart would not bring it back"
+        assert one.registration.unmet()[0] == f"the device-plugin directory {one.directory} is missing"
         away.rename(one.directory)
         await one.met()
 
@@ -582,9 +584,20 @@ async def test_a21_a_server_that_does_not_answer_is_never_registered() -> None:
         one.launch()
         await eventually(lambda: len(one.overs) >= 2)
         assert one.kubelet.registrations == []
+        assert not await one.registration.answer_ourselves()
         one.deaf = False
         await one.met()
         assert all([await answers(one.directory / name) for name in one.sockets])
+
+
+async def test_a21_between_two_rounds_a_server_that_did_not_answer_counts_as_one_that_does_not() -> None:
+    """Else the probe would find the process alive for the seconds between rounds, over and over."""
+    async with node() as one:
+        one.registration.timings = RegistrationTimings(poll=0.05, retry_first=300, retry_most=300)
+        one.deaf = True
+        one.launch()
+        await eventually(lambda: bool(one.overs) and not one.sockets)
+        assert not await one.registration.answer_ourselves()
 
 
 # --- Resources that come later ----------------------------------------------------------------------------------------

@@ -16,12 +16,13 @@ import pytest
 
 from gpu_device_plugin.kubelet.sockets import (
     DirectoryError,
+    DirectoryGoneError,
     NodeLock,
     advice,
     check_directory,
     identity,
     is_listened_to,
-    links,
+    is_there,
     listened_to,
     new_socket,
     remove_stale_sockets,
@@ -142,10 +143,16 @@ def test_a_file_made_anew_is_another_one(folder: Path) -> None:
     assert identity(path) not in {first, None}
 
 
-def test_a_directory_counts_its_names(folder: Path) -> None:
-    """A container keeps seeing a directory that was deleted on the host; it has no name left."""
-    assert links(folder) == 2
-    assert links(folder / "missing") is None
+def test_a_directory_that_was_deleted_under_a_mount_is_neither_there_nor_missing(folder: Path) -> None:
+    """A container keeps seeing it, as through an open descriptor; it has no name left."""
+    assert is_there(folder)
+    assert not is_there(folder / "missing")
+    (folder / "deleted").mkdir()
+    descriptor = os.open(folder / "deleted", os.O_RDONLY)
+    (folder / "deleted").rmdir()
+    with pytest.raises(DirectoryGoneError, match="sees only the old one"):
+        is_there(Path(f"/proc/self/fd/{descriptor}"))
+    os.close(descriptor)
 
 
 # --- One instance -----------------------------------------------------------------------------------------------------

@@ -191,7 +191,7 @@ def derive(inputs: NodeInputs, before: NodeConfig) -> NodeConfig:
     plan = replace(
         template,
         enforcements={gpu.uuid: chosen.gpus[at] for at, gpu in gpus.items()},
-        mps={} if isinstance(inputs.mps, str) else inputs.mps,
+        mps={} if isinstance(inputs.mps, str) else _without_clients(inputs.mps),
         mps_compute=want.compute,
         refuse=inputs.refuse and want.required,
     )
@@ -226,6 +226,11 @@ def derive(inputs: NodeInputs, before: NodeConfig) -> NodeConfig:
         missing=chosen.missing,
         too_many=too_many,
     )
+
+
+def _without_clients(daemons: Mapping[str, MpsGpu]) -> Mapping[str, MpsGpu]:
+    """Leave out of the daemons what changes with every client that comes or goes."""
+    return {uuid: replace(gpu, clients=0, server_pids=(), limit_mib=0) for uuid, gpu in daemons.items()}
 
 
 def ignored_labels(labels: Mapping[str, str]) -> Mapping[str, str]:

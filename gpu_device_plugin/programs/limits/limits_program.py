@@ -117,9 +117,13 @@ class LimitHelper:
         if not due:
             return
         leaves = self._tree.leaves({_owner(key) for key in self._wanted})
-        paths = {key: path for key in due if (path := (leaves or {}).get(_owner(key))) is not None}
+        memory_mib = {gpu.uuid: gpu.total_mib for gpu in self._hardware.view.value.inventory.gpus}
+        refused = setting.refused_soft_limits(self._wanted, memory_mib)
+        paths = {
+            key: path for key in due if key not in refused and (path := (leaves or {}).get(_owner(key))) is not None
+        }
         unseen = setting.NO_CGROUPS if leaves is None else setting.NO_LEAF
-        found = dict.fromkeys(due, unseen) | await self._set(paths)
+        found = {key: refused.get(key, unseen) for key in due} | await self._set(paths)
         for key in due:
             self._attempted(key, found[key])
         self._changed.set()

@@ -172,8 +172,7 @@ class NodeAgent:
             MemoryFiles(settings.memory_dir),
             self.evictor,
         )
-        soft, of = settings.soft_limit == "share", (self.use_watch.holdings, self.borrowing.limits_now)
-        self._limit_link = None if settings.memory_dir is None else LimitLink(settings.memory_dir, *of, soft=soft)
+        self.limit_link = self._tell_limits()
         self._answers = AllocationHandler(
             self.state,
             None if cluster is None else cluster.waiting,
@@ -206,7 +205,8 @@ class NodeAgent:
         self._stranding = OrphanedInstances(config, self.entries, self.kubelet_records, api, self.reports)
         self._lock = NodeLock(settings.device_plugin_dir)
         self._share_size = StateFile(settings.device_plugin_dir, SHARE_SIZE)
-        self._ended_pods = StateFile(settings.device_plugin_dir, ENDED_PODS)
+        # Without it the share size stays what it was, so a power cut does no harm.
+        self._ended_pods = StateFile(settings.device_plugin_dir, ENDED_PODS, lasting=False)
         self.serving_switch = ServingModeSwitch(
             config,
             self.state,
@@ -256,6 +256,12 @@ class NodeAgent:
         files = IncidentFiles(settings.device_plugin_dir)
         return history, FlightRecorder(settings.node_name, self.api, watch, history, self.use_reports.now, files)
 
+    def _tell_limits(self) -> LimitLink | None:
+        directory, of = self.settings.value.memory_dir, (self.use_watch.holdings, self.borrowing.limits_now)
+        if directory is None:
+            return None
+        return LimitLink(directory, *of, soft=lambda: self.settings.value.soft_limit == "share")
+
     def _audit(self) -> AuditLog:
         known = self.settings.value, self.config, self.state, self.use_watch
         return AuditLog(*known, self.cluster, self.evictor, self.api.note_decision)
@@ -269,7 +275,7 @@ class NodeAgent:
         Raises:
             UsageError: the settings do not fit this node, or the address of the probes cannot be listened on.
             HardwareContextLost: this container has lost its access to the GPUs.
-            DirectoryGoneError: the device-plugin directory that this container has mounted was deleted.
+            DirectoryGoneError: a directory of the kubelet that this container has mounted was deleted.
             ListFullError: the device list is full of MIG instances that are not offered any more.
         """
         self._begin()
@@ -309,8 +315,9 @@ class NodeAgent:
             self.hardware.view.follow(self.verification.again),
             self.reconciler.checkpoint_entries.follow(self._holders_changed),
         ]
-        if self._limit_link is not None:
-            parts += [self._limit_link.run(), self.entries.follow(self._limit_link.changed)]
+        if self.limit_link is not None:
+            changed = self.limit_link.changed
+            parts += [self.limit_link.run(), self.entries.follow(changed), self.settings.follow(changed)]
         if self.evictor is not None and self.failures is not None:
             parts += [self.evictor.run(), self.failures.run()]
         if self.cluster is not None and self.dra is not None:

@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
+from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together
 from gpu_device_plugin.core.contract.cordons import LONGEST_CORDONS, cordons_of, write_cordons
 from gpu_device_plugin.core.contract.keys import CORDONS
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import NoReturn
 
-    from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.core.contract.cordons import Cordon
     from gpu_device_plugin.core.node.limits.extra_grant import ExtraGrant
     from gpu_device_plugin.core.node.serving_mode import Serving
@@ -128,6 +128,8 @@ class Configuration:
         self._saved_cordons = StateFile(
             self._settings.value.device_plugin_dir, PUT_ASIDE, longest=LONGEST_CORDONS * _MOST_BYTES
         )
+        self._cordons_read: Observable[str | None] = Observable(None)
+        """What our node said last, for the next agent; None: nothing that the file does not have."""
         self._set_up_hardware()
 
     async def run(self) -> NoReturn:
@@ -145,7 +147,9 @@ class Configuration:
             self.api.node.follow(self._take_node),
             self.conflicting_plugins.others.follow(self.update),
             self.mps.daemons.follow(self.update),
+            self.mps.others.follow(self.update),
             self.serving.follow(self.update),
+            self._saved_cordons.keep(self._cordons_read),
         )
 
     def update(self, _new: object = None) -> None:
@@ -162,7 +166,7 @@ class Configuration:
             watched=view.state is State.WATCHING,
             sentence=view.sentence,
             mps=self.mps.daemons.value,
-            without_mps=self.mps.others,
+            without_mps=self.mps.others.value,
             serving=self.serving.value,
             others=self.conflicting_plugins.others.value,
         )
@@ -254,5 +258,5 @@ class Configuration:
         if config.missing not in {"", before.missing}:
             self._reports.limits_missing(config.missing)
         if config.cordons != before.cordons:
-            self._saved_cordons.write(write_cordons(config.cordons) or "")
+            self._cordons_read.set(write_cordons(config.cordons) or "")
             self._reports.cordons_changed(before.cordons, config.cordons)

@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.aio.waiting import together, within
+from gpu_device_plugin.aio.waiting import in_thread, together, within
 from gpu_device_plugin.core.contract.elastic import write_answer
 from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD
 from gpu_device_plugin.core.model.memory import format_mib
@@ -130,14 +130,18 @@ class Guarantees:
             self._state.update(Ledger.with_grown, owned(grown, self._entries.value))
         elif not self._wishes:  # as on most nodes, whose ledger changes with every container all the same
             self._answers = {}
-            return not self._saved.save({})
+            return not await self._save({})
         found, decided = self._decide()
         if decided.unknown:
             await asyncio.gather(*(self._read_allowance(namespace) for namespace in sorted(decided.unknown)))
             found, decided = self._decide()
-        refused = {**decided.refused, **self._apply(decided.grown, found)}
+        refused = {**decided.refused, **await self._apply(decided.grown, found)}
         unanswered = self._answer(found, refused)
-        return bool(refused or decided.unknown) or unanswered or not self._saved.save(self._state.node.ledger.grown)
+        return bool(refused or decided.unknown) or unanswered or not await self._save(self._state.node.ledger.grown)
+
+    async def _save(self, grown: Mapping[ContainerKey, Growth]) -> bool:
+        """Save guarantees for the next agent; return whether that succeeded."""
+        return await in_thread(self._saved.save, grown)
 
     async def _read_wishes(self) -> None:
         """Parse what pods have on them, each text once; others run in between."""
@@ -173,20 +177,22 @@ class Guarantees:
         if found is not None:
             self._allowances[namespace] = found, self.clock()
 
-    def _apply(
+    async def _apply(
         self, grown: Mapping[ContainerKey, Growth], found: Mapping[str, Sequence[Elastic]]
     ) -> Mapping[ContainerKey, str]:
         """Change the ledger and the file; return why containers did not grow after all.
 
-        What shrinks does so in the ledger first, what grows in the file. Nothing is given out in between.
+        What shrinks does so in the ledger first, what grows in the file. While that is written the kubelet may get
+        answers, so what grows does so only if the decision is still the same; otherwise the next round has another.
         """
         before = self._state.node.ledger.grown
         lower = {key: min(growth, grown[key], key=_shares) for key, growth in before.items() if key in grown}
         self._state.update(Ledger.with_grown, lower)
         refused = {}
-        if self._saved.save(grown):
+        saved = await self._save(grown)
+        if saved and self._decide()[1].grown == grown:
             self._state.update(Ledger.with_grown, grown)
-        else:
+        elif not saved:
             refused = {key: _NOT_SAVED for key, growth in grown.items() if growth != lower.get(key)}
         after = self._state.node.ledger.grown
         for each in chain(*found.values()):

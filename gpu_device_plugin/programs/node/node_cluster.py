@@ -40,7 +40,6 @@ from gpu_device_plugin.core.contract.nodelabels import node_labels, our_annotati
 from gpu_device_plugin.core.contract.nodereport import write_node_limits
 from gpu_device_plugin.core.contract.promises import assignment, write_instances
 from gpu_device_plugin.core.model.gpus import Inventory
-from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import TooManySharesError
 from gpu_device_plugin.core.node.holdings import assigned_shares
@@ -310,7 +309,7 @@ class NodeCluster(NodeApi):
                 shares = shares.with_inventory(
                     Inventory(self._before, order=self._before),
                     self._settings.exclude_gpus,
-                    mig=MigMode(self._settings.mig),
+                    mig=config.shares.mig,
                 )
             unhealthy = {shared.gpu.uuid: config.why_none for shared in shares.gpus}
         if config.withheld:

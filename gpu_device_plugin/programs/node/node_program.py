@@ -7,11 +7,11 @@ import logging
 import signal
 from typing import TYPE_CHECKING, NoReturn
 
+from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together
 from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
 from gpu_device_plugin.hardware.monitor import HardwareContextLost
-from gpu_device_plugin.kubelet.registration_loop import DirectoryGoneError
-from gpu_device_plugin.kubelet.sockets import DirectoryError
+from gpu_device_plugin.kubelet.sockets import DirectoryError, DirectoryGoneError
 from gpu_device_plugin.kubelet.statefile import PROFILE, StateFile
 from gpu_device_plugin.programs.lifetime import Rereading, until_stopped
 from gpu_device_plugin.programs.node.agent import NodeAgent
@@ -81,6 +81,8 @@ class NodeProgram:
         self._remembered = StateFile(settings.device_plugin_dir, PROFILE)
         self._label = ""
         """The profile that our node's label named last."""
+        self._profile: Observable[str | None] = Observable(None)
+        """The profile for the next agent; None: the one in the file."""
         self._in_force = ""
         """The profile whose settings are in force."""
         self.agent: NodeAgent | None = None
@@ -105,7 +107,12 @@ class NodeProgram:
             self._label = self._in_force = label
             self.choice = None
         agent = self.agent = self.agent or self._make_agent(self._settings)
-        await together(agent.run(), self.rereading.run(), agent.api.node.follow(self._take_node))
+        await together(
+            agent.run(),
+            self.rereading.run(),
+            agent.api.node.follow(self._take_node),
+            self._remembered.keep(self._profile),
+        )
 
     def look(self) -> None:
         """Read the configuration again."""
@@ -151,7 +158,7 @@ class NodeProgram:
             self._label = label
             self.rereading.look(anyway=True)
         if self._in_force == label:
-            self._remembered.write(label)
+            self._profile.set(label)
 
     def _read(self, texts: Texts) -> NodeSettings:
         return settings_for(self._sources, texts, self._label)

@@ -186,6 +186,13 @@ def test_daemons_of_mps_labels_and_settings_reach_the_means() -> None:
     assert by_label.limits_summary.startswith("mps: the node label ack.node.gpu.schedule=core_mem asks for it")
 
 
+def test_clients_of_mps_that_come_and_go_change_nothing_of_the_configuration() -> None:
+    """Each would publish the whole configuration anew, and have every part of the agent look at it."""
+    alone = config(limits="mps", mps={"GPU-0": READY})
+    busy = replace(READY, clients=3, server_pids=(17, 18), limit_mib=4096)
+    assert config(alone, limits="mps", mps={"GPU-0": busy}) == alone
+
+
 def test_a_wanted_means_that_is_not_there_bars_the_gpus_or_is_told_alone() -> None:
     refused = config(limits="mps", refuse=True, mps="it ended")
     assert refused.barred == {"GPU-0", "GPU-1"}

@@ -128,6 +128,16 @@ async def test_a_wanted_limit_is_set_lowered_and_raised(node: Node) -> None:
             assert node.limit(leaf) == mib
 
 
+async def test_soft_limits_beyond_the_memory_of_the_gpu_are_not_set(node: Node) -> None:
+    greedy, modest = node.starts(C), node.starts(D)
+    reserves, holds = MemoryLimit(1 << 26, 1 << 26), MemoryLimit(4096)
+    node.write(write_wanted({LimitKey(UID, C, GPU): reserves, LimitKey(UID, D, GPU): holds}).encode())
+    async with node.helper():
+        await node.says(C, "the soft limits of its GPU are 67108864 MiB together, and it has")
+        await node.has_set(D, 4096)
+        assert (node.limit(greedy), node.limit(modest)) == (None, 4096)
+
+
 async def test_without_an_agent_the_driver_is_not_open_and_nothing_is_set(node: Node) -> None:
     """A GPU that nobody uses can be reset, and its driver be replaced."""
     leaf = node.starts(C)

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.elastic import NO_ANSWER, Answer, readable_answer
 from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED, RESIZE_BOUND
+from gpu_device_plugin.kubelet.statefile import SavedGuarantees
 from gpu_device_plugin.testing.cluster import cluster_requests
 from tests.names import COUNT, MEM
+from tests.patience import stretched
 from tests.programs.node.cluster_harness import cluster
 from tests.programs.node.harness import pod
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
+    import pytest
+
+    from gpu_device_plugin.core.node.ledger import Growth
     from gpu_device_plugin.programs.node.guarantees import Guarantees
     from tests.programs.node.cluster_harness import Cluster
 
@@ -91,6 +98,36 @@ async def test_what_was_guaranteed_ends_with_the_pod() -> None:
         there.api.delete("pods", "a")
         await there.node.healthy_is(MEM, 14)
         assert (await there.run(pod("c", mem=14))).phase == "Running"
+
+
+async def test_room_that_a_pod_gets_while_a_guarantee_is_being_saved_is_not_guaranteed_to_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The disk is slow, and the kubelet gets its answers meanwhile."""
+    begun, goes_on, save = threading.Event(), threading.Event(), SavedGuarantees.save
+
+    def slow(self: SavedGuarantees, grown: Mapping[Any, Growth]) -> bool:
+        if grown:
+            begun.set()
+            goes_on.wait(patient_s)
+        return save(self, grown)
+
+    patient_s = stretched()
+    async with node() as there:
+        a = await there.run(pod("a", mem=4))
+        await there.node.healthy_is(MEM, 14)
+        monkeypatch.setattr(SavedGuarantees, "save", slow)
+        wish(there, "a", "10")
+        await there.node.until(begun.is_set)
+        b = await there.run(pod("b", mem=8))
+        assert b.phase == "Running"
+        goes_on.set()
+        why = "GPU 0 has 2 GiB left that is promised to nobody, and 6 GiB more are asked for"
+        await there.node.until(lambda: held(there, "a").why == why)
+        assert there.node.agent is not None
+        assert there.node.agent.state.node.ledger.grown == {}
+        assert await asyncio.to_thread(SavedGuarantees(there.node.kubelet.device_plugin_dir).load) == {}
+        assert there.positions(a) == {0: 4}
 
 
 async def test_a_wish_without_room_is_refused_until_there_is_room() -> None:

@@ -11,32 +11,38 @@ import sys
 import threading
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+import grpc
 import pytest
 
+from gpu_device_plugin import files
 from gpu_device_plugin.aio.http import who_listens
+from gpu_device_plugin.core.contract.cordons import Cordon, write_cordons
+from gpu_device_plugin.core.contract.keys import CORDONS, MEMORY_GUARANTEE, RESIZE_BOUND
 from gpu_device_plugin.core.contract.nodereport import SERVED, read_node_use
 from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.core.model.shares import SHARES
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import HardwareContextLost
-from gpu_device_plugin.kubelet.registration_loop import DirectoryGoneError
-from gpu_device_plugin.kubelet.sockets import DirectoryError
+from gpu_device_plugin.kubelet.servicer import PluginServicer
+from gpu_device_plugin.kubelet.sockets import DirectoryError, DirectoryGoneError
 from gpu_device_plugin.programs.node.node_program import RESTART_AFTER, main
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from tests.kubelet.locks import held
 from tests.names import COUNT, MEM
-from tests.patience import eventually, patience, until
+from tests.patience import patience, until
 from tests.ports import free_port
+from tests.programs.node.cluster_harness import NODE, cluster
 from tests.programs.node.harness import T4, container, gpus_of, pod, world
+from tests.programs.node.mps_supervisor import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
     from tests.programs.node.harness import NodeWorld
 
@@ -290,16 +296,79 @@ async def test_an_agent_that_is_ready_says_what_else_is_to_be_known(caplog: pyte
         assert [caplog.messages.count(line) for line in (limits, unknown)] == [1, 1]
 
 
-async def test_an_agent_whose_sockets_do_not_answer_is_not_alive() -> None:
+async def test_an_agent_whose_sockets_do_not_answer_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    deaf = threading.Event()
+    answer = PluginServicer.GetDevicePluginOptions
+
+    async def options(self: PluginServicer, request: Any, context: Any) -> Any:
+        if deaf.is_set():
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "Too many open files")
+        return await answer(self, request, context)
+
+    monkeypatch.setattr(PluginServicer, "GetDevicePluginOptions", options)
     async with world() as node:
         agent = await node.start_agent()
         assert await agent.serving_switch.alive() == ()
+        deaf.set()
+        assert await agent.serving_switch.alive() == ("the agent's sockets do not answer",)
+        deaf.clear()
+        assert await agent.serving_switch.alive() == ()
+
+
+async def test_an_agent_that_waits_for_the_kubelets_directory_is_alive_and_not_ready() -> None:
+    """A probe that restarts it would do so for ever: a new process has to wait as well."""
+    async with world() as node:
+        agent = await node.start_agent()
         directory = node.kubelet.device_plugin_dir
         directory.rename(directory.with_name("away"))
-        await eventually(agent.serving_switch.alive)
-        assert await agent.serving_switch.alive() == ("the agent's sockets do not answer",)
+        missing = f"the device-plugin directory {directory} is missing"
+        await node.until(lambda: missing in agent.registration.unmet())
+        assert await agent.serving_switch.alive() == ()
+        assert missing in await agent.serving_switch.ready()
         directory.with_name("away").rename(directory)
         await node.ready()
+        assert await agent.serving_switch.alive() == ()
+
+
+async def test_no_disk_keeps_the_kubelet_waiting_for_an_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What the agent keeps for the next one is written, and synced, beside the loop that answers the kubelet."""
+    on_loop: list[str] = []
+    sync, replace_below = os.fsync, files.replace_below
+
+    def synced(descriptor: int) -> None:
+        if threading.current_thread() is threading.main_thread():
+            on_loop.append(f"fsync of {Path(f'/proc/self/fd/{descriptor}').readlink()}")
+        sync(descriptor)
+
+    def replaced(root: Path, name: str, content: bytes, **rest: Any) -> None:
+        if threading.current_thread() is threading.main_thread() and name.endswith(("allocations", "guarantees")):
+            on_loop.append(name)
+        replace_below(root, name, content, **rest)
+
+    mps = tmp_path / "mps"
+    mps.mkdir()
+    async with cluster("fake:2xT4", limits="mps", limits_fallback="advisory", mps_dir=str(mps)) as there:
+        supervisor = Supervisor(mps)
+        supervisor.start()
+        there.api.add(
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default", "labels": {RESIZE_BOUND: "9"}}}
+        )
+        await there.start_agent()
+        there.cluster.look_s = 0.05
+        monkeypatch.setattr(os, "fsync", synced)
+        monkeypatch.setattr(files, "replace_below", replaced)
+        await there.run(pod("a", mem=4))
+        there.api.patch("pods", "a", {"metadata": {"annotations": {MEMORY_GUARANTEE: "6"}}})
+        uuid = there.node.uuids[1]
+        cordons = write_cordons({uuid: Cordon("alice")})
+        there.api.patch("nodes", NODE, {"metadata": {"annotations": {CORDONS: cordons}}})
+        folder = there.node.kubelet.device_plugin_dir / "gpushare"
+        kept = {name: folder / name for name in ("guarantees", "allocations", "cordons")}
+        await there.node.until(lambda: all(path.exists() and path.read_text().strip() for path in kept.values()))
+        assert uuid in kept["cordons"].read_text()
+        await there.node.rounds(2)
+        await supervisor.stop()
+    assert on_loop == []
 
 
 # --- The real command line --------------------------------------------------------------------------------------------

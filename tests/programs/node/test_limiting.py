@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -97,6 +98,15 @@ async def test_a_label_of_the_node_overrides_the_setting_while_the_agent_runs(
         assert [message.split(":")[1] for message in told[-3:]] == [" advisory", " driver", " advisory"]
         ignored = [message for message in caplog.messages if "set-limits=hard is ignored" in message]
         assert len(ignored) == 1
+
+
+async def test_the_limit_helper_is_told_of_soft_limits_by_the_settings_in_force() -> None:
+    async with world() as node:
+        agent = await node.start_agent(memory_dir=f"{node.folder}/memory")
+        assert agent.limit_link is not None
+        assert not agent.limit_link.soft()
+        agent.reload(replace(agent.settings.value, soft_limit="share"))
+        assert agent.limit_link.soft()
 
 
 async def test_an_extra_grant_reaches_the_container_with_its_pod(tmp_path: Path) -> None:

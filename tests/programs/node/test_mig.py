@@ -289,6 +289,22 @@ async def test_positions_outlive_the_agent_and_the_instances() -> None:
         await there.node.until(lambda: [gpu["index"] for gpu in there.said_of_node()["gpus"]] == [0, 1, 2, 3])
 
 
+@pytest.mark.parametrize("chosen_by", ["label", "reload"])
+async def test_shared_instances_that_the_driver_does_not_show_now_stay_on_the_node(chosen_by: str) -> None:
+    """Also where the node's label or changed settings say that they are shared, not the settings of the start."""
+    gpus, labels = [h100("1g.10gb*2"), T4], {"gpu-device-plugin/mig": "share"} if chosen_by == "label" else {}
+    async with cluster(gpus, node_labels=labels, mig="off" if labels else "share") as there:
+        await there.start_agent()
+        await there.node.until(lambda: [gpu["index"] for gpu in there.said_of_node().get("gpus", ())] == [0, 1, 2])
+        await there.node.stop_agent()
+        there.node.hardware(*gpus, events=[{"at": 0, "failure": "no-driver"}])
+        there.node.settings["mig"] = "off"
+        there.node.launch()
+        if chosen_by == "reload":
+            change(there.node, mig="share")
+        await there.node.until(lambda: [gpu["healthy"] for gpu in there.said_of_node()["gpus"]] == [False] * 3)
+
+
 async def test_instances_whose_gpu_is_lost_come_back_with_it() -> None:
     async with world([h100("1g.10gb*2"), T4], mig="share") as node:
         agent = node.launch()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.history import IncidentKind, IncidentProcess, IncidentSummary
@@ -11,7 +13,7 @@ from gpu_device_plugin.core.model.times import epoch_s, rfc3339
 from gpu_device_plugin.core.node.use.process_use import container_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.core.contract.history import Decision
     from gpu_device_plugin.core.contract.nodereport import NodeUse
@@ -31,8 +33,9 @@ AGAIN_S = 3600.0
 """Or if its last record is that old, quiet or not."""
 _AT_MOST, _WITHIN_S = 8, 600.0
 """At most so many records are made in so many seconds: a failing GPU takes all of its containers with it."""
-_ENDS, _AT_MOST_ENDS = frozenset({IncidentKind.OUT_OF_MEMORY, IncidentKind.CONTAINER_DIED}), 4
-"""And so many of containers: a job whose pods fail, one after the other, leaves room for what befalls its GPU."""
+_AT_MOST_OF_PODS = 4
+"""And so many of pods: a job whose pods fail, one after the other, leaves room for what befalls its GPU. Where several
+namespaces want them, they take turns."""
 _LONGEST_SENTENCE = 1000
 _OUT_OF_MEMORY = "OOMKilled"
 """The kubelet's reason of a container whose main process the kernel killed."""
@@ -57,6 +60,11 @@ class Trigger:
     container: str = ""
 
     @property
+    def namespace(self) -> str:
+        """Of the pod; empty for what befalls a GPU."""
+        return "" if self.pod is None else self.pod.namespace
+
+    @property
     def subject(self) -> tuple[str, ...]:
         """What the same trouble has in common."""
         if self.pod is None:
@@ -67,6 +75,7 @@ class Trigger:
 @dataclass(frozen=True, slots=True)
 class _Known:
     name: str
+    namespace: str
     recorded: float
     seen: float
 
@@ -76,6 +85,8 @@ class Recorded:
     """The incidents of the last hour, so that a storm of one trouble fills nothing."""
 
     known: Mapping[tuple[str, ...], _Known] = field(default_factory=dict)
+    refused: Mapping[str, float] = field(default_factory=dict)
+    """When namespaces last had an incident that was not recorded, of those that have had no record since."""
 
     def after(self, trigger: Trigger, name: str, now: float) -> tuple[Recorded, str]:
         """Return the incidents with this one, and the name of its record.
@@ -85,15 +96,31 @@ class Recorded:
         """
         known = {subject: each for subject, each in self.known.items() if now - each.seen < AGAIN_S}
         before = known.get(trigger.subject)
+        refused = {namespace: at for namespace, at in self.refused.items() if now - at < _WITHIN_S}
         if before is not None and now - before.seen < QUIET_S and now - before.recorded < AGAIN_S:
             known[trigger.subject] = replace(before, seen=now)
-            return Recorded(known), before.name
-        lately = [kind for (kind, *_), each in known.items() if now - each.recorded < _WITHIN_S]
-        ends = sum(kind in _ENDS for kind in lately)
-        if len(lately) >= _AT_MOST or (trigger.kind in _ENDS and ends >= _AT_MOST_ENDS):
-            return Recorded(known), ""
-        known[trigger.subject] = _Known(name, now, now)
-        return Recorded(known), name
+            return Recorded(known, refused), before.name
+        lately = [each.namespace for each in known.values() if now - each.recorded < _WITHIN_S]
+        namespace = trigger.namespace
+        if len(lately) >= _AT_MOST or (namespace and not _has_its_turn(namespace, lately, known.values(), refused)):
+            return Recorded(known, {**refused, namespace: now} if namespace else refused), ""
+        refused.pop(namespace, None)
+        known[trigger.subject] = _Known(name, namespace, now, now)
+        return Recorded(known, refused), name
+
+
+def _has_its_turn(namespace: str, lately: Sequence[str], known: Iterable[_Known], refused: Collection[str]) -> bool:
+    """Return whether a namespace may have one of the places for pods; `lately` are the namespaces of the last records.
+
+    Each may have an equal part of the places, and the one that has waited longest comes first.
+    """
+    taken = [each for each in lately if each]
+    last: dict[str, float] = {}
+    for each in known:
+        last[each.namespace] = max(each.recorded, last.get(each.namespace, -inf))
+    ahead = sum(last.get(other, -inf) < last.get(namespace, -inf) for other in refused)
+    part = max(1, _AT_MOST_OF_PODS // len({namespace, *taken, *refused}))
+    return taken.count(namespace) < part and _AT_MOST_OF_PODS - len(taken) > ahead
 
 
 def summary(trigger: Trigger, shares: Shares, at_s: float, taken: Collection[str]) -> IncidentSummary:
@@ -122,10 +149,28 @@ def concerned(uuids: Iterable[str], shares: Shares) -> frozenset[str]:
     )
 
 
-def making_room(names: Iterable[str], new: str, most: int = MOST_INCIDENTS) -> tuple[str, ...]:
-    """Return which records go so that there are at most `most` with the new one: the oldest, by their names."""
-    others = sorted(set(names) - {new})
-    return tuple(others[: max(0, len(others) + 1 - most)])
+def making_room(known: Mapping[str, IncidentSummary | None], new: IncidentSummary) -> tuple[str, ...]:
+    """Return which records go so that there are at most `MOST_INCIDENTS` with the new one.
+
+    Damaged ones (None) go first. Faults of GPUs and what befalls pods have half of the places each, if they want them.
+    Of those that have more, the GPU or namespace with the most records loses its oldest, by its name.
+    """
+    owners = {name: _owner(each) for name, each in known.items() if name != new.name and each is not None}
+    damaged = sorted(name for name, each in known.items() if name != new.name and each is None)
+    gone = damaged[: max(0, len(owners) + len(damaged) + 1 - MOST_INCIDENTS)]
+    while len(owners) + 1 > MOST_INCIDENTS:
+        counts = Counter([*owners.values(), _owner(new)])
+        of_pods = sum(count for (pods, _), count in counts.items() if pods) > MOST_INCIDENTS // 2
+        most = max(count for (pods, _), count in counts.items() if pods is of_pods)
+        oldest = min(name for name, owner in owners.items() if owner[0] is of_pods and counts[owner] == most)
+        gone.append(oldest)
+        del owners[oldest]
+    return tuple(gone)
+
+
+def _owner(about: IncidentSummary) -> tuple[bool, str]:
+    """Return whether a record is of a pod, and whose it is: of a namespace or of a GPU."""
+    return bool(about.namespace), about.namespace or about.uuid
 
 
 # --- What a record has ------------------------------------------------------------------------------------------------

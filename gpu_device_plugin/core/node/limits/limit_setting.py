@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -88,6 +89,27 @@ def attempted(limit: MemoryLimit, why: str, before: Attempt | None, now_s: float
     return Attempt(outcome, now_s + min(_RETRY_S * 2 ** min(failures - 1, _MOST_DOUBLINGS), CHECK_S), failures)
 
 
+def refused_soft_limits(
+    wanted: Mapping[LimitKey, MemoryLimit], memory_mib: Mapping[str, int]
+) -> Mapping[LimitKey, str]:
+    """Return which limits are not set for their soft limits, and why: those of a GPU are more than its memory.
+
+    `memory_mib` is by UUID. The driver adds a soft limit to the cgroups above for good, so whoever wrote the file of
+    what is wanted could take a GPU from everybody.
+    """
+    soft = {key: limit.soft_mib for key, limit in wanted.items() if limit.soft_mib}
+    sums: Counter[str] = Counter()
+    for key, mib in soft.items():
+        sums[key.uuid] += mib
+    return {
+        key: f"the soft limits of its GPU are {sums[key.uuid]} MiB together, and it has {memory_mib[key.uuid]} MiB"
+        if key.uuid in memory_mib
+        else NO_GPU
+        for key in soft
+        if sums[key.uuid] > memory_mib.get(key.uuid, 0)
+    }
+
+
 def why_not_set(limit: MemoryLimit, code: int, hard_mib: int | None) -> str:
     """Return why a limit is not set, by NVML's return `code` and the hard limit that was read back; empty: it is."""
     if code != _SUCCESS:
@@ -133,7 +155,8 @@ def reasons(
     wanted: Mapping[Place, tuple[LimitKey, MemoryLimit]], state: LimitsState | str, now_s: float
 ) -> Mapping[Place, str]:
     """Return why each wanted limit is not set, for those that are not; `state` is the helper's, or why it has none."""
-    if not isinstance(state, str) and now_s - state.beat_s > BEAT_S:
+    # A beat of the future was written before the machine started.
+    if not isinstance(state, str) and not now_s - BEAT_S <= state.beat_s <= now_s + BEAT_S:
         state = SILENT
     found = {}
     for place, (key, limit) in wanted.items():

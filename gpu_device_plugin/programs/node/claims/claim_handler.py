@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import in_thread, within
 from gpu_device_plugin.cluster.client.backoff import Backoff
 from gpu_device_plugin.cluster.client.errors import TRANSIENT, ApiError
 from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
@@ -144,10 +144,15 @@ class NodeClaims:
                 await self._done(self._store.write, before)  # a reboot removes one file, and a full disk keeps out both
                 self._memory_mounts(before)
                 return before
-            made = verdict if isinstance(verdict, Refused) else await self._limited(claim, verdict, before, owners)
-            if isinstance(made, Refused):
-                return made
-            await self._keep(made, before)
+            if isinstance(verdict, Refused):
+                return verdict
+            try:
+                made = await self._limited(claim, verdict, before, owners)
+                if isinstance(made, Refused):
+                    return made
+                await self._keep(made, before)
+            finally:
+                self.mps.given_up()  # what a claim asked for it has by now, or will not have
             self._metrics.count(m.ALLOCATIONS, DRIVER)
             _log.info("prepared", extra={"claim": str(made), "devices": [device.device for device in made.devices]})
             return made
@@ -233,23 +238,17 @@ class NodeClaims:
                 node = self._state.node
                 again = self._judged(claim, before)
                 if isinstance(again, Refused):
-                    mps.given_up()
                     return again
                 preparation = again
             plan = mps.plan(preparation.placement.at_most(preparation.limit_shares), node.shares, delivery.plan)
             why = "" if placement.demand.kind is Kind.MEMORY else mps.why_not_start(preparation.device_ids)
             if isinstance(plan, Refused) or why:
-                mps.given_up()
                 return plan if isinstance(plan, Refused) else Refused(Why.MPS_NOT_READY, why)
             delivery = delivery if plan is None else replace(delivery, plan=plan)
         refused = refuse_limits(claim, preparation, node.shares, delivery)
         if refused is not None:
             return refused
         made = claim_grant(claim, preparation, node.shares, delivery, present)
-        if mps is not None:
-            kind, ids = placement.demand.kind, preparation.device_ids
-            hold = DeviceHold("", "", kind, ids, HoldSource.CLAIM, claim.uid, made.enforcement, made.limit_mib)
-            mps.granted(hold)
         return self._made(claim, preparation, made)
 
     def _made(self, claim: Claim, preparation: Preparation, grant: Grant) -> PreparedClaim:
@@ -281,6 +280,13 @@ class NodeClaims:
         """
         former = frozenset() if before is None else before.device_ids - claim.device_ids
         self._state.update(Ledger.seen, claim.device_ids)
+        if self.mps.on and claim.device_ids:
+            limit_mib = claim.limit_mib or None
+            self.mps.granted(
+                DeviceHold(
+                    "", "", claim.kind, claim.device_ids, HoldSource.CLAIM, claim.uid, claim.enforcement, limit_mib
+                )
+            )
         self._now(replace(claim, device_ids=claim.device_ids | former))
         await self._done(self._store.write, claim)
         self._state.update(Ledger.without, former)
@@ -292,12 +298,8 @@ class NodeClaims:
 
     async def _done(self, act: Callable[..., None], *args: object) -> None:
         began = time.perf_counter()
-        work = asyncio.create_task(asyncio.to_thread(act, *args))  # a slow disk must not keep probes and health waiting
         try:
-            await asyncio.shield(work)
-        except asyncio.CancelledError:  # the kubelet has given up the call, and the next one must not meet half a file
-            await asyncio.wait({work})
-            raise
+            await in_thread(act, *args)
         except ClaimStoreError as error:
             raise NotPreparedError(f"{error}; this is tried again") from error
         finally:

@@ -104,7 +104,7 @@ class DraDriver:
         """How long a scheduler may still allocate devices of slices that are gone, in seconds."""
         self.list_s = 5.0
         """Seconds between two looks at the claims of the cluster while the node waits to serve in another mode."""
-        self._unrecovered = ""
+        self.unrecovered = ""
         """Why the claims of earlier agents are not known yet."""
         self._unusable = ""
         """What was wrong with the kubelet's directories when the driver last tried to register; of use until it has."""
@@ -151,8 +151,7 @@ class DraDriver:
         """Return the reasons why claims cannot get the GPUs of this node yet, as sentences; empty if they can."""
         unregistered, unpublished = self.loop.unmet(), self.offer.unpublished
         unusable = self._unusable if unregistered else ""
-        why = (self._unrecovered or unpublished) if unpublished else ""
-        return (*unregistered, *(sentence for sentence in (unusable, why) if sentence))
+        return (*unregistered, *(sentence for sentence in (unusable, unpublished) if sentence))
 
     # --- Serving --------------------------------------------------------------------------------------------------
 
@@ -167,11 +166,11 @@ class DraDriver:
                 if damaged:
                     await self._read_again(damaged)
             except (ClaimStoreError, NotPreparedError, ApiError) as error:
-                self._unrecovered = f"the claims that were prepared on this node are not known yet: {error}"
-                _log.error("%s", self._unrecovered)
+                self.unrecovered = f"the claims that were prepared on this node are not known yet: {error}"
+                _log.error("%s", self.unrecovered)
                 await asyncio.sleep(self.retry_s)
             else:
-                self._unrecovered = ""
+                self.unrecovered = ""
                 break
         if served:
             self._allocated = None

@@ -83,7 +83,8 @@ class ServingModeSwitch:
         unread = () if certain else ("the kubelet's checkpoint cannot be read; see the log",)
         claims = None if self.dra is None or serving.mode is ServingMode.DEVICE_PLUGIN else self.dra
         unmet = self.registration.unmet() if claims is None else claims.unmet()
-        waits = (serving.waits,) if serving.waits else ()
+        unrecovered = "" if self.dra is None else self.dra.unrecovered
+        waits = tuple(filter(None, (unrecovered, serving.waits)))
         return (*unseen, *self.conflicting_plugins.unmet(), *unread, *waits, *unmet)
 
     async def run(self) -> NoReturn:
@@ -174,7 +175,7 @@ class ServingModeSwitch:
         held = self._state.node.ledger.holds.keys() - dra.device_ids
         if not held:
             return frozenset()
-        pods = self._api.pods
+        pods = {pod.kubelet_uid: pod for pod in self._api.pods.values()}
         names = {
             f"pod {pods[entry.pod_uid].namespace}/{pods[entry.pod_uid].name}"
             if entry.pod_uid in pods

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.aio.waiting import together, within
+from gpu_device_plugin.aio.waiting import in_thread, together, within
 from gpu_device_plugin.core.node.holdings import held_through_others
 from gpu_device_plugin.core.node.kubelet.lost_allocations import Remembered
 from gpu_device_plugin.core.node.ledger import SETTLING_S, Hold, Ledger
@@ -60,6 +60,7 @@ class ForgottenPods:
 
     def __post_init__(self) -> None:
         self._saved: SavedAllocations | None = None
+        self._saving = asyncio.Lock()
         self._remembered: Remembered = Remembered()
         self._reported: frozenset[DeviceHold] = frozenset()
         self._doubtful: frozenset[DeviceHold] = frozenset()
@@ -99,9 +100,15 @@ class ForgottenPods:
         readable = found is not None and found.stamp is not None
         record = [hold for hold in found.holds if hold.kind is not None] if found and readable else None
         before = self._remembered
-        self._become(before.after(record, self._records.kubelet, its_own=its_own))
+        self._remembered = before.after(record, self._records.kubelet, its_own=its_own)
         if record is not None:
             self._doubtful |= self._remembered.forgotten - before.forgotten
+
+    async def save(self) -> None:
+        """Save for the next agent what was learned."""
+        if self._saved is not None:
+            async with self._saving:
+                await in_thread(self._saved.save, self._remembered)
 
     async def forget_ended(self) -> None:
         """Leave out the pods that have ended, and report the others."""
@@ -110,18 +117,13 @@ class ForgottenPods:
         processes = await asyncio.to_thread(procfs.running_pods, self._proc)
         in_api = None if self._in_api is None else self._in_api()
         if processes is not None or in_api is not None:
-            self._become(self._remembered.among({*(processes or ()), *(in_api or ())}))
+            self._remembered = self._remembered.among({*(processes or ()), *(in_api or ())})
         elif self._in_api is None:
             certain = self._remembered.forgotten - self._doubtful
-            self._become(self._remembered.among({hold.pod_uid for hold in certain}))
+            self._remembered = self._remembered.among({hold.pod_uid for hold in certain})
         if new := self._remembered.forgotten - self._reported:
             self._reported = self._remembered.forgotten
             self._lost(new, in_api or {})
-
-    def _become(self, remembered: Remembered) -> None:
-        self._remembered = remembered
-        if self._saved is not None:
-            self._saved.save(remembered)
 
 
 @dataclass(eq=False, repr=False)
@@ -298,6 +300,7 @@ class Reconciler:
         self._state.update(Ledger.with_forgotten, self._forgotten.device_ids)
 
     async def _forget_ended(self) -> None:
+        await self._forgotten.save()
         await self._forgotten.forget_ended()
         self._state.update(Ledger.with_forgotten, self._forgotten.device_ids)
 

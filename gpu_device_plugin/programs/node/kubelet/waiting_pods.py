@@ -235,7 +235,7 @@ class WaitingPods:
                 return  # the checkpoint does not show it yet
             heir = further
         del self._guesses[guessed]
-        pod = self._followed.pods.get(heir[0])
+        pod = next((pod for pod in self._followed.pods.values() if pod.kubelet_uid == heir[0]), None)
         inherited = self._swapped.get(heir) or (self._read(pod).promises.get(heir[1:]) if pod is not None else None)
         if inherited is not None:
             self._swapped[guessed] = inherited

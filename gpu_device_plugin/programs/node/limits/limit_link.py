@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import files
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import in_thread, within
 from gpu_device_plugin.core.contract.limitfiles import (
     LARGEST,
     STATE_FILE,
@@ -48,8 +48,8 @@ class LimitLink:
     _limits_now: Observable[Mapping[Place, int]]
     """MiB for the containers whose limit may be another than when they started."""
     _: KW_ONLY
-    soft: bool = False
-    """What a container is guaranteed is its soft limit."""
+    soft: Callable[[], bool] = lambda: False
+    """Returns whether what a container is guaranteed is its soft limit; after a change of it call `changed`."""
     poll_s: float = 2.0
     """Seconds between two looks at the helper's file, and at the running containers."""
     clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -65,7 +65,7 @@ class LimitLink:
         self._wake = asyncio.Event()
 
     def changed(self, _new: object = None) -> None:
-        """Tell the helper soon about containers that have started or ended."""
+        """Tell the helper soon: containers have started or ended, or their limits are others."""
         self._wake.set()
 
     async def run(self) -> NoReturn:
@@ -75,7 +75,7 @@ class LimitLink:
             tasks.create_task(self._limits_now.follow(self.changed), name="follow the limits now")
             while True:
                 self._wake.clear()
-                self._tell()
+                await self._tell()
                 # Nobody's limit is changed on most nodes, where nothing is looked at either.
                 await within(self.poll_s if self._before else None, self._wake.wait())
         raise AssertionError  # pragma: no cover (the loop never ends)
@@ -90,13 +90,16 @@ class LimitLink:
         except (OSError, LimitFileError) as error:
             _log.warning("what the limit helper was told is not known, and is written anew", extra={"why": str(error)})
 
-    def _tell(self) -> None:
-        found = setting.wanted_limits(self._holdings(), self._limits_now.value, self._before, soft=self.soft)
+    async def _tell(self) -> None:
+        found = setting.wanted_limits(self._holdings(), self._limits_now.value, self._before, soft=self.soft())
         wanted = dict(found.values())
         self._before = wanted
+        self.reasons = {place: why for place, why in self.reasons.items() if place in found}
         if wanted != self._wanted or (wanted and not (self._directory / WANTED_FILE).exists()):
-            self._write(wanted)
-        state = self._unwritten or (self._state() if found else "")
+            await in_thread(self._write, wanted)
+        state: LimitsState | str = self._unwritten
+        if found and not state:
+            state = await in_thread(self._state)
         known, self.reasons = self.reasons, setting.reasons(found, state, self.clock())
         for place, why in self.reasons.items():
             if why not in {known.get(place), setting.NOT_YET}:

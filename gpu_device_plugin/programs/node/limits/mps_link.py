@@ -72,6 +72,9 @@ class MpsLink:
     def __post_init__(self) -> None:
         self.daemons: Observable[Mapping[str, MpsGpu] | str] = Observable(mps.NOT_THERE)
         """The daemons of the supervisor, by the GPU's UUID, or why there is none."""
+        self.others: Observable[frozenset[str]] = Observable(frozenset())
+        """The UUIDs of GPUs with containers that were started without MPS, as last looked at: with every change of
+        those who hold GPUs while MPS plays a part."""
         self.refuse = True
         """The setting `limits_fallback` is `refuse`."""
         self.start_s, self.stop_s = mps.START_S, mps.STOP_S
@@ -126,12 +129,7 @@ class MpsLink:
     @property
     def barred(self) -> frozenset[str]:
         """The UUIDs of GPUs whose shares every container is refused for the containers that are there."""
-        return self._asked_for & self.others if self.refuse and self._asked_for else frozenset()
-
-    @property
-    def others(self) -> frozenset[str]:
-        """The UUIDs of GPUs with containers that were started without MPS."""
-        return frozenset(uuid for uuid, tenants in self._tenants.items() if tenants.others)
+        return self._asked_for & _others(self._tenants) if self.refuse and self._asked_for else frozenset()
 
     @property
     def ready(self) -> Mapping[str, bool]:
@@ -295,7 +293,9 @@ class MpsLink:
     def _holders_changed(self, _new: object = None) -> None:
         if not self._matters:  # without clients nobody's end or beginning concerns the supervisor
             return
-        self._clients = any(tenants.clients for tenants in self._tenants.values())
+        present = self._tenants
+        self._clients = any(tenants.clients for tenants in present.values())
+        self.others.change(_others(present))
         self._wake.set()
         self._write()
 
@@ -323,7 +323,8 @@ class MpsLink:
             _log.info("the MPS supervisor is asked for daemons", extra={"gpus": dict(wanted)})
         self._wanted, self._unwritten = wanted, True
         try:
-            files.replace_below(self._directory, WANTED_FILE, write_wanted(wanted).encode())
+            # No client outlives a power cut, and a call of the kubelet may wait for this.
+            files.replace_below(self._directory, WANTED_FILE, write_wanted(wanted).encode(), lasting=False)
         except OSError as error:
             why = (
                 f"the agent cannot write {self._directory / WANTED_FILE} ({error.strerror}): mount its directory "
@@ -384,6 +385,7 @@ class MpsLink:
         if self._written is not None and not self._unreadable:
             daemons = mps.SILENT if mps.silent(self._written, self.clock()) else self._written.gpus
         self.daemons.change(daemons)
+        self.others.change(_others(self._tenants))
         runs = self._written is not None and any(
             gpu.status is not MpsStatus.STOPPED for gpu in self._written.gpus.values()
         )
@@ -408,6 +410,10 @@ class MpsLink:
             if why != self._troubles.get(uuid):
                 self._on_trouble(uuid, why)
         self._troubles = found
+
+
+def _others(present: Mapping[str, mps.Tenants]) -> frozenset[str]:
+    return frozenset(uuid for uuid, tenants in present.items() if tenants.others)
 
 
 def _stamp(found: os.stat_result) -> _Stamp:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given as drawn
@@ -32,6 +34,9 @@ from gpu_device_plugin.core.node.holdings import Holding
 from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner
 from gpu_device_plugin.core.node.use.process_use import GpuProcess, GpuReading
 from tests.nodes import inventory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 SHARES = Shares(1024).with_inventory(inventory(16, 16))
 AT_S = 1_795_867_936.7
@@ -90,6 +95,43 @@ def test_after_ten_minutes_there_is_room_for_others() -> None:
     assert recorded(*full, (599, xid(8)), (600, xid(9)))[8:] == ["", "9"]
 
 
+def failing(namespace: str, number: int) -> Trigger:
+    """Return the death of the n-th pod of a Job."""
+    return death(pod=Pod(f"{namespace}-{number}", namespace, f"job-{number}"))
+
+
+def recorded_of(*happenings: tuple[float, Trigger]) -> dict[str, int]:
+    """Return how many records each namespace got, of these in the order of time; of GPUs under no name."""
+    ordered, found = sorted(happenings, key=lambda each: each[0]), Counter[str]()
+    for number, name in enumerate(recorded(*ordered)):
+        pod = ordered[number][1].pod
+        found["" if pod is None else pod.namespace] += name == str(number)
+    return dict(found)
+
+
+def test_a_job_that_fails_again_and_again_leaves_records_to_other_namespaces() -> None:
+    """A pod of the Job dies every ten seconds for two hours, and one of others is killed every 20."""
+    job = [(10.0 * n, failing("job", n)) for n in range(720)]
+    others = [(605.0 + 20 * n, failing("other", n)) for n in range(330)]
+    found = recorded_of(*job, *others)
+    assert found["other"] >= 20
+    assert found["job"] + found["other"] == 12 * 4
+    assert recorded_of(*job) == {"job": 12 * 4}, "places that nobody else wants are not kept"
+
+
+def test_more_namespaces_than_there_are_places_take_turns() -> None:
+    crowd = [(10.0 * n + of, failing(f"ns{of}", n)) for n in range(360) for of in range(6)]
+    found = recorded_of(*crowd)
+    assert sum(found.values()) == 24
+    assert set(found.values()) == {4}
+
+
+def test_containers_that_die_or_are_evicted_leave_places_for_faults_of_gpus() -> None:
+    evicted = [(float(n), replace(failing(f"ns{n}", n), kind=IncidentKind.OVER_USE_EVICTION)) for n in range(20)]
+    found = recorded_of(*evicted, *((30.0 + gpu, xid(gpu)) for gpu in range(8)))
+    assert (sum(found.values()), found[""]) == (8, 4)
+
+
 @drawn(st.lists(st.tuples(st.floats(0, 4000), st.integers(0, 12)), max_size=40))
 def test_no_more_than_eight_are_made_in_ten_minutes(happenings: list[tuple[float, int]]) -> None:
     ordered = sorted(happenings)
@@ -98,16 +140,48 @@ def test_no_more_than_eight_are_made_in_ten_minutes(happenings: list[tuple[float
     assert all(sum(0 <= later - at < 600 for later in made) <= 8 for at in made)
 
 
+def about(name: str, namespace: str = "", uuid: str = "GPU-0") -> IncidentSummary:
+    return IncidentSummary(name, "", IncidentKind.XID, "", uuid=uuid, namespace=namespace)
+
+
+def room(names: Iterable[str], new: str) -> tuple[str, ...]:
+    return making_room({name: about(name) for name in names}, about(new))
+
+
 @pytest.mark.parametrize("names", [[], ["a"], [f"{n:02}" for n in range(31)]])
 def test_nothing_makes_room_while_there_is_some(names: list[str]) -> None:
-    assert making_room(names, "new") == ()
+    assert room(names, "new") == ()
 
 
 def test_the_oldest_make_room() -> None:
     names = [f"{n:02}" for n in range(34)]
-    assert making_room(reversed(names), "99") == ("00", "01", "02")
-    assert making_room(names[:MOST_INCIDENTS], "31") == ()
-    assert making_room(names, "-1") == ("00", "01", "02"), "a clock that was set back does not remove the newest"
+    assert room(reversed(names), "99") == ("00", "01", "02")
+    assert room(names[:MOST_INCIDENTS], "31") == ()
+    assert room(names, "-1") == ("00", "01", "02"), "a clock that was set back does not remove the newest"
+    assert making_room({**{name: about(name) for name in names}, "00": None}, about("99"))[0] == "00", "a damaged one"
+
+
+def kept(*happenings: IncidentSummary) -> Counter[str]:
+    """Return whose records are left after these, one after the other; those of GPUs by UUID."""
+    known: dict[str, IncidentSummary | None] = {}
+    for number, each in enumerate(happenings):
+        new = replace(each, name=f"{number:06}")
+        for old in making_room(known, new):
+            del known[old]
+        known[new.name] = new
+    assert len(known) <= MOST_INCIDENTS
+    return Counter(each.namespace or each.uuid for each in known.values() if each is not None)
+
+
+def test_a_job_that_fails_for_days_pushes_out_neither_faults_of_gpus_nor_records_of_other_namespaces() -> None:
+    job, gpu, other = about("", "job"), about(""), about("", "other")
+    assert kept(gpu, other, other, *[job] * 1000) == {"GPU-0": 1, "other": 2, "job": 29}
+    assert kept(*[gpu] * 40, *[other] * 3, *[job] * 1000) == {"GPU-0": 16, "other": 3, "job": 13}
+
+
+def test_a_gpu_that_fails_for_days_pushes_out_neither_others_nor_records_of_containers() -> None:
+    gpu, neighbour, other = about(""), about("", uuid="GPU-1"), about("", "other")
+    assert kept(neighbour, *[other] * 40, *[gpu] * 1000) == {"GPU-1": 1, "other": 16, "GPU-0": 15}
 
 
 # --- Names ------------------------------------------------------------------------------------------------------------

@@ -130,6 +130,17 @@ def test_the_guarantee_is_the_soft_limit_where_the_setting_says_so() -> None:
         assert found == (KEY, MemoryLimit(now_mib, soft_mib))
 
 
+def test_soft_limits_beyond_the_memory_of_a_gpu_are_refused_together() -> None:
+    """Whoever writes the file could reserve all of a GPU for good: the driver never takes a soft limit off again."""
+    fits = {KEY: MemoryLimit(8192, 4096), OTHER: MemoryLimit(12288, 12288)}
+    assert setting.refused_soft_limits(fits, {A: 16384}) == {}
+    why = "the soft limits of its GPU are 16384 MiB together, and it has 16383 MiB"
+    assert setting.refused_soft_limits(fits, {A: 16383}) == {KEY: why, OTHER: why}
+    alone = {KEY: MemoryLimit(1 << 26, 1 << 26), OTHER: MemoryLimit(1 << 26)}
+    assert setting.refused_soft_limits(alone, {A: 16384}).keys() == {KEY}, "a hard limit takes nothing from anybody"
+    assert setting.refused_soft_limits(alone, {}) == {KEY: setting.NO_GPU}
+
+
 def test_a_limit_that_is_not_set_has_its_reason() -> None:
     wanted = {PLACE: (KEY, FOUR), (UID, "side", A): (OTHER, FOUR)}
     state = LimitsState({KEY: LimitOutcome(FOUR), OTHER: LimitOutcome(FOUR, "no")}, beat_s=100.0)
@@ -142,5 +153,7 @@ def test_a_helper_that_does_not_run_is_the_reason_of_all() -> None:
     wanted = {PLACE: (KEY, FOUR)}
     silent = LimitsState({KEY: LimitOutcome(FOUR)}, beat_s=100.0)
     assert setting.reasons(wanted, silent, 100.0 + setting.BEAT_S + 1) == {PLACE: setting.SILENT}
+    # A beat of the future was written before the machine started.
+    assert setting.reasons(wanted, silent, 100.0 - setting.BEAT_S - 1) == {PLACE: setting.SILENT}
     assert setting.reasons(wanted, setting.NOT_THERE, 0.0) == {PLACE: setting.NOT_THERE}
     assert setting.reasons({}, setting.NOT_THERE, 0.0) == {}

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from gpu_device_plugin.core.contract.cordons import Cordon, write_cordons
+from gpu_device_plugin.core.contract.dra import DRIVER
 from gpu_device_plugin.core.contract.keys import CORDONS
+from gpu_device_plugin.core.contract.mpsfiles import MpsStatus
 from gpu_device_plugin.kubelet._proto import dra_v1_pb2
+from gpu_device_plugin.kubelet.sockets import DirectoryGoneError
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer
 from gpu_device_plugin.testing.cluster.dra_scheduler import exactly
 from tests.programs.node.cluster_harness import NODE, RIGHTS
@@ -20,6 +26,8 @@ from tests.programs.node.harness import T4
 from tests.programs.node.mps_supervisor import Supervisor
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from gpu_device_plugin.core.dra.prepared import PreparedClaim
 
 WHOLE = exactly("whole-gpu")
@@ -115,6 +123,28 @@ async def test_a_claim_whose_file_is_damaged_is_read_from_the_api_again() -> Non
         assert (await here.kubelet.start_pod("c1")).environ == before.environ
 
 
+@pytest.mark.parametrize("serve", ["dra", "device-plugin"])
+async def test_an_agent_that_waits_for_the_api_with_the_damaged_file_of_a_claim_is_alive_and_not_ready(
+    serve: str,
+) -> None:
+    """A probe that restarts it would do so for ever: a new process cannot read the file either."""
+    async with claims() as here:
+        await here.start()
+        await here.run_claim("c1")
+        await here.node.stop_agent()
+        for path in here.dra_files():
+            path.write_text("\0" * 20)
+        here.api.fail(Answer(503), resources=["resourceclaims"])
+        here.launch(serve=serve)
+        assert here.node.agent is not None
+        switch = here.node.agent.serving_switch
+        await here.node.until(lambda: bool(here.dra.unrecovered))
+        assert await switch.alive() == ()
+        assert any("claims that were prepared on this node are not known yet" in why for why in await switch.ready())
+        here.api.heal()
+        await here.node.until(lambda: bool(here.dra.claims.prepared.value))
+
+
 async def test_a_gpu_that_a_claim_has_by_a_device_of_a_former_agent_is_given_to_nobody_else() -> None:
     """Such a device was beside the one for parts, and kube-scheduler counts nothing of it for that one."""
     async with claims() as here:
@@ -153,6 +183,24 @@ async def test_a_cordon_keeps_new_claims_from_a_gpu_and_serves_those_that_were_a
         here.api.patch("nodes", NODE, {"metadata": {"annotations": {CORDONS: None}}})
         await here.node.until(lambda: "taints" not in here.devices()[uuid.lower()])
         assert here.allocate("after") == ""
+
+
+@pytest.mark.parametrize("which", ["registry", "plugins"])
+async def test_a_driver_whose_container_still_sees_a_deleted_directory_of_the_kubelet_is_restarted(which: str) -> None:
+    """The way through an open descriptor is what a bind mount is to a container: it leads to what is no more."""
+    async with claims() as here:
+        gone = here.kubelet.plugins.with_name("gone")
+        gone.mkdir()
+        descriptor = os.open(gone, os.O_RDONLY)
+        gone.rmdir()
+        here.launch()
+        mounted, directories = Path(f"/proc/self/fd/{descriptor}"), here.dra.directories
+        if which == "registry":
+            directories.registry = mounted
+        else:
+            directories.plugin = mounted / DRIVER
+        assert isinstance(await here.node.ended(), DirectoryGoneError)
+        os.close(descriptor)
 
 
 async def test_slices_that_somebody_removes_come_back() -> None:
@@ -516,30 +564,78 @@ async def test_many_claims_at_once_never_share_a_share() -> None:
         assert len(frozenset().union(*held)) == sum(map(len, held)) == 28
 
 
-async def test_under_mps_a_part_of_a_gpu_waits_for_its_daemon_and_a_whole_gpu_for_the_end_of_one() -> None:
+@asynccontextmanager
+async def claims_under_mps(**settings: str) -> AsyncIterator[tuple[Claims, Supervisor]]:
+    """Make a node with claims whose memory is limited by MPS, and start its agent."""
     async with claims() as here:
         directory = here.node.folder / "mps"
         directory.mkdir()
         supervisor = Supervisor(directory)
         supervisor.start()
         try:
-            await here.start(limits="mps", mps_dir=str(directory))
-            started = await here.run_claim("c1", exactly(memory="7Gi"))
-            assert started.error == ""
-            assert started.environ["GPUSHARE_MEMORY_LIMIT_BY"] == "mps"
-            assert started.environ["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=7168M"
-            uuid = started.environ["NVIDIA_VISIBLE_DEVICES"]
-            assert list(supervisor.wanted) == [uuid]
-            await here.end_claim("c1")
-            await here.node.until(lambda: not supervisor.wanted)
-            whole = await here.run_claim("c2", WHOLE)
-            assert whole.error == ""
-            assert "CUDA_MPS_PIPE_DIRECTORY" not in whole.environ
-            await supervisor.vanish()
-            refused = await here.run_claim("c3", exactly(memory="1Gi"))
-            assert "MPS" in refused.error
+            await here.start(**{"limits": "mps", "mps_dir": str(directory), **settings})
+            yield here, supervisor
         finally:
             await supervisor.stop()
+
+
+async def test_under_mps_a_part_of_a_gpu_waits_for_its_daemon_and_a_whole_gpu_for_the_end_of_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with claims_under_mps() as (here, supervisor):
+        with caplog.at_level("INFO"):
+            started = await here.run_claim("c1", exactly(memory="7Gi"))
+        assert started.error == ""
+        assert started.environ["GPUSHARE_MEMORY_LIMIT_BY"] == "mps"
+        assert started.environ["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=7168M"
+        uuid = started.environ["NVIDIA_VISIBLE_DEVICES"]
+        assert list(supervisor.wanted) == [uuid]
+        asked = [record.gpus for record in caplog.records if "is asked for daemons" in record.message]  # type: ignore[attr-defined]
+        assert asked == [{uuid: 7168}], "from the first wish on, for a supervisor that looks in between ends the daemon"
+        await here.end_claim("c1")
+        await here.node.until(lambda: not supervisor.wanted)
+        whole = await here.run_claim("c2", WHOLE)
+        assert whole.error == ""
+        assert "CUDA_MPS_PIPE_DIRECTORY" not in whole.environ
+        await supervisor.vanish()
+        refused = await here.run_claim("c3", exactly(memory="1Gi"))
+        assert "MPS" in refused.error
+
+
+async def test_a_claim_that_is_refused_after_its_daemon_came_leaves_no_daemon_behind() -> None:
+    async with claims_under_mps() as (here, supervisor):
+        wish = {"apiVersion": "gpu-device-plugin/v1", "kind": "GpuShareConfig", "limits": "driver"}
+        refused = await here.run_claim("c1", exactly(memory="1Gi"), parameters=wish)
+        assert "the parameters of the claim require limits of driver" in refused.error
+        assert {status for _, status in supervisor.history} >= {MpsStatus.READY}
+        await here.node.until(lambda: not supervisor.wanted)
+
+
+async def test_a_claim_whose_files_cannot_be_written_keeps_its_daemon_with_its_devices() -> None:
+    """It holds them for the kubelet's next call, or until its end."""
+    async with claims_under_mps() as (here, supervisor):
+        here.kubelet.cdi.rename(here.kubelet.cdi.with_name("away"))
+        here.kubelet.cdi.touch()
+        assert (await here.run_claim("c1", exactly(memory="1Gi"))).error
+        assert supervisor.wanted
+        await here.end_claim("c1")
+        await here.node.until(lambda: not supervisor.wanted)
+
+
+async def test_a_gpu_is_offered_again_as_soon_as_the_last_container_without_mps_has_left_it() -> None:
+    """Not with the next look at our node, up to a minute later."""
+    slow = {"probe_interval": "1h", "blind_after": "2h"}
+    async with claims_under_mps(limits="advisory", limits_fallback="refuse", **slow) as (here, _):
+        uuid = (await here.run_claim("c1", exactly(memory="1Gi"))).environ["NVIDIA_VISIBLE_DEVICES"]
+        await here.node.stop_agent()
+        here.launch(limits="mps")
+        here.cluster.look_s = 3600
+        await here.serves()
+        agent = here.node.agent
+        assert agent is not None
+        await here.node.until(lambda: uuid in agent.config.value.barred)
+        await here.end_claim("c1")
+        await here.node.until(lambda: uuid not in agent.config.value.barred)
 
 
 async def test_an_agent_without_the_rights_of_a_driver_says_which_manifest_has_them() -> None:

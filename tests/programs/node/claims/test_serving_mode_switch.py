@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.node.serving_mode import ServingMode
+from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer
 from gpu_device_plugin.testing.cluster.dra_scheduler import exactly
 from tests.names import COUNT, MEM
+from tests.programs.node.cluster_harness import NODE
 from tests.programs.node.dra_harness import Claims, claims
 from tests.programs.node.harness import envs_of, pod
 
@@ -106,6 +109,21 @@ async def test_the_last_registration_asks_for_no_call_before_containers_start() 
         last = {each.resource_name: each.options.pre_start_required for each in requests}
         assert last == {MEM: False, COUNT: False}
         assert [each.options.pre_start_required for each in requests] == [True, True, False, False]
+
+
+async def test_a_node_that_waits_for_a_static_pod_of_the_plugin_names_it() -> None:
+    """The kubelet's records have its own UID of a static pod, and the API that of its mirror."""
+    async with claims(serve="auto") as here:
+        here.launch()
+        await serves_as_plugin(here)
+        static = await here.node.kubelet.admit(replace(pod("static", mem=3), uid="0123456789abcdef" * 2))
+        body = builders.pod("static", builders.container(mem=3), node=NODE)
+        here.api.add(builders.mirror(body, static.uid))
+        await here.seen("static")
+        here.label("dra")
+        agent = here.node.agent
+        assert agent is not None
+        await here.node.until(lambda: "pod default/static still holds" in agent.serving_switch.serving.value.waits)
 
 
 async def test_a_node_waits_for_claims_and_offers_nothing_meanwhile() -> None:

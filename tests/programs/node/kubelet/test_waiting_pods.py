@@ -20,7 +20,7 @@ from gpu_device_plugin.core.node.matching import Call, Match
 from gpu_device_plugin.metrics import Metrics
 from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.kubelet.waiting_pods import WaitingPods
-from gpu_device_plugin.testing.builders import container, pod
+from gpu_device_plugin.testing.builders import container, mirror, pod
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
 from tests import resources
 from tests.names import MEM
@@ -45,11 +45,10 @@ class Node:
         state = NodeState(gpus(14, 14, 14))
         self.waiting = WaitingPods(self.followed, (resources.MEM,), Metrics(), state, clock=lambda: self.now)
 
-    async def bound(self, name: str, gpu: int, amount: int = 4) -> None:
-        """Bind a pod with a promise of one GPU."""
-        self.api.add(
-            pod(name, container(mem=amount), node="n", uid=name, phase="Pending", annotations=promise(gpu, amount))
-        )
+    async def bound(self, name: str, gpu: int, amount: int = 4, *, static: str = "") -> None:
+        """Bind a pod with a promise of one GPU; of a static pod with the UID `static` its mirror."""
+        body = pod(name, container(mem=amount), node="n", uid=name, phase="Pending", annotations=promise(gpu, amount))
+        self.api.add(mirror(body, static) if static else body)
         async with patience(self.followed, self.api):
             async for pods in self.followed.changes.values():
                 if name in pods:
@@ -113,6 +112,26 @@ async def test_of_two_swapped_pods_each_goes_on_with_the_others_promise() -> Non
         assert there.ask("y") == "a"
         there.learn(b="x", a="y")
         assert there.left() == {}
+
+
+async def test_a_pod_that_was_swapped_with_a_static_pod_goes_on_with_the_promise_of_that() -> None:
+    """The kubelet's records have its own UID of a static pod, and the API that of its mirror."""
+    static = "0123456789abcdef" * 2
+    async with node("a") as there:
+        await there.bound("s", 1, static=static)
+        assert there.ask("x") == "a"
+        there.learn(**{static: "x"})
+        assert there.left() == {"a": 1}
+
+
+async def test_a_static_pod_that_was_swapped_goes_on_with_the_others_promise() -> None:
+    static = "0123456789abcdef" * 2
+    async with node() as there:
+        await there.bound("s", 0, static=static)
+        await there.bound("b", 1)
+        assert there.ask("x") == "s"
+        there.learn(b="x")
+        assert there.left() == {static: 1}
 
 
 async def test_a_chain_of_swaps_leaves_the_promise_that_nobody_used() -> None:

@@ -53,6 +53,7 @@ class World:
         self.directory = directory
         self.holdings = [holding()]
         self.limits: Observable[Mapping[Place, int]] = Observable({})
+        self.soft = False
 
     @property
     def wanted(self) -> Mapping[LimitKey, MemoryLimit] | None:
@@ -68,8 +69,14 @@ class World:
     @asynccontextmanager
     async def agent(self, *, soft: bool = False) -> AsyncIterator[LimitLink]:
         """Run an agent, whose clock shows 110 s."""
+        self.soft = soft
         link = LimitLink(
-            self.directory, lambda: self.holdings, self.limits, soft=soft, poll_s=POLL_S, clock=lambda: 110.0
+            self.directory,
+            lambda: self.holdings,
+            self.limits,
+            soft=lambda: self.soft,
+            poll_s=POLL_S,
+            clock=lambda: 110.0,
         )
         async with beside(link.run()):
             yield link
@@ -105,6 +112,15 @@ async def test_the_limit_now_is_told_and_its_outcome_heard(world: World) -> None
 async def test_the_guarantee_is_the_soft_limit_if_it_is_wanted(world: World) -> None:
     async with world.agent(soft=True):
         world.limits.set({PLACE: 8192})
+        await eventually(lambda: world.wanted == {KEY: MemoryLimit(8192, 4096)})
+
+
+async def test_a_changed_setting_of_soft_limits_reaches_the_helper(world: World) -> None:
+    world.limits.set({PLACE: 8192})
+    async with world.agent() as link:
+        await eventually(lambda: world.wanted == {KEY: MemoryLimit(8192)})
+        world.soft = True
+        link.changed()
         await eventually(lambda: world.wanted == {KEY: MemoryLimit(8192, 4096)})
 
 
