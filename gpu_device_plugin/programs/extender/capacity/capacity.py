@@ -144,6 +144,7 @@ class Capacity:
 
     async def _shelter(self) -> None:
         self._parts.holds.expire()
+        self._parts.holds.release()
         if self._settings().keep_nodes:
             await self.keeper.shelter(self.mover.moving)
         await self._parts.holds.write()

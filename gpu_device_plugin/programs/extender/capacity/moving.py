@@ -88,7 +88,7 @@ class Mover:
         elif isinstance(place, str):
             why = place
         else:
-            why = await self._evicted(pod, owner, to.node, place)
+            why = await self._hold(pod, owner, to.node, place) or await self._evicted(pod)
         where = {"pod": f"{pod.namespace}/{pod.name}", "from": pod.node_name, "to": to.node}
         self._parts.metrics.count(m.MOVES, "refused" if why else "evicted")
         if why:
@@ -134,16 +134,20 @@ class Mover:
             return f"its own terms, or the node's taints, keep it from node {name}"
         return there
 
-    async def _evicted(self, pod: Pod, owner: Owner, node: str, shares: Shares) -> str:
-        until_s = held_until_s(self._parts.wall(), pod)
-        self._parts.holds.hold(node, HeldRoom(pod.uid, pod.namespace, owner.uid, shares, until_s))
+    async def _hold(self, pod: Pod, owner: Owner, node: str, shares: Shares) -> str:
+        """Hold room so that the next active extender knows of it before the pod goes; return why it is not held."""
+        if not self._parts.holds.hold(node, room_for(pod, owner, shares, self._parts.wall())):
+            return f"the room could not be held: node {node} has no space to note it"
         try:
-            # The next active extender has to know of the room before the pod goes.
             await self._parts.holds.write(node)
         except ApiError as error:
             self._parts.holds.let_go(pod.uid)
             hint = f"; apply {MANIFEST}" if isinstance(error, ForbiddenError) else ""
             return f"the room could not be held: {error}{hint}"
+        return ""
+
+    async def _evicted(self, pod: Pod) -> str:
+        """Evict a pod for which room is held; return an empty text, or why it stays."""
         done = await evict(self._parts.client, pod, most_grace_s=pod.grace_s, timeout_s=_CALL_S, manifest=MANIFEST)
         if done.outcome is EvictionOutcome.EVICTED:
             return ""
@@ -161,6 +165,7 @@ class Mover:
         return done.why or "it is gone already"
 
 
-def held_until_s(now_s: float, pod: Pod) -> float:
-    """Return until when room is held for the replacement of a pod that is evicted at `now_s`, in the same time."""
-    return now_s + min(pod.grace_s, _LONGEST_GRACE_S) + _HELD_S
+def room_for(pod: Pod, owner: Owner, shares: Shares, now_s: float) -> HeldRoom:
+    """Return the room for the replacement of a pod that is evicted at `now_s`, in seconds since the epoch."""
+    until_s = now_s + min(pod.grace_s, _LONGEST_GRACE_S) + _HELD_S
+    return HeldRoom(pod.uid, pod.namespace, owner.uid, shares, until_s, now_s)

@@ -330,6 +330,27 @@ async def test_a_replacement_whose_binding_got_no_answer_counts_on_its_room_alon
         assert w.places("p-2") == {0: 4}
 
 
+async def test_room_that_is_taken_is_not_held_by_the_next_extender_although_the_node_says_so() -> None:
+    """The one before ended between the binding and the node; another pod of the controller waits for room elsewhere."""
+    async with capacity_world() as w:
+        node(w, "a", 4)
+        node(w, "b", 8)
+        uid = pod(w, "p", at=("a", 0))
+        await w.start()
+        wants(w, "p", "b")
+        await w.until(lambda: going(w, "p"))
+        w.api.fail(Answer(503), verbs={"patch"}, resources={"nodes"})
+        pod(w, "p-2")
+        assert (await w.schedule())["p-2"].node == "b"
+        pod(w, "p-3", 7)
+        await w.stop()
+        w.api.heal()
+        assert held(w, "b") == {uid: {"0": 4}}
+        await w.start()
+        await w.until(lambda: HELD_ROOM not in notes_on(w, "b"))
+        assert w.only.free("b") == [4]
+
+
 async def test_of_two_extenders_the_second_knows_the_room_of_the_first_and_does_nothing_itself() -> None:
     """Both follow the Lease of their schedulers; the second takes it while the replacement is awaited."""
     lease = {("get", "leases"), ("create", "leases"), ("update", "leases")}
