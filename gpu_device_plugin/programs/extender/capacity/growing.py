@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections import Counter
 from dataclasses import KW_ONLY, dataclass, field
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,6 +16,7 @@ from gpu_device_plugin.cluster.client.errors import Call, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import PODS, decoded
 from gpu_device_plugin.core.capacity.need import Need, Waiting, empty, needed
 from gpu_device_plugin.core.capacity.stand_ins import Wanted, terms_of
+from gpu_device_plugin.core.capacity.turns import in_turns
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.contract.keys import NODE_LABELS
 from gpu_device_plugin.core.contract.nodelabels import label_value
@@ -99,7 +99,7 @@ class Grower:
         ]
         present = self._parts.followed.hostnames()
         most = min(_MOST_NODES, max(1, _MOST_NAMED // (len(present) or 1)))
-        return [await self._room(node_type, present, pods) for node_type, pods in _in_turn(nodes)[:most]]
+        return [await self._room(node_type, present, pods) for node_type, pods in in_turns(nodes, _namespace)[:most]]
 
     async def _still_without_room(self, refused: Sequence[Refused]) -> Sequence[Refused]:
         """Leave out pods for which there is room by now: kube-scheduler is about to try them again."""
@@ -193,9 +193,5 @@ class Grower:
         return found
 
 
-def _in_turn(nodes: Sequence[tuple[NodeType, list[Refused]]]) -> Sequence[tuple[NodeType, list[Refused]]]:
-    """Return nodes one for each namespace in turn, so that no namespace takes all that are asked for."""
-    by_namespace: dict[str, list[tuple[NodeType, list[Refused]]]] = {}
-    for node in nodes:
-        by_namespace.setdefault(node[1][0].pod.namespace, []).append(node)
-    return [node for turn in zip_longest(*by_namespace.values()) for node in turn if node is not None]
+def _namespace(node: tuple[NodeType, Sequence[Refused]]) -> str:
+    return node[1][0].pod.namespace

@@ -60,7 +60,7 @@ class Holds:
         """By node, what its annotation says, where it says anything."""
         self._taken: deque[str] = deque(maxlen=_REMEMBERED)
         self._unclaimed_at: dict[str, float] = {}
-        """By the UID of a pod that is gone, since when no other claims the room for its replacement, monotonic seconds."""
+        """By the UID of a pod that is gone, since when no other claims its room, monotonic seconds."""
 
     def __repr__(self) -> str:
         return f"<Holds: {len(self._rooms)}>"

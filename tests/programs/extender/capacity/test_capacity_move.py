@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +12,7 @@ import pytest
 
 from gpu_device_plugin.core.contract.keys import HELD_ROOM, MOVE_TO
 from gpu_device_plugin.core.cost.audit import LOGGER, AuditKind, AuditRecord
+from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer
 from tests.patience import rounds
 from tests.programs.extender.capacity.capacity_world import (
@@ -27,7 +30,7 @@ from tests.programs.extender.capacity.capacity_world import (
     taint,
     wants,
 )
-from tests.programs.extender.harness import QUICK, RIGHTS
+from tests.programs.extender.harness import ALLOCATION, QUICK, RIGHTS
 
 if TYPE_CHECKING:
     from tests.programs.extender.harness import ExtenderWorld
@@ -272,6 +275,72 @@ async def test_a_replacement_that_the_scheduler_puts_elsewhere_leaves_no_room_tw
         w.finish("p")
         assert (await w.schedule())["p-2"].node == "a"
         assert w.only.free("b") == [4], "it is held still"
+
+
+async def test_a_pod_that_cannot_be_written_on_is_left_alone_for_longer_and_longer() -> None:
+    """200 of them had cost 858 requests a second, without end. Another wish is obeyed at once."""
+    async with capacity_world() as w:
+        denied = ["p"]
+        w.api.deny("no-refusals", lambda _old, new: "no" if new["metadata"]["name"] in denied else "", code=403)
+        node(w, "a", 8)
+        node(w, "b", 8)
+        pod(w, "p", at=("a", 0), annotations={MOVE_TO: "nonsense"})
+        await w.start()
+        began = time.monotonic()
+        await w.until(lambda: w.api.count("patch", "pods") == 1)
+        await some_rounds(w, 40)
+        # After 1 s, 2 s more, 4 s more.
+        assert w.api.count("patch", "pods") <= 1 + math.log2(1 + time.monotonic() - began)
+        denied.clear()
+        wants(w, "p", "b")
+        await w.until(lambda: going(w, "p"))
+
+
+async def test_moves_that_nobody_replaces_take_the_room_of_one_pod() -> None:
+    """The next pod of the namespace is moved once the last one has a replacement, or its room is given back.
+
+    With a quota of one pod somebody could make pods of invented controllers one after the other, and have room held
+    for each of them: for hours, and of the whole cluster.
+    """
+    async with capacity_world() as w:
+        node(w, "a", 8)
+        node(w, "b", 8, 8)
+        await w.start()
+        for n in range(5):
+            pod(w, f"p{n}", rs=f"invented-{n}", at=("a", 0))
+            wants(w, f"p{n}", "b", gpu=n % 2)
+            if not n:
+                await w.until(lambda: going(w, "p0"))
+                w.finish("p0")
+            else:
+                await some_rounds(w)
+                assert not going(w, f"p{n}")
+                w.force_delete(f"p{n}")
+        assert len(held(w, "b")) == 1
+        pod(w, "next", rs="next", at=("a", 0))
+        wants(w, "next", "b", gpu=1)
+        await some_rounds(w)
+        assert not going(w, "next")
+        pod(w, "p0-again", rs="invented-0")
+        await w.until(lambda: going(w, "next"))
+
+
+async def test_of_many_wishes_every_namespace_has_its_turn() -> None:
+    async with capacity_world() as w:
+        node(w, "a", 64)
+        node(w, "b", 8)
+        for n in range(40):
+            pod(w, f"vain-{n:02}", 1, at=("a", 0), annotations={MOVE_TO: "nonsense"})
+        notes = {ALLOCATION: '{"0": {"0": 4}}', MOVE_TO: json.dumps({"node": "b", "gpus": {"0": 4}})}
+        there = builders.pod("z", builders.container(mem=4), namespace="z", node="a", annotations=notes)
+        owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": "z", "uid": "uid-z"}}
+        w.api.add(builders.owned(there, owner))
+        await w.start()
+        await w.until(lambda: w.api.count("create", "pods/eviction") == 1)
+        made = [(each.verb, each.resource) for each in w.api.requests]
+        before = made[: made.index(("create", "pods/eviction"))]
+        assert before.count(("patch", "pods")) <= 1, "one of the other namespace had its turn before"
+        await w.until(lambda: all(refusal(w, f"vain-{n:02}") for n in range(40)))
 
 
 # --- Another extender becomes the active one --------------------------------------------------------------------------
