@@ -74,6 +74,7 @@ def pod(
         annotations=notes,
         labels={"app": rs, **rest.pop("labels", {})},
         grace_s=rest.pop("grace_s", None),
+        created=rest.pop("created", ""),
     )
     body["spec"] |= rest.pop("spec", {})
     assert not rest, rest

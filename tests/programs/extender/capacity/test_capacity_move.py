@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.contract.keys import HELD_ROOM, MOVE_TO
 from gpu_device_plugin.core.cost.audit import LOGGER, AuditKind, AuditRecord
+from gpu_device_plugin.core.model.placing import Demand
+from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer
 from tests.patience import rounds
@@ -33,6 +36,8 @@ from tests.programs.extender.capacity.capacity_world import (
 from tests.programs.extender.harness import ALLOCATION, QUICK, RIGHTS
 
 if TYPE_CHECKING:
+    from gpu_device_plugin.core.capacity.places import Fits
+    from gpu_device_plugin.programs.extender.waiting import Refused
     from tests.programs.extender.harness import ExtenderWorld
 
 
@@ -454,10 +459,10 @@ async def test_of_two_extenders_the_second_knows_the_room_of_the_first_and_does_
 # --- Rebalancing ------------------------------------------------------------------------------------------------------
 
 
-def halves(w: ExtenderWorld, name: str) -> None:
+def halves(w: ExtenderWorld, name: str, grace_s: int | None = None) -> None:
     """Add a node whose two GPUs of 8 have 3 left each; a pod of 5 has room once one of 2 has moved to the other GPU."""
     node(w, name, 8, 8)
-    pod(w, f"{name}-two", 2, rs=f"{name}-two", at=(name, 0))
+    pod(w, f"{name}-two", 2, rs=f"{name}-two", at=(name, 0), grace_s=grace_s)
     pod(w, f"{name}-three", 3, rs=f"{name}-three", at=(name, 0))
     pod(w, f"{name}-five", 5, rs="", at=(name, 1))
 
@@ -513,6 +518,46 @@ async def test_a_plan_stops_where_a_replacement_does_not_come_into_its_room() ->
         w.api.patch("nodes", "a", {"metadata": {"annotations": {HELD_ROOM: None}}})
         await w.until(lambda: any("was not bound in its room" in line for line in w.logs))
         assert w.api.count("create", "pods/eviction") == 1
+
+
+async def test_a_pod_that_ends_for_hours_does_not_stop_rebalancing_for_others() -> None:
+    """Its controller does not exist, or waits for its end."""
+    async with capacity_world(rebalance="10") as w:
+        halves(w, "a", grace_s=3600)
+        await w.start()
+        w.only.extender.capacity.rebalancer.patience_s = 0.5
+        pod(w, "p", 5, rs="big")
+        await w.schedule()
+        await w.until(lambda: going(w, "a-two"))
+        halves(w, "b")
+        pod(w, "q", 6, rs="big")
+        await w.schedule()
+        await w.until(lambda: going(w, "b-two"))
+        assert any("its replacement was not bound within" in line for line in w.logs)
+        assert held(w, "a"), "the pod has not gone yet"
+
+
+async def test_namespaces_take_turns_in_rebalancing() -> None:
+    """`default` has the pods that wait longest."""
+    async with capacity_world(rebalance="10") as w:
+        for name in ("a", "b", "c"):
+            halves(w, name)
+        await w.start()
+        looked: list[str] = []
+        rebalancer = w.only.extender.capacity.rebalancer
+        goal = rebalancer._goal
+
+        def looked_at(refused: Refused) -> Fits:
+            looked.append(refused.pod.namespace)
+            return goal(replace(refused, ask=Ask((Part(Demand(Kind.MEMORY, 9)),))))
+
+        rebalancer._goal = looked_at  # type: ignore[method-assign]
+        for n in range(3):
+            pod(w, f"p{n}", 5, rs="big", created=f"2026-01-01T00:00:0{n}Z")
+        w.api.add(builders.pod("z", builders.container(mem=5), namespace="z"))
+        await w.schedule()
+        await w.until(lambda: len(looked) >= 3)
+        assert looked[1] == "z"
 
 
 async def test_without_a_budget_nothing_is_moved() -> None:
