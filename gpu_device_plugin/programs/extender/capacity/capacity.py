@@ -159,8 +159,8 @@ class Capacity:
                 new = self._parts.clock() - self._active_at < _ASKED_S
                 keep = new and self._waiting.undecided(self._settled_s)
                 await self._autoscaler.ask(wanted, how, keep=keep)
-        elif self._parts.followed.stand_ins:  # of a time when it was on
-            await self._autoscaler.ask([], "stand-ins", keep=False)
+        else:
+            await self._autoscaler.clear()
 
     async def _keep(self) -> None:
         before = 0 if self._decided is None else self._decided[0]

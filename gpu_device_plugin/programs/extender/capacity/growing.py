@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from dataclasses import KW_ONLY, dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -92,9 +93,9 @@ class Grower:
             for (asked, amounts, constraints), pods in groups.items()
         ]
         self.need = await last_of(needed(waiting, empties, self._coming(types, by_type)))
-        lists = list(groups.values())
+        left = [iter(in_turns(sorted(pods, key=_age), lambda each: each.pod.namespace)) for pods in groups.values()]
         nodes = [
-            (types[new.type], [pod for place, number in new.pods.items() for pod in lists[place][:number]])
+            (types[new.type], [pod for place, number in new.pods.items() for pod in islice(left[place], number)])
             for new in self.need.nodes
         ]
         present = self._parts.followed.hostnames()
@@ -191,6 +192,10 @@ class Grower:
                 self._terms.clear()
             self._terms[refused.constraints] = found
         return found
+
+
+def _age(refused: Refused) -> tuple[str, str]:
+    return refused.pod.created, refused.pod.uid
 
 
 def _namespace(node: tuple[NodeType, Sequence[Refused]]) -> str:

@@ -22,7 +22,7 @@ from tests.programs.extender.capacity.capacity_world import (
     some_rounds,
     stand_ins,
 )
-from tests.programs.extender.harness import RIGHTS
+from tests.programs.extender.harness import QUICK, RIGHTS
 
 if TYPE_CHECKING:
     from tests.programs.extender.harness import ExtenderWorld
@@ -95,6 +95,24 @@ async def test_as_many_nodes_are_asked_for_as_pods_fill() -> None:
         await w.until(lambda: len(stand_ins(w)) == 2)
         await some_rounds(w)
         assert len(stand_ins(w)) == 2
+
+
+async def test_each_node_names_the_pods_that_it_is_for_and_namespaces_take_turns() -> None:
+    """Eight equal pods, two to a node; another namespace has two more."""
+    async with capacity_world(grow="stand-ins") as w:
+        two_halves(w)
+        await w.start()
+        for n in range(8):
+            pod(w, f"p{n}", 5)
+        for n in range(2):
+            w.api.add(builders.pod(f"z{n}", builders.container(mem=5), namespace="z"))
+        await w.schedule()
+        capacity = w.only.extender.capacity
+        await w.until(lambda: len(w.only.extender.verbs.waiting.without_room(QUICK.settled_s)) == 10)
+        named = [each.pods for each in await capacity.grower.wanted()]
+        assert [len(pods) for pods in named] == [2] * 5
+        assert sorted(pod for pods in named for pod in pods) == [*(f"default/p{n}" for n in range(8)), "z/z0", "z/z1"]
+        assert sum(pod.startswith("z/") for pods in named[:3] for pod in pods) == 2, "its turn comes early"
 
 
 async def test_the_node_that_is_asked_for_is_of_the_kind_that_can_take_the_pod() -> None:
@@ -196,6 +214,29 @@ async def test_buffers_are_used_where_the_cluster_has_them_and_no_pods_beside() 
 
         w.force_delete("p")
         await w.until(lambda: not w.api.all("capacitybuffers") and not w.api.all("podtemplates"))
+
+
+@pytest.mark.parametrize("grow", ["off", "stand-ins"])
+async def test_buffers_go_with_the_setting(grow: str) -> None:
+    async with capacity_world(grow="buffers") as w:
+        w.api.without.clear()
+        await lacking_room(w)
+        await w.until(lambda: len(w.api.all("capacitybuffers")) == 1)
+        await w.restart(grow=grow)
+        await w.until(lambda: not w.api.all("capacitybuffers") and not w.api.all("podtemplates"))
+        await w.schedule()
+        await w.until(lambda: bool(stand_ins(w)) == (grow == "stand-ins"))
+
+
+async def test_a_cluster_that_never_grew_is_asked_for_buffers_once_and_nothing_is_told_of_it() -> None:
+    """Where nobody has applied the rights for it, there is nothing to clear."""
+    async with capacity_world(grow="off", allowed=RIGHTS) as w:
+        w.api.without.clear()
+        await w.start()
+        await w.until(lambda: w.api.count("list", "capacitybuffers") > 0)
+        await some_rounds(w)
+        assert w.api.count("list", "capacitybuffers") == 1
+        assert not any("capacity waits" in line for line in w.logs)
 
 
 async def test_buffers_of_an_extender_that_is_gone_are_taken_over_and_removed_by_the_next() -> None:
