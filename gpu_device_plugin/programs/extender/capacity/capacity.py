@@ -75,8 +75,15 @@ class Capacity:
         self.rebalancer = Rebalancer(
             parts, self.mover, waiting, per_hour=lambda: settings().rebalance, settled_s=settled_s
         )
-        self.grower = Grower(parts, judge, waiting, node_start_s=lambda: settings().node_start_s, settled_s=settled_s)
         self._events = EventWriter(parts.client, instance=settings().holder())
+        self.grower = Grower(
+            parts,
+            judge,
+            waiting,
+            node_start_s=lambda: settings().node_start_s,
+            events=self._events,
+            settled_s=settled_s,
+        )
         self.idle = IdleActions(parts, self._events, warning_s=lambda: settings().idle_warning_s)
         self._autoscaler = Autoscaler(
             parts.client,

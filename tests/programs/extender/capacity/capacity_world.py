@@ -30,6 +30,8 @@ GRANTED = {
     ("delete", "podtemplates"),
     ("create", "pods"),
     ("delete", "pods"),
+    ("create", "events"),
+    ("patch", "events"),
 }
 """What deploy/optional/capacity.yaml grants the extender."""
 LONG_AGO = "2026-01-01T00:00:00Z"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,7 @@ from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_MEM
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer
+from tests.patience import rounds
 from tests.programs.extender.capacity.capacity_world import (
     GRANTED,
     NAMESPACE,
@@ -157,6 +159,47 @@ async def test_a_node_that_never_starts_counts_no_longer_once_its_time_is_over()
         pod(w, "p", 4)
         await w.schedule()
         await w.until(lambda: len(stand_ins(w)) == 1)
+
+
+async def test_a_node_that_does_not_help_is_not_asked_for_again_and_again() -> None:
+    """Something that only kube-scheduler knows keeps the pod from every new node, such as affinity to another pod."""
+    async with capacity_world(grow="stand-ins", node_start="2s", allowed=RIGHTS | GRANTED) as w:
+        node(w, "a", 8, 8, labels={"beside": "another-pod"})
+        pod(w, "a-0", 5, at=("a", 0))
+        pod(w, "a-1", 5, at=("a", 1))
+        await w.start()
+        pod(w, "p", 4, spec={"nodeSelector": {"beside": "another-pod"}})
+        await w.schedule()
+        for n, least_s in enumerate((2, 4)):
+            await w.until(lambda: len(stand_ins(w)) == 1)
+            node(w, f"new-{n}", 8, 8, created=NOW)
+            await w.until(lambda: not stand_ins(w))
+            told = n + 1
+            await w.until(lambda told=told: len([1 for line in w.logs if "did not help" in line]) == told)  # type: ignore[misc]
+            began = time.monotonic()
+            await w.until(lambda: len(stand_ins(w)) == 1)
+            assert time.monotonic() - began > least_s
+        pod(w, "q", 4, rs="other")
+        assert (await w.schedule())["q"].node.startswith("new-")
+        await w.until(lambda: any(each["reason"] == "GPUNodeDidNotHelp" for each in w.api.all("events")))
+        (event,) = [each for each in w.api.all("events") if each["note"].startswith("node new-0 came for it")]
+        assert event["regarding"]["name"] == "p"
+
+
+async def test_a_new_node_that_other_pods_fill_is_no_reason_to_ask_later() -> None:
+    async with capacity_world(grow="stand-ins", node_start="2s") as w:
+        two_halves(w)
+        await w.start()
+        pod(w, "p", 4)
+        await w.schedule()
+        await w.until(lambda: len(stand_ins(w)) == 1)
+        node(w, "new", 8, 8, created=NOW)
+        for n in range(2):
+            pod(w, f"first-{n}", 8, rs="first", at=("new", n))
+        await w.until(lambda: len(stand_ins(w)) == 1)
+        await rounds(3, 1)
+        assert len(stand_ins(w)) == 1
+        assert not any("did not help" in line for line in w.logs)
 
 
 async def test_new_nodes_that_are_not_to_share_gpus_are_not_awaited() -> None:
