@@ -37,6 +37,10 @@ class FleetEntry:
     """Its requests for other resources; see `Pod.requests`."""
     amounts: Amounts = field(default=NO_AMOUNTS, compare=False)
     deleting: bool = False
+    owner: str = field(default="", compare=False)
+    """The UID of its controller; empty: it has none."""
+    created: str = field(default="", compare=False)
+    """RFC 3339."""
     claimed: bool = False
     """This extender has promised it GPUs and is binding it."""
     seen: bool = True
@@ -62,6 +66,8 @@ class FleetEntry:
             requests=pod.requests,
             amounts=pod.amounts,
             deleting=pod.deleting,
+            owner="" if pod.owner is None else pod.owner.uid,
+            created=pod.created,
         )
 
     @property

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpu_device_plugin.cluster.client.answers import answered
+from gpu_device_plugin.cluster.client.answers import answered, translated
 from gpu_device_plugin.cluster.client.errors import Call, NotFoundError
-from gpu_device_plugin.cluster.objects.decoding import ObjectKind, ObjectMeta, read_metadata
+from gpu_device_plugin.cluster.objects.decoding import NOT_ENDED, PODS, ObjectKind, ObjectMeta, read_metadata
 from gpu_device_plugin.cluster.objects.requests import OwnerReference, controller_of
 from gpu_device_plugin.core.capacity.idle import Workload
 from gpu_device_plugin.core.contract.keys import NOTEBOOK_STOPPED, REPLICAS_BEFORE_IDLE
@@ -44,9 +44,37 @@ class _Replicas(msgspec.Struct, gc=False):
     replicas: int | None = None
 
 
+class _Expression(msgspec.Struct, gc=False):
+    key: str
+    operator: str
+    values: list[str] | None = None
+
+    def __str__(self) -> str:
+        """Return it as the API reads it; of an operator that is unknown, what it refuses or no label is."""
+        match self.operator:
+            case "Exists":
+                return self.key
+            case "DoesNotExist":
+                return f"!{self.key}"
+        return f"{self.key} {self.operator.lower()} ({','.join(self.values or ())})"
+
+
+class _Selector(msgspec.Struct, rename="camel", gc=False):
+    match_labels: dict[str, str] | None = None
+    match_expressions: list[_Expression] | None = None
+
+    def __str__(self) -> str:
+        labels = [f"{key}={value}" for key, value in (self.match_labels or {}).items()]
+        return ",".join([*labels, *map(str, self.match_expressions or ())])
+
+
+class _Spec(_Replicas):
+    selector: _Selector | None = None
+
+
 class _Controller(msgspec.Struct, gc=False):
     metadata: _Meta
-    spec: _Replicas = msgspec.field(default_factory=_Replicas)
+    spec: _Spec = msgspec.field(default_factory=_Spec)
     status: _Replicas = msgspec.field(default_factory=_Replicas)
 
 
@@ -58,15 +86,19 @@ class FoundWorkload:
     namespace: str
     version: str
     """Its resourceVersion."""
+    selector: str = ""
+    """The labels of its pods, as it and the controllers between them select these."""
 
 
 async def workload_of(client: Client, owner: Owner, namespace: str, *, timeout_s: float) -> FoundWorkload:
     """Return the workload of the pods of a controller.
 
     Raises:
-        NotScalableError: it is no Deployment, StatefulSet or Notebook, or another controller scales it.
+        NotScalableError: it is no Deployment, StatefulSet or Notebook, another controller scales it, or it selects no
+            pods by labels.
         ApiError: it cannot be read; NotFoundError: it is gone.
     """
+    selectors: list[str] = []
     while True:
         kind = OWNERS.get(owner.kind)
         if kind is None or not owner.api_version.startswith(f"{kind.group}/"):
@@ -77,6 +109,10 @@ async def workload_of(client: Client, owner: Owner, namespace: str, *, timeout_s
         meta = found.metadata
         if meta.uid != owner.uid:
             raise NotFoundError(call, "another one has its name")
+        if owner.kind != "Notebook":
+            selectors.append(str(found.spec.selector or ""))
+            if not selectors[-1]:
+                raise NotScalableError(f"{owner.kind} {owner.name} owns it, and selects no pods")
         above = controller_of(meta.owner_references or ())
         if above is not None:
             owner = above
@@ -88,7 +124,22 @@ async def workload_of(client: Client, owner: Owner, namespace: str, *, timeout_s
             running = found.status.replicas or 0
         else:
             raise NotScalableError(f"{owner.kind} {owner.name} owns it, and no Deployment owns that")
-        return FoundWorkload(Workload(owner.kind, owner.name, replicas, running), namespace, meta.resource_version)
+        workload = Workload(owner.kind, owner.name, replicas, running)
+        return FoundWorkload(workload, namespace, meta.resource_version, ",".join(selectors))
+
+
+async def pods_of(client: Client, found: FoundWorkload) -> frozenset[str]:
+    """Return the UIDs of the pods that a workload selects and that have not ended. Raises ApiError.
+
+    Whoever may make pods may name any controller on them.
+    """
+    pages = client.pages(PODS, namespace=found.namespace, labels=found.selector, fields=",".join(NOT_ENDED))
+    call = Call("list", PODS.plural, namespace=found.namespace)
+    uids: set[str] = set()
+    async for page in pages:
+        with translated(call):
+            uids.update(read_metadata(raw).uid for raw in page.items or ())
+    return frozenset(uids)
 
 
 async def scale_to_zero(client: Client, found: FoundWorkload, *, now: str, timeout_s: float) -> None:

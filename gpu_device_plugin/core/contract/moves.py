@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 _MOST_SHARES = 1 << 20
 _LONGEST = 1 << 16
 _LONGEST_NAME = 253
+_PER_ROOM, _PER_GPU = 120, 20
+"""At least the characters that one room has in the annotation besides its texts, and of each GPU."""
 _LATEST_S = float(1 << 40)
 
 
@@ -40,6 +42,8 @@ class HeldRoom:
     """(position, shares), by position."""
     until_s: float
     """When the room is given back, seconds since the epoch."""
+    since_s: float | None = None
+    """Since when it is held, in the same time; None: whoever wrote it did not say."""
 
 
 def read_destination(text: str) -> Destination:
@@ -73,7 +77,8 @@ def read_held(annotations: Mapping[str, str]) -> tuple[HeldRoom, ...]:
 def _room(uid: str, entry: Any) -> HeldRoom | None:
     try:
         namespace, owner = _name(entry["namespace"]), _name(entry["owner"])
-        return HeldRoom(_name(uid), namespace, owner, _shares(entry["gpus"]), _time(entry["until"]))
+        since_s = _time(entry["since"]) if "since" in entry else None
+        return HeldRoom(_name(uid), namespace, owner, _shares(entry["gpus"]), _time(entry["until"]), since_s)
     except (ValueError, LookupError, TypeError, AttributeError):
         return None
 
@@ -86,10 +91,25 @@ def write_held(held: Iterable[HeldRoom]) -> str | None:
             "owner": each.owner,
             "gpus": dict(each.shares),
             "until": round(each.until_s, 3),
+            **({} if each.since_s is None else {"since": round(each.since_s, 3)}),
         }
         for each in held
     }
     return json.dumps(entries) if entries else None
+
+
+def holdable(room: HeldRoom, beside: Iterable[HeldRoom]) -> bool:
+    """Return whether the next active extender can read room from the annotation that holds it with that `beside` it.
+
+    The owner of a pod chooses the UID of its controller.
+    """
+    if not all(0 < len(text) <= _LONGEST_NAME for text in (room.uid, room.namespace, room.owner)):
+        return False
+    return sum(map(_most_characters, (room, *beside))) <= _LONGEST
+
+
+def _most_characters(room: HeldRoom) -> int:
+    return _PER_ROOM + len(json.dumps(room.uid + room.namespace + room.owner)) + _PER_GPU * len(room.shares)
 
 
 def _name(text: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from gpu_device_plugin.core.contract.keys import HELD_ROOM, MOVE_TO, MalformedAn
 from gpu_device_plugin.core.contract.moves import (
     Destination,
     HeldRoom,
+    holdable,
     read_destination,
     read_held,
     write_destination,
@@ -88,7 +90,10 @@ def test_whatever_is_written_as_a_destination_is_read_or_refused(said: str) -> N
     assert all(amount > 0 for _, amount in found.shares)
 
 
-@given(st.lists(st.builds(HeldRoom, names, names, names, shares, times), max_size=4, unique_by=lambda room: room.uid))
+any_room = st.builds(HeldRoom, names, names, names, shares, times, st.none() | times)
+
+
+@given(st.lists(any_room, max_size=4, unique_by=lambda room: room.uid))
 def test_held_room_is_read_as_it_was_written(rooms: list[HeldRoom]) -> None:
     text = write_held(rooms)
 
@@ -126,6 +131,7 @@ def test_room_is_held_by_all_that_is_said_of_it() -> None:
         held(until=-1),
         held(until=float("inf")),
         held(until=float("nan")),
+        held(since="soon"),
         held() + " " * (1 << 16),
         "[" * 60_000,
     ],
@@ -143,3 +149,31 @@ def test_whatever_is_written_on_a_node_is_read_or_holds_nothing(text: str) -> No
     for room in read_held({HELD_ROOM: text}):
         assert room.uid
         assert 0 <= room.until_s < float("inf")
+
+
+@given(any_room, st.integers(1, 500))
+def test_no_more_room_is_held_than_the_next_leader_can_read(room: HeldRoom, number: int) -> None:
+    """Whatever stands in its texts: what is counted is never less than what is written."""
+    all_rooms: list[HeldRoom] = []
+    for n in range(number):
+        one = HeldRoom(f"{n}{room.uid}"[:253], room.namespace, room.owner, room.shares, room.until_s, room.since_s)
+        if not holdable(one, all_rooms):
+            break
+        all_rooms.append(one)
+    text = write_held(all_rooms)
+    assert text is not None
+    assert read_held({HELD_ROOM: text}) == tuple(all_rooms)
+
+
+def test_a_drained_node_full_of_usual_pods_has_all_of_its_room_held_on_one_node() -> None:
+    """As many as a kubelet takes by default, and half as many again."""
+    uid = "0fbb9d4c-9c1e-4a0e-9d3a-2f7d4c3b1a{:02x}"
+    rooms = [HeldRoom(uid.format(n), "team-a", uid.format(0), ((n % 8, 4),), 1_795_342_000.5, 0.0) for n in range(165)]
+    assert all(holdable(room, rooms[:n]) for n, room in enumerate(rooms))
+
+
+@pytest.mark.parametrize(("length", "held"), [(253, True), (254, False), (0, False)])
+def test_room_whose_texts_cannot_be_read_is_not_held(length: int, *, held: bool) -> None:
+    text = "x" * length
+    for room in (replace(ROOM, uid=text), replace(ROOM, namespace=text), replace(ROOM, owner=text)):
+        assert holdable(room, ()) == held

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.cluster.client.answers import translated
 from gpu_device_plugin.cluster.client.api_client import PatchType
-from gpu_device_plugin.cluster.client.errors import Call, ConflictError, NotFoundError
+from gpu_device_plugin.cluster.client.errors import Call, ConflictError, ForbiddenError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import PODS, ObjectKind, ObjectMeta, read_metadata
 from gpu_device_plugin.core.capacity.stand_ins import UNSCHEDULABLE, buffer_of, named, pod_of
 from gpu_device_plugin.core.contract.keys import STAND_IN
@@ -76,10 +76,17 @@ class Autoscaler:
         templates = named(wanted)
         if how != "stand-ins":
             await self._look(must=how == "buffers")
+        elif self._looked_at is None:
+            await self._look_for_former()
         by_buffers = bool(self._version) and how != "stand-ins"
         await self._have_pods({} if by_buffers else templates, keep=keep and not by_buffers)
         if self._version:
             await self._have_buffers(self._version, templates if by_buffers else {}, keep=keep and by_buffers)
+
+    async def clear(self) -> None:
+        """Remove what was asked for while the setting was another. Raises ApiError."""
+        if self._looked_at is None or self._followed.stand_ins:
+            await self.ask([], "stand-ins", keep=False)
 
     # --- Pods ---------------------------------------------------------------------------------------------------------
 
@@ -125,6 +132,13 @@ class Autoscaler:
                 if must and version == list(_BUFFERS)[-1]:
                     raise
         self._looked_at = self.clock()
+
+    async def _look_for_former(self) -> None:
+        """Find out, once, which buffers there are of a time when the setting was another. Raises ApiError."""
+        try:
+            await self._look(must=False)
+        except ForbiddenError:
+            self._looked_at = self.clock()  # who may not list them has not made any
 
     async def _names(self, version: str) -> set[str]:
         return {

@@ -75,8 +75,15 @@ class Capacity:
         self.rebalancer = Rebalancer(
             parts, self.mover, waiting, per_hour=lambda: settings().rebalance, settled_s=settled_s
         )
-        self.grower = Grower(parts, judge, waiting, node_start_s=lambda: settings().node_start_s, settled_s=settled_s)
         self._events = EventWriter(parts.client, instance=settings().holder())
+        self.grower = Grower(
+            parts,
+            judge,
+            waiting,
+            node_start_s=lambda: settings().node_start_s,
+            events=self._events,
+            settled_s=settled_s,
+        )
         self.idle = IdleActions(parts, self._events, warning_s=lambda: settings().idle_warning_s)
         self._autoscaler = Autoscaler(
             parts.client,
@@ -144,6 +151,7 @@ class Capacity:
 
     async def _shelter(self) -> None:
         self._parts.holds.expire()
+        self._parts.holds.release()
         if self._settings().keep_nodes:
             await self.keeper.shelter(self.mover.moving)
         await self._parts.holds.write()
@@ -158,8 +166,8 @@ class Capacity:
                 new = self._parts.clock() - self._active_at < _ASKED_S
                 keep = new and self._waiting.undecided(self._settled_s)
                 await self._autoscaler.ask(wanted, how, keep=keep)
-        elif self._parts.followed.stand_ins:  # of a time when it was on
-            await self._autoscaler.ask([], "stand-ins", keep=False)
+        else:
+            await self._autoscaler.clear()
 
     async def _keep(self) -> None:
         before = 0 if self._decided is None else self._decided[0]

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from dataclasses import KW_ONLY, dataclass, field
-from itertools import zip_longest
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,15 +15,20 @@ from gpu_device_plugin.aio.waiting import last_of
 from gpu_device_plugin.cluster.client.answers import translated
 from gpu_device_plugin.cluster.client.errors import Call, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import PODS, decoded
+from gpu_device_plugin.cluster.writers.events import EventSubject
+from gpu_device_plugin.core.capacity.attempts import Asker, Attempts
 from gpu_device_plugin.core.capacity.need import Need, Waiting, empty, needed
 from gpu_device_plugin.core.capacity.stand_ins import Wanted, terms_of
+from gpu_device_plugin.core.capacity.turns import in_turns
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.contract.keys import NODE_LABELS
 from gpu_device_plugin.core.contract.nodelabels import label_value
+from gpu_device_plugin.core.model.times import rfc3339
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from gpu_device_plugin.cluster.writers.events import EventWriter
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.pod_demand import Ask
     from gpu_device_plugin.core.model.resources import Amounts
@@ -59,6 +64,7 @@ class Grower:
     _: KW_ONLY
     node_start_s: Callable[[], float]
     """How long a new node takes until pods can be placed on it, seconds."""
+    events: EventWriter
     settled_s: float
     """A pod counts once it has been refused for so many seconds: others may end, or an eviction may make room."""
     need: Need = field(default_factory=Need, init=False)
@@ -71,16 +77,22 @@ class Grower:
         """By the constraints of the pods that are looked at, the nodes that kube-scheduler named."""
         self._terms: dict[int, Mapping[str, Any]] = {}
         """By the pods' constraints, what their specs say of nodes."""
+        self._attempts = Attempts()
+        self._young: dict[str, tuple[Candidate, float]] = {}
+        """The new nodes with GPUs, as they were last, and when they were made, in seconds since the epoch."""
 
     async def wanted(self) -> Sequence[Wanted]:
         """Return the room that is wanted of new nodes, one for each node. Raises ApiError."""
         found_none = self._waiting.without_room(self.settled_s)
         self._names = {each.constraints: self._waiting.names.get(each.constraints, ()) for each in found_none}
         refused = await self._still_without_room(found_none)
+        by_type = self._by_type() if refused else {}
+        await self._judge_new_nodes(refused, by_type)
+        now = self._parts.wall()
+        refused = [each for each in refused if self._attempts.may_ask(_asker(each), now)]
         if not refused:
             self.need = Need()
             return []
-        by_type = self._by_type()
         types = list(self._types)
         groups: dict[tuple[Ask, Amounts, int], list[Refused]] = {}
         for each in refused:
@@ -92,14 +104,46 @@ class Grower:
             for (asked, amounts, constraints), pods in groups.items()
         ]
         self.need = await last_of(needed(waiting, empties, self._coming(types, by_type)))
-        lists = list(groups.values())
+        left = [iter(in_turns(sorted(pods, key=_age), lambda each: each.pod.namespace)) for pods in groups.values()]
         nodes = [
-            (types[new.type], [pod for place, number in new.pods.items() for pod in lists[place][:number]])
+            (types[new.type], [pod for place, number in new.pods.items() for pod in islice(left[place], number)])
             for new in self.need.nodes
         ]
         present = self._parts.followed.hostnames()
         most = min(_MOST_NODES, max(1, _MOST_NAMED // (len(present) or 1)))
-        return [await self._room(node_type, present, pods) for node_type, pods in _in_turn(nodes)[:most]]
+        chosen = in_turns(nodes, _namespace)[:most]
+        askers = dict.fromkeys(_asker(pod) for _, pods in chosen for pod in pods)
+        self._attempts.asked(askers, now, self.node_start_s())
+        return [await self._room(node_type, present, pods) for node_type, pods in chosen]
+
+    async def _judge_new_nodes(
+        self, refused: Sequence[Refused], by_type: Mapping[NodeType, Sequence[Candidate]]
+    ) -> None:
+        """Note the nodes whose time to start is over, or that have gone, empty, although pods wait that fit there."""
+        nodes = self._parts.followed.nodes
+        created_s = {name: nodes[name].created_s for name in self._young_names()} if by_type else {}
+        known = [node for found in by_type.values() for node in found if node.name in created_s]
+        before, self._young = self._young, {node.name: (node, created_s[node.name]) for node in known}
+        one_each = {_asker(each): each for each in reversed(refused)}
+        for name, (node, created) in before.items():
+            if name not in self._young and not node.summary.used:
+                for each in one_each.values():
+                    if unfit(each.ask, node) is None and (node.left is None or node.left.cover(each.pod.amounts)):
+                        self._tell_in_vain(each, name, created)
+                await asyncio.sleep(0)
+
+    def _tell_in_vain(self, refused: Refused, node: str, created_s: float) -> None:
+        now, pod = self._parts.wall(), refused.pod
+        until = self._attempts.in_vain(_asker(refused), created_s, now, self.node_start_s())
+        if until is None:
+            return
+        why = (
+            f"node {node} came for it, has room on its GPUs, and stays empty: affinity to pods, topology spread or a "
+            f"volume may keep the pod from it; for pods of its controller no node is asked for until {rfc3339(until)}"
+        )
+        about = EventSubject("Pod", pod.name, pod.namespace, pod.uid)
+        self.events.post(about, reason="GPUNodeDidNotHelp", note=why, action="Grow", warning=True)
+        _log.warning("a new node did not help", extra={"pod": f"{pod.namespace}/{pod.name}", "why": why})
 
     async def _still_without_room(self, refused: Sequence[Refused]) -> Sequence[Refused]:
         """Leave out pods for which there is room by now: kube-scheduler is about to try them again."""
@@ -141,11 +185,14 @@ class Grower:
         # Of other types it may have named no node because none is free by the sums.
         return useful or None
 
+    def _young_names(self) -> Iterator[str]:
+        return self._parts.followed.young(self._parts.wall() - self.node_start_s())
+
     def _coming(
         self, types: Sequence[NodeType], by_type: Mapping[NodeType, Sequence[Candidate]]
     ) -> Sequence[tuple[int, Candidate]]:
         """Return the new nodes: those with GPUs as they are, those without yet as what is most likely."""
-        young = set(self._parts.followed.young(self._parts.wall() - self.node_start_s()))
+        young = set(self._young_names())
         known = [
             (place, node)
             for place, node_type in enumerate(types)
@@ -193,9 +240,14 @@ class Grower:
         return found
 
 
-def _in_turn(nodes: Sequence[tuple[NodeType, list[Refused]]]) -> Sequence[tuple[NodeType, list[Refused]]]:
-    """Return nodes one for each namespace in turn, so that no namespace takes all that are asked for."""
-    by_namespace: dict[str, list[tuple[NodeType, list[Refused]]]] = {}
-    for node in nodes:
-        by_namespace.setdefault(node[1][0].pod.namespace, []).append(node)
-    return [node for turn in zip_longest(*by_namespace.values()) for node in turn if node is not None]
+def _asker(refused: Refused) -> Asker:
+    pod = refused.pod
+    return Asker(pod.namespace, pod.uid if pod.owner is None else pod.owner.uid)
+
+
+def _age(refused: Refused) -> tuple[str, str]:
+    return refused.pod.created, refused.pod.uid
+
+
+def _namespace(node: tuple[NodeType, Sequence[Refused]]) -> str:
+    return node[1][0].pod.namespace

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.cluster.client.answers import translated
 from gpu_device_plugin.cluster.client.errors import ApiError, Call, ForbiddenError, InvalidError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import NODES, read_version, version_number
+from gpu_device_plugin.core.capacity.held import BoundPod, taken, unclaimed
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.contract.keys import HELD_ROOM
-from gpu_device_plugin.core.contract.moves import HeldRoom, read_held, write_held
+from gpu_device_plugin.core.contract.moves import HeldRoom, holdable, read_held, write_held
 from gpu_device_plugin.fleet import FleetEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
@@ -31,6 +32,9 @@ _WRITE_S = 2.0
 """Timeout of writing it on a node."""
 _REMEMBERED = 1000
 """Rooms that were taken, of which that is remembered."""
+_UNCLAIMED_S = 30.0
+"""How long room stays held for a pod that has gone while no pod of its controller waits. Controllers make replacements
+within seconds; what names a controller that does not exist gets none."""
 
 
 @dataclass(eq=False)
@@ -55,6 +59,8 @@ class Holds:
         self._shown: dict[str, str] = {}
         """By node, what its annotation says, where it says anything."""
         self._taken: deque[str] = deque(maxlen=_REMEMBERED)
+        self._unclaimed_at: dict[str, float] = {}
+        """By the UID of a pod that is gone, since when no other claims its room, monotonic seconds."""
 
     def __repr__(self) -> str:
         return f"<Holds: {len(self._rooms)}>"
@@ -82,11 +88,17 @@ class Holds:
 
     # --- By the active extender ---------------------------------------------------------------------------------------
 
-    def hold(self, node: str, room: HeldRoom) -> None:
-        """Hold room at once, in place of any other for the same pod; `write` makes it outlive this extender."""
+    def hold(self, node: str, room: HeldRoom) -> bool:
+        """Hold room at once, in place of any other for the same pod; `write` makes it outlive this extender.
+
+        Return whether it is held: the annotation of a node has not space for any number.
+        """
         self.let_go(room.uid)
+        if not holdable(room, self._on(node)):
+            return False
         self._enter(node, room)
         self._unwritten.add(node)
+        return True
 
     def let_go(self, uid: str) -> None:
         """Give back the room for the replacement of a pod."""
@@ -110,6 +122,36 @@ class Holds:
         now = self.wall()
         for uid in [uid for uid, (_, room) in self._rooms.items() if room.until_s <= now]:
             self.let_go(uid)
+
+    def release(self) -> None:
+        """Give back the room whose replacement is bound, and that which no pod has waited for in `_UNCLAIMED_S`."""
+        if not self._rooms:
+            return
+        for node in {at for at, _ in self._rooms.values()}:
+            # An extender that ended before the node said so, or that got no answer to the binding, is not noted here.
+            for uid in taken(list(self._on(node)), self._bound_on(node)):
+                self.taken(_PREFIX + uid)
+        now, entries = self.clock(), self._fleet.entries
+        gone = [
+            room.uid
+            for room in self.unclaimed()
+            if (entry := entries.get(room.uid)) is None or entry.until is not None  # it vanished, or has ended
+        ]
+        self._unclaimed_at = {uid: self._unclaimed_at.get(uid, now) for uid in gone}
+        for uid, since in self._unclaimed_at.items():
+            if now - since >= _UNCLAIMED_S:
+                self.let_go(uid)
+
+    def unclaimed(self) -> Sequence[HeldRoom]:
+        """Return the rooms for which no pod waits."""
+        return unclaimed([room for _, room in self._rooms.values()], self._fleet.pending.values())
+
+    def _bound_on(self, node: str) -> Iterator[BoundPod]:
+        for entry in self._fleet.on_node(node):
+            if entry.owner and not entry.claimed:
+                usage = entry.usage
+                positions = frozenset([*dict(usage.shares), *usage.whole])
+                yield BoundPod(entry.uid, entry.namespace, entry.owner, entry.created, positions)
 
     def forget(self) -> None:
         """Hold what the nodes say and no more: another extender has been active."""
@@ -143,8 +185,11 @@ class Holds:
         if failed is not None:
             raise failed
 
+    def _on(self, node: str) -> Iterator[HeldRoom]:
+        return (room for at, room in self._rooms.values() if at == node)
+
     def _held_on(self, node: str) -> str | None:
-        return write_held(room for at, room in self._rooms.values() if at == node)
+        return write_held(self._on(node))
 
     # --- What the watch shows -----------------------------------------------------------------------------------------
 

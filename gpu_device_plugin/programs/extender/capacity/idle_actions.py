@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from gpu_device_plugin.cluster.client.errors import ApiError, Call, ConflictErro
 from gpu_device_plugin.cluster.objects.decoding import NAMESPACES, read_metadata
 from gpu_device_plugin.cluster.writers.events import EventSubject
 from gpu_device_plugin.cluster.writers.evictions import EvictionOutcome, evict
-from gpu_device_plugin.cluster.writers.workloads import NotScalableError, scale_to_zero, workload_of
+from gpu_device_plugin.cluster.writers.workloads import NotScalableError, pods_of, scale_to_zero, workload_of
 from gpu_device_plugin.core.capacity.idle import WhenIdle, due, idle_pod, idle_since, trusted, warned_after, warning
 from gpu_device_plugin.core.contract.keys import WHEN_IDLE
 from gpu_device_plugin.core.model.times import rfc3339
@@ -126,14 +126,20 @@ class IdleActions:
             _log.warning("an idle pod is not evicted", extra={"pod": _name(pod), "why": answer.why, "once_per_s": 600})
 
     async def _scale(self, owner: Owner, pods: Sequence[IdlePod]) -> None:
-        first = pods[0]
         try:
-            found = await workload_of(self._parts.client, owner, first.pod.namespace, timeout_s=_CALL_S)
+            found = await workload_of(self._parts.client, owner, pods[0].pod.namespace, timeout_s=_CALL_S)
         except NotScalableError as why:
-            self._tell(first.pod, "GPUIdleNotScaled", f"is idle since {first.since}, and not scaled to zero: {why}")
-            self._count(first, "not_scalable")
+            self._tell_not_scaled(pods[0], str(why))
             return
-        workload = found.workload
+        selected = await pods_of(self._parts.client, found)
+        for each in pods:
+            if each.pod.uid not in selected:
+                self._tell_not_scaled(each, f"its labels are not those that {found.workload} selects")
+        pods = [each for each in pods if each.pod.uid in selected]
+        if not pods:
+            return
+        # A StatefulSet does not count those of other names than it gives.
+        workload = replace(found.workload, running=max(found.workload.running, len(selected)))
         if why_not := workload.why_not(len(pods)):
             extra = {"workload": f"{found.namespace}/{workload}", "why": why_not, "once_per_s": 600}
             _log.info("a workload with idle pods is not scaled to zero", extra=extra)
@@ -142,13 +148,17 @@ class IdleActions:
             if not await self._is_still(each):
                 return
         await scale_to_zero(self._parts.client, found, now=rfc3339(self._parts.wall()), timeout_s=_CALL_S)
-        self._count(first, "scaled")
+        self._count(pods[0], "scaled")
         extra = {"workload": f"{found.namespace}/{workload}", "replicas": workload.replicas}
         _log.info("a workload with idle pods is scaled to zero", extra=extra)
         wake = f"kubectl inspect gpushare wake {workload.kind.lower()}/{workload.name} -n {found.namespace}"
         for each in pods:
             note = f"{workload} is scaled to zero, as all of its pods are idle, this one since {each.since}; {wake}"
             self._tell(each.pod, "GPUIdleScaled", f"{note} brings it back")
+
+    def _tell_not_scaled(self, idle: IdlePod, why: str) -> None:
+        self._tell(idle.pod, "GPUIdleNotScaled", f"is idle since {idle.since}, and not scaled to zero: {why}")
+        self._count(idle, "not_scalable")
 
     async def _is_still(self, idle: IdlePod) -> bool:
         """Return whether a pod is idle now, and its owner wants the same; the watch may lag."""

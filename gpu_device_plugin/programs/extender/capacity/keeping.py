@@ -13,10 +13,9 @@ from gpu_device_plugin.cluster.client.errors import ConflictError, InvalidError,
 from gpu_device_plugin.cluster.objects.decoding import NODES
 from gpu_device_plugin.core.capacity.leaving import Leaving, leaving, refuges
 from gpu_device_plugin.core.cluster.fitting import unfit
-from gpu_device_plugin.core.contract.moves import HeldRoom
 from gpu_device_plugin.core.contract.nodelabels import kept, let_go
 from gpu_device_plugin.programs.extender.capacity.followed import replaceable
-from gpu_device_plugin.programs.extender.capacity.moving import held_until_s
+from gpu_device_plugin.programs.extender.capacity.moving import room_for
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -156,13 +155,12 @@ class Keeper:
             # Meanwhile another pod may have taken the room; then the next look finds other room.
             if pod.owner is None or there is None or unfit(place.pod.ask, there.restricted(place.shares)) is not None:
                 continue
-            shares = tuple(place.shares.items())
-            until_s = held_until_s(self._parts.wall(), pod)
-            self._parts.holds.hold(place.node, HeldRoom(pod.uid, pod.namespace, pod.owner.uid, shares, until_s))
-            _log.info(
-                "a place is held for a pod of a node that goes",
-                extra={"pod": str(place.pod), "from": name, "to": place.node},
-            )
+            room = room_for(pod, pod.owner, tuple(place.shares.items()), self._parts.wall())
+            if self._parts.holds.hold(place.node, room):
+                _log.info(
+                    "a place is held for a pod of a node that goes",
+                    extra={"pod": str(place.pod), "from": name, "to": place.node},
+                )
 
     def _give_back(self, moving: Collection[str]) -> None:
         """Give back the places of pods that stay after all."""

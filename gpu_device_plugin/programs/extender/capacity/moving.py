@@ -13,6 +13,7 @@ from gpu_device_plugin.cluster.client.errors import ApiError, ConflictError, For
 from gpu_device_plugin.cluster.objects.decoding import PODS
 from gpu_device_plugin.cluster.writers.evictions import EvictionOutcome, evict
 from gpu_device_plugin.core.capacity.terms import NO_TERMS, obstacles
+from gpu_device_plugin.core.capacity.turns import in_turns
 from gpu_device_plugin.core.cluster.fitting import Unfit, fit
 from gpu_device_plugin.core.cluster.pod_demand import Impossible, ask
 from gpu_device_plugin.core.contract.keys import MOVE_REFUSED, MOVE_TO, MalformedAnnotationError
@@ -22,6 +23,8 @@ from gpu_device_plugin.logs import audit
 from gpu_device_plugin.programs.extender.capacity.followed import replaceable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.model.pods import Owner, Pod
     from gpu_device_plugin.programs.extender.capacity.parts import Parts
@@ -33,6 +36,10 @@ _log = logging.getLogger(__name__)
 _HELD_S, _LONGEST_GRACE_S = 300.0, 3600.0
 """How long room is held once the pod has ended (its controller makes the replacement within seconds), and how long the
 pod may take to end, of which its owner can write any number."""
+_MOST = 10
+"""Wishes that are looked at in one round: other pods wait meanwhile for what else the extender does."""
+_AGAIN_S, _LATEST_AGAIN_S = 1.0, 300.0
+"""A wish that could neither be fulfilled nor refused is looked at again after so long, then after twice as long."""
 _CALL_S = 5.0
 _POLICY = "binpack"
 MANIFEST = "deploy/optional/capacity.yaml (chart: scheduler.capacity)"
@@ -45,27 +52,66 @@ class Mover:
     _parts: Parts
     moving: set[str] = field(default_factory=set, init=False)
     """The UIDs of the pods that are evicted, until the watch shows it."""
+    _tried: dict[str, tuple[str, float, float]] = field(default_factory=dict, init=False)
+    """By UID of a pod, the wish that was not fulfilled, how long it waits, and until when, monotonic seconds."""
 
     async def obey(self) -> None:
-        """Move the pods that somebody wants to move, or write on them why not.
+        """Move some of the pods that somebody wants to move, or write on them why not.
 
-        Raises the first ApiError once all have been tried.
+        Raises the first ApiError once all of these have been tried.
         """
         self._look()
         failed: ApiError | None = None
-        for pod in self._parts.followed.to_move():
-            if pod.uid in self.moving:
+        blocked = self._blocked()
+        for pod in [pod for pod in self._due() if pod.namespace not in blocked][:_MOST]:
+            if pod.namespace in blocked:
                 continue
+            text = pod.annotations[MOVE_TO]
             try:
-                why = await self.move(pod, read_destination(pod.annotations[MOVE_TO]))
+                why = await self.move(pod, read_destination(text))
+                if not why:
+                    blocked.add(pod.namespace)
             except MalformedAnnotationError as error:
                 why = str(error)
+            # It is tried again after ever longer, whatever keeps the refusal from the pod, or the pod from going.
+            _, wait_s, _ = self._tried.get(pod.uid, ("", 0.0, 0.0))
+            wait_s = min(max(_AGAIN_S, 2 * wait_s), _LATEST_AGAIN_S)
+            self._tried[pod.uid] = text, wait_s, self._parts.clock() + wait_s
             try:
                 await self._tell(pod, why)
             except ApiError as error:
                 failed = failed or error
         if failed is not None:
             raise failed
+
+    def _due(self) -> Sequence[Pod]:
+        wishes = self._parts.followed.to_move()
+        uids = {pod.uid for pod in wishes}
+        self._tried = {uid: tried for uid, tried in self._tried.items() if uid in uids}
+        now = self._parts.clock()
+        due = [
+            pod
+            for pod in wishes
+            if pod.uid not in self.moving
+            and ((tried := self._tried.get(pod.uid)) is None or tried[0] != pod.annotations[MOVE_TO] or tried[2] <= now)
+        ]
+        return in_turns(due, lambda pod: pod.namespace)
+
+    def _blocked(self) -> set[str]:
+        """Return the namespaces with room of a pod that goes or has gone, for which no replacement waits.
+
+        Whoever makes a pod names its controller, which may not exist: of such pods each would have its room.
+        """
+        pods, entries = self._parts.followed.pods, self._parts.fleet.entries
+
+        def stays(uid: str) -> bool:
+            entry = entries.get(uid)
+            deleting = uid in pods and pods[uid].deleting
+            return entry is not None and not (
+                entry.deleting or entry.until is not None or deleting or uid in self.moving
+            )
+
+        return {room.namespace for room in self._parts.holds.unclaimed() if not stays(room.uid)}
 
     def _look(self) -> None:
         pods, rooms = self._parts.followed.pods, self._parts.holds.rooms
@@ -88,7 +134,7 @@ class Mover:
         elif isinstance(place, str):
             why = place
         else:
-            why = await self._evicted(pod, owner, to.node, place)
+            why = await self._hold(pod, owner, to.node, place) or await self._evicted(pod)
         where = {"pod": f"{pod.namespace}/{pod.name}", "from": pod.node_name, "to": to.node}
         self._parts.metrics.count(m.MOVES, "refused" if why else "evicted")
         if why:
@@ -134,16 +180,20 @@ class Mover:
             return f"its own terms, or the node's taints, keep it from node {name}"
         return there
 
-    async def _evicted(self, pod: Pod, owner: Owner, node: str, shares: Shares) -> str:
-        until_s = held_until_s(self._parts.wall(), pod)
-        self._parts.holds.hold(node, HeldRoom(pod.uid, pod.namespace, owner.uid, shares, until_s))
+    async def _hold(self, pod: Pod, owner: Owner, node: str, shares: Shares) -> str:
+        """Hold room so that the next active extender knows of it before the pod goes; return why it is not held."""
+        if not self._parts.holds.hold(node, room_for(pod, owner, shares, self._parts.wall())):
+            return f"the room could not be held: node {node} has no space to note it"
         try:
-            # The next active extender has to know of the room before the pod goes.
             await self._parts.holds.write(node)
         except ApiError as error:
             self._parts.holds.let_go(pod.uid)
             hint = f"; apply {MANIFEST}" if isinstance(error, ForbiddenError) else ""
             return f"the room could not be held: {error}{hint}"
+        return ""
+
+    async def _evicted(self, pod: Pod) -> str:
+        """Evict a pod for which room is held; return an empty text, or why it stays."""
         done = await evict(self._parts.client, pod, most_grace_s=pod.grace_s, timeout_s=_CALL_S, manifest=MANIFEST)
         if done.outcome is EvictionOutcome.EVICTED:
             return ""
@@ -161,6 +211,7 @@ class Mover:
         return done.why or "it is gone already"
 
 
-def held_until_s(now_s: float, pod: Pod) -> float:
-    """Return until when room is held for the replacement of a pod that is evicted at `now_s`, in the same time."""
-    return now_s + min(pod.grace_s, _LONGEST_GRACE_S) + _HELD_S
+def room_for(pod: Pod, owner: Owner, shares: Shares, now_s: float) -> HeldRoom:
+    """Return the room for the replacement of a pod that is evicted at `now_s`, in seconds since the epoch."""
+    until_s = now_s + min(pod.grace_s, _LONGEST_GRACE_S) + _HELD_S
+    return HeldRoom(pod.uid, pod.namespace, owner.uid, shares, until_s, now_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
@@ -46,6 +47,9 @@ class Rebalancer:
     """How many pods may be evicted in an hour; 0: none."""
     settled_s: float
     """A pod counts once it has been refused for so many seconds."""
+    patience_s: float = 120.0
+    """How long after the eviction a plan waits for the replacement: the pod may take hours to end, and its controller
+    not exist."""
 
     def __post_init__(self) -> None:
         self._moves: deque[Move] = deque()
@@ -59,6 +63,8 @@ class Rebalancer:
         """When the next plan may be made, monotonic seconds."""
         self._tried_at: dict[str, float] = {}
         """By UID of a waiting pod."""
+        self._turn_at: dict[str, float] = {}
+        """By namespace, when a plan was made last for a pod of it, in the last hour."""
 
     def forget(self) -> None:
         """Drop the plan: another extender has been active."""
@@ -69,9 +75,11 @@ class Rebalancer:
         """Take the next step, if one is due. Raises ApiError."""
         if not self.per_hour():
             return
-        if self._under_way in self._parts.holds.rooms:
-            return  # its replacement is not bound yet
-        if self._under_way and not self._parts.holds.was_taken(self._under_way):
+        if self._under_way in self._parts.holds.rooms:  # its replacement is not bound yet
+            if self._parts.clock() - self._evicted_at[-1] < self.patience_s:
+                return
+            self._stop(self._under_way, f"its replacement was not bound within {self.patience_s:g} s")
+        elif self._under_way and not self._parts.holds.was_taken(self._under_way):
             self._stop(self._under_way, "its replacement was not bound in its room")
         self._under_way = ""
         if self._moves and self._for not in {each.pod.uid for each in self._waiting.without_room(0.0)}:
@@ -112,8 +120,9 @@ class Rebalancer:
         due = [each for each in refused if each.pod.uid not in self._tried_at]
         if not due:
             return
-        first = min(due, key=lambda each: (-each.pod.priority, each.pod.created, each.pod.uid))
-        self._tried_at[first.pod.uid] = now
+        self._turn_at = {namespace: at for namespace, at in self._turn_at.items() if now - at < _HOUR_S}
+        first = min(due, key=self._importance)
+        self._tried_at[first.pod.uid] = self._turn_at[first.pod.namespace] = now
         goal = self._goal(first)
         plan = await last_of(planning(await self._sites(), goal))
         self._plan_at = self._parts.clock() + _REST * (self._parts.clock() - now)
@@ -122,6 +131,11 @@ class Rebalancer:
             _log.info("pods are moved so that one that waits has room", extra=about)
             self._moves.extend(plan.moves)
             self._for = first.pod.uid
+
+    def _importance(self, refused: Refused) -> tuple[int, float, str, str]:
+        """Return a key by which the pods sort that a plan may be made for: of equal priority, namespaces take turns."""
+        pod = refused.pod
+        return -pod.priority, self._turn_at.get(pod.namespace, -math.inf), pod.created, pod.uid
 
     def _goal(self, refused: Refused) -> Fits:
         names = frozenset(self._waiting.names.get(refused.constraints, ()))

@@ -30,6 +30,8 @@ GRANTED = {
     ("delete", "podtemplates"),
     ("create", "pods"),
     ("delete", "pods"),
+    ("create", "events"),
+    ("patch", "events"),
 }
 """What deploy/optional/capacity.yaml grants the extender."""
 LONG_AGO = "2026-01-01T00:00:00Z"
@@ -74,6 +76,7 @@ def pod(
         annotations=notes,
         labels={"app": rs, **rest.pop("labels", {})},
         grace_s=rest.pop("grace_s", None),
+        created=rest.pop("created", ""),
     )
     body["spec"] |= rest.pop("spec", {})
     assert not rest, rest

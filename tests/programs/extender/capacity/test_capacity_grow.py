@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,7 @@ from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_MEM
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer
+from tests.patience import rounds
 from tests.programs.extender.capacity.capacity_world import (
     GRANTED,
     NAMESPACE,
@@ -22,7 +24,7 @@ from tests.programs.extender.capacity.capacity_world import (
     some_rounds,
     stand_ins,
 )
-from tests.programs.extender.harness import RIGHTS
+from tests.programs.extender.harness import QUICK, RIGHTS
 
 if TYPE_CHECKING:
     from tests.programs.extender.harness import ExtenderWorld
@@ -97,6 +99,24 @@ async def test_as_many_nodes_are_asked_for_as_pods_fill() -> None:
         assert len(stand_ins(w)) == 2
 
 
+async def test_each_node_names_the_pods_that_it_is_for_and_namespaces_take_turns() -> None:
+    """Eight equal pods, two to a node; another namespace has two more."""
+    async with capacity_world(grow="stand-ins") as w:
+        two_halves(w)
+        await w.start()
+        for n in range(8):
+            pod(w, f"p{n}", 5)
+        for n in range(2):
+            w.api.add(builders.pod(f"z{n}", builders.container(mem=5), namespace="z"))
+        await w.schedule()
+        capacity = w.only.extender.capacity
+        await w.until(lambda: len(w.only.extender.verbs.waiting.without_room(QUICK.settled_s)) == 10)
+        named = [each.pods for each in await capacity.grower.wanted()]
+        assert [len(pods) for pods in named] == [2] * 5
+        assert sorted(pod for pods in named for pod in pods) == [*(f"default/p{n}" for n in range(8)), "z/z0", "z/z1"]
+        assert sum(pod.startswith("z/") for pods in named[:3] for pod in pods) == 2, "its turn comes early"
+
+
 async def test_the_node_that_is_asked_for_is_of_the_kind_that_can_take_the_pod() -> None:
     """Of 12 shares only the large GPUs have room; the small nodes would be asked for in vain."""
     async with capacity_world(grow="stand-ins") as w:
@@ -139,6 +159,47 @@ async def test_a_node_that_never_starts_counts_no_longer_once_its_time_is_over()
         pod(w, "p", 4)
         await w.schedule()
         await w.until(lambda: len(stand_ins(w)) == 1)
+
+
+async def test_a_node_that_does_not_help_is_not_asked_for_again_and_again() -> None:
+    """Something that only kube-scheduler knows keeps the pod from every new node, such as affinity to another pod."""
+    async with capacity_world(grow="stand-ins", node_start="2s", allowed=RIGHTS | GRANTED) as w:
+        node(w, "a", 8, 8, labels={"beside": "another-pod"})
+        pod(w, "a-0", 5, at=("a", 0))
+        pod(w, "a-1", 5, at=("a", 1))
+        await w.start()
+        pod(w, "p", 4, spec={"nodeSelector": {"beside": "another-pod"}})
+        await w.schedule()
+        for n, least_s in enumerate((2, 4)):
+            await w.until(lambda: len(stand_ins(w)) == 1)
+            node(w, f"new-{n}", 8, 8, created=NOW)
+            await w.until(lambda: not stand_ins(w))
+            told = n + 1
+            await w.until(lambda told=told: len([1 for line in w.logs if "did not help" in line]) == told)  # type: ignore[misc]
+            began = time.monotonic()
+            await w.until(lambda: len(stand_ins(w)) == 1)
+            assert time.monotonic() - began > least_s
+        pod(w, "q", 4, rs="other")
+        assert (await w.schedule())["q"].node.startswith("new-")
+        await w.until(lambda: any(each["reason"] == "GPUNodeDidNotHelp" for each in w.api.all("events")))
+        (event,) = [each for each in w.api.all("events") if each["note"].startswith("node new-0 came for it")]
+        assert event["regarding"]["name"] == "p"
+
+
+async def test_a_new_node_that_other_pods_fill_is_no_reason_to_ask_later() -> None:
+    async with capacity_world(grow="stand-ins", node_start="2s") as w:
+        two_halves(w)
+        await w.start()
+        pod(w, "p", 4)
+        await w.schedule()
+        await w.until(lambda: len(stand_ins(w)) == 1)
+        node(w, "new", 8, 8, created=NOW)
+        for n in range(2):
+            pod(w, f"first-{n}", 8, rs="first", at=("new", n))
+        await w.until(lambda: len(stand_ins(w)) == 1)
+        await rounds(3, 1)
+        assert len(stand_ins(w)) == 1
+        assert not any("did not help" in line for line in w.logs)
 
 
 async def test_new_nodes_that_are_not_to_share_gpus_are_not_awaited() -> None:
@@ -196,6 +257,29 @@ async def test_buffers_are_used_where_the_cluster_has_them_and_no_pods_beside() 
 
         w.force_delete("p")
         await w.until(lambda: not w.api.all("capacitybuffers") and not w.api.all("podtemplates"))
+
+
+@pytest.mark.parametrize("grow", ["off", "stand-ins"])
+async def test_buffers_go_with_the_setting(grow: str) -> None:
+    async with capacity_world(grow="buffers") as w:
+        w.api.without.clear()
+        await lacking_room(w)
+        await w.until(lambda: len(w.api.all("capacitybuffers")) == 1)
+        await w.restart(grow=grow)
+        await w.until(lambda: not w.api.all("capacitybuffers") and not w.api.all("podtemplates"))
+        await w.schedule()
+        await w.until(lambda: bool(stand_ins(w)) == (grow == "stand-ins"))
+
+
+async def test_a_cluster_that_never_grew_is_asked_for_buffers_once_and_nothing_is_told_of_it() -> None:
+    """Where nobody has applied the rights for it, there is nothing to clear."""
+    async with capacity_world(grow="off", allowed=RIGHTS) as w:
+        w.api.without.clear()
+        await w.start()
+        await w.until(lambda: w.api.count("list", "capacitybuffers") > 0)
+        await some_rounds(w)
+        assert w.api.count("list", "capacitybuffers") == 1
+        assert not any("capacity waits" in line for line in w.logs)
 
 
 async def test_buffers_of_an_extender_that_is_gone_are_taken_over_and_removed_by_the_next() -> None:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.contract.keys import HELD_ROOM, MOVE_TO
 from gpu_device_plugin.core.cost.audit import LOGGER, AuditKind, AuditRecord
+from gpu_device_plugin.core.model.placing import Demand
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer
 from tests.patience import rounds
 from tests.programs.extender.capacity.capacity_world import (
@@ -27,9 +33,11 @@ from tests.programs.extender.capacity.capacity_world import (
     taint,
     wants,
 )
-from tests.programs.extender.harness import QUICK, RIGHTS
+from tests.programs.extender.harness import ALLOCATION, QUICK, RIGHTS
 
 if TYPE_CHECKING:
+    from gpu_device_plugin.core.capacity.places import Fits
+    from gpu_device_plugin.programs.extender.waiting import Refused
     from tests.programs.extender.harness import ExtenderWorld
 
 
@@ -274,6 +282,72 @@ async def test_a_replacement_that_the_scheduler_puts_elsewhere_leaves_no_room_tw
         assert w.only.free("b") == [4], "it is held still"
 
 
+async def test_a_pod_that_cannot_be_written_on_is_left_alone_for_longer_and_longer() -> None:
+    """200 of them had cost 858 requests a second, without end. Another wish is obeyed at once."""
+    async with capacity_world() as w:
+        denied = ["p"]
+        w.api.deny("no-refusals", lambda _old, new: "no" if new["metadata"]["name"] in denied else "", code=403)
+        node(w, "a", 8)
+        node(w, "b", 8)
+        pod(w, "p", at=("a", 0), annotations={MOVE_TO: "nonsense"})
+        await w.start()
+        began = time.monotonic()
+        await w.until(lambda: w.api.count("patch", "pods") == 1)
+        await some_rounds(w, 40)
+        # After 1 s, 2 s more, 4 s more.
+        assert w.api.count("patch", "pods") <= 1 + math.log2(1 + time.monotonic() - began)
+        denied.clear()
+        wants(w, "p", "b")
+        await w.until(lambda: going(w, "p"))
+
+
+async def test_moves_that_nobody_replaces_take_the_room_of_one_pod() -> None:
+    """The next pod of the namespace is moved once the last one has a replacement, or its room is given back.
+
+    With a quota of one pod somebody could make pods of invented controllers one after the other, and have room held
+    for each of them: for hours, and of the whole cluster.
+    """
+    async with capacity_world() as w:
+        node(w, "a", 8)
+        node(w, "b", 8, 8)
+        await w.start()
+        for n in range(5):
+            pod(w, f"p{n}", rs=f"invented-{n}", at=("a", 0))
+            wants(w, f"p{n}", "b", gpu=n % 2)
+            if not n:
+                await w.until(lambda: going(w, "p0"))
+                w.finish("p0")
+            else:
+                await some_rounds(w)
+                assert not going(w, f"p{n}")
+                w.force_delete(f"p{n}")
+        assert len(held(w, "b")) == 1
+        pod(w, "next", rs="next", at=("a", 0))
+        wants(w, "next", "b", gpu=1)
+        await some_rounds(w)
+        assert not going(w, "next")
+        pod(w, "p0-again", rs="invented-0")
+        await w.until(lambda: going(w, "next"))
+
+
+async def test_of_many_wishes_every_namespace_has_its_turn() -> None:
+    async with capacity_world() as w:
+        node(w, "a", 64)
+        node(w, "b", 8)
+        for n in range(40):
+            pod(w, f"vain-{n:02}", 1, at=("a", 0), annotations={MOVE_TO: "nonsense"})
+        notes = {ALLOCATION: '{"0": {"0": 4}}', MOVE_TO: json.dumps({"node": "b", "gpus": {"0": 4}})}
+        there = builders.pod("z", builders.container(mem=4), namespace="z", node="a", annotations=notes)
+        owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": "z", "uid": "uid-z"}}
+        w.api.add(builders.owned(there, owner))
+        await w.start()
+        await w.until(lambda: w.api.count("create", "pods/eviction") == 1)
+        made = [(each.verb, each.resource) for each in w.api.requests]
+        before = made[: made.index(("create", "pods/eviction"))]
+        assert before.count(("patch", "pods")) <= 1, "one of the other namespace had its turn before"
+        await w.until(lambda: all(refusal(w, f"vain-{n:02}") for n in range(40)))
+
+
 # --- Another extender becomes the active one --------------------------------------------------------------------------
 
 
@@ -330,6 +404,27 @@ async def test_a_replacement_whose_binding_got_no_answer_counts_on_its_room_alon
         assert w.places("p-2") == {0: 4}
 
 
+async def test_room_that_is_taken_is_not_held_by_the_next_extender_although_the_node_says_so() -> None:
+    """The one before ended between the binding and the node; another pod of the controller waits for room elsewhere."""
+    async with capacity_world() as w:
+        node(w, "a", 4)
+        node(w, "b", 8)
+        uid = pod(w, "p", at=("a", 0))
+        await w.start()
+        wants(w, "p", "b")
+        await w.until(lambda: going(w, "p"))
+        w.api.fail(Answer(503), verbs={"patch"}, resources={"nodes"})
+        pod(w, "p-2")
+        assert (await w.schedule())["p-2"].node == "b"
+        pod(w, "p-3", 7)
+        await w.stop()
+        w.api.heal()
+        assert held(w, "b") == {uid: {"0": 4}}
+        await w.start()
+        await w.until(lambda: HELD_ROOM not in notes_on(w, "b"))
+        assert w.only.free("b") == [4]
+
+
 async def test_of_two_extenders_the_second_knows_the_room_of_the_first_and_does_nothing_itself() -> None:
     """Both follow the Lease of their schedulers; the second takes it while the replacement is awaited."""
     lease = {("get", "leases"), ("create", "leases"), ("update", "leases")}
@@ -364,10 +459,10 @@ async def test_of_two_extenders_the_second_knows_the_room_of_the_first_and_does_
 # --- Rebalancing ------------------------------------------------------------------------------------------------------
 
 
-def halves(w: ExtenderWorld, name: str) -> None:
+def halves(w: ExtenderWorld, name: str, grace_s: int | None = None) -> None:
     """Add a node whose two GPUs of 8 have 3 left each; a pod of 5 has room once one of 2 has moved to the other GPU."""
     node(w, name, 8, 8)
-    pod(w, f"{name}-two", 2, rs=f"{name}-two", at=(name, 0))
+    pod(w, f"{name}-two", 2, rs=f"{name}-two", at=(name, 0), grace_s=grace_s)
     pod(w, f"{name}-three", 3, rs=f"{name}-three", at=(name, 0))
     pod(w, f"{name}-five", 5, rs="", at=(name, 1))
 
@@ -423,6 +518,46 @@ async def test_a_plan_stops_where_a_replacement_does_not_come_into_its_room() ->
         w.api.patch("nodes", "a", {"metadata": {"annotations": {HELD_ROOM: None}}})
         await w.until(lambda: any("was not bound in its room" in line for line in w.logs))
         assert w.api.count("create", "pods/eviction") == 1
+
+
+async def test_a_pod_that_ends_for_hours_does_not_stop_rebalancing_for_others() -> None:
+    """Its controller does not exist, or waits for its end."""
+    async with capacity_world(rebalance="10") as w:
+        halves(w, "a", grace_s=3600)
+        await w.start()
+        w.only.extender.capacity.rebalancer.patience_s = 0.5
+        pod(w, "p", 5, rs="big")
+        await w.schedule()
+        await w.until(lambda: going(w, "a-two"))
+        halves(w, "b")
+        pod(w, "q", 6, rs="big")
+        await w.schedule()
+        await w.until(lambda: going(w, "b-two"))
+        assert any("its replacement was not bound within" in line for line in w.logs)
+        assert held(w, "a"), "the pod has not gone yet"
+
+
+async def test_namespaces_take_turns_in_rebalancing() -> None:
+    """`default` has the pods that wait longest."""
+    async with capacity_world(rebalance="10") as w:
+        for name in ("a", "b", "c"):
+            halves(w, name)
+        await w.start()
+        looked: list[str] = []
+        rebalancer = w.only.extender.capacity.rebalancer
+        goal = rebalancer._goal
+
+        def looked_at(refused: Refused) -> Fits:
+            looked.append(refused.pod.namespace)
+            return goal(replace(refused, ask=Ask((Part(Demand(Kind.MEMORY, 9)),))))
+
+        rebalancer._goal = looked_at  # type: ignore[method-assign]
+        for n in range(3):
+            pod(w, f"p{n}", 5, rs="big", created=f"2026-01-01T00:00:0{n}Z")
+        w.api.add(builders.pod("z", builders.container(mem=5), namespace="z"))
+        await w.schedule()
+        await w.until(lambda: len(looked) >= 3)
+        assert looked[1] == "z"
 
 
 async def test_without_a_budget_nothing_is_moved() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,11 +13,11 @@ from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.client.errors import ForbiddenError, UnavailableError
 from gpu_device_plugin.cluster.objects.decoding import NodeRecord
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
-from gpu_device_plugin.core.contract.keys import HELD_ROOM
+from gpu_device_plugin.core.contract.keys import ALLOCATION, HELD_ROOM
 from gpu_device_plugin.core.contract.moves import HeldRoom, write_held
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.model.placing import Demand
-from gpu_device_plugin.core.model.pods import Owner, Pod
+from gpu_device_plugin.core.model.pods import Container, ContainerKind, Owner, Pod
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.programs.extender.capacity.holds import Holds
@@ -223,3 +223,73 @@ async def test_a_node_that_is_gone_holds_nothing_and_is_not_written() -> None:
         assert h.holds.for_pod(pod(), FOUR) is None
         await h.holds.write()
         assert h.api.count("patch", "nodes") == 1
+
+
+def bound(uid: str = "p-2", *, owner: Owner | None = WEB, created: str = "1970-01-01T00:00:10Z") -> Pod:
+    """Return a pod of 4 on GPU 0 of node a."""
+    wants = Container("main", ContainerKind.APP, 0, {RESOURCES[0].name: 4})
+    notes = {ALLOCATION: '{"0": {"0": 4}}'}
+    made = Pod(uid, "default", uid, "a", owner=owner, created=created, annotations=notes, containers=(wants,))
+    return replace(made, phase="Running", running=True)
+
+
+@pytest.mark.parametrize("owner", [WEB, Owner("ReplicaSet", "web", "uid-other", "apps/v1")], ids=["its", "another"])
+async def test_room_whose_replacement_is_bound_is_given_back_whoever_bound_it(owner: Owner) -> None:
+    """It was held in second 10. The extender that bound the pod ended before it had written that on the node."""
+    async with here() as h:
+        text = write_held([replace(room(), since_s=10.9)])
+        h.api.patch("nodes", "a", {"metadata": {"annotations": {HELD_ROOM: text}}})
+        h.watch()
+        h.fleet.put_pod(bound(owner=owner))
+        h.holds.forget()
+        assert h.free() == [0, 8]
+        h.holds.release()
+        assert h.holds.was_taken("p") == (owner is WEB)
+        assert h.free() == [4 if owner is WEB else 0, 8]
+        await h.holds.write()
+        assert bool(h.written()) == (owner is not WEB)
+
+
+async def test_a_pod_of_the_controller_that_was_there_before_takes_no_room() -> None:
+    async with here() as h:
+        h.fleet.put_pod(bound("sibling", created="1970-01-01T00:00:09Z"))
+        h.holds.hold("a", replace(room(), since_s=10.0))
+        h.holds.release()
+        assert h.free() == [0, 8]
+
+
+async def test_room_that_no_pod_waits_for_is_given_back_30_s_after_its_pod_has_gone() -> None:
+    async with here() as h:
+        leaving = bound("p", created="1970-01-01T00:00:00Z")
+        h.fleet.put_pod(leaving)
+        h.holds.hold("a", replace(room(gpu=1, until_s=4000), since_s=0.0))
+        for h.now in (0, 600):
+            h.holds.release()
+            assert h.free() == [4, 4], "its pod takes long to end"
+        h.fleet.remove_pod(leaving, h.now)
+        h.holds.release()
+        for h.now in (629, 700):
+            h.fleet.pending = {"w": pod("w")} if h.now == 629 else {}
+            h.holds.release()
+            assert h.free()[1] == 4, "one waited meanwhile"
+        h.now = 729
+        h.holds.release()
+        assert h.free()[1] == 4
+        h.now = 730
+        h.holds.release()
+        assert h.free()[1] == 8
+        assert not h.holds.was_taken("p")
+
+
+async def test_room_that_the_next_leader_could_not_read_is_not_held() -> None:
+    """The owner of a pod chooses the UID of its controller, and a node may have hundreds of pods."""
+    async with here() as h:
+        assert not h.holds.hold("a", replace(room(), owner="x" * 254))
+        assert h.free() == [8, 8]
+        held = [h.holds.hold("a", HeldRoom(f"p{n}", "default", "u" * 36, ((0, 1),), 100.0, 0.0)) for n in range(1000)]
+        assert held.index(False) > 300
+        await h.holds.write()
+        here_ = dict(h.holds.rooms)
+        h.watch()
+        h.holds.forget()
+        assert h.holds.rooms == here_

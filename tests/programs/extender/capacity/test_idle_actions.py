@@ -60,6 +60,8 @@ GRANTED = {
 }
 """What deploy/optional/idle.yaml grants."""
 WARNING_S = 600.0
+LABELS = {"app": "web", "pod-template-hash": "1"}
+"""Of the pods of the Deployment `web`, as its ReplicaSet selects them."""
 READER = PodReader([GPU_MEM], READ_BY_AGENT.__contains__, owners=True)
 
 
@@ -117,9 +119,19 @@ class Scene:
         )
         return IdleActions(parts, cast("EventWriter", self.events), warning_s=lambda: WARNING_S, look_s=0.0)
 
-    def pod(self, name: str, when: str | None = None, owner: dict[str, Any] | None = None, **more: Any) -> None:
-        notes = {IDLE_SINCE: SINCE} | ({} if when is None else {WHEN_IDLE: when})
-        body = pod(name, container(mem=4), node="n", phase="Running", annotations=notes, **more)
+    def pod(
+        self,
+        name: str,
+        when: str | None = None,
+        owner: dict[str, Any] | None = None,
+        *,
+        idle: bool = True,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        """Add an idle pod, with the labels that its owner selects."""
+        notes = ({IDLE_SINCE: SINCE} if idle else {}) | ({} if when is None else {WHEN_IDLE: when})
+        selected = {} if owner is None else owner.get("spec", {}).get("selector", {}).get("matchLabels", {})
+        body = pod(name, container(mem=4), node="n", phase="Running", annotations=notes, labels=labels or selected)
         self.api.add(body if owner is None else owned(body, owner))
         self.watch()
 
@@ -148,6 +160,7 @@ class Scene:
         if kind != "Deployment":
             return top
         body = owned(workload("web-1", kind="ReplicaSet", replicas=replicas), top)
+        body["spec"]["selector"] = {"matchLabels": LABELS}
         return self.api.add(body)
 
     def notebook(self) -> dict[str, Any]:
@@ -364,6 +377,76 @@ async def test_a_replica_that_came_to_use_meanwhile_keeps_its_workload() -> None
         assert its.replicas() == (2, None)
 
 
+@pytest.mark.parametrize("labels", [{"team": "other"}, {"app": "web"}, {"app": "web", "pod-template-hash": "2"}])
+async def test_a_pod_with_a_forged_owner_scales_nobodys_workload(labels: Mapping[str, str]) -> None:
+    """Whoever may make pods may write any controller on them. Kubernetes' own counts only those that it selects."""
+    async with scene() as its:
+        owner = its.deployment(1)
+        its.pod("web-0", owner=owner, idle=False)
+        its.pod("forged", "scale-to-zero", owner, labels=labels)
+        await its.warned_and_due()
+        assert its.replicas() == (1, None)
+        why = "its labels are not those that Deployment web selects"
+        assert its.events.told[-1] == (
+            "forged",
+            "GPUIdleNotScaled",
+            f"is idle since {SINCE}, and not scaled to zero: {why}",
+        )
+
+
+async def test_a_forged_pod_does_not_keep_a_workload_whose_own_pods_are_idle() -> None:
+    async with scene() as its:
+        owner = its.deployment(1)
+        its.pod("forged", "scale-to-zero", owner, labels={"team": "other"})
+        its.pod("web-0", "scale-to-zero", owner)
+        await its.warned_and_due()
+        assert its.replicas() == (0, "1")
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "StatefulSet"])
+async def test_a_forged_pod_with_the_labels_stands_for_no_pod_that_is_used(kind: str) -> None:
+    """A StatefulSet does not count pods that it selects and that have other names than it gives."""
+    async with scene() as its:
+        owner = its.deployment(1, kind=kind)
+        its.pod("web-0", owner=owner, idle=False)
+        its.pod("forged", "scale-to-zero", owner)
+        await its.warned_and_due()
+        assert its.replicas(f"{kind.lower()}s") == (1, None)
+
+
+async def test_a_pod_that_has_ended_keeps_its_workload_no_longer() -> None:
+    async with scene() as its:
+        owner = its.deployment(1)
+        its.pod("web-0", "scale-to-zero", owner)
+        its.pod("evicted", owner=owner, idle=False)
+        its.api.patch("pods", "evicted", {"status": {"phase": "Failed"}}, subresource="status")
+        await its.warned_and_due()
+        assert its.replicas() == (0, "1")
+
+
+@pytest.mark.parametrize(
+    ("selector", "scaled"),
+    [
+        ({"matchExpressions": [{"key": "app", "operator": "In", "values": ["api", "web"]}]}, True),
+        ({"matchExpressions": [{"key": "app", "operator": "NotIn", "values": ["web"]}]}, False),
+        ({"matchLabels": {"app": "web"}, "matchExpressions": [{"key": "app", "operator": "Exists"}]}, True),
+        ({"matchLabels": {"app": "web"}, "matchExpressions": [{"key": "app", "operator": "DoesNotExist"}]}, False),
+        ({"matchLabels": {"app": "web"}, "matchExpressions": [{"key": "app", "operator": "Like"}]}, False),
+        ({}, False),
+        (None, False),
+    ],
+    ids=str,
+)
+async def test_a_workload_selects_its_pods_as_kubernetes_says(selector: dict[str, Any] | None, *, scaled: bool) -> None:
+    async with scene() as its:
+        owner = its.deployment(1, kind="StatefulSet")
+        its.api.patch("statefulsets", "web", {"spec": {"selector": None}})
+        its.api.patch("statefulsets", "web", {"spec": {"selector": selector}})
+        its.pod("web-0", "scale-to-zero", owner)
+        await its.warned_and_due()
+        assert its.replicas("statefulsets") == ((0, "1") if scaled else (1, None))
+
+
 async def test_a_notebook_is_stopped_as_kubeflow_stops_it() -> None:
     async with scene() as its:
         its.pod("lab-0", "scale-to-zero", its.notebook())
@@ -460,8 +543,11 @@ async def test_an_extender_reclaims_idle_gpus_and_says_so() -> None:
     async with world(allowed=RIGHTS | GRANTED, idle_warning="0s") as w:
         w.node("n", 12)
         top = w.api.add(workload("web", replicas=1) | {"status": {"replicas": 1}})
-        owner = w.api.add(owned(workload("web-1", kind="ReplicaSet", replicas=1), top))
-        body = pod("web-0", container(mem=4), node="n", phase="Running", annotations={WHEN_IDLE: "scale-to-zero"})
+        replica_set = workload("web-1", kind="ReplicaSet", replicas=1)
+        replica_set["spec"]["selector"] = {"matchLabels": LABELS}
+        owner = w.api.add(owned(replica_set, top))
+        notes = {WHEN_IDLE: "scale-to-zero"}
+        body = pod("web-0", container(mem=4), node="n", phase="Running", annotations=notes, labels=LABELS)
         w.api.add(owned(body, owner))
         (await w.start()).extender.capacity.idle.look_s = 0.02
         use = write_node_use(NodeUse(rfc3339(time.time() - 3600)))

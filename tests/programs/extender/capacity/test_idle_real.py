@@ -17,7 +17,7 @@ from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.client.errors import ForbiddenError
 from gpu_device_plugin.cluster.objects.decoding import NODES, PODS, ObjectKind
-from gpu_device_plugin.cluster.writers.workloads import NOTEBOOK, SCALED
+from gpu_device_plugin.cluster.writers.workloads import NOTEBOOK, SCALED, pods_of, workload_of
 from gpu_device_plugin.core.contract.keys import (
     IDLE_SINCE,
     NODE_USE,
@@ -26,6 +26,7 @@ from gpu_device_plugin.core.contract.keys import (
     WHEN_IDLE,
 )
 from gpu_device_plugin.core.contract.nodereport import NodeUse, write_node_use
+from gpu_device_plugin.core.model.pods import Owner
 from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.programs.extender.extender_program import Extender
 from gpu_device_plugin.programs.inspect.inspect_program import main
@@ -205,3 +206,24 @@ async def test_idle_gpus_come_back_and_wake_on_a_real_api_server(
                 await theirs.patch(DEPLOYMENTS, "web", body, namespace="default")
         with pytest.raises(ForbiddenError, match="gpushare-own-workloads"):
             await theirs.patch(NOTEBOOK, "lab", {"spec": {"template": {}}}, namespace="default")
+
+
+async def test_pods_that_a_workload_does_not_select_are_not_its_pods_on_a_real_api_server(kubectl: Kubectl) -> None:
+    """Whoever may make pods may write any controller on them."""
+    token = "".join(kubectl("create", "token", "gpu-device-plugin-scheduler", "--namespace=gpushare"))
+    body = workload("busy", container(mem=2), kind="StatefulSet", replicas=1)
+    body["spec"]["selector"]["matchExpressions"] = [
+        {"key": "app", "operator": "In", "values": ["busy", "other"]},
+        {"key": "app", "operator": "NotIn", "values": ["web"]},
+        {"key": "app", "operator": "Exists"},
+        {"key": "former", "operator": "DoesNotExist"},
+    ]
+    async with Client(config_of(kubectl)) as admin, Client(config_of(kubectl, token)) as theirs:
+        its = Cluster(admin)
+        made = json.loads(await admin.create(STATEFUL_SETS, body, namespace="default"))
+        (real,) = await its.replicas("busy", 1)
+        forged = pod("forged", container(mem=2), labels={"app": "busy", "former": "yes"})
+        await admin.create(PODS, owned(forged, made), namespace="default")
+        owner = Owner("StatefulSet", "busy", made["metadata"]["uid"], "apps/v1")
+        found = await workload_of(theirs, owner, "default", timeout_s=REAL_S)
+        assert await pods_of(theirs, found) == {real["metadata"]["uid"]}
