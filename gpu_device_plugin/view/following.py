@@ -16,9 +16,9 @@ from gpu_device_plugin.core.contract.keys import READ_BY_AGENT, READ_BY_INSPECT
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.contract.nodereport import STALE_S, NodeReport, node_report
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.fleet import Fleet
+from gpu_device_plugin.fleet import Fleet, FleetEntry
 from gpu_device_plugin.view.objects import Named, decoded
-from gpu_device_plugin.view.poddetails import bounded, pod_and_status
+from gpu_device_plugin.view.poddetails import bounded, scheduling_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -158,7 +158,7 @@ class FollowedCluster:
         pod, problems = self._pod_reader.read(raw)
         if not (claims or pod.containers or problems):
             return None
-        status = None if pod.node_name else bounded(pod_and_status(raw, self.resources)[1])
+        status = None if pod.node_name else bounded(scheduling_status(raw, problems))
         return FollowedPod(pod, status, problems)
 
     # --- Reading ------------------------------------------------------------------------------------------------------
@@ -295,9 +295,7 @@ class FollowedCluster:
         self.phases[each.pod.uid] = each.pod.phase
         counted = self.fleet.entries.get(each.pod.uid)
         self.fleet.put_pod(each.pod)
-        if (counts := self.fleet.entries.get(each.pod.uid)) != counted:
-            # The fleet reports only changes that concern placement.
-            self._touched |= {entry.node for entry in (counted, counts) if entry is not None}
+        self._count(counted, self.fleet.entries.get(each.pod.uid))
         self._hold(each.pod.uid, each.pod.node_name, instance_pod(each.pod))
         asks = bool(each.pod.containers or not each.problems)
         waits = asks and not (each.pod.node_name or each.pod.ended or each.pod.deleting)
@@ -324,14 +322,22 @@ class FollowedCluster:
         for node in tuple(self._instances_on):
             for uid in self._instances_on[node].keys() - there:
                 self._hold(uid, node, None)
+        counted = dict(self.fleet.entries)
         self.fleet.replace_pods([each.pod for each in pods], 0.0)
         self.fleet.expire(0.0)
+        for uid in counted.keys() | self.fleet.entries.keys():
+            self._count(counted.get(uid), self.fleet.entries.get(uid))
         self._waiting = {uid: each for uid, each in self._waiting.items() if uid in there}
         self.phases.clear()
         self.waiting_version += 1
         for each in pods:
             self.put_pod(each)
         self._on_change()
+
+    def _count(self, before: FleetEntry | None, now: FleetEntry | None) -> None:
+        """Note the nodes where a pod counts otherwise than before; the fleet tells only what concerns placement."""
+        if before != now:
+            self._touched |= {entry.node for entry in (before, now) if entry is not None}
 
     def _hold(self, uid: str, node: str, holder: InstancePod | None) -> None:
         """Note what a pod on a node has of its whole MIG instances; None: nothing."""

@@ -137,11 +137,20 @@ def pod_and_status(raw: msgspec.Raw, resources: Iterable[Resource]) -> tuple[Pod
         UnreadableObjectError: `raw` is no pod.
     """
     pod, ignored = PodReader((each.name for each in resources), READ_BY_AGENT.__contains__, mig=True).read(raw)
+    return pod, scheduling_status(raw, ignored)
+
+
+def scheduling_status(raw: msgspec.Raw, ignored: Iterable[str]) -> SchedulingStatus:
+    """Return the fields of a pod that may explain its scheduling; `ignored` has a sentence for each invalid limit.
+
+    Raises:
+        UnreadableObjectError: `raw` is no pod.
+    """
     more = decoded(raw, _Pod)
     spec, status = more.spec, more.status
     conditions = status.conditions or ()
     refused = next((one for one in conditions if one.type == "PodScheduled" and one.status != "True"), Condition())
-    return pod, SchedulingStatus(
+    return SchedulingStatus(
         scheduler=spec.scheduler_name or DEFAULT_SCHEDULER,
         reason=status.reason or "",
         message=status.message or "",

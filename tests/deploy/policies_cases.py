@@ -16,11 +16,13 @@ from tests.deploy.policies_world import (
     EXTENDER,
     KUBELET,
     MERGE,
+    MOVER,
     PERSON,
     PLACED,
     SCHEDULER,
     SHORT_NAMES,
     STRATEGIC,
+    TENANT,
     Request,
     User,
     annotate,
@@ -28,7 +30,9 @@ from tests.deploy.policies_world import (
     bind,
     create,
     debug,
+    end,
     event,
+    evict,
     notes,
     patch,
     setting,
@@ -54,6 +58,9 @@ OWN_NODE = "gpushare-own-node"
 OWN_EVENTS = "gpushare-own-events"
 GUARANTEE = "gpushare-guarantee"
 OWN_PROMISE = "gpushare-own-promise"
+OWN_SCHEDULING = "gpushare-own-scheduling"
+OWN_EVICTIONS = "gpushare-own-evictions"
+MOVES = "gpushare-moves"
 
 SMALL, LARGE = "aliyun.com/mig-1g.10gb", "aliyun.com/mig-3g.40gb"
 
@@ -576,9 +583,135 @@ GUARANTEE_CASES = (
     Case("a wish of very many digits", bounded("9" * 40), allowed_only(999_999_999)),
     Case("a wish that is malformed, which the extender answers", bounded("6 GiB")),
     Case("a wish for another container", bounded('{"other": 60}')),
+    Case("a wish within spaces, in quotes", bounded('{"b": " 4", "a" : "  11"}', *TWO), allowed_only(9)),
+    Case("a wish whose container is named by an escape", bounded('{"\\u0062": 60}', *TWO),
+         {GUARANTEE: "names a container twice, or holds a backslash, and no program reads it"}),
+    Case("two wishes for one container", bounded('{"b": 2, "b" :60}', *TWO), {GUARANTEE: "names a container twice"}),
+    Case("a wish of the container's own name", bounded('{"4": "4"}', container("4", mem=4))),
     Case("a wish that no program reads", bounded(" ".join("1" * 9000)),
          {GUARANTEE: "has more than 8192 characters, which no program reads"}),
     Case("whole GPUs with a wish", bounded("60", WHOLE)),
+)  # fmt: skip
+
+ELSEWHERE = '{"node": "node-b", "gpus": {"0": 4}}'
+MAY_NOT_EVICT = "the annotation gpu-device-plugin/move-to has the pod evicted, which 'eve' may not: it needs the right"
+
+MOVE_CASES = (
+    Case("a move by one who may evict", annotate("placed", {wire.MOVE_TO: ELSEWHERE}), user=MOVER),
+    Case("a move by the administrator", annotate("placed", {wire.MOVE_TO: ELSEWHERE})),
+    Case("a move by an owner of pods", annotate("placed", {wire.MOVE_TO: ELSEWHERE}), {MOVES: MAY_NOT_EVICT},
+         user=TENANT),
+    Case("another move by an owner of pods", annotate("moving", {wire.MOVE_TO: "{}"}), {MOVES: MAY_NOT_EVICT},
+         user=TENANT),
+    Case("a move through the status", annotate("placed", {wire.MOVE_TO: ELSEWHERE}, "status"), {MOVES: MAY_NOT_EVICT},
+         user=TENANT),
+    Case("a new pod with a move", new(SHARING, annotations={wire.MOVE_TO: ELSEWHERE}), {MOVES: MAY_NOT_EVICT},
+         user=TENANT),
+    Case("a move of a pod without GPUs", annotate("plain", {wire.MOVE_TO: ELSEWHERE}), {MOVES: MAY_NOT_EVICT},
+         user=TENANT),
+    Case("a move taken back by an owner of pods", annotate("moving", {wire.MOVE_TO: None}), user=TENANT),
+    Case("a note beside a move by an owner of pods", annotate("moving", {"note": "x"}), user=TENANT),
+    Case("a move refused by the extender", annotate("moving", {wire.MOVE_TO: None, wire.MOVE_REFUSED: "no room"}),
+         user=EXTENDER),
+    Case("a move refused by the extender where an owner wrote as much as he may",
+         annotate("noted", {wire.MOVE_REFUSED: "no room"}), user=EXTENDER),
+    Case("a move by the extender", annotate("placed", {wire.MOVE_TO: ELSEWHERE}),
+         {OWN_PROMISE: "gpu-device-plugin/move-to: the scheduler writes"}, user=EXTENDER),
+)  # fmt: skip
+
+
+def status(**fields: object) -> Request:
+    return patch("placed", {"status": fields}, "status", STRATEGIC)
+
+
+def condition(kind: str) -> dict[str, object]:
+    return {"conditions": [{"type": kind, "status": "False", "reason": "Tried", "message": "by a test"}]}
+
+
+def bound_with(**labels: str) -> Request:
+    """Bind a pod with labels on the Binding."""
+    asked = bind("waiting", PLACED)
+    return Request(asked.method, asked.path, {**asked.body, "metadata": {**asked.body["metadata"], "labels": labels}})
+
+
+def on_volume(name: str, **body: object) -> Request:
+    return Request("PATCH", f"/api/v1/persistentvolumes/{name}", dict(body), MERGE)
+
+
+def on_claim(**body: object) -> Request:
+    return Request("PATCH", "/api/v1/namespaces/default/persistentvolumeclaims/waiting", dict(body), MERGE)
+
+
+def lease(namespace: str) -> Request:
+    body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "kube-scheduler"}}
+    return Request("POST", f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases", body)
+
+
+TO_CLAIM = {"claimRef": {"namespace": "default", "name": "waiting", "uid": "0b5d1f3a-0000-4000-8000-000000000002"}}
+
+SCHEDULER_CASES = (
+    Case("a node nominated", patch("waiting", {"status": {"nominatedNodeName": "node-a"}}, "status"),
+         user=EXTENDER),
+    Case("a pod that fits nowhere", status(**condition("PodScheduled")), user=EXTENDER),
+    Case("a pod that makes room", status(**condition("DisruptionTarget")), user=EXTENDER),
+    Case("the scheduler says that a pod has failed", status(phase="Failed"),
+         {OWN_PROMISE: "status.phase: the scheduler writes"}, user=EXTENDER),
+    Case("the scheduler says that a pod is ready", status(**condition("Ready")),
+         {OWN_PROMISE: "status.conditions: the scheduler"}, user=EXTENDER),
+    Case("the scheduler gives a pod an address", status(podIP="10.0.0.9", podIPs=[{"ip": "10.0.0.9"}]),
+         {OWN_PROMISE: "status.podIP"}, user=EXTENDER),
+    Case("a label by the scheduler through the status",
+         patch("placed", {"metadata": {"labels": {"app": "y"}}}, "status"),
+         {OWN_PROMISE: "metadata.labels: the scheduler"}, user=EXTENDER),
+    Case("an annotation by the scheduler through the status", annotate("placed", {"note": "x"}, "status"),
+         {OWN_PROMISE: "note: the scheduler writes"}, user=EXTENDER),
+    Case("finalizers by the scheduler through the status",
+         patch("placed", {"metadata": {"finalizers": ["example.com/held"]}}, "status"),
+         {OWN_PROMISE: "metadata.finalizers: the scheduler"}, user=EXTENDER),
+    Case("a kubelet says that a pod has failed", status(phase="Failed"), user=KUBELET),
+    Case("another annotation on the Binding", bind("waiting", {**PLACED, "cdi.k8s.io/x": "nvidia.com/gpu=all"}),
+         {OWN_PROMISE: "cdi.k8s.io/x: the scheduler writes"}, user=EXTENDER),
+    Case("another annotation on the Binding on the old path", bind("waiting", {"note": "x"}, old_path=True),
+         {OWN_PROMISE: "note: the scheduler writes"}, user=EXTENDER),
+    Case("a label on the Binding", bound_with(app="y"), {OWN_PROMISE: "metadata.labels: the scheduler"}, user=EXTENDER),
+    Case("the zone of the node on the Binding", bound_with(**{"topology.kubernetes.io/zone": "a"}), user=EXTENDER),
+    Case("a pod deleted by the scheduler to make room", end("placed"), user=EXTENDER),
+    Case("a pod of the system deleted by the scheduler", end("critical", "kube-system"),
+         {OWN_SCHEDULING: "the scheduler deletes pods that make room for others, and none with the priority of"},
+         user=EXTENDER),
+    Case("a pod of the system deleted by a person", end("critical", "kube-system")),
+    Case("the scheduler's own lease", lease("gpushare"), user=EXTENDER),
+    Case("the lease of the cluster's scheduler", lease("kube-system"),
+         {OWN_SCHEDULING: "the scheduler has its leases in its own namespace"}, user=EXTENDER),
+    Case("a volume bound by the scheduler",
+         on_volume("free", spec=TO_CLAIM, metadata={"annotations": {"pv.kubernetes.io/bound-by-controller": "yes"}}),
+         user=EXTENDER),
+    Case("a volume given to another claim by the scheduler", on_volume("taken", spec=TO_CLAIM),
+         {OWN_SCHEDULING: "spec.claimRef: the scheduler binds volumes that no claim has yet"}, user=EXTENDER),
+    Case("a volume that the scheduler lets be deleted",
+         on_volume("free", spec={"persistentVolumeReclaimPolicy": "Delete"}),
+         {OWN_SCHEDULING: "spec.persistentVolumeReclaimPolicy: the scheduler"}, user=EXTENDER),
+    Case("a volume without its protection", on_volume("free", metadata={"finalizers": None}),
+         {OWN_SCHEDULING: "metadata.finalizers: the scheduler"}, user=EXTENDER),
+    Case("a node chosen for a claim's volume",
+         on_claim(metadata={"annotations": {"volume.kubernetes.io/selected-node": "node-a"}}), user=EXTENDER),
+    Case("a claim's volume chosen by the scheduler", on_claim(spec={"volumeName": "taken"}),
+         {OWN_SCHEDULING: "spec.volumeName: the scheduler"}, user=EXTENDER),
+    Case("another annotation on a claim", on_claim(metadata={"annotations": {"note": "x"}}),
+         {OWN_SCHEDULING: "note: the scheduler"}, user=EXTENDER),
+    Case("a claim's volume chosen by a person", on_claim(spec={"volumeName": "free"})),
+    Case("a pod evicted by the scheduler", evict("placed"), user=EXTENDER),
+    Case("a pod of the system evicted by the scheduler", evict("critical", "kube-system"),
+         {OWN_EVICTIONS: "agents and scheduler evict no pods of the system, nor of their own namespace"},
+         user=EXTENDER),
+    Case("a pod of the system evicted by an agent", evict("critical", "kube-system"),
+         {OWN_EVICTIONS: "agents and scheduler evict no pods of the system"}, user=AGENT_A),
+    Case("an agent evicted by another", evict("agent-node-a", "gpushare"),
+         {OWN_EVICTIONS: "nor of their own namespace"}, user=AGENT_A),
+    Case("a pod evicted without time to end", evict("placed", gracePeriodSeconds=0),
+         {OWN_EVICTIONS: "agents and scheduler leave every pod time to end"}, user=AGENT_A),
+    Case("a pod evicted with a second to end", evict("placed", gracePeriodSeconds=1), user=AGENT_A),
+    Case("a pod of the system evicted by a person", evict("critical", "kube-system")),
 )  # fmt: skip
 
 CASES = (
@@ -592,6 +725,8 @@ CASES = (
     *NODE_CASES,
     *PLACEMENT_CASES,
     *GUARANTEE_CASES,
+    *MOVE_CASES,
+    *SCHEDULER_CASES,
     *AGENT_CASES,
     *EVENT_CASES,
 )

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.keys import RESIZE_BOUND, USE_MODEL
+from gpu_device_plugin.core.contract.keys import MOVE_TO, RESIZE_BOUND, USE_MODEL
 from gpu_device_plugin.testing.builders import container, node, pod
 from tests.deploy.manifests import Json, documents
 from tests.patience import REAL_S, eventually
@@ -51,6 +51,10 @@ class User:
 PERSON = User("ada")
 EXTENDER = User("system:serviceaccount:gpushare:gpu-device-plugin-scheduler")
 SCHEDULER = User("system:kube-scheduler")
+TENANT = User("eve", ("tenants",))
+"""Has the rights that an owner of pods has in a namespace: he may write them, and evict none."""
+MOVER = User("mia", ("tenants", "movers"))
+"""May evict pods besides."""
 CONTROLLER = User("system:serviceaccount:kube-system:replicaset-controller")
 KUBELET = User("system:node:node-a", ("system:nodes", "system:masters"))
 AGENT_A = User("agent of node-a", token="node-a")  # noqa: S106 - the name of a token
@@ -86,6 +90,18 @@ def bind(name: str, annotations: Mapping[str, str] | None = None, *, old_path: b
     metadata = {"name": name, **({"annotations": dict(annotations)} if annotations else {})}
     target = {"apiVersion": "v1", "kind": "Node", "name": "node-a"}
     return Request("POST", path, {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target})
+
+
+def end(name: str, namespace: str = "default") -> Request:
+    return Request("DELETE", f"/api/v1/namespaces/{namespace}/pods/{name}", {})
+
+
+def evict(name: str, namespace: str = "default", **options: object) -> Request:
+    path = f"/api/v1/namespaces/{namespace}/pods/{name}/eviction"
+    meta = {"name": name, "namespace": namespace}
+    return Request(
+        "POST", path, {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta, "deleteOptions": options}
+    )
 
 
 def debug(name: str, env: list[Json], **more: object) -> Request:
@@ -146,7 +162,16 @@ CLUSTERED = frozenset(
     f"{kind}{more}"
     for kind in ("ValidatingAdmissionPolicy", "MutatingAdmissionPolicy", "ClusterRole")
     for more in ("", "Binding")
-) | {"Namespace", "Node", "DeviceClass", "ResourceSlice", "RuntimeClass", "PriorityClass"}
+) | {
+    "CustomResourceDefinition",
+    "Namespace",
+    "Node",
+    "PersistentVolume",
+    "DeviceClass",
+    "ResourceSlice",
+    "RuntimeClass",
+    "PriorityClass",
+}
 """The kinds of objects that are in no namespace."""
 
 
@@ -250,15 +275,49 @@ async def furnish(world: PolicyWorld) -> None:
         pod("overloaded", sharing, node="node-a", annotations=notes(5000)),
         pod("endless", sharing, node="node-a", annotations=dict.fromkeys(SHORT_NAMES, "")),
         pod("labelled", sharing, node="node-a", labels=dict.fromkeys(SHORT_NAMES, "")),
+        pod("moving", sharing, node="node-a", annotations={MOVE_TO: '{"node": "node-b", "gpus": {"0": 4}}'}),
+        {
+            **(critical := pod("critical", sharing, namespace="kube-system", node="node-a")),
+            "spec": {**critical["spec"], "priorityClassName": "system-node-critical"},
+        },
         pod("crowded", *(container(f"c{number}", mem=1) for number in range(250)), node="node-a"),
     ):
         await world.make(body)
     for name, regarding in (("ours", "node-a"), ("theirs", "node-b")):
         told = event(regarding)
         await world.make({**told, "metadata": {"name": name, "namespace": "default"}})
+    for name, resource in (("tenants", "pods"), ("movers", "pods/eviction")):
+        rules = [{"apiGroups": [""], "resources": [resource, f"{resource}/status"], "verbs": ["create", "patch"]}]
+        group = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": name}
+        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name}
+        of_rbac = {"apiVersion": "rbac.authorization.k8s.io/v1", "metadata": {"name": name}}
+        await world.make({**of_rbac, "kind": "ClusterRole", "rules": rules})
+        await world.make({**of_rbac, "kind": "ClusterRoleBinding", "roleRef": role, "subjects": [group]})
+    await _volumes(world)
     await _agents(world)
     found = await world.call("GET", API)
     world.mutates = any(each["name"] == "mutatingadmissionpolicies" for each in found["resources"])
+
+
+async def _volumes(world: PolicyWorld) -> None:
+    """Make a volume that is free, one that a claim has, and a claim without a volume."""
+    spec: Json = {
+        "capacity": {"storage": "1Gi"},
+        "accessModes": ["ReadWriteOnce"],
+        "storageClassName": "late",
+        "hostPath": {"path": "/data"},
+    }
+    taken = {"namespace": "default", "name": "claim", "uid": "0b5d1f3a-0000-4000-8000-000000000001"}
+    for name, more in (("free", {}), ("taken", {"claimRef": taken})):
+        body = {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}}
+        await world.make({**body, "spec": {**spec, **more}})
+    claim = {
+        "accessModes": ["ReadWriteOnce"],
+        "storageClassName": "late",
+        "resources": {"requests": {"storage": "1Gi"}},
+    }
+    meta = {"name": "waiting", "namespace": "default"}
+    await world.make({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": claim})
 
 
 async def _agents(world: PolicyWorld) -> None:

@@ -163,8 +163,8 @@ def test_everything_moves_to_another_namespace(values: Json) -> None:
     assert '"namespace": "gpushare"' not in text
     assert "resourceNamespace: gpushare" not in text
     assert "gpushare/gpushare" not in text
-    assert text.count("system:serviceaccount:gpus:gpushare-node") == 3
-    assert text.count("system:serviceaccount:gpus:gpu-device-plugin-scheduler") == 2
+    assert text.count("system:serviceaccount:gpus:gpushare-node") == 4
+    assert text.count("system:serviceaccount:gpus:gpu-device-plugin-scheduler") == 4
 
 
 def test_the_namespace_is_made_unless_the_release_is_in_it() -> None:

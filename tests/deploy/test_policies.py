@@ -120,7 +120,7 @@ are right for whole instances anyway."""
 def test_resources_are_those_that_the_agent_offers() -> None:
     offered = {resource.name for resource in NodeSettings().offered}
     for name, policy in POLICIES.items():
-        if not name.startswith(("gpushare-own-", "gpushare-mirror-")):
+        if not name.startswith(("gpushare-own-", "gpushare-mirror-", "gpushare-moves")):
             instances = {INSTANCES} if name in OF_INSTANCES else set()
             assert quoted(condition(name, "asks-for-gpus")) - {"Binding"} == offered | instances
         used = {word for text in expressions(policy) for word in re.findall(r"'([a-z.]+\.com/[\w-]+)'", text)}
@@ -162,7 +162,13 @@ def test_annotations_are_those_of_the_wire_contract() -> None:
     assert quoted(changes) == wire.POD_ANNOTATIONS | {wire.INSTANCES} | answers
     assert changes.replace("exists(", "filter(") == variable("gpushare-placement", "changed")
     told = {wire.OVER_USE, wire.INSTANCES, wire.IDLE_SINCE}
-    assert quoted(variable("gpushare-size", "annotations")) == wire.POD_ANNOTATIONS | told | answers
+    ours = quoted(variable("gpushare-size", "annotations"))
+    assert ours == wire.POD_ANNOTATIONS | told | answers | {wire.MOVE_REFUSED}
+    most = f".size() > {1000 + len(ours)}"
+    assert all(
+        most in variable(f"gpushare-{name}", key)
+        for name, key in (("devices", "naming"), ("own-promise", "annotations"))
+    )
     overlong = variable("gpushare-size", "overlong")
     assert {key: wire.LONGEST[key] for key in quoted(overlong) if key} == dict.fromkeys(LISTS, 4096)
     assert ".size() > 4096 &&" in overlong
@@ -171,8 +177,9 @@ def test_annotations_are_those_of_the_wire_contract() -> None:
     assert annotations - wire.POD_ANNOTATIONS - told == wire.AGENT_ANNOTATIONS | {wire.CORDONS}
     assert set(our_annotations([*annotations, wire.CONFIG_LABEL])) == wire.AGENT_ANNOTATIONS
     assert annotations >= wire.POD_ANNOTATIONS | told
-    promised = {key for key in quoted(variable("gpushare-own-promise", "beyond")) if "_" in key or "/" in key}
-    assert promised | {wire.ALLOCATION} == wire.POD_ANNOTATIONS | {wire.MEMORY_PROMISED}
+    promised = quoted(variable("gpushare-own-promise", "annotations")) - {"metadata.annotations"}
+    assert promised == wire.POD_ANNOTATIONS | {wire.MEMORY_PROMISED, wire.MOVE_TO, wire.MOVE_REFUSED}
+    assert wire.MOVE_TO in condition("gpushare-moves", "wants-a-move")
     assert wire.MEMORY_GUARANTEE in variable("gpushare-guarantee", "text")
     assert wire.RESIZE_BOUND in variable("gpushare-guarantee", "label")
     assert f".size() > {wire.LONGEST[wire.MEMORY_GUARANTEE]} ?" in variable("gpushare-guarantee", "wish")
@@ -202,7 +209,9 @@ def test_accounts_are_those_of_the_manifests() -> None:
     assert quoted(condition("gpushare-own-events", "is-an-agent")) == {account}
     assert CONTROLLER in quoted(variable("gpushare-own-events", "foreign"))
     assert quoted(variable("gpushare-placement", "schedulers")) == {EXTENDER.name}
-    assert quoted(condition("gpushare-own-promise", "is-the-scheduler")) == {EXTENDER.name}
+    for policy in ("gpushare-own-promise", "gpushare-own-scheduling"):
+        assert quoted(condition(policy, "is-the-scheduler")) == {EXTENDER.name}
+    assert quoted(condition("gpushare-own-evictions", "is-ours")) == {account, EXTENDER.name}
 
 
 def test_every_policy_is_tried_both_ways() -> None:

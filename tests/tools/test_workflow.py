@@ -96,6 +96,19 @@ def test_every_action_is_pinned_to_a_commit_and_names_its_version() -> None:
         assert pins.setdefault(found[1], found.groups()) == found.groups(), "one version of each action"
 
 
+def test_every_image_that_a_step_runs_is_pinned_to_its_bytes() -> None:
+    """Emulation, BuildKit and the program that lists the packages run beside the registry's password.
+
+    Their actions run them by tags that anybody with the publisher's password could move.
+    """
+    inputs = {"docker/setup-qemu-action": "image", "docker/setup-buildx-action": "driver-opts"}
+    inputs["docker/build-push-action"] = "sbom"
+    used = {each["uses"].partition("@")[0]: each.get("with", {}) for each in steps() if "uses" in each}
+    assert {name for name in used if name.startswith("docker/")} == {*inputs, "docker/login-action"}
+    for name, key in inputs.items():
+        assert re.search(r"(?:^|=)[\w./-]+:[\w.-]+@sha256:[0-9a-f]{64}$", str(used[name].get(key))), name
+
+
 def test_nothing_from_outside_becomes_part_of_a_script() -> None:
     """A tag's name in `${{ }}` would be run; as a variable it is a value."""
     assert [text for text in scripts() if "${{" in text] == []
@@ -128,7 +141,7 @@ def test_the_image_is_built_for_the_machines_of_the_locks() -> None:
     names = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
     assert build["platforms"].split(",") == [names[machine] for machine in MACHINES]
     assert build["provenance"] == "mode=max"
-    assert build["sbom"] is True
+    assert build["sbom"].startswith("generator=docker/buildkit-syft-scanner:")
 
 
 # --- Scripts ---------------------------------------------------------------------------------------------------------

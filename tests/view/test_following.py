@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
+from gpu_device_plugin.cluster.objects.decoding import PodReader
 from gpu_device_plugin.cluster.objects.resource_claims import read_claim
 from gpu_device_plugin.core.capacity.terms import NO_TERMS
 from gpu_device_plugin.core.cluster.usage import Usage
@@ -23,6 +25,7 @@ from tests.views import WHOLE, listed_instance
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from types import FrameType
 
     from gpu_device_plugin.core.model.resource_claims import Claim
 
@@ -127,6 +130,33 @@ def test_a_deleted_pod_is_marked_and_then_gone(world: World) -> None:
     shown = world.followed.view("gpu-1")
     assert shown is not None
     assert shown.pods == ()
+
+
+def test_a_pod_whose_deletion_only_a_list_shows_is_marked_too(world: World) -> None:
+    """The watch that would have shown it had broken off."""
+    body, other = bound("a", 5), bound("b", 5, at="gpu-2")
+    world.put(node("gpu-1", mem=15, count=1), node("gpu-2", mem=15, count=1), body, other)
+    world.followed.changed()
+    body["metadata"]["deletionTimestamp"] = "2026-11-22T10:00:00Z"
+    world.followed.pods.replace([world.pod(body), world.pod(other)])
+    assert world.followed.changed() == ["gpu-1"]
+
+
+def test_a_waiting_pod_is_read_by_the_reader_that_is_there(world: World) -> None:
+    """To make one takes longer than to read a pod, and every Event of the scheduler's changes its pod."""
+    made = 0
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        nonlocal made
+        made += event == "call" and frame.f_code is PodReader.__init__.__code__
+
+    sys.setprofile(count)
+    try:
+        read = world.pod(pod("waiting", container(mem=5)))
+    finally:
+        sys.setprofile(None)
+    assert read.status is not None
+    assert made == 0
 
 
 def test_pods_wait_until_they_have_a_node(world: World) -> None:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 CORDON = "node.kubernetes.io/unschedulable"
 _NOT_READY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+_KEEPING = frozenset({"NoSchedule", "NoExecute"})
+"""The effects of taints that keep new pods away."""
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 
 
@@ -143,9 +145,12 @@ def obstacles(node: NodeFacts, pod: Terms) -> Iterator[tuple[str, Mapping[str, s
     if node.unschedulable and not tolerated(Taint(CORDON)):
         yield "cordoned", {}
     if not node.ready:
-        yield "not-ready", {}
+        # Kube-scheduler knows it by these taints alone, which a controller puts on the node a moment later.
+        sick = [taint for taint in node.taints if taint.key in _NOT_READY and taint.effect in _KEEPING]
+        if not all(map(tolerated, sick or [Taint(_NOT_READY[0])])):
+            yield "not-ready", {}
     for taint in node.taints:
-        if taint.effect in {"NoSchedule", "NoExecute"} and taint.key not in named_otherwise and not tolerated(taint):
+        if taint.effect in _KEEPING and taint.key not in named_otherwise and not tolerated(taint):
             yield "taint", {"taint": str(taint)}
     for key, value in sorted(pod.selector.items()):
         if node.labels.get(key) != value:

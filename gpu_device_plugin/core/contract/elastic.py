@@ -33,6 +33,8 @@ _LONGEST_WISH = 512
 _LONGEST_WHY = 512
 _LONGEST_AMOUNT = 24
 """Characters of a malformed amount that a sentence repeats."""
+_BLANKS = " \t\r\n"
+"""Of JSON. An admission policy reads wishes too: what it would read otherwise is malformed here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,9 @@ def read_wish(annotations: Mapping[str, str], key: str) -> Wish:
     text = annotations[key]
     if too_long(key, text):
         raise MalformedAnnotationError(f"the annotation {key} is longer than {LONGEST[key]} characters")
-    if text.strip().startswith("{"):
+    if text.strip(_BLANKS).startswith("{"):
+        if "\\" in text:
+            raise MalformedAnnotationError(f"the annotation {key} holds a backslash, as no name of a container does")
         return Wish(containers=_by_container(key, _parsed(key, text)))
     return Wish(every=_shares(key, text))
 
@@ -220,12 +224,25 @@ class Allowance:
 
 def _parsed(key: str, text: str) -> Mapping[str, Any]:
     try:
-        parsed = json.loads(text)
+        parsed = json.loads(text, object_pairs_hook=_once)
+    except _TwiceError:
+        raise MalformedAnnotationError(f"the annotation {key} names something twice") from None
     except (ValueError, RecursionError) as error:
         raise MalformedAnnotationError(f"the annotation {key} is not JSON") from error
     if not isinstance(parsed, dict):
         raise MalformedAnnotationError(f"the annotation {key} is not a JSON object")
     return parsed
+
+
+class _TwiceError(Exception):
+    """A name stands twice in one JSON object."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _TwiceError
+    return found
 
 
 def _by_container(key: str, amounts: Mapping[str, object]) -> Mapping[str, int]:
@@ -236,8 +253,8 @@ def _by_container(key: str, amounts: Mapping[str, object]) -> Mapping[str, int]:
 
 
 def _shares(key: str, value: object) -> int:
-    if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit() and len(value) <= 16:
-        value = int(value)
+    if isinstance(value, str) and len(value) <= 16 and (digits := value.strip(_BLANKS)).isascii() and digits.isdigit():
+        value = int(digits)
     if type(value) is int and 1 <= value <= MOST_SHARES:
         return value
     example = '12, or {"main": 12}' if key in {MEMORY_LIMIT, MEMORY_GUARANTEE} else '{"guarantees": {"main": 6}}'

@@ -343,10 +343,6 @@ class PageState:
         """Return whether nodes are read, and the reader may see them."""
         return self.watched.nodes_readable and scope.nodes
 
-    def views(self, scope: CallerScope) -> Sequence[NodeView] | None:
-        """Return all nodes for a reader; None: they cannot be read."""
-        return [*map(scope.of, self.readable or ())] if self.shows_nodes(scope) else None
-
     def with_pods_of(self, namespaces: Collection[str]) -> Sequence[str]:
         """Return the names of the nodes with pods of any of these namespaces."""
         return [name for name, shown in self._shown.items() if not shown.namespaces.isdisjoint(namespaces)]

@@ -308,8 +308,8 @@ class PageRoutes:
             pod, status = pod_and_status(raw, ours)
             raw_events, notes = await self._events(namespace, pod.uid)
             status = replace(status, events=events(raw_events, status))
-            views = self.page_state.views(scope)
-        explained = await self._why(pod, status, views, scope, user)
+            nodes = self.page_state.readable if self.page_state.shows_nodes(scope) else None
+        explained = await self._why(pod, status, nodes, scope, user)
         shown = self.page_state.node(pod.node_name) if scope.nodes else None
         fields = {
             "node": pod.node_name,
@@ -334,16 +334,20 @@ class PageRoutes:
         self,
         pod: Pod,
         status: SchedulingStatus,
-        views: Sequence[NodeView] | None,
+        nodes: Sequence[NodeView] | None,
         scope: CallerScope,
         user: str,
     ) -> list[str]:
-        """Return what `kubectl inspect gpushare why` prints, naming the pods that the caller may see."""
-        policy, histories = await self._policy(views), await self._histories(pod, status, user)
+        """Return what `kubectl inspect gpushare why` prints, naming the pods that the caller may see.
+
+        `nodes` have all names; None: they cannot be read.
+        """
+        policy, histories = await self._policy(nodes), await self._histories(pod, status, user)
         watched = self.page_state.watched
         claims, ours = watched.claims_of(pod.namespace), watched.cluster.resources
 
-        def lines() -> list[str]:
+        def lines() -> list[str]:  # beside the event loop: thousands of nodes take tens of milliseconds
+            views = None if nodes is None else [*map(scope.of, nodes)]
             said = why(pod, status, ours, views, most=_MOST_EXPLAINED, policy=lambda: policy, claims=claims)
             said = with_slowness(said, pod, histories, scope.may_see)
             waits = [f"{pod.namespace}/{pod.name} waits for {said.asks}."] if said.asks else []
@@ -382,8 +386,8 @@ class PageRoutes:
             return (), [f"Events cannot be read: {error}."]
         return (), []
 
-    async def _policy(self, views: Sequence[NodeView] | None) -> Policy:
-        if all(view.candidate.gpus.policy is not None for view in views or ()):
+    async def _policy(self, nodes: Sequence[NodeView] | None) -> Policy:
+        if all(node.candidate.gpus.policy is not None for node in nodes or ()):
             return assumed()
         found: list[ConfigMap] = []
         try:

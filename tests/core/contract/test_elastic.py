@@ -69,6 +69,30 @@ def test_an_answer_that_says_nothing_is_short() -> None:
     assert elastic.readable_answer({}, MEMORY_HELD) is NO_ANSWER
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": 2, "a": 60}',
+        '{"a": 60, "a": 2}',
+        '{"\\u0061": 60}',
+        '{"a": "\\u0036\\u0030"}',
+        '{"a": "\N{NO-BREAK SPACE}60"}',
+        "\x1c60",
+        '\x1c{"a": 60}',
+    ],
+)
+def test_a_wish_that_an_admission_policy_would_read_otherwise_is_malformed(text: str) -> None:
+    """The policy reads it by expressions, which know neither the last of two values nor escapes."""
+    with pytest.raises(MalformedAnnotationError, match="the annotation gpu-device-plugin/memory-guarantee"):
+        elastic.read_wish({MEMORY_GUARANTEE: text}, MEMORY_GUARANTEE)
+
+
+def test_an_answer_that_names_a_container_twice_is_malformed() -> None:
+    twice = '{"guarantees":{"a":2,"a":60}}'
+    with pytest.raises(MalformedAnnotationError, match="names something twice"):
+        elastic.read_answer({MEMORY_PROMISED: twice}, MEMORY_PROMISED)
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"guarantees": 6}', '{"guarantees": {"a": 0}}', '{"wish": 3}', TOO_LONG])
 def test_a_malformed_answer_is_none(text: str) -> None:
     with pytest.raises(MalformedAnnotationError, match="the annotation gpu-device-plugin/memory-promised"):

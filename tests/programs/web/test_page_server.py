@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import sys
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,6 +20,7 @@ from gpu_device_plugin.cluster.client.errors import Call, UnavailableError
 from gpu_device_plugin.core.contract.keys import ALLOCATION, NODE_GPUS
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus, write_node_gpus
 from gpu_device_plugin.core.contract.nodereport import GpuUse, NodeUse
+from gpu_device_plugin.core.report.overview_document import redacted
 from gpu_device_plugin.programs.web.callers import Caller, LocalCallers, ReviewedCallers
 from gpu_device_plugin.programs.web.figures import AgentFigures, FiguresState
 from gpu_device_plugin.programs.web.page_state import MOST_WAITING
@@ -35,6 +37,7 @@ from tests.reports import part, written
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
+    from types import FrameType
 
 READABLE = {("list", "pods"), ("watch", "pods"), ("get", "pods"), ("list", "events")}
 
@@ -317,6 +320,32 @@ async def test_a_caller_sees_no_names_of_pods_that_it_may_not_see(api: ApiServer
         assert "secret" not in " ".join(seen)
         status, answer = await page.get("api/v1/pods/secret-team/secret-pod", Authorization=bearer("root"))
         assert (status, answer["name"]) == (200, "secret-pod")
+
+
+async def test_no_other_reader_waits_while_a_pod_is_explained_to_one_who_may_not_see_all(api: ApiServer) -> None:
+    """All nodes are shown to him without the names that he may not see: beside the event loop."""
+    for number in range(30):
+        api.add(node(f"gpu-{number}", mem=15, count=1))
+        api.add(bound(f"secret-{number}", 9, namespace="secret-team", at=f"gpu-{number}"))
+    api.add(pod("w", container(mem=8), namespace="mine"))
+    on_loop = 0
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        nonlocal on_loop
+        on_loop += event == "call" and frame.f_code is redacted.__code__
+
+    async with served(api, callers=Users(ann={"mine"}), mode="cluster") as page:
+        ann = {"Authorization": bearer("ann")}
+        await eventually(lambda: page.server.page_state.complete)
+        sys.setprofile(count)  # of this thread, which is the loop's
+        try:
+            status, told = await page.get("api/v1/pods/mine/w", **ann)
+        finally:
+            sys.setprofile(None)
+    assert status == 200
+    assert "secret" not in json.dumps(told)
+    assert sum("too little free" in line for line in told["why"]) >= 1
+    assert on_loop == 0
 
 
 async def test_a_caller_without_nodes_sees_pods_with_instances_of_its_own_namespaces(api: ApiServer) -> None:

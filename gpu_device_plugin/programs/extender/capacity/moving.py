@@ -169,14 +169,15 @@ class Mover:
         there, node = self._parts.fleet.candidates.get(name), self._parts.followed.nodes.get(name)
         if there is None or node is None:
             return f"node {name} is not known to the GPU scheduler"
-        if not node.open:
-            return f"node {name} is cordoned, not ready, or about to be removed"
-        if there.left is not None and pod.node_name != name and not there.left.cover(pod.amounts):
-            return f"node {name} has too little CPU or memory left"
         terms = self._parts.followed.facts(pod.uid).terms
         if not self._parts.followed.every_pod:
             terms = replace(NO_TERMS, tolerations=terms.tolerations)  # the labels of nodes are not known
-        if next(obstacles(node, terms), None) is not None:
+        why = {code for code, _ in obstacles(node, terms)}
+        if node.going or why & {"cordoned", "not-ready"}:
+            return f"node {name} is cordoned, not ready, or about to be removed"
+        if there.left is not None and pod.node_name != name and not there.left.cover(pod.amounts):
+            return f"node {name} has too little CPU or memory left"
+        if why:
             return f"its own terms, or the node's taints, keep it from node {name}"
         return there
 

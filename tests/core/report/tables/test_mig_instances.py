@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gpu_device_plugin.core.cluster.node_report import sums_of
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.usage import NOTHING
 from gpu_device_plugin.core.contract.nodereport import GpuUse
@@ -33,6 +34,14 @@ def test_an_instance_has_its_position_and_its_number() -> None:
     listed = MIXED.candidate.gpus.all
     assert gpu_names(listed[:2]) == "GPU 0, 1 (MIG 0:0 1g.10gb)"
     assert [place(gpu) for gpu in listed] == ["0", "1 (0:0)", "2 (0:1)", "3 (0:2)", "4 (0:3)", "5 (0:4)"]
+
+
+def test_sums_count_an_instance_of_which_is_not_known_which() -> None:
+    """Just after a binding nothing on the pod names its instances. The node has lost some of the last pod's."""
+    view = mig_view("n", ONE, TWO, whole=4)
+    assert (sums_of([view]).given, sums_of([view]).total) == (2 * 9 * 1024, 4 * 9 * 1024)
+    lost = mig_view("n", ONE, with_instances("many", asks=9), whole=4)
+    assert sums_of([lost]).given == sums_of([lost]).total
 
 
 def test_the_summary_lists_instances_below_the_table_of_the_original() -> None:
@@ -95,7 +104,7 @@ def test_narrow_terminals_have_a_row_for_the_instances_of_a_resource() -> None:
         "b 0-1 2x MIG 1g.10gb 0/2 whole - 2 partition",
     ]
     assert " ".join(told[-2:]) == (
-        "2 nodes, 3 GPUs given 16G of 78G (20%) free 26G largest pod now 11G whole GPUs free 0 "
+        "2 nodes, 3 GPUs given 25G of 78G (32%) free 26G largest pod now 11G whole GPUs free 0 "
         "MIG instances free 2 of 5"
     )
     assert "2/3 whole" in "".join(line.text for line in folded_details([MIXED], 110))

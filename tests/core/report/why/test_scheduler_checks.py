@@ -58,6 +58,26 @@ def test_a_node_that_is_cordoned_or_not_ready_is_told_once() -> None:
     assert told(node_view("n", (8,), ready=False, unschedulable=True), around) == ["cordoned", "not-ready"]
 
 
+UNREADY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+
+
+@pytest.mark.parametrize("key", UNREADY)
+def test_a_pod_may_tolerate_that_a_node_is_not_ready(key: str) -> None:
+    """Kube-scheduler knows it by the taints alone."""
+    sick = node_view("n", (8,), ready=False)
+    around = tainted(Taint(key), Taint(key, effect="NoExecute"))
+    assert told(sick, around, tolerating(Toleration(key, "Exists"))) == []
+    assert told(sick, around, tolerating(Toleration("", "Exists"))) == []
+    # Every pod tolerates the second for five minutes.
+    assert told(sick, around, tolerating(Toleration(key, "Exists", effect="NoExecute"))) == ["not-ready"]
+
+
+def test_a_node_that_has_just_become_unready_has_no_taint_yet() -> None:
+    sick = node_view("n", (8,), ready=False)
+    assert told(sick) == told(sick, terms=tolerating(Toleration("other", "Exists"))) == ["not-ready"]
+    assert told(sick, terms=tolerating(Toleration(UNREADY[0], "Exists"))) == []
+
+
 @pytest.mark.parametrize("key", [CORDON, "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"])
 def test_a_taint_of_a_node_that_is_well_by_now_still_keeps_pods_away(key: str) -> None:
     """The controller takes it off some time after."""

@@ -171,6 +171,29 @@ async def test_a_pod_stays_where_the_named_node_cannot_take_it() -> None:
         assert w.only.free("full") == [3]
 
 
+async def test_a_pod_goes_to_a_node_that_is_not_ready_if_it_tolerates_that() -> None:
+    """As kube-scheduler would have it: what manages nodes runs there."""
+    async with capacity_world() as w:
+        node(w, "a", 8)
+        node(w, "sick", 8)
+        unready = {"status": {"conditions": [{"type": "Ready", "status": "False"}]}}
+        w.api.patch("nodes", "sick", unready, subresource="status")
+        taint(w, "sick", {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"})
+        pod(w, "usual", at=("a", 0))
+        pod(
+            w,
+            "hardy",
+            at=("a", 0),
+            spec={"tolerations": [{"key": "node.kubernetes.io/not-ready", "operator": "Exists"}]},
+        )
+        await w.start()
+        wants(w, "usual", "sick")
+        await w.until(lambda: refusal(w, "usual") == "node sick is cordoned, not ready, or about to be removed")
+        wants(w, "hardy", "sick")
+        await w.until(lambda: going(w, "hardy"))
+        assert not going(w, "usual")
+
+
 async def test_a_disruption_budget_that_allows_nothing_is_obeyed_and_the_room_given_back() -> None:
     async with capacity_world() as w:
         node(w, "a", 8)

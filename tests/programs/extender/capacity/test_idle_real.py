@@ -198,14 +198,21 @@ async def test_idle_gpus_come_back_and_wake_on_a_real_api_server(
         for kind, name in ((DEPLOYMENTS, "web"), (STATEFUL_SETS, "db"), (NOTEBOOK, "lab")):
             left = (await its.get(kind, name))["metadata"].get("annotations", {})
             assert {REPLICAS_BEFORE_IDLE, NOTEBOOK_STOPPED}.isdisjoint(left)
+        await refused_to_a_thief(theirs)
 
-        # What a stolen token of the account cannot do, although it may patch workloads.
-        image = {"spec": {"template": {"spec": {"containers": [{"name": "main", "image": "evil"}]}}}}
-        for body in (image, {"metadata": {"labels": {"a": "b"}}}, {"metadata": {"annotations": {"a": "b"}}}):
-            with pytest.raises(ForbiddenError, match="gpushare-own-workloads"):
-                await theirs.patch(DEPLOYMENTS, "web", body, namespace="default")
+
+async def refused_to_a_thief(theirs: Client) -> None:
+    """What a stolen token of the account cannot do, although it may patch workloads."""
+    image = {"spec": {"template": {"spec": {"containers": [{"name": "main", "image": "evil"}]}}}}
+    for body in (image, {"metadata": {"labels": {"a": "b"}}}, {"metadata": {"annotations": {"a": "b"}}}):
         with pytest.raises(ForbiddenError, match="gpushare-own-workloads"):
-            await theirs.patch(NOTEBOOK, "lab", {"spec": {"template": {}}}, namespace="default")
+            await theirs.patch(DEPLOYMENTS, "web", body, namespace="default")
+    with pytest.raises(ForbiddenError, match="gpushare-own-workloads"):
+        await theirs.patch(NOTEBOOK, "lab", {"spec": {"template": {}}}, namespace="default")
+    for name, namespace, replicas in (("web", "default", 9), ("gpushare-scheduler", "gpushare", 0)):
+        scale: Json = {"spec": {"replicas": replicas}}
+        with pytest.raises(ForbiddenError, match="gpushare-own-workloads"):
+            await theirs.patch(DEPLOYMENTS, name, scale, namespace=namespace, subresource="scale")
 
 
 async def test_pods_that_a_workload_does_not_select_are_not_its_pods_on_a_real_api_server(kubectl: Kubectl) -> None:
