@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin.cluster.objects.decoding import NodeReader, NodeRecord, PodReader
+from gpu_device_plugin.cluster.objects.resource_claims import read_claim
 from gpu_device_plugin.cluster.store import Store, Versioned
 from gpu_device_plugin.core.cluster.claimed_gpus import pools, waits_for_ours, with_claims
 from gpu_device_plugin.core.cluster.held_instances import instance_pod
@@ -18,7 +19,7 @@ from gpu_device_plugin.core.contract.nodereport import STALE_S, NodeReport, node
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.view.objects import Named, decoded
-from gpu_device_plugin.view.poddetails import bounded, pod_and_status
+from gpu_device_plugin.view.poddetails import brief, pod_and_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -158,8 +159,17 @@ class FollowedCluster:
         pod, problems = self._pod_reader.read(raw)
         if not (claims or pod.containers or problems):
             return None
-        status = None if pod.node_name else bounded(pod_and_status(raw, self.resources)[1])
+        status = None if pod.node_name else brief(pod_and_status(raw, self.resources)[1])
         return FollowedPod(pod, status, problems)
+
+    @staticmethod
+    def read_claim(raw: msgspec.Raw) -> Claim:
+        """Read a ResourceClaim from its JSON, without what it says to drivers: up to 320 KiB that nobody is shown.
+
+        Raises:
+            UnreadableObjectError: it is none.
+        """
+        return replace(read_claim(raw), parameters=())
 
     # --- Reading ------------------------------------------------------------------------------------------------------
 

@@ -121,7 +121,8 @@ LONGEST: Mapping[str, int] = MappingProxyType(
         MOVE_REFUSED: 1024,
     }
 )
-"""Most characters of the value of a key on a pod; `LONGEST_WORD` for the other keys. Longer values are not parsed."""
+"""Most characters of the value of a key on a pod; `LONGEST_WORD` for the other keys. Longer values are not parsed. In a
+value with others than ASCII each counts as four: so much memory may each take."""
 LONGEST_WORD = 64
 LONGEST_OF_CONTAINER: Mapping[str, int] = MappingProxyType({ALLOCATION: 2048, INIT_ALLOCATION: 2048, INSTANCES: 8192})
 """The same for each container, of the values that have an entry for each: 128 whole GPUs, or as many instances."""
@@ -210,7 +211,7 @@ class MalformedAnnotationError(ValueError):
 
 def too_long(key: str, text: str) -> bool:
     """Return whether a value is too long to be parsed, or was."""
-    return text == TOO_LONG or len(text) > LONGEST.get(key, LONGEST_WORD)
+    return text == TOO_LONG or _length(text) > LONGEST.get(key, LONGEST_WORD)
 
 
 def kept(key: str, text: str, containers: int) -> str:
@@ -218,5 +219,9 @@ def kept(key: str, text: str, containers: int) -> str:
 
     `containers` is the number of the pod's containers that may have devices: none without a node.
     """
-    most = LONGEST_OF_CONTAINER[key] * containers if key in LONGEST_OF_CONTAINER else len(text)
-    return TOO_LONG if too_long(key, text) or len(text) > most else text
+    each = LONGEST_OF_CONTAINER.get(key)
+    return TOO_LONG if too_long(key, text) or (each is not None and _length(text) > each * containers) else text
+
+
+def _length(text: str) -> int:
+    return len(text) if text.isascii() else 4 * len(text)
