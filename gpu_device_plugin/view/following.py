@@ -16,6 +16,7 @@ from gpu_device_plugin.core.cluster.usage import Occupant
 from gpu_device_plugin.core.contract.keys import READ_BY_AGENT, READ_BY_INSPECT
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.contract.nodereport import STALE_S, NodeReport, node_report
+from gpu_device_plugin.core.model.pods import MOST_WRITTEN
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.view.objects import Named, decoded
@@ -37,6 +38,10 @@ T_contra = TypeVar("T_contra", bound=Versioned, contravariant=True)
 
 _NAMES_CLAIMS = b'"resourceClaims"'
 """In the JSON of a pod that names ResourceClaims."""
+_OVERWRITTEN = (
+    f"its annotations for GPUs have more than {MOST_WRITTEN} characters together; "
+    "`kubectl inspect gpushare why` reads them"
+)
 _OF_MIG = b"/mig-"
 """In the JSON of a pod that asks for MIG instances."""
 
@@ -159,7 +164,11 @@ class FollowedCluster:
         pod, problems = self._pod_reader.read(raw)
         if not (claims or pod.containers or problems):
             return None
-        status = None if pod.node_name else brief(pod_and_status(raw, self.resources)[1])
+        if pod.node_name:
+            return FollowedPod(pod, None, problems)
+        status = brief(pod_and_status(raw, self.resources)[1])
+        if pod.overwritten:
+            pod, status = replace(pod, annotations={}), replace(status, ignored=(*status.ignored, _OVERWRITTEN))
         return FollowedPod(pod, status, problems)
 
     @staticmethod

@@ -577,7 +577,7 @@ GUARANTEE_CASES = (
     Case("a wish that is malformed, which the extender answers", bounded("6 GiB")),
     Case("a wish for another container", bounded('{"other": 60}')),
     Case("a wish that no program reads", bounded(" ".join("1" * 9000)),
-         {GUARANTEE: "has more than 8192 characters, which no program reads"}),
+         {GUARANTEE: "has more than 512 characters, which no program reads"}),
     Case("whole GPUs with a wish", bounded("60", WHOLE)),
 )  # fmt: skip
 

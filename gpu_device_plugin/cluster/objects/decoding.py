@@ -25,7 +25,7 @@ from gpu_device_plugin.cluster.objects.requests import (
     running,
     static_uid,
 )
-from gpu_device_plugin.core.contract.keys import GPU_CONDITION, kept
+from gpu_device_plugin.core.contract.keys import GPU_CONDITION, OVER_USE, kept
 from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.core.model.mig import is_mig_resource
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Owner, Pod
@@ -171,8 +171,11 @@ class PodReader:
                     sidecar = kind is ContainerKind.INIT and container.always_restarts
                     kept_kind = ContainerKind.SIDECAR if sidecar else kind
                     containers.append(Container(container.name, kept_kind, index, limits))
-        if not (placed := len(containers) if spec.node_name else 0):
+        phase = _PHASES.get(pod.status.phase or "Pending", "Unknown")
+        ended = phase in {"Succeeded", "Failed"}
+        if not spec.node_name or ended:
             del containers[MOST_CONTAINERS + 1 :]  # enough to see that it has too many for any node
+        placed = len(containers) if spec.node_name else 0
         sums = self._sums if containers or self._every else None
         claims = claims_of(spec, pod.status) if self._claims else _NONE
         requests = {} if sums is None else requests_of(spec, sums)
@@ -182,7 +185,7 @@ class PodReader:
             namespace=self._names.one(meta.namespace, lambda: meta.namespace),
             name=meta.name,
             node_name=self._names.one(spec.node_name or "", lambda: spec.node_name or ""),
-            phase=_PHASES.get(pod.status.phase or "Pending", "Unknown"),
+            phase=phase,
             running=running(pod.status, bound=bool(spec.node_name)),
             static_uid=static_uid(meta.annotations or {}, meta.owner_references or (), spec.node_name or ""),
             deleting=meta.deletion_timestamp is not None,
@@ -190,8 +193,8 @@ class PodReader:
             priority=spec.priority or 0,
             created=meta.creation_timestamp or "",
             resource_version=meta.resource_version,
-            annotations=self._kept(meta.annotations, placed),
-            labels=self._kept(meta.labels, placed),
+            annotations=self._kept(meta.annotations, placed, ended=ended),
+            labels=self._kept(meta.labels, placed, ended=ended),
             containers=self._equal(containers),
             container_ids=container_ids_of(pod.status) if self._ids and (containers or claims) else _NONE,
             ends=ends_of(pod.status) if self._ids and (containers or claims) else _NONE,
@@ -202,9 +205,11 @@ class PodReader:
         )
         return record, tuple(ignored)
 
-    def _kept(self, values: Mapping[str, str] | None, placed: int) -> Mapping[str, str]:
+    def _kept(self, values: Mapping[str, str] | None, placed: int, *, ended: bool) -> Mapping[str, str]:
         # Only strings with few different values are interned; some Python versions never free interned strings.
         ours = {sys.intern(key): kept(key, value, placed) for key, value in (values or {}).items() if self._keep(key)}
+        if ended:  # thousands may be left
+            ours = {key: text for key, text in ours.items() if len(text) <= _LONGEST_SHARED or key == OVER_USE}
         long = sum(map(len, ours.values())) > _LONGEST_SHARED
         return ours if long else self._values.one(tuple(ours.items()), lambda: ours)
 

@@ -114,7 +114,9 @@ LONGEST: Mapping[str, int] = MappingProxyType(
         # The UUIDs of 64 GPUs take 2,623 characters.
         **dict.fromkeys((USE_MODEL, AVOID_MODEL, USE_UUID, AVOID_UUID), 4096),
         OVER_USE: 4096,
-        **dict.fromkeys(ELASTIC, 8192),
+        **dict.fromkeys((MEMORY_LIMIT, MEMORY_GUARANTEE), 512),
+        # A wish and a sentence of 512 characters each, of which JSON escapes every one, and 64 containers.
+        **dict.fromkeys((MEMORY_PROMISED, MEMORY_HELD), 7424),
         FRAMEWORKS: 256,
         # The name of a node, and 128 GPUs; a sentence.
         MOVE_TO: 2048,
@@ -124,8 +126,12 @@ LONGEST: Mapping[str, int] = MappingProxyType(
 """Most characters of the value of a key on a pod; `LONGEST_WORD` for the other keys. Longer values are not parsed. In a
 value with others than ASCII each counts as four: so much memory may each take."""
 LONGEST_WORD = 64
-LONGEST_OF_CONTAINER: Mapping[str, int] = MappingProxyType({ALLOCATION: 2048, INIT_ALLOCATION: 2048, INSTANCES: 8192})
-"""The same for each container, of the values that have an entry for each: 128 whole GPUs, or as many instances."""
+LONGEST_OF_CONTAINER: Mapping[str, int] = MappingProxyType(
+    {ALLOCATION: 2048, INIT_ALLOCATION: 2048, INSTANCES: 8192, MEMORY_PROMISED: 80, MEMORY_HELD: 80}
+)
+"""The same for each container, of the values that have an entry for each: 128 whole GPUs, as many instances, a name."""
+_BESIDE: Mapping[str, int] = MappingProxyType({MEMORY_PROMISED: 2304, MEMORY_HELD: 2304})
+"""And beside these entries."""
 TOO_LONG = "(too long to be read)"
 """Stands for a longer value: its text, for which the API server leaves 256 KiB, is not kept."""
 
@@ -220,7 +226,8 @@ def kept(key: str, text: str, containers: int) -> str:
     `containers` is the number of the pod's containers that may have devices: none without a node.
     """
     each = LONGEST_OF_CONTAINER.get(key)
-    return TOO_LONG if too_long(key, text) or (each is not None and _length(text) > each * containers) else text
+    most = None if each is None else each * containers + _BESIDE.get(key, 0)
+    return TOO_LONG if too_long(key, text) or (most is not None and _length(text) > most) else text
 
 
 def _length(text: str) -> int:

@@ -12,7 +12,7 @@ from gpu_device_plugin.core.model.sharing import weight
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_MOST_CONTAINERS, _MOST_WRITTEN = 16, 1024
+_MOST_CONTAINERS, MOST_WRITTEN = 16, 1024
 """Containers, and bytes of annotations, of a pod that is not `Pod.bulky`."""
 
 
@@ -120,7 +120,12 @@ class Pod:
     @property
     def bulky(self) -> bool:
         """Whether its owner has written more on it than can be kept of each of thousands of pods."""
-        return len(self.containers) > _MOST_CONTAINERS or sum(map(weight, self.annotations.values())) > _MOST_WRITTEN
+        return len(self.containers) > _MOST_CONTAINERS or self.overwritten
+
+    @property
+    def overwritten(self) -> bool:
+        """The same of its annotations alone."""
+        return sum(map(weight, self.annotations.values())) > MOST_WRITTEN
 
     @property
     def kubelet_uid(self) -> str:

@@ -70,9 +70,7 @@ def test_pods_that_come_and_go_with_owners_of_long_names_leave_nothing() -> None
     assert found < 1, "the API server takes an owner's name of 1.4 MB"
 
 
-@pytest.mark.parametrize(
-    ("field", "most"), [("name", 253), ("kind", 63), ("uid", 64), ("apiVersion", 317)], ids=str
-)
+@pytest.mark.parametrize(("field", "most"), [("name", 253), ("kind", 63), ("uid", 64), ("apiVersion", 317)], ids=str)
 def test_an_owner_is_unknown_if_it_is_named_by_more_than_the_api_has_names_for(field: str, most: int) -> None:
     assert reader().read(raw(owned(0, **{field: "x" * most})))[0].owner is not None
     assert reader().read(raw(owned(0, **{field: "x" * (most + 1)})))[0].owner is None
