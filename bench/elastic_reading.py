@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.core.contract.keys import ELASTIC, MEMORY_GUARANTEE, MEMORY_LIMIT
+from gpu_device_plugin.core.contract.keys import ELASTIC, LONGEST, MEMORY_GUARANTEE, MEMORY_LIMIT
 from gpu_device_plugin.core.contract.nodereport import write_node_use
 from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
@@ -65,7 +65,10 @@ def wishes(*, longest: bool) -> Mapping[str, str]:
     for key in sorted(ELASTIC):
         amounts = {"main": 40 if key == MEMORY_LIMIT else EACH}
         answer = key not in {MEMORY_LIMIT, MEMORY_GUARANTEE}
-        amounts |= {f"c{number:03}".ljust(63, "x"): 1 for number in range(MOST_CONTAINERS - 1)}
+        if answer:
+            amounts |= {f"c{number:03}".ljust(63, "x"): 1 for number in range(MOST_CONTAINERS - 1)}
+        else:
+            amounts |= {f"c{number}": 1 for number in range((LONGEST[key] - 20) // len('"c00": 1, '))}
         texts[key] = json.dumps({"guarantees": amounts} if answer else amounts)
     return texts
 

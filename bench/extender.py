@@ -22,6 +22,7 @@ import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -33,7 +34,6 @@ from bench.inside import CHANGES, named
 from bench.kubeapi import KubeApi, binaries, free_ports
 from bench.node_agent import Row, add_only, machine, percentiles, show
 from bench.scheduler import PREFIX, Caller, arguments, bind_at_once, create, delete, schedule
-from gpu_device_plugin.core.contract.keys import LONGEST, USE_MODEL
 from gpu_device_plugin.core.report.exposition import samples
 
 if TYPE_CHECKING:
@@ -332,10 +332,7 @@ def flooded(folder: Path, options: argparse.Namespace) -> Iterator[Row]:
     """
     nodes, number = min(options.nodes), options.waiting
     for characters in hostile.WAITING:
-        what, bar = (
-            f"growth with {number:,} pods that wait, four lists of {characters:,} characters",
-            waiting_bar(characters),
-        )
+        what, bar = f"growth with {number:,} pods that wait, four lists of {characters:,} characters", WAITING_BAR_MIB
         with cluster(nodes) as api:
             with running(folder, api) as extender:
                 before = _settled_mib(extender)
@@ -348,9 +345,29 @@ def flooded(folder: Path, options: argparse.Namespace) -> Iterator[Row]:
                 yield Row(f"{what}, listed", _settled_mib(extender) - before, "MiB", bar, note)
 
 
-def waiting_bar(characters: int) -> float | None:
-    """Return the bar for 2,000 pods with lists of so many characters, in MiB; None: of lists that are read."""
-    return WAITING_BAR_MIB if characters > LONGEST[USE_MODEL] else None
+def written_on(folder: Path, options: argparse.Namespace) -> Iterator[Row]:
+    """Have many pods, waiting and bound, on which their owners have written as much as is read, or many containers."""
+    nodes = min(options.nodes)
+    for what, number, make in (
+        ("annotations of the readable length", options.waiting, hostile.written),
+        ("64 containers", options.waiting // 2, hostile.crowd),
+    ):
+        for state, node in (("wait", None), ("are bound", synthetic.node_name(0))):
+            with cluster(nodes) as api, running(folder, api, "--keep-nodes") as extender:
+                before = _settled_mib(extender)
+                asyncio.run(_made(api, (make(n, node) for n in range(number))))
+                yield Row(
+                    f"growth with {number:,} pods that {state}, {what}",
+                    _settled_mib(extender) - before,
+                    "MiB",
+                    WAITING_BAR_MIB,
+                )
+
+
+async def _made(api: str, pods: Iterator[Json]) -> None:
+    async with session() as http:
+        while some := list(islice(pods, 50)):
+            await create(http, api, some)
 
 
 def crowded(folder: Path, options: argparse.Namespace) -> Iterator[Row]:
@@ -397,10 +414,7 @@ async def _all_at_once(url: str, number: int, size_mib: int) -> list[str]:
 
 async def wait_in_vain(api: str, number: int, characters: int) -> None:
     """Create pods with lists of names of so many characters each."""
-    async with session() as http:
-        for begin in range(0, number, 50):
-            pods = [hostile.waiting(n, characters) for n in range(begin, min(number, begin + 50))]
-            await create(http, api, pods)
+    await _made(api, (hostile.waiting(n, characters) for n in range(number)))
 
 
 def counted(extender: Extender, metric: str) -> int:
@@ -456,7 +470,14 @@ def of_sizes(folder: Path, options: argparse.Namespace) -> Iterator[Row]:
         yield from followed(folder, nodes, options)
 
 
-PARTS = {"sizes": of_sizes, "inside": inside, "waiting": flooded, "bodies": crowded, "real": real}
+PARTS = {
+    "sizes": of_sizes,
+    "inside": inside,
+    "waiting": flooded,
+    "written": written_on,
+    "bodies": crowded,
+    "real": real,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -13,9 +13,18 @@ from gpu_device_plugin.core.contract.keys import (
     ALLOCATION,
     AVOID_MODEL,
     AVOID_UUID,
+    ELASTIC,
     GPU_POLICY,
+    IDX,
     INIT_ALLOCATION,
     LONGEST,
+    LONGEST_OF_CONTAINER,
+    LONGEST_WORD,
+    MEMORY_GUARANTEE,
+    MEMORY_LIMIT,
+    MOVE_TO,
+    PLACES,
+    READ_BY_AGENT,
     SPLIT_LABEL,
     USE_MODEL,
     USE_UUID,
@@ -146,6 +155,43 @@ CLEARLY_REFUSED: Mapping[str, str] = MappingProxyType(
 )
 """Those of `PODS` that no node can ever serve, and why."""
 
+
+def written(number: int, node: str | None = None) -> Json:
+    """Return a pod on which every annotation that programs read is as long as they read it, unlike any other pod's."""
+
+    def text(key: str) -> str:
+        most = LONGEST.get(key, LONGEST_WORD)
+        if key in PLACES:
+            begin, end = '{"0":{"0":4}', "}"
+        elif key == MOVE_TO:
+            begin, end = '{"node":"n","gpus":{"0":4}', "}"
+        elif key in {MEMORY_LIMIT, MEMORY_GUARANTEE}:
+            begin, end = '{"c0":8', "}"
+        elif key in ELASTIC:
+            begin, end = '{"guarantees":{"c0":5}', "}"
+        else:
+            return f"{key[-9:]}-{number}-".ljust(most, "q")[:most]
+        most = min(most, LONGEST_OF_CONTAINER.get(key, most))
+        return begin + " " * (most - len(begin) - len(end)) + end
+
+    made = pod(_FOUR, annotations={key: text(key) for key in READ_BY_AGENT - {IDX}}, node=node)
+    return _named(made, f"written-{number}")
+
+
+def crowd(number: int, node: str | None = None) -> Json:
+    """Return a pod of as many containers as may have GPUs, with the longest names, unlike any other pod's."""
+    made = pod(*[_ONE] * MOST_CONTAINERS, node=node)
+    for at, container in enumerate(made["spec"]["containers"]):
+        container["name"] = f"c{at}-{number}-".ljust(63, "q")
+    return _named(made, f"crowd-{number}")
+
+
+def _named(made: Json, name: str) -> Json:
+    made["metadata"] |= {"name": name, "uid": f"{name}-".ljust(36, "0")}
+    made["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    return made
+
+
 _WISHED = (USE_MODEL, AVOID_MODEL, USE_UUID, AVOID_UUID)
 WAITING = (62_500, LONGEST[USE_MODEL])
 """Characters of each of the four annotations of `waiting`: as many as the API server takes, and as are read."""
@@ -156,6 +202,4 @@ def waiting(number: int, characters: int) -> Json:
     names = "".join(f"{n}-{number}," for n in range(64))
     text = (names + f"{number}-q" * (characters // 3))[:characters]
     made = pod(_FOUR, annotations={key: f"{key[-9:]}{text}"[:characters] for key in _WISHED})
-    made["metadata"] |= {"name": f"waiting-{number}", "uid": f"waiting-{number:028}"}
-    made["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
-    return made
+    return _named(made, f"waiting-{number}")

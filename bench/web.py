@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from bench import hostile, memory, synthetic
-from bench.extender import cluster, peak_mib, wait_in_vain, waiting_bar
+from bench.extender import WAITING_BAR_MIB, cluster, peak_mib, wait_in_vain
 from bench.node_agent import Row, add_only, machine, percentiles, show
 from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.config import ClusterConfig
@@ -167,7 +167,7 @@ async def figures(api: str, nodes: int, options: argparse.Namespace) -> list[Row
 async def flooded(api: str, characters: int, options: argparse.Namespace) -> list[Row]:
     """Have many pods wait that are as large as the API server takes them; see `bench.extender.flooded`."""
     what = f"growth with {options.waiting:,} pods that wait, four lists of {characters:,} characters"
-    bar = waiting_bar(characters)
+    bar = WAITING_BAR_MIB
     async with reading(api) as reader:
         before = await _settled_mib(reader)
         await wait_in_vain(api, options.waiting, characters)

@@ -117,7 +117,7 @@ class Fleet:
         self.entries: dict[str, FleetEntry] = {}
         """Every pod that counts, by uid."""
         self.pending: dict[str, Pod] = {}
-        """Every unbound pod that asks for GPUs, by uid."""
+        """Every unbound pod that asks for GPUs, by uid; the largest without containers and annotations."""
         self._priorities: dict[int, Counter[str]] = {}
         """By priority, how many of `entries` each node has."""
         self.growth: Counter[str] = Counter()
@@ -218,7 +218,7 @@ class Fleet:
         if not pod.node_name:
             # The claim or the known binding is newer than this state, which shows the pod unbound.
             if pod.containers and not pod.deleting and (before is None or before.claimed):
-                self.pending[pod.uid] = pod
+                self.pending[pod.uid] = _stub(pod) if pod.bulky else pod
             return
         usage = NOTHING if pod.ended else self._usages.of(self._as_promised(pod))
         if usage == NOTHING:
@@ -427,3 +427,7 @@ class Fleet:
         node = self._nodes[name]
         if node.gpus is None and not node.entries:
             del self._nodes[name]
+
+
+def _stub(pod: Pod) -> Pod:
+    return replace(pod, annotations={}, labels={}, containers=(), requests=None)

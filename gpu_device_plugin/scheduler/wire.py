@@ -42,6 +42,8 @@ class Placing:
 
     constraints: int
     """Equal for pods whose own fields keep them from the same nodes."""
+    size: int
+    """Bytes of these fields."""
     nominated_node: str
     """The node that kube-scheduler looks at first; empty: there is none."""
     may_preempt: bool
@@ -166,8 +168,9 @@ def read_placing(pod: Raw) -> Placing:
     # Affinity to pods and spreading select pods of the same namespace.
     relative = (spec.affinity, spec.topology_spread_constraints)
     namespace = "" if relative == (_ABSENT, _ABSENT) else read.metadata.namespace
-    constraints = hash((namespace, *map(bytes, (*relative, spec.node_selector, spec.tolerations))))
-    return Placing(constraints, read.status.nominated_node_name or "", spec.preemption_policy != "Never")
+    fields = [bytes(field) for field in (*relative, spec.node_selector, spec.tolerations)]
+    constraints, size = hash((namespace, *fields)), sum(map(len, fields))
+    return Placing(constraints, size, read.status.nominated_node_name or "", spec.preemption_policy != "Never")
 
 
 def with_identity(pod: Raw) -> bytes:

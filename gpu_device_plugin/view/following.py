@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin.cluster.objects.decoding import NodeReader, NodeRecord, PodReader
+from gpu_device_plugin.cluster.objects.resource_claims import read_claim
 from gpu_device_plugin.cluster.store import Store, Versioned
 from gpu_device_plugin.core.cluster.claimed_gpus import pools, waits_for_ours, with_claims
 from gpu_device_plugin.core.cluster.held_instances import instance_pod
@@ -15,10 +16,11 @@ from gpu_device_plugin.core.cluster.usage import Occupant
 from gpu_device_plugin.core.contract.keys import READ_BY_AGENT, READ_BY_INSPECT
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.contract.nodereport import STALE_S, NodeReport, node_report
+from gpu_device_plugin.core.model.pods import MOST_WRITTEN
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.fleet import Fleet, FleetEntry
 from gpu_device_plugin.view.objects import Named, decoded
-from gpu_device_plugin.view.poddetails import bounded, scheduling_status
+from gpu_device_plugin.view.poddetails import brief, scheduling_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -36,6 +38,10 @@ T_contra = TypeVar("T_contra", bound=Versioned, contravariant=True)
 
 _NAMES_CLAIMS = b'"resourceClaims"'
 """In the JSON of a pod that names ResourceClaims."""
+_OVERWRITTEN = (
+    f"its annotations for GPUs have more than {MOST_WRITTEN} characters together; "
+    "`kubectl inspect gpushare why` reads them"
+)
 _OF_MIG = b"/mig-"
 """In the JSON of a pod that asks for MIG instances."""
 
@@ -158,8 +164,21 @@ class FollowedCluster:
         pod, problems = self._pod_reader.read(raw)
         if not (claims or pod.containers or problems):
             return None
-        status = None if pod.node_name else bounded(scheduling_status(raw, problems))
+        if pod.node_name:
+            return FollowedPod(pod, None, problems)
+        status = brief(scheduling_status(raw, problems))
+        if pod.overwritten:
+            pod, status = replace(pod, annotations={}), replace(status, ignored=(*status.ignored, _OVERWRITTEN))
         return FollowedPod(pod, status, problems)
+
+    @staticmethod
+    def read_claim(raw: msgspec.Raw) -> Claim:
+        """Read a ResourceClaim from its JSON, without what it says to drivers: up to 320 KiB that nobody is shown.
+
+        Raises:
+            UnreadableObjectError: it is none.
+        """
+        return replace(read_claim(raw), parameters=())
 
     # --- Reading ------------------------------------------------------------------------------------------------------
 

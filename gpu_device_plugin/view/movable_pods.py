@@ -11,7 +11,7 @@ import msgspec
 
 from gpu_device_plugin.cluster.objects.decoding import NodeReader, ObjectKind, ObjectMeta, PodReader
 from gpu_device_plugin.core.capacity.movable import Evictability, Resident, Residents, Site, Stays
-from gpu_device_plugin.core.capacity.terms import Requirement  # noqa: TC001 - msgspec reads the annotations
+from gpu_device_plugin.core.capacity.terms import MOST_TERMS, NOWHERE, Requirement
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.usage import Occupant, Usage
 from gpu_device_plugin.core.contract.keys import HELD_ROOM, READ_BY_AGENT
@@ -198,7 +198,7 @@ def evictability(raw: msgspec.Raw) -> Evictability:
 
 
 def _evictability(pod: _Pod, budgets: Iterable[_Budget]) -> Evictability:
-    annotations, spec = pod.metadata.annotations or {}, pod.spec
+    annotations, spec, terms = pod.metadata.annotations or {}, pod.spec, pod.spec.terms
     released = {name.strip() for name in annotations.get(_EVICT_VOLUMES, "").split(",")}
     volumes = spec.volumes or ()
     affinity = spec.affinity
@@ -210,5 +210,6 @@ def _evictability(pod: _Pod, budgets: Iterable[_Budget]) -> Evictability:
         neighbours=_REQUIRED in near
         or any(each.when_unsatisfiable == "DoNotSchedule" for each in spec.topology_spread_constraints or ()),
         budgets=tuple(budget.name for budget in budgets if budget.selects(pod.metadata)),
-        terms=spec.terms,
+        # Longer ones would have to be kept of every pod: such a pod is not moved.
+        terms=terms if terms.size <= MOST_TERMS else NOWHERE,
     )

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from gpu_device_plugin.cluster.objects.bounds import (
+    LONGEST_KEY,
+    LONGEST_LABEL,
+    LONGEST_NAME,
+    LONGEST_SENTENCE,
+    bounded,
+    fits,
+)
 from gpu_device_plugin.cluster.objects.decoding import ObjectMeta, PodReader
-from gpu_device_plugin.core.capacity.terms import NO_TERMS, Alternative, Requirement, Terms, Toleration
+from gpu_device_plugin.core.capacity.terms import MOST_TERMS, NO_TERMS, Alternative, Requirement, Terms, Toleration
 from gpu_device_plugin.core.contract.keys import (
     FRAMEWORKS,
     MEMORY_GUARANTEE,
@@ -172,22 +181,31 @@ def scheduling_status(raw: msgspec.Raw, ignored: Iterable[str]) -> SchedulingSta
     )
 
 
-def bounded(status: SchedulingStatus) -> SchedulingStatus:
-    """Return a status with as much of the pod's spec as is kept of each of many pods."""
+def brief(status: SchedulingStatus) -> SchedulingStatus:
+    """Return a status with as much of what was written about the pod as is kept of each of many pods."""
     terms, ignored = status.terms, status.ignored
-    if terms.entries > _MOST_KEPT:
+    many = terms.entries > _MOST_KEPT
+    if many or terms.size > MOST_TERMS:
         why = (
-            f"its tolerations, nodeSelector and node affinity have more than {_MOST_KEPT} entries together; "
+            "its tolerations, nodeSelector and node affinity have more than "
+            f"{f'{_MOST_KEPT} entries' if many else f'{MOST_TERMS} characters'} together; "
             "`kubectl inspect gpushare why` compares them with the nodes"
         )
         terms, ignored = NO_TERMS, (*ignored, why)
+    claims = (each for each in status.claims if all(fits(name, LONGEST_NAME) for name in astuple(each)))
     return replace(
         status,
+        scheduler=bounded(status.scheduler, LONGEST_NAME),
+        reason=bounded(status.reason, LONGEST_LABEL),
+        message=shortened(status.message, LONGEST_SENTENCE),
+        condition_reason=bounded(status.condition_reason, LONGEST_LABEL),
+        condition=shortened(status.condition, LONGEST_SENTENCE),
         terms=terms,
-        ignored=ignored,
-        gates=status.gates[:_MOST_KEPT],
-        limits=tuple(dict.fromkeys(status.limits))[:_MOST_KEPT],
-        claims=status.claims[:_MOST_KEPT],
+        ignored=tuple(shortened(each, LONGEST_SENTENCE) for each in ignored),
+        gates=tuple(name for name in status.gates[:_MOST_KEPT] if fits(name, LONGEST_KEY)),
+        limits=tuple([name for name in dict.fromkeys(status.limits) if fits(name, LONGEST_KEY)][:_MOST_KEPT]),
+        claims=tuple(islice(claims, _MOST_KEPT)),
+        controller=bounded(status.controller, LONGEST_KEY),
     )
 
 

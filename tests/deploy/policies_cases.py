@@ -589,7 +589,7 @@ GUARANTEE_CASES = (
     Case("two wishes for one container", bounded('{"b": 2, "b" :60}', *TWO), {GUARANTEE: "names a container twice"}),
     Case("a wish of the container's own name", bounded('{"4": "4"}', container("4", mem=4))),
     Case("a wish that no program reads", bounded(" ".join("1" * 9000)),
-         {GUARANTEE: "has more than 8192 characters, which no program reads"}),
+         {GUARANTEE: "has more than 512 characters, which no program reads"}),
     Case("whole GPUs with a wish", bounded("60", WHOLE)),
 )  # fmt: skip
 

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from gpu_device_plugin.cluster.objects.bounds import LONGEST_KEY, LONGEST_LABEL, LONGEST_NAME, bounded, fits
 from gpu_device_plugin.cluster.objects.quantity import RequestSums, allocatable_amounts, whole_quantity
 from gpu_device_plugin.cluster.objects.requests import (
     OwnerReference,
@@ -24,12 +25,12 @@ from gpu_device_plugin.cluster.objects.requests import (
     running,
     static_uid,
 )
-from gpu_device_plugin.core.contract.keys import GPU_CONDITION, kept
+from gpu_device_plugin.core.contract.keys import GPU_CONDITION, OVER_USE, kept
 from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.core.model.mig import is_mig_resource
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Owner, Pod
 from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts
-from gpu_device_plugin.core.model.sharing import Shared
+from gpu_device_plugin.core.model.sharing import Shared, weight
 from gpu_device_plugin.core.model.taints import Taint  # noqa: TC001 - msgspec reads the annotations
 
 if TYPE_CHECKING:
@@ -44,6 +45,11 @@ _DEFAULT_GRACE_S = 30
 _MOST_NAMES, _MOST_SHARED, _LONGEST_SHARED = 50_000, 8, 256
 """How many names of nodes and namespaces are one object each, and of how many containers, or characters of annotations,
 pods share equal ones at most."""
+_MOST_LIMITS = 32
+"""Our resources in the limits of one container: MIG has some 20 profiles, and each may be of any domain."""
+_MOST_REQUESTED, _LONGEST_REQUESTED = 16, 2048
+"""Resources that a pod requests, and bytes of their names: which of more its end frees is not known."""
+_PHASES = {each: each for each in ("Pending", "Running", "Succeeded", "Failed", "Unknown")}
 _NONE: Mapping[str, Any] = MappingProxyType({})
 _MOST_IGNORED = 8
 """How many invalid limits the message about one pod lists."""
@@ -141,8 +147,9 @@ class PodReader:
         self._every = every
         self._containers: Shared[tuple[object, ...], tuple[Container, ...]] = Shared()
         self._values: Shared[tuple[object, ...], Mapping[str, str]] = Shared()
+        self._limits_made: Shared[tuple[object, ...], Mapping[str, int]] = Shared()
         self._names: Shared[str, str] = Shared(_MOST_NAMES)
-        self._owners: Shared[Owner, Owner | None] = Shared(_MOST_NAMES)
+        self._owners: Shared[tuple[str, ...], Owner] = Shared(_MOST_NAMES)
         self._decoder = msgspec.json.Decoder(_Pod)
 
     def read(self, raw: bytes | msgspec.Raw) -> tuple[Pod, tuple[str, ...]]:
@@ -164,8 +171,11 @@ class PodReader:
                     sidecar = kind is ContainerKind.INIT and container.always_restarts
                     kept_kind = ContainerKind.SIDECAR if sidecar else kind
                     containers.append(Container(container.name, kept_kind, index, limits))
-        if not (placed := len(containers) if spec.node_name else 0):
+        phase = _PHASES.get(pod.status.phase or "Pending", "Unknown")
+        ended = phase in {"Succeeded", "Failed"}
+        if not spec.node_name or ended:
             del containers[MOST_CONTAINERS + 1 :]  # enough to see that it has too many for any node
+        placed = len(containers) if spec.node_name else 0
         sums = self._sums if containers or self._every else None
         claims = claims_of(spec, pod.status) if self._claims else _NONE
         requests = {} if sums is None else requests_of(spec, sums)
@@ -175,8 +185,7 @@ class PodReader:
             namespace=self._names.one(meta.namespace, lambda: meta.namespace),
             name=meta.name,
             node_name=self._names.one(spec.node_name or "", lambda: spec.node_name or ""),
-            # Only strings with few different values are interned; some Python versions never free interned strings.
-            phase=sys.intern(pod.status.phase or "Pending"),
+            phase=phase,
             running=running(pod.status, bound=bool(spec.node_name)),
             static_uid=static_uid(meta.annotations or {}, meta.owner_references or (), spec.node_name or ""),
             deleting=meta.deletion_timestamp is not None,
@@ -184,20 +193,23 @@ class PodReader:
             priority=spec.priority or 0,
             created=meta.creation_timestamp or "",
             resource_version=meta.resource_version,
-            annotations=self._kept(meta.annotations, placed),
-            labels=self._kept(meta.labels, placed),
+            annotations=self._kept(meta.annotations, placed, ended=ended),
+            labels=self._kept(meta.labels, placed, ended=ended),
             containers=self._equal(containers),
             container_ids=container_ids_of(pod.status) if self._ids and (containers or claims) else _NONE,
             ends=ends_of(pod.status) if self._ids and (containers or claims) else _NONE,
             claims=claims,
-            owner=owner and self._owners.one(owner, lambda: owner),
-            requests=requests if sums is None or not repels(spec) else None,
+            owner=owner and self._owners.one((owner.kind, owner.name, owner.uid, owner.api_version), lambda: owner),
+            requests=None if sums is not None and (repels(spec) or _is_large(requests)) else requests,
             amounts=NO_AMOUNTS if sums is None else sums.amounts(requests),
         )
         return record, tuple(ignored)
 
-    def _kept(self, values: Mapping[str, str] | None, placed: int) -> Mapping[str, str]:
+    def _kept(self, values: Mapping[str, str] | None, placed: int, *, ended: bool) -> Mapping[str, str]:
+        # Only strings with few different values are interned; some Python versions never free interned strings.
         ours = {sys.intern(key): kept(key, value, placed) for key, value in (values or {}).items() if self._keep(key)}
+        if ended:  # thousands may be left
+            ours = {key: text for key, text in ours.items() if len(text) <= _LONGEST_SHARED or key == OVER_USE}
         long = sum(map(len, ours.values())) > _LONGEST_SHARED
         return ours if long else self._values.one(tuple(ours.items()), lambda: ours)
 
@@ -206,18 +218,23 @@ class PodReader:
         key = tuple([(each.name, each.kind, each.index, *each.limits.items()) for each in containers])
         return tuple(containers) if len(key) > _MOST_SHARED else self._containers.one(key, lambda: tuple(containers))
 
-    def _limits(self, container: ContainerSpec) -> tuple[dict[str, int], list[str]]:
+    def _limits(self, container: ContainerSpec) -> tuple[Mapping[str, int], list[str]]:
         wanted = container.resources.limits if container.resources is not None else None
         limits: dict[str, int] = {}
         ignored: list[str] = []
         for name, quantity in (wanted or {}).items():
-            if name in self._resources or (self._mig and is_mig_resource(name)):
+            if name in self._resources or (self._mig and fits(name, LONGEST_KEY) and is_mig_resource(name)):
                 amount = whole_quantity(str(quantity))
                 if amount is None:
                     ignored.append(f"container {container.name!r}: the limit of {name} is not a whole number")
-                else:
-                    limits[sys.intern(name)] = amount
-        return limits, ignored
+                elif name in self._resources or len(limits) < _MOST_LIMITS:
+                    limits[self._names.one(name, lambda name=name: name)] = amount  # type: ignore[misc]
+        return self._limits_made.one(tuple(limits.items()), lambda: limits) if limits else limits, ignored
+
+
+def _is_large(requests: Mapping[str, int] | None) -> bool:
+    """Return whether there are more requests, or with longer names, than are kept of each of thousands of pods."""
+    return requests is not None and (len(requests) > _MOST_REQUESTED or weight(tuple(requests)) > _LONGEST_REQUESTED)
 
 
 def decoded(decoder: msgspec.json.Decoder[T], raw: bytes | msgspec.Raw, what: str) -> T:
@@ -337,10 +354,14 @@ class NodeReader:
             allocatable_amounts(status.allocatable or {}),
             ready=any(one.type == "Ready" and one.status == "True" for one in status.conditions or ()),
             unschedulable=bool(node.spec.unschedulable),
-            address=next((one.address for one in status.addresses or () if one.type == "InternalIP"), ""),
-            kubelet_version=info.kubelet_version,
-            gpu_condition=next((one.status for one in status.conditions or () if one.type == GPU_CONDITION), ""),
-            runtime=sys.intern(info.container_runtime_version),
+            address=bounded(
+                next((one.address for one in status.addresses or () if one.type == "InternalIP"), ""), LONGEST_NAME
+            ),
+            kubelet_version=bounded(info.kubelet_version, LONGEST_NAME),
+            gpu_condition=bounded(
+                next((one.status for one in status.conditions or () if one.type == GPU_CONDITION), ""), LONGEST_LABEL
+            ),
+            runtime=sys.intern(bounded(info.container_runtime_version, LONGEST_NAME)),
             taints=node.spec.taints or (),
             created=meta.creation_timestamp or "",
         )

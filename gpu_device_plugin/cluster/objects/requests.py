@@ -7,6 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from gpu_device_plugin.cluster.objects.bounds import (
+    LONGEST_KEY,
+    LONGEST_LABEL,
+    LONGEST_NAME,
+    LONGEST_UID,
+    bounded,
+    fits,
+)
 from gpu_device_plugin.core.contract.keys import STATIC_POD
 from gpu_device_plugin.core.model.pods import ContainerEnd, Owner
 
@@ -18,6 +26,8 @@ if TYPE_CHECKING:
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _MOST_SUMMED = 64
 """The requests of pods with more containers are not added up."""
+_MOST_CLAIMS = 128
+"""Claims of one pod, and containers with claims. The API bounds neither."""
 
 
 class ClaimUse(msgspec.Struct, gc=False):
@@ -129,7 +139,8 @@ def claims_of(spec: PodSpec, status: ClaimStatuses) -> Mapping[str, tuple[str, .
     if not spec.resource_claims and extended is None:
         return {}
     made = {one.name: one.resource_claim_name for one in status.resource_claim_statuses or ()}
-    names = {one.name: one.resource_claim_name or made.get(one.name) for one in spec.resource_claims or ()}
+    few = (spec.resource_claims or ())[:_MOST_CLAIMS]
+    names = {one.name: bounded(one.resource_claim_name or made.get(one.name), LONGEST_NAME) for one in few}
     found: dict[str, tuple[str, ...]] = {}
     for container in (*(spec.init_containers or ()), *(spec.containers or ())):
         used = () if container.resources is None else container.resources.claims or ()
@@ -137,9 +148,11 @@ def claims_of(spec: PodSpec, status: ClaimStatuses) -> Mapping[str, tuple[str, .
         if extended is not None and any(
             each.container_name == container.name for each in extended.request_mappings or ()
         ):
-            own = (*own, extended.resource_claim_name)
+            own = (*own, bounded(extended.resource_claim_name, LONGEST_NAME))
         if own:
             found[container.name] = own
+            if len(found) == _MOST_CLAIMS:
+                break
     return found
 
 
@@ -191,7 +204,7 @@ def container_ids_of(status: PodStatus) -> Mapping[str, str]:
     return {
         one.name: one.container_id.rpartition("/")[2]
         for one in statuses
-        if one.container_id and one.state is not None and one.state.running is not None
+        if bounded(one.container_id, LONGEST_NAME) and one.state is not None and one.state.running is not None
     }
 
 
@@ -201,7 +214,8 @@ def ends_of(status: PodStatus) -> Mapping[str, ContainerEnd]:
     for one in (*(status.container_statuses or ()), *(status.init_container_statuses or ())):
         ends = (state.terminated for state in (one.state, one.last_state) if state is not None)
         if (end := next(filter(None, ends), None)) is not None:
-            found[one.name] = ContainerEnd(end.exit_code, end.reason or "", end.finished_at or "")
+            reason, at = (bounded(text, LONGEST_LABEL) for text in (end.reason, end.finished_at))
+            found[one.name] = ContainerEnd(end.exit_code, reason, at)
     return found
 
 
@@ -222,8 +236,19 @@ class OwnerReference(msgspec.Struct, rename="camel", gc=False):
 
 
 def controller_of(owners: Iterable[OwnerReference]) -> Owner | None:
-    """Return the owner that is the controller."""
-    return next((Owner(each.kind, each.name, each.uid, each.api_version) for each in owners if each.controller), None)
+    """Return the owner that is the controller; None, too, if it is named by longer texts than any object has.
+
+    The API server bounds the names of objects, but not those in references to them.
+    """
+    found = next((each for each in owners if each.controller), None)
+    if found is None or not (
+        fits(found.kind, LONGEST_LABEL)
+        and fits(found.name, LONGEST_NAME)
+        and fits(found.uid, LONGEST_UID)
+        and fits(found.api_version, LONGEST_KEY)
+    ):
+        return None
+    return Owner(found.kind, found.name, found.uid, found.api_version)
 
 
 def static_uid(annotations: Mapping[str, str], owners: Sequence[OwnerReference], node_name: str) -> str:

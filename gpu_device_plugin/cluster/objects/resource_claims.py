@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from gpu_device_plugin.cluster.objects.bounds import LONGEST_NAME, LONGEST_UID, fits
 from gpu_device_plugin.cluster.objects.decoding import ObjectKind, ObjectMeta, decoded, named
 from gpu_device_plugin.cluster.objects.quantity import whole_quantity
 from gpu_device_plugin.core.contract.dra import COMPUTE, DRIVER, MEMORY, TAKE_WHOLE
@@ -116,7 +117,11 @@ def read_claim(raw: bytes | msgspec.Raw) -> Claim:
         allocated=status.allocation is not None,
         devices=tuple(_device(one, parameters) for one in given.results or ()),
         parameters=tuple(parameters),
-        consumers=tuple(Consumer(one.uid, one.name) for one in status.reserved_for or () if one.resource == "pods"),
+        consumers=tuple(
+            Consumer(one.uid, one.name)
+            for one in status.reserved_for or ()
+            if one.resource == "pods" and fits(one.uid, LONGEST_UID) and fits(one.name, LONGEST_NAME)
+        ),
         resource_version=meta.resource_version,
     )
 

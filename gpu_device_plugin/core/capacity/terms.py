@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 from gpu_device_plugin.core.model.taints import Taint
@@ -131,8 +132,23 @@ class Terms:
             len(self.tolerations) + len(self.selector) + len(conditions) + sum(len(each.values) for each in conditions)
         )
 
+    @property
+    def size(self) -> int:
+        """The characters of all texts in them, and one for each text. The API bounds no value of a node affinity."""
+        conditions = [each for term in self.affinity or () for each in (*term.labels, *term.fields)]
+        texts = chain(
+            *((each.key, each.operator, each.value, each.effect) for each in self.tolerations),
+            *self.selector.items(),
+            *((each.key, each.operator, *each.values) for each in conditions),
+        )
+        return sum(1 + len(text) for text in texts)
 
+
+MOST_TERMS = 4096
+"""The most that is kept of each of many pods, see `Terms.size`."""
 NO_TERMS = Terms()
+NOWHERE = Terms(affinity=())
+"""Terms that no node meets."""
 
 
 def obstacles(node: NodeFacts, pod: Terms) -> Iterator[tuple[str, Mapping[str, str | int]]]:

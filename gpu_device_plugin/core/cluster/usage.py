@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 
 NO_GROWTH = "{}"
 """The value of `MEMORY_PROMISED` on a pod that is guaranteed its requests."""
-_MOST_KNOWN, _MOST_CONTAINERS, _LONGEST = 10_000, 8, 256
-"""Of `Usages`: how many are remembered, with how many containers and how many characters of their promises at most."""
+_MOST_KNOWN, _MOST_BYTES, _MOST_CONTAINERS, _LONGEST = 10_000, 8 << 20, 8, 256
+"""Of `Usages`: how many are remembered in how many bytes, with how many containers and how many characters of their
+promises at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +228,7 @@ class Usages:
     def __init__(self, resources: Iterable[Resource]) -> None:
         """Read the usage of `resources`."""
         self._resources = tuple(resources)
-        self._known: Shared[tuple[object, ...], Usage] = Shared(_MOST_KNOWN)
+        self._known: Shared[tuple[object, ...], Usage] = Shared(_MOST_KNOWN, _MOST_BYTES)
 
     def of(self, pod: Pod) -> Usage:
         """Return `usage_of`; equal usage is one object, but for that of the largest pods."""

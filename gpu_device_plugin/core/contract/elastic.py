@@ -8,7 +8,9 @@ agent has given it up. Amounts are shares.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpu_device_plugin.core.contract.keys import (
@@ -31,6 +33,8 @@ MOST_SHARES = 1 << 20
 _LONGEST_WISH = 512
 """Characters of a wish in an answer; of a longer one the beginning stands there."""
 _LONGEST_WHY = 512
+_PLAIN = re.compile(r"[ -~\n\t\r]")
+"""JSON writes it with at most two characters."""
 _LONGEST_AMOUNT = 24
 """Characters of a malformed amount that a sentence repeats."""
 _BLANKS = " \t\r\n"
@@ -134,7 +138,7 @@ class Answer:
 
     def answers(self, annotations: Mapping[str, str]) -> bool:
         """Return whether it is about the present wish of the pod with these annotations."""
-        return self.wish == annotations.get(MEMORY_GUARANTEE, "")[:_LONGEST_WISH]
+        return self.wish == _repeated(annotations)
 
 
 NO_ANSWER = Answer()
@@ -142,7 +146,13 @@ NO_ANSWER = Answer()
 
 def answer_to(annotations: Mapping[str, str], guarantees: Mapping[str, int], why: str = "") -> Answer:
     """Return an answer to the present wish of the pod with these annotations."""
-    return Answer(guarantees, annotations.get(MEMORY_GUARANTEE, "")[:_LONGEST_WISH], why[:_LONGEST_WHY])
+    plain = "".join(each if _PLAIN.fullmatch(each) else "?" for each in why[:_LONGEST_WHY])
+    return Answer(guarantees, _repeated(annotations), plain)
+
+
+def _repeated(annotations: Mapping[str, str]) -> str:
+    """Return the wish of a pod up to the first character that JSON writes with six; a readable wish has none."""
+    return "".join(takewhile(_PLAIN.fullmatch, annotations.get(MEMORY_GUARANTEE, "")[:_LONGEST_WISH]))
 
 
 def write_answer(answer: Answer) -> str:

@@ -114,17 +114,24 @@ LONGEST: Mapping[str, int] = MappingProxyType(
         # The UUIDs of 64 GPUs take 2,623 characters.
         **dict.fromkeys((USE_MODEL, AVOID_MODEL, USE_UUID, AVOID_UUID), 4096),
         OVER_USE: 4096,
-        **dict.fromkeys(ELASTIC, 8192),
+        **dict.fromkeys((MEMORY_LIMIT, MEMORY_GUARANTEE), 512),
+        # A wish and a sentence of 512 characters each, of which JSON escapes every one, and 64 containers.
+        **dict.fromkeys((MEMORY_PROMISED, MEMORY_HELD), 7424),
         FRAMEWORKS: 256,
         # The name of a node, and 128 GPUs; a sentence.
         MOVE_TO: 2048,
         MOVE_REFUSED: 1024,
     }
 )
-"""Most characters of the value of a key on a pod; `LONGEST_WORD` for the other keys. Longer values are not parsed."""
+"""Most characters of the value of a key on a pod; `LONGEST_WORD` for the other keys. Longer values are not parsed. In a
+value with others than ASCII each counts as four: so much memory may each take."""
 LONGEST_WORD = 64
-LONGEST_OF_CONTAINER: Mapping[str, int] = MappingProxyType({ALLOCATION: 2048, INIT_ALLOCATION: 2048, INSTANCES: 8192})
-"""The same for each container, of the values that have an entry for each: 128 whole GPUs, or as many instances."""
+LONGEST_OF_CONTAINER: Mapping[str, int] = MappingProxyType(
+    {ALLOCATION: 2048, INIT_ALLOCATION: 2048, INSTANCES: 8192, MEMORY_PROMISED: 80, MEMORY_HELD: 80}
+)
+"""The same for each container, of the values that have an entry for each: 128 whole GPUs, as many instances, a name."""
+_BESIDE: Mapping[str, int] = MappingProxyType({MEMORY_PROMISED: 2304, MEMORY_HELD: 2304})
+"""And beside these entries."""
 TOO_LONG = "(too long to be read)"
 """Stands for a longer value: its text, for which the API server leaves 256 KiB, is not kept."""
 
@@ -210,7 +217,7 @@ class MalformedAnnotationError(ValueError):
 
 def too_long(key: str, text: str) -> bool:
     """Return whether a value is too long to be parsed, or was."""
-    return text == TOO_LONG or len(text) > LONGEST.get(key, LONGEST_WORD)
+    return text == TOO_LONG or _length(text) > LONGEST.get(key, LONGEST_WORD)
 
 
 def kept(key: str, text: str, containers: int) -> str:
@@ -218,5 +225,10 @@ def kept(key: str, text: str, containers: int) -> str:
 
     `containers` is the number of the pod's containers that may have devices: none without a node.
     """
-    most = LONGEST_OF_CONTAINER[key] * containers if key in LONGEST_OF_CONTAINER else len(text)
-    return TOO_LONG if too_long(key, text) or len(text) > most else text
+    each = LONGEST_OF_CONTAINER.get(key)
+    most = None if each is None else each * containers + _BESIDE.get(key, 0)
+    return TOO_LONG if too_long(key, text) or (most is not None and _length(text) > most) else text
+
+
+def _length(text: str) -> int:
+    return len(text) if text.isascii() else 4 * len(text)

@@ -7,9 +7,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts
+from gpu_device_plugin.core.model.sharing import weight
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+_MOST_CONTAINERS, MOST_WRITTEN = 16, 1024
+"""Containers, and bytes of annotations, of a pod that is not `Pod.bulky`."""
 
 
 class ContainerKind(StrEnum):
@@ -112,6 +116,16 @@ class Pod:
 
     amounts: Amounts = field(default=NO_AMOUNTS, compare=False)
     """The CPU and memory among the requests, likewise; also where the amount that its end frees is unknown."""
+
+    @property
+    def bulky(self) -> bool:
+        """Whether its owner has written more on it than can be kept of each of thousands of pods."""
+        return len(self.containers) > _MOST_CONTAINERS or self.overwritten
+
+    @property
+    def overwritten(self) -> bool:
+        """The same of its annotations alone."""
+        return sum(map(weight, self.annotations.values())) > MOST_WRITTEN
 
     @property
     def kubelet_uid(self) -> str:

@@ -125,7 +125,7 @@ class Binding:
     async def _bind(self, ref: PodRef, node: str) -> str:
         await self.current()
         pod = self._fleet.pending.get(ref.uid)
-        if pod is None or (pod.namespace, pod.name) != (ref.namespace, ref.name):
+        if pod is None or not pod.containers or (pod.namespace, pod.name) != (ref.namespace, ref.name):
             pod = await self._binder.read(ref.namespace, ref.name)
         if (why := self._unbindable(pod, ref, node)) is not None:
             return why

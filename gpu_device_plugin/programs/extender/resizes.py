@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.objects.decoding import version_number
 from gpu_device_plugin.core.cluster.resizing import Outcome, decides, resize
 from gpu_device_plugin.core.cluster.usage import NO_GROWTH
 from gpu_device_plugin.core.contract.elastic import Allowance, write_answer
-from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_PROMISED
+from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED, PLACES
 from gpu_device_plugin.programs.extender.binding import LATEST_COMMIT_S
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ _BOUND_AGAIN_S = 30.0
 """A wish that its namespace's bound refuses is looked at again after this time: nobody watches namespaces."""
 _LONGEST_RETRY_S = 60.0
 _SPARE = 256
+_READ_ON_PODS = PLACES | {MEMORY_GUARANTEE, MEMORY_PROMISED, MEMORY_HELD}
+_LONGEST_PROMISE = 64
+"""Characters for each container: shares of one GPU, which alone can grow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,7 @@ class Resizes:
 
     def put(self, pod: Pod) -> None:
         """Learn the state of a bound pod, which the fleet knows already."""
-        claim = self._claims.get(pod.uid)
+        claim, pod = self._claims.get(pod.uid), _brief(pod)
         if claim is not None and _shows(pod, claim):
             self._settle(pod)
         if not _elastic(pod):
@@ -277,6 +280,17 @@ class Resizes:
         self._fleet.grown(pod)
         if pod.uid in self._pods:
             self._queue(pod.uid)
+
+
+def _brief(pod: Pod) -> Pod:
+    """Return a pod with the annotations that resizing reads; without a promise that is longer than any scheduler's.
+
+    A pod whose GPU is not known is not resized.
+    """
+    kept = {key: text for key, text in pod.annotations.items() if key in _READ_ON_PODS}
+    if sum(len(kept.get(key, "")) for key in PLACES) > _LONGEST_PROMISE * (1 + len(pod.containers)):
+        kept = {key: text for key, text in kept.items() if key not in PLACES}
+    return pod if len(kept) == len(pod.annotations) else replace(pod, annotations=kept)
 
 
 def _elastic(pod: Pod) -> bool:

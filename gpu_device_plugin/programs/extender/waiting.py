@@ -73,6 +73,7 @@ class WaitingObserved:
             self._reasons = {
                 uid: reason for uid, reason in self._reasons.items() if uid in newest or uid in self._fleet.pending
             }
+            self._forget_others()
 
     def refused(self, pod: Pod, ask: Ask, constraints: int, names: Sequence[str], since: float | None) -> None:
         """Remember that a pod has room on none of the named nodes, and (`first_refused`) since when."""
@@ -89,9 +90,12 @@ class WaitingObserved:
 
     def without_room(self, for_s: float) -> Sequence[Refused]:
         """Return the pods that have been refused for so many seconds, and still wait."""
-        self._refused = {uid: each for uid, each in self._refused.items() if uid in self._fleet.pending}
+        self._forget_others()
         before = self.clock() - for_s
         return [each for each in self._refused.values() if each.since <= before]
+
+    def _forget_others(self) -> None:
+        self._refused = {uid: each for uid, each in self._refused.items() if uid in self._fleet.pending}
 
     def undecided(self, for_s: float) -> bool:
         """Return whether a pod waits that nobody has asked about, or that has not been refused for so many seconds."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from gpu_device_plugin.cluster.client.backoff import Backoff
 from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import NODES, PODS
-from gpu_device_plugin.cluster.objects.resource_claims import CLAIMS, read_claim
+from gpu_device_plugin.cluster.objects.resource_claims import CLAIMS
 from gpu_device_plugin.cluster.reflector import Reflector
 from gpu_device_plugin.view.following import FollowedCluster
 from gpu_device_plugin.view.reading import ABSENT, unseen
@@ -67,7 +67,12 @@ class Watched:
             tasks.create_task(self.pods.run(), name="watch pods")
             await self._serving.wait()
             self.claims = Reflector(
-                self._client, CLAIMS, read_claim, self.cluster.claims, namespace=self.only, timing=self._timing
+                self._client,
+                CLAIMS,
+                self.cluster.read_claim,
+                self.cluster.claims,
+                namespace=self.only,
+                timing=self._timing,
             )
             await self.claims.run()
         raise AssertionError  # pragma: no cover (no reflector ends)

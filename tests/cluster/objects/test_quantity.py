@@ -94,9 +94,13 @@ def test_of_very_many_containers_nothing_is_added_up() -> None:
 
 
 def test_of_very_many_resources_nothing_is_added_up() -> None:
-    """The container with GPU memory has one amount; so have each of these names."""
-    names = {f"x.com/{n}": "1" for n in range(128)}
-    assert requests({name: names[name] for name in list(names)[:127]}) == dict.fromkeys(list(names)[:127], 1)
+    """The container with GPU memory has one amount; so have each of these names. Of each pod 16 sums are kept."""
+    sums, names = RequestSums(), {f"x.com/{n}": "1" for n in range(128)}
+    assert sums.of((), [names], {}, {}) == dict.fromkeys(names, 1)
+    assert sums.of((), [{**names, "x.com/128": "1"}], {}, {}) is None
+    few = dict(list(names.items())[:16])
+    assert requests(few) == dict.fromkeys(few, 1)
+    assert requests({**few, "x.com/16": "1"}) is None
     assert requests(names) is None
     assert requests(overhead=names) is None
 

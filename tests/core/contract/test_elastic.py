@@ -17,7 +17,9 @@ from gpu_device_plugin.core.contract.keys import (
     MEMORY_PROMISED,
     TOO_LONG,
     MalformedAnnotationError,
+    kept,
 )
+from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS
 
 NAMES = st.text(st.characters(codec="ascii", categories=("Ll", "Nd")), min_size=1, max_size=10)
 SHARES = st.integers(1, elastic.MOST_SHARES)
@@ -119,3 +121,20 @@ def test_the_larger_of_promised_and_held_counts() -> None:
     assert elastic.guarantees({MEMORY_PROMISED: promised, MEMORY_HELD: held}) == {"main": 8, "side": 3}
     assert elastic.guarantees({MEMORY_HELD: "nonsense"}) == {}
     assert elastic.guarantees({}) == {}
+
+
+@pytest.mark.parametrize("odd", ['"', "\n", "é", "\x00", "🙂", "\\"])
+def test_an_answer_to_any_wish_is_short_enough_to_be_kept(odd: str) -> None:
+    """A program that reads its own answer as too long would write it again for ever."""
+    annotations = {MEMORY_GUARANTEE: odd * 512}
+    answer = elastic.answer_to(annotations, {}, odd * 5000)
+    text = elastic.write_answer(answer)
+    assert kept(MEMORY_PROMISED, text, 1) == kept(MEMORY_HELD, text, 0) == text
+    assert answer.answers(annotations)
+    assert elastic.read_answer({MEMORY_HELD: text}, MEMORY_HELD) == answer
+
+
+def test_an_answer_for_as_many_containers_as_there_may_be_is_kept() -> None:
+    names = {f"{n}".ljust(63, "x"): elastic.MOST_SHARES for n in range(MOST_CONTAINERS)}
+    text = elastic.write_answer(elastic.answer_to({MEMORY_GUARANTEE: '"' * 512}, names, '"' * 512))
+    assert kept(MEMORY_PROMISED, text, MOST_CONTAINERS) == text

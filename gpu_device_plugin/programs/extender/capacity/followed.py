@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.capacity.movable import Evictability
@@ -16,6 +16,9 @@ from gpu_device_plugin.core.contract.keys import (
     STAND_IN,
     STARTUP_TAINT,
     SWITCH_LABEL,
+    TOO_LONG,
+    WHEN_IDLE,
+    WISHES,
 )
 from gpu_device_plugin.core.contract.nodelabels import switched_on
 from gpu_device_plugin.core.model.sharing import Shared
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 _KEPT = frozenset({KEPT_NODE, *KEEPS})
 READ_ON_NODES = _KEPT | {HELD_ROOM, SWITCH_LABEL, HOSTNAME}
 """The annotations and labels of a node that are read here."""
+_READ_ON_PODS = WISHES | {MOVE_TO, IDLE_SINCE, WHEN_IDLE}
 _NO_FACTS = Evictability()
 _ACTED_ON = frozenset({MOVE_TO, IDLE_SINCE})
 """The annotations of pods that ask for something to be done."""
@@ -115,8 +119,8 @@ class Followed:
             self.remove(pod.uid)
         else:
             self.stand_ins.pop(pod.uid, None)
-            self.pods[pod.uid] = pod
-            self._on_node.setdefault(pod.node_name, {})[pod.uid] = pod
+            self.pods[pod.uid] = kept = _brief(pod)
+            self._on_node.setdefault(pod.node_name, {})[pod.uid] = kept
 
     def note(self, pod: Pod, raw: msgspec.Raw) -> None:
         """Note what of a pod's JSON decides whether it may be moved, before the pod itself is added."""
@@ -215,6 +219,16 @@ class Followed:
             for name, node in self.nodes.items()
             if node.created_s > since_s and node.shares_gpus and not node.unschedulable and not node.going
         )
+
+
+def _brief(pod: Pod) -> Pod:
+    """Return a pod with no more annotations than are read here. One with very long wishes is not moved."""
+    if _READ_ON_PODS.issuperset(pod.annotations) and not pod.overwritten:
+        return pod
+    kept = {key: text for key, text in pod.annotations.items() if key in _READ_ON_PODS}
+    wishes = {key: text for key, text in kept.items() if key in WISHES}
+    brief = replace(pod, annotations=wishes)
+    return replace(pod, annotations=kept | dict.fromkeys(wishes, TOO_LONG) if brief.overwritten else kept)
 
 
 def is_stand_in(pod: Pod) -> bool:

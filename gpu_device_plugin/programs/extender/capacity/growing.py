@@ -44,6 +44,8 @@ _MOST_NODES, _MOST_NAMED = 100, 80_000
 _MOST_TYPES = 64
 _MOST_KINDS = 256
 """Pods with different terms whose nodes are remembered."""
+_MOST_TERMS = 1 << 14
+"""Bytes of the terms of one pod."""
 _CALL_S = 5.0
 
 
@@ -234,6 +236,8 @@ class Grower:
                 return {}
             with translated(Call("get", PODS.plural, namespace=pod.namespace, name=pod.name)):
                 found = terms_of(decoded(_SPEC, raw, "pod").spec)
+            if len(msgspec.json.encode(found)) > _MOST_TERMS:
+                return {}  # another pod by now: those with so many terms are not remembered
             if len(self._terms) >= _MOST_KINDS:
                 self._terms.clear()
             self._terms[refused.constraints] = found

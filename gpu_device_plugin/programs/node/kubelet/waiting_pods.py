@@ -246,5 +246,8 @@ class WaitingPods:
         there = {pod.kubelet_uid for pod in self._followed.pods.values()}
         self._swapped = {slot: promise for slot, promise in self._swapped.items() if slot[0] in there}
         self._malformed &= self._followed.pods.keys()
-        self._written = {uid: known for uid, known in self._written.items() if uid in self._followed.pods}
+        pods = self._followed.pods
+        # What is written on a pod that runs is not read again.
+        waiting = {uid for uid, pod in pods.items() if pod.phase == "Pending"}
+        self._written = {uid: known for uid, known in self._written.items() if uid in waiting}
         self._refused = {uid: at for uid, at in self._refused.items() if uid in there}
