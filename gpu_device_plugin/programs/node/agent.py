@@ -42,6 +42,7 @@ from gpu_device_plugin.programs.node.guarantees import Guarantees
 from gpu_device_plugin.programs.node.kubelet.advertiser import Advertiser
 from gpu_device_plugin.programs.node.kubelet.allocation_handler import AllocationHandler
 from gpu_device_plugin.programs.node.kubelet.reconciler import ForgottenPods, Reconciler
+from gpu_device_plugin.programs.node.kubelet.starts import Starts
 from gpu_device_plugin.programs.node.limits.limit_link import LimitLink
 from gpu_device_plugin.programs.node.limits.limit_verification import Verification
 from gpu_device_plugin.programs.node.limits.mps_link import MpsLink
@@ -183,6 +184,7 @@ class NodeAgent:
             on_grant=self.reconciler.granted,
             mps=self.mps,
             borrowing=self.borrowing,
+            starts=Starts(self.state, self.entries, api, self.kubelet_records.listed),
         )
         self.over_use = OverUse(self.state, self.settings, api, self.evictor)
         self.idle_pods = IdlePods(self.settings, api)
@@ -407,6 +409,7 @@ class NodeAgent:
     async def _prepare(self) -> None:
         """Bring ledger and device lists up to date before any resource is registered."""
         self._lock.take()
+        self._tell_kubelet()
         self._share_size.write(str(self.state.node.shares.share_mib))
         remove_stale_sockets(self.settings.value.device_plugin_dir)
         await self.reconciler.prepare()
@@ -425,9 +428,14 @@ class NodeAgent:
 
     def _registration_event(self, event: RegistrationEvent, details: dict[str, object]) -> None:
         if event is RegistrationEvent.REGISTERED:
+            self._tell_kubelet()  # it may have started while the plugin was being prepared
             self.reconciler.registered()
             self.serving_switch.registered.set()
         self.reports.registration(event, details)
+
+    def _tell_kubelet(self) -> None:
+        if self.cluster is not None:
+            self.cluster.followed.kubelet_is(self.kubelet_records.kubelet)
 
     def _round_over(self, _round: int) -> None:
         ended = " ".join(sorted(self.kubelet_records.over))
