@@ -184,7 +184,7 @@ def runtime(node: NodeSymptoms) -> Iterator[Finding]:
         text = "containerd does not read NVIDIA's runtime from {paths} (its configuration is {path})"
         advice = (
             'other files count if its own imports them (imports = ["/etc/containerd/conf.d/*.toml"]); containerd 1 '
-            "takes all of a plugin from the last file that has it; version = 3 names plugins otherwise than version = 2. "
+            "takes all of a plugin from the last file that has it, and version = 3 has other names of plugins. "
             "containerd config dump on the node shows what counts; restart it after a change"
         )
         yield error("runtime-without-effect", text, advice, paths=files, path=node.runtimes[0].path)

