@@ -363,12 +363,13 @@ def _add_cost(commands: Any) -> Parser:
         description="Tell who had the GPUs in a period, how much of that was used, what nobody had, and what it "
         "cost. All parts together are all GPU time, and cost what all GPUs cost, to the cent.",
         epilog="TIME is 2026-10-01, 2026-10-01T06:00:00Z, or how long ago: 30d, 12h. Exit code 0: done; 1: there are "
-        "no samples, or they cannot be read; 2: the arguments cannot be used.",
+        "no samples, or they cannot be read; 2: the arguments cannot be used; 3: samples may be missing.",
     )
     for flag, metavar, text in (
         ("--prometheus", "URL", "read Prometheus' HTTP API [PROMETHEUS_URL]"),
         ("--token-file", "PATH", "send the bearer token in this file [PROMETHEUS_TOKEN]"),
         ("--ca", "PATH", "trust these certificates [SSL_CERT_FILE]"),
+        ("--select", "LABELS", "read only series with these labels, as in 'cluster=\"prod\"'"),
         ("--from", "TIME", "start of the period [24h]"),
         ("--to", "TIME", "its end, which is not part of it [now]"),
         ("--step", "DURATION", "for how long a sample counts [a minute or more]"),
@@ -379,6 +380,7 @@ def _add_cost(commands: Any) -> Parser:
     ):
         cost.add_argument(flag, metavar=metavar, help=text)
     for flag, metavar, text in (
+        ("--header", "'NAME: VALUE'", "send it to Prometheus, as in 'X-Scope-OrgID: team'; repeatable"),
         ("--samples", "PATH", "read a recorded answer of /api/v1/query_range; repeatable"),
         ("--audit", "PATH", "read audit records in a JSON log of agents; beside samples for owners only; repeatable"),
         (

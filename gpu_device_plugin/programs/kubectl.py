@@ -7,8 +7,9 @@ import re
 import signal
 import subprocess
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import urlencode
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
@@ -54,6 +55,88 @@ def how_it_ended(said: bytes, code: int | None) -> str:
     return f"exit code {code}" if code is None or code >= 0 else f"ended by {signal.Signals(-code).name}"
 
 
+# --- What is selected -------------------------------------------------------------------------------------------------
+
+
+CONFIG = ("config", "view", "--output=json")
+"""Prints all of kubectl's configuration, merged of all its files, and without credentials."""
+
+
+class _Context(msgspec.Struct):
+    cluster: str = ""
+    user: str = ""
+    namespace: str = ""
+
+
+class _Cluster(msgspec.Struct):
+    server: str = ""
+    tls_server_name: str = msgspec.field(name="tls-server-name", default="")
+
+
+class _NamedContext(msgspec.Struct):
+    name: str = ""
+    context: _Context = msgspec.field(default_factory=_Context)
+
+
+class _NamedCluster(msgspec.Struct):
+    name: str = ""
+    cluster: _Cluster = msgspec.field(default_factory=_Cluster)
+
+
+class _Config(msgspec.Struct):
+    current_context: str = msgspec.field(name="current-context", default="")
+    contexts: list[_NamedContext] | None = None
+    clusters: list[_NamedCluster] | None = None
+
+
+class Selected(NamedTuple):
+    """What kubectl's configuration and flags select; empty where they do not say."""
+
+    context: str = ""
+    user: str = ""
+    """As the configuration calls it."""
+    namespace: str = ""
+    path: str = ""
+    """Of the Kubernetes API on its server: of Rancher it is ``/k8s/clusters/NAME``, of most servers empty."""
+    root: tuple[str, ...] = ()
+    """Flags with which kubectl addresses the root of the server, if the API has a path there."""
+
+
+def selected(config: bytes, flags: Sequence[str]) -> Selected:
+    """Return what these flags of kubectl select of its configuration, as `CONFIG` prints it."""
+    try:
+        parsed = msgspec.json.decode(config, type=_Config)
+    except (msgspec.DecodeError, UnicodeDecodeError):  # without a configuration, as in a pod
+        parsed = _Config()
+    given = dict(flag.removeprefix("--").partition("=")[::2] for flag in flags)  # of several the last, as in kubectl
+    name = given.get("context") or parsed.current_context
+    context = next((each.context for each in parsed.contexts or () if each.name == name), _Context())
+    wanted = given.get("cluster") or context.cluster
+    cluster = next((each.cluster for each in parsed.clusters or () if each.name == wanted), _Cluster())
+    # kubectl forgets the name of the certificate with the server (client-go's tools/clientcmd/client_config.go).
+    certified = given.get("tls-server-name") or ("" if given.get("server") else cluster.tls_server_name)
+    path, root = _at(given.get("server") or cluster.server, certified)
+    return Selected(name, given.get("user") or context.user, context.namespace, path, root)
+
+
+def _at(server: str, certified: str) -> tuple[str, tuple[str, ...]]:
+    """Return the path of a server, without a slash at its end, and the flags for its root; empty if it has none."""
+    try:
+        parts = urlsplit(server)
+    except ValueError:  # kubectl says that it is no address
+        return "", ()
+    segments = [segment for segment in parts.path.split("/") if segment not in {"", "."}]
+    if not segments or parts.scheme not in {"http", "https"}:
+        return "", ()
+    root = f"--server={parts.scheme}://{parts.netloc}"
+    return "".join(f"/{segment}" for segment in segments), (
+        (root, f"--tls-server-name={certified}") if certified else (root,)
+    )
+
+
+# --- kubectl ----------------------------------------------------------------------------------------------------------
+
+
 class Kubectl:
     """kubectl, with the flags that select a cluster. Its stderr goes to ours.
 
@@ -73,23 +156,22 @@ class Kubectl:
         if (running := self._running) is not None:
             running.kill()
 
+    @cached_property
+    def _selected(self) -> Selected:
+        # What kubectl says if it cannot read its configuration, it says again at the first request.
+        done = self._run(*CONFIG, stderr=subprocess.DEVNULL, within_s=self._answer_within_s)
+        return selected(b"" if done.returncode else done.stdout, self._flags)
+
     def namespace(self) -> str:
         """Return the namespace that kubectl uses by default: that of the context, else `default`."""
-        words = ("config", "view", "--minify", "--output", "jsonpath={..namespace}")
-        # It fails without a kubeconfig, as in a pod; its error would not help the user.
-        done = self._run(*words, stderr=subprocess.DEVNULL)
-        return done.stdout.decode(errors="replace").strip() or "default" if not done.returncode else "default"
+        return self._selected.namespace or "default"
 
     def user(self) -> str:
         """Return the user, as the API server knows it; else as the kubeconfig calls it; empty: neither is known."""
-        for words in (
-            ("auth", "whoami", "--output", "jsonpath={.status.userInfo.username}"),  # Kubernetes 1.28
-            ("config", "view", "--minify", "--output", "jsonpath={.contexts[0].context.user}"),
-        ):
-            done = self._run(*words, stderr=subprocess.PIPE, within_s=self._answer_within_s)
-            if not done.returncode and (name := done.stdout.decode(errors="replace").strip()):
-                return name
-        return ""
+        words = ("auth", "whoami", "--output", "jsonpath={.status.userInfo.username}")  # Kubernetes 1.28
+        done = self._run(*words, stderr=subprocess.PIPE, within_s=self._answer_within_s)
+        name = "" if done.returncode else done.stdout.decode(errors="replace").strip()
+        return name or self._selected.user
 
     def nodes_and_pods(self) -> bytes:
         """Return all nodes and pods as one list in JSON.
@@ -211,7 +293,10 @@ class Kubectl:
     def _get(self, path: str, query: str = "", *, silent: bool = False, within_s: float | None = None) -> bytes:
         """Return the answer for a path; `silent`: kubectl's stderr is not shown, but the message of the error."""
         stderr = subprocess.PIPE if silent else None
-        done = self._run("get", "--raw", f"{path}{query}", stderr=stderr, within_s=within_s)
+        # kubectl before 1.34 leaves the path of the server out of raw requests, and later ones put it before them
+        # (kubernetes#131165). From the root of the server, all of them ask for the same.
+        at = f"{self._selected.path}{path}"
+        done = self._run(*("get", "--raw", f"{at}{query}"), flags=self._selected.root, stderr=stderr, within_s=within_s)
         if not done.returncode:
             return done.stdout
         why = how_it_ended(done.stderr or b"", done.returncode)
@@ -219,13 +304,14 @@ class Kubectl:
             raise ClusterUnreadableError(f"{path}: {why}")
         raise ClusterUnreadableError(
             f"kubectl could not read {path} ({why}); its message stands above. See whether "
-            f"kubectl get --raw {path} works with the same flags"
+            f"{' '.join(('kubectl', *self._selected.root))} get --raw {at} works with the same flags"
         )
 
     def _run(
-        self, *words: str, stderr: int | None = None, within_s: float | None = None
+        self, *words: str, flags: Sequence[str] = (), stderr: int | None = None, within_s: float | None = None
     ) -> subprocess.CompletedProcess[bytes]:
-        command = [self._program, *self._flags, *words]
+        """Run kubectl; of `flags` that are given twice the later one counts."""
+        command = [self._program, *self._flags, *flags, *words]
         try:
             # The program is what the user calls kubectl, and no shell reads the words.
             with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr) as running:  # noqa: S603

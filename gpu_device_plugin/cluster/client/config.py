@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+import os
 import ssl
 import tempfile
 import time
@@ -28,11 +29,11 @@ class ClusterConfig:
     """The address of one API server, and the credentials for it."""
 
     url: str
-    """``https://host:port``, without a path."""
+    """``https://host:port``, without a slash at its end; behind gateways with a path."""
     ca_file: Path | None = None
-    """The authorities that sign the server's certificate; None: those of the system."""
+    """The authorities that sign the server's certificate; None: those of the system, unless `ca_pem` has some."""
     ca_pem: str = ""
-    """The same as text; takes precedence over `ca_file`."""
+    """The same as text."""
     verify: bool = True
     token_file: Path | None = None
     """Read again every minute: the kubelet replaces it before the token expires."""
@@ -63,14 +64,16 @@ class ClusterConfig:
         return context
 
     def _load_client_certificate(self, context: ssl.SSLContext) -> None:
-        if self.cert_file is not None:
-            context.load_cert_chain(self.cert_file, self.key_file)
-        elif self.cert_pem:
-            # Python's ssl module reads a key only from a file. The folder is private (mode 0700) and short-lived.
-            with tempfile.TemporaryDirectory() as folder:
-                pem = Path(folder, "client.pem")
-                pem.write_text(f"{self.cert_pem}\n{self.key_pem}\n", encoding="ascii")
-                context.load_cert_chain(pem)
+        if not self.cert_pem and not self.key_pem:
+            if self.cert_file is not None:
+                context.load_cert_chain(self.cert_file, self.key_file)
+            return
+        # Python's ssl module reads a key only from a file. The folder is private (mode 0700) and short-lived.
+        with tempfile.TemporaryDirectory() as folder:
+            pem, key = Path(folder, "client.pem"), Path(folder, "key.pem")
+            pem.write_text(self.cert_pem, encoding="ascii")
+            key.write_text(self.key_pem, encoding="ascii")
+            context.load_cert_chain(self.cert_file or pem, self.key_file or key)
 
 
 def in_cluster(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> ClusterConfig:
@@ -91,14 +94,16 @@ def in_cluster(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Cl
 def config_for(api: str, environ: Mapping[str, str]) -> ClusterConfig:
     """Return the configuration for the API server that the setting `api` names.
 
-    It is ``auto`` or ``in-cluster`` for the service account of our pod, a URL, or the path of a kubeconfig. Raises
-    ClusterConfigError.
+    It is ``auto`` or ``in-cluster`` for the service account of our pod, a URL, or the path of a kubeconfig; several are
+    separated by colons, as in KUBECONFIG. Raises ClusterConfigError.
     """
     if api in {"auto", "in-cluster"}:
         return in_cluster(environ)
     if api.startswith(("http://", "https://")):
-        return ClusterConfig(url=api)
-    return from_kubeconfig(Path(api))
+        return ClusterConfig(url=api.rstrip("/"))
+    paths = [Path(each) for each in api.split(os.pathsep) if each]
+    # kubectl passes over files of KUBECONFIG that are not there.
+    return from_kubeconfig(*(len(paths) > 1 and [path for path in paths if path.exists()]) or [Path(api)])
 
 
 def config_if_any(api: str, environ: Mapping[str, str]) -> ClusterConfig | None:
@@ -122,17 +127,57 @@ _NOT_SUPPORTED = {
 }
 
 
-def from_kubeconfig(path: Path) -> ClusterConfig:
-    """Use the current context of a kubeconfig, with a token or a client certificate.
+def from_kubeconfig(*paths: Path) -> ClusterConfig:
+    """Use the current context of kubeconfigs, with a token or a client certificate; of equal names the first counts.
 
     Login plugins are not run: a long-running program needs permanent credentials, such as those of a service account.
     Raises ClusterConfigError.
     """
+    file = _Kubeconfig({path: _parsed(path) for path in paths})
+    path = file.name
+    chosen = file.entry("contexts", "context", file.current_context)
+    cluster = file.entry("clusters", "cluster", str(chosen.values.get("cluster") or ""))
+    user = (
+        file.entry("users", "user", str(chosen.values["user"])) if chosen.values.get("user") else _Entry(paths[0], {})
+    )
+    for key, what in _NOT_SUPPORTED.items():
+        if cluster.values.get(key) or user.values.get(key):
+            names = f"cluster {chosen.values.get('cluster')!r} with user {chosen.values.get('user')!r}"
+            raise ClusterConfigError(
+                f"kubeconfig {path}: {names} {what}, which "
+                "is not supported; make a kubeconfig with the token of a service account"
+            )
+    url = str(cluster.values.get("server") or "").rstrip("/")
+    if not url.startswith(("https://", "http://")):
+        raise ClusterConfigError(f"kubeconfig {path}: cluster {chosen.values.get('cluster')!r} has no https:// server")
+    ca_file, ca_pem = cluster.file_or_text("certificate-authority")
+    cert_file, cert_pem = user.file_or_text("client-certificate")
+    key_file, key_pem = user.file_or_text("client-key")
+    return ClusterConfig(
+        url,
+        ca_file=ca_file,
+        ca_pem=ca_pem,
+        verify=not cluster.values.get("insecure-skip-tls-verify"),
+        token=str(user.values.get("token") or ""),
+        token_file=user.path_of("tokenFile"),
+        cert_file=cert_file,
+        key_file=key_file,
+        cert_pem=cert_pem,
+        key_pem=key_pem,
+    )
+
+
+def _parsed(path: Path) -> Mapping[str, Any]:
+    """Return what a kubeconfig says. Raises ClusterConfigError."""
     import yaml  # noqa: PLC0415 - programs inside a cluster do not need it, and it costs 1 MB
 
     try:
-        parsed: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+        # As kubectl does: UTF-16 is read, too, and of several documents the first. Only libyaml, from which its parser
+        # was made, passes over the tabs of an indented kubeconfig in JSON.
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        content = path.read_bytes()
+        parsed: Any = next(yaml.load_all(content, loader), None)
+    except (OSError, yaml.reader.ReaderError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         advice = "is it the path that kubectl uses?"
         if path.parts[:1] == ("~",):
@@ -140,62 +185,64 @@ def from_kubeconfig(path: Path) -> ClusterConfig:
         raise ClusterConfigError(f"kubeconfig {path} cannot be read: {why}; {advice}") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark is not None else ""
+        last = content.count(b"\n")
+        where = f", line {min(mark.line, last) + 1}" if mark is not None else ""
         raise ClusterConfigError(f"kubeconfig {path} is not YAML{where}") from None  # its text quotes credentials
-    file = _Kubeconfig(path, parsed if isinstance(parsed, dict) else {})
-    chosen = file.entry("contexts", "context", str(file.parsed.get("current-context") or ""))
-    cluster = file.entry("clusters", "cluster", str(chosen.get("cluster") or ""))
-    user = file.entry("users", "user", str(chosen["user"])) if chosen.get("user") else {}
-    for key, what in _NOT_SUPPORTED.items():
-        if cluster.get(key) or user.get(key):
-            raise ClusterConfigError(
-                f"kubeconfig {path}: cluster {chosen.get('cluster')!r} with user {chosen.get('user')!r} {what}, which "
-                "is not supported; make a kubeconfig with the token of a service account"
-            )
-    url = str(cluster.get("server") or "").rstrip("/")
-    if not url.startswith(("https://", "http://")):
-        raise ClusterConfigError(f"kubeconfig {path}: cluster {chosen.get('cluster')!r} has no https:// server")
-    return ClusterConfig(
-        url,
-        ca_file=file.path_of(cluster, "certificate-authority"),
-        ca_pem=file.text_of(cluster, "certificate-authority-data"),
-        verify=not cluster.get("insecure-skip-tls-verify"),
-        token=str(user.get("token") or ""),
-        token_file=file.path_of(user, "tokenFile"),
-        cert_file=file.path_of(user, "client-certificate"),
-        key_file=file.path_of(user, "client-key"),
-        cert_pem=file.text_of(user, "client-certificate-data"),
-        key_pem=file.text_of(user, "client-key-data"),
-    )
+    return parsed if isinstance(parsed, dict) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A context, cluster or user."""
+
+    path: Path
+    """Of its kubeconfig."""
+    values: Mapping[str, Any]
+
+    def path_of(self, key: str) -> Path | None:
+        """Resolve a path relative to the kubeconfig's folder, like kubectl."""
+        return self.path.parent / str(self.values[key]) if self.values.get(key) else None
+
+    def file_or_text(self, key: str) -> tuple[Path | None, str]:
+        """Return the path of a certificate or key, or its text, which counts if there are both, as for kubectl."""
+        text = self._text_of(f"{key}-data")
+        return (None if text else self.path_of(key)), text
+
+    def _text_of(self, key: str) -> str:
+        data = self.values.get(key) or b""
+        try:
+            coded = data if isinstance(data, bytes) else str(data).encode("ascii")  # bytes are YAML's !!binary
+            # Go, in which kubectl is written, passes over line breaks in base64, and over nothing else.
+            text = base64.b64decode(coded.translate(None, b"\r\n"), validate=True)
+        except (binascii.Error, UnicodeEncodeError):
+            raise ClusterConfigError(f"kubeconfig {self.path}: {key} is not a certificate in base64") from None
+        return text.decode("ascii", errors="ignore")  # only comments beside the PEM blocks have other characters
 
 
 @dataclass(frozen=True, slots=True)
 class _Kubeconfig:
-    path: Path
-    parsed: Mapping[str, Any]
+    files: Mapping[Path, Mapping[str, Any]]
 
-    def entry(self, section: str, kind: str, name: str) -> Mapping[str, Any]:
-        entries = self.parsed.get(section)
-        for entry in entries if isinstance(entries, list) else ():
-            if isinstance(entry, dict) and name and entry.get("name") == name and isinstance(entry.get(kind), dict):
-                found: Mapping[str, Any] = entry[kind]
-                return found
+    @property
+    def name(self) -> str:
+        return os.pathsep.join(map(str, self.files))
+
+    @property
+    def current_context(self) -> str:
+        return next((str(each["current-context"]) for each in self.files.values() if each.get("current-context")), "")
+
+    def entry(self, section: str, kind: str, name: str) -> _Entry:
         if not name:
             raise ClusterConfigError(
-                f"kubeconfig {self.path} names no {kind} to use; choose one with kubectl config use-context, or give "
+                f"kubeconfig {self.name} names no {kind} to use; choose one with kubectl config use-context, or give "
                 "the path of another file"
             )
-        raise ClusterConfigError(f"kubeconfig {self.path} has no {kind} named {name!r}")
-
-    def path_of(self, entry: Mapping[str, Any], key: str) -> Path | None:
-        """Resolve a path relative to the kubeconfig's folder, like kubectl."""
-        return self.path.parent / str(entry[key]) if entry.get(key) else None
-
-    def text_of(self, entry: Mapping[str, Any], key: str) -> str:
-        try:
-            return base64.b64decode(str(entry.get(key) or ""), validate=True).decode("ascii")
-        except (binascii.Error, UnicodeDecodeError):
-            raise ClusterConfigError(f"kubeconfig {self.path}: {key} is not a certificate in base64") from None
+        for path, parsed in self.files.items():
+            entries = parsed.get(section)
+            for entry in entries if isinstance(entries, list) else ():
+                if isinstance(entry, dict) and entry.get("name") == name and isinstance(entry.get(kind), dict):
+                    return _Entry(path, entry[kind])
+        raise ClusterConfigError(f"kubeconfig {self.name} has no {kind} named {name!r}")
 
 
 class Credentials:

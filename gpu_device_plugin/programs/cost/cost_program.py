@@ -9,7 +9,7 @@ import time
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
@@ -19,25 +19,31 @@ from gpu_device_plugin.core.cost.recorded import owners, recorded
 from gpu_device_plugin.core.model.times import epoch_s, rfc3339, seconds
 from gpu_device_plugin.core.report.tables.cost_forms import Costs, cost_document, cost_table, focus_csv
 from gpu_device_plugin.core.report.text.columns import Line
-from gpu_device_plugin.core.report.text.printing import counted
+from gpu_device_plugin.core.report.text.printing import counted, first
 from gpu_device_plugin.core.report.text.use_texts import duration
 from gpu_device_plugin.programs.commandline import FAILED, OK
-from gpu_device_plugin.programs.cost.samples import Prometheus, SamplesError, audit_lines, checked, content, in_file
+from gpu_device_plugin.programs.cost.audit_logs import audit_lines
+from gpu_device_plugin.programs.cost.samples import Prometheus, SamplesError, checked, content, header, in_file
+from gpu_device_plugin.programs.cost.selecting import matchers
 from gpu_device_plugin.programs.terminal import discard_output, say, show, width
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from gpu_device_plugin.core.cost.accounting import Account, Series
 
+T = TypeVar("T")
+
 _PROG = "gpu-device-plugin cost"
 _MOST_STEPS = 100_000
+INCOMPLETE = 3
+"""The exit code for costs of which samples may be missing."""
 
 
 def main(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Read, divide and print; return 0, or 1 if samples cannot be read.
+    """Read, divide and print; return 0, `INCOMPLETE`, or 1 if samples cannot be read.
 
     Raises:
         UsageError: the arguments cannot be used.
@@ -48,11 +54,11 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
         if arguments.output == "focus" and not rates:
             raise UsageError("-o focus: costs need prices; add --rate 'MODEL=PRICE', or --rates PATH")
         co2 = None if arguments.co2 is None else _price("--co2", arguments.co2)
-        found = _account(arguments, environ, period)
+        found, missing = _account(arguments, environ, period)
         by = By(arguments.by)
         prices = cents(found, rates) if rates else {}
         shown = rows(found, by, prices, models=arguments.output == "focus")
-        costs = Costs(shown, period, by, found.cards, currency if rates else "", co2, _notes(found, arguments))
+        costs = Costs(shown, period, by, found.cards, currency if rates else "", co2, _notes(found, arguments, missing))
         if arguments.output == "json":
             sys.stdout.write(json.dumps(cost_document(costs), indent=2) + "\n")
         elif arguments.output == "focus":
@@ -62,6 +68,8 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
             heading = f"{counted(found.cards, 'GPU')} {when}"
             show([Line(heading), Line(""), *cost_table(costs, width(200))], environ)
         sys.stdout.flush()
+        if missing and arguments.output != "table":
+            say(sys.stderr, f"{_PROG}: {_incomplete(missing)}")
     except NoRateError as error:
         raise UsageError(str(error)) from error
     except SamplesError as error:
@@ -70,31 +78,39 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     except BrokenPipeError:
         discard_output(sys.stdout)
         return FAILED
-    return OK
+    return INCOMPLETE if missing else OK
 
 
-def _account(arguments: argparse.Namespace, environ: Mapping[str, str], period: Period) -> Account:
-    series = _series(arguments, environ, period)
+def _account(
+    arguments: argparse.Namespace, environ: Mapping[str, str], period: Period
+) -> tuple[Account, Sequence[str]]:
+    """Return the account, and why samples may be missing in it."""
+    series, missing = _series(arguments, environ, period)
     found = account(series, period)
     if not found.cards:
-        raise SamplesError(_nothing(series, arguments, period))
-    return found
+        said = f". {_incomplete(missing)}" if missing else ""
+        raise SamplesError(f"{_nothing(series, arguments, period)}{said}")
+    return found, missing
 
 
-def _series(arguments: argparse.Namespace, environ: Mapping[str, str], period: Period) -> list[Series]:
+def _series(
+    arguments: argparse.Namespace, environ: Mapping[str, str], period: Period
+) -> tuple[list[Series], Sequence[str]]:
     files = bool(arguments.samples or arguments.audit)
     url = arguments.prometheus or ("" if files else environ.get("PROMETHEUS_URL", ""))
     if not url and not files:
         raise UsageError("name what to read: --prometheus URL, --samples PATH or --audit PATH")
     series: list[Series] = []
+    missing: list[str] = []
+    selected = _used("--select", matchers, arguments.select or "")
+    reads = [in_file(content(path), path, period, selected) for path in map(Path, arguments.samples)]
     if url:
-        try:
-            server = Prometheus(checked(url), _token(arguments, environ), arguments.ca or "")
-        except ValueError as error:
-            raise UsageError(f"--prometheus: {error}") from None
-        series += server.read(period)
-    for path in map(Path, arguments.samples):
-        series += in_file(content(path), path, period)
+        headers = dict(_used("--header", header, text) for text in arguments.header)
+        address, token = _used("--prometheus", checked, url), _token(arguments, environ)
+        reads.insert(0, Prometheus(address, token, arguments.ca or "", headers, selected).read(period))
+    for read in reads:
+        series += read.series
+        missing += read.missing
     records = []
     for path in map(Path, arguments.audit):
         new = audit_lines(content(path))
@@ -103,7 +119,14 @@ def _series(arguments: argparse.Namespace, environ: Mapping[str, str], period: P
         records += new
     if not url and not arguments.samples:
         series += recorded(records, period)
-    return [*series, *owners(records)]
+    return [*series, *owners(records)], missing
+
+
+def _used(flag: str, read: Callable[[str], T], text: str) -> T:
+    try:
+        return read(text)
+    except ValueError as error:
+        raise UsageError(f"{flag}: {error}") from None
 
 
 def _token(arguments: argparse.Namespace, environ: Mapping[str, str]) -> str:
@@ -198,8 +221,12 @@ def _nothing(series: Sequence[Series], arguments: argparse.Namespace, period: Pe
     )
 
 
-def _notes(found: Account, arguments: argparse.Namespace) -> list[str]:
-    notes = []
+def _incomplete(missing: Sequence[str]) -> str:
+    return f"the costs are not complete, as samples may be missing: {first(missing, separator='; ')}"
+
+
+def _notes(found: Account, arguments: argparse.Namespace, missing: Sequence[str]) -> list[str]:
+    notes = [_incomplete(missing)] if missing else []
     if not found.stranded_known:
         notes.append(
             "what is stranded is not known (no gpushare_extender_node_memory_stranded_bytes, which the policy fit "

@@ -1,12 +1,12 @@
-"""Read samples: over Prometheus' HTTP API, from files with its answers, and from audit records in logs."""
+"""Read samples: over Prometheus' HTTP API, and from files with its answers."""
 
 from __future__ import annotations
 
 import http.client
-import json
+import re
 import ssl
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -25,14 +25,14 @@ from gpu_device_plugin.core.cost.accounting import (
     REPLICASET_OWNER,
     Series,
 )
-from gpu_device_plugin.core.cost.audit import AuditRecord
 from gpu_device_plugin.core.report.text.printing import shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from gpu_device_plugin.core.cost.accounting import Period
+    from gpu_device_plugin.programs.cost.selecting import Matcher
 
 _STEPS_AT_ONCE = 1000
 """Samples of a series in one answer; Prometheus gives at most 11,000."""
@@ -62,6 +62,10 @@ class _Answer(msgspec.Struct):
     status: str
     data: _Data = msgspec.field(default_factory=_Data)
     error: str = ""
+    warnings: list[str] | None = None
+    """Of Prometheus and Thanos: why samples may be missing."""
+    partial: bool = msgspec.field(name="isPartial", default=False)
+    """Of VictoriaMetrics."""
 
 
 _DECODER = msgspec.json.Decoder(_Answer)
@@ -75,6 +79,15 @@ class _NoRedirect(HTTPRedirectHandler):
 
 
 @dataclass(frozen=True, slots=True)
+class Read:
+    """What was read."""
+
+    series: tuple[Series, ...] = ()
+    missing: tuple[str, ...] = ()
+    """Why samples may be missing, in the words of the server."""
+
+
+@dataclass(frozen=True, slots=True)
 class Prometheus:
     """A Prometheus, or another server with its HTTP API."""
 
@@ -83,21 +96,30 @@ class Prometheus:
     """Sent as a bearer token, if there is one."""
     ca: str = ""
     """Path of the certificates to trust; empty: those of the system."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Sent with each request; that of a tenant is ``X-Scope-OrgID``."""
+    selected: Sequence[Matcher] = ()
+    """What all series have to match."""
 
-    def read(self, period: Period) -> Iterator[Series]:
-        """Yield the series of a period. Raises SamplesError."""
+    def read(self, period: Period) -> Read:
+        """Return the series of a period. Raises SamplesError."""
+        series: list[Series] = []
+        missing: dict[str, None] = {}
         for name, labels in LABELS.items():
             chunk_s = _STEPS_AT_ONCE * period.step_s
             for start in range(period.start, period.end, chunk_s):
                 last = min(period.end - 1, start + chunk_s - period.step_s)
-                query = _query(name, labels, period.step_s)
-                for each in self._range(query, start, last, period.step_s):
-                    yield Series(name, each.metric, _values(each, self.url))
+                query = _query(name, labels, period.step_s, self.selected)
+                answer = self._range(query, start, last, period.step_s)
+                missing |= dict.fromkeys(_missing(answer))
+                series += [Series(name, each.metric, _values(each, self.url)) for each in answer.data.result]
+        return Read(tuple(series), tuple(missing))
 
-    def _range(self, query: str, start: int, end: int, step_s: int) -> list[_Result]:
+    def _range(self, query: str, start: int, end: int, step_s: int) -> _Answer:
         what = f"Prometheus at {self.url}"
         body = urlencode({"query": query, "start": start, "end": end, "step": step_s}).encode()
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        headers |= self.headers
         try:
             context = ssl.create_default_context(cafile=self.ca or None)
         except OSError as error:
@@ -124,35 +146,72 @@ def checked(url: str) -> str:
     return url
 
 
-def _query(name: str, labels: Iterable[str], step_s: int) -> str:
+def header(text: str) -> tuple[str, str]:
+    """Return the name and the value of ``NAME: VALUE``. Raises ValueError, with a sentence."""
+    name, colon, value = text.partition(":")
+    if not colon or not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name) or not value.strip().isprintable():
+        raise ValueError("this is no NAME: VALUE, such as 'X-Scope-OrgID: team'")  # it may have a secret
+    try:
+        value.encode("latin-1")
+    except UnicodeEncodeError:
+        raise ValueError(f"{name}: a header has no such characters") from None
+    return name, value.strip()
+
+
+def _query(name: str, labels: Iterable[str], step_s: int, selected: Sequence[Matcher] = ()) -> str:
     by = f"max by ({', '.join(labels)})"
+
+    def series(metric: str, *conditions: str) -> str:
+        each = ",".join((*conditions, *map(str, selected)))
+        return f"{metric}{{{each}}}" if each else metric
+
     if name == POWER:
-        rate = f"rate(gpushare_gpu_energy_joules_total[{max(step_s, 120)}s])"
-        return f"{by} ({rate}) or {by} ({POWER})"
+        rate = f"rate({series('gpushare_gpu_energy_joules_total')}[{max(step_s, 120)}s])"
+        return f"{by} ({rate}) or {by} ({series(POWER)})"
     # Only those of pods with GPUs: a cluster may have ten thousand others.
-    pods = f'({POD_OWNER}{{owner_is_controller="true"}} and on (namespace, pod) {GIVEN})'
+    owned = series(POD_OWNER, 'owner_is_controller="true"')
+    pods = f"({owned} and on (namespace, pod) {series(GIVEN)})"
     if name == POD_OWNER:
         return f"{by} {pods}"
     if name == REPLICASET_OWNER:
         above = f'label_replace({pods}, "replicaset", "$1", "owner_name", "(.+)")'
-        return f"{by} ({name} and on (namespace, replicaset) {above})"
-    return f"{by} ({name})"
+        return f"{by} ({series(name)} and on (namespace, replicaset) {above})"
+    return f"{by} ({series(name)})"
 
 
 def _why(error: HTTPError) -> str:
-    if error.code in {401, 403}:
-        return "it wants another token; see --token-file"
     if error.code in range(300, 400):
         return f"it sends to {error.headers.get('Location', 'another address')}; give that address"
+    words = _words(error)
+    if error.code in {401, 403}:
+        return f"{words or 'it wants another token'}; see --token-file, and --header for a tenant"
+    return words or f"{error.reason}; is that the address of a Prometheus, with its path?"
+
+
+def _words(error: HTTPError) -> str:
+    """Return what a server says in a refusal, as JSON or as plain text; empty: it shows a page, or nothing."""
     try:
-        if why := shortened(_DECODER.decode(error.read(1 << 16)).error, 300):
-            return why
-    except (msgspec.MsgspecError, RecursionError, OSError, http.client.HTTPException):
-        pass
-    return f"{error.reason}; is that the address of a Prometheus, with its path?"
+        body = error.read(1 << 16)
+    except (OSError, http.client.HTTPException):
+        return ""
+    try:
+        said = _DECODER.decode(body).error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        said = body.decode("utf-8", errors="replace")
+    said = " ".join(said.split())
+    return "" if said.startswith("<") else shortened(said, 300)
 
 
-def _decoded(text: bytes, what: str) -> list[_Result]:
+def _missing(answer: _Answer) -> Iterator[str]:
+    """Yield why samples may be missing in an answer. What Prometheus 2 only remarks of a query is none of it."""
+    for warning in answer.warnings or ():
+        if not warning.startswith("PromQL info:"):
+            yield shortened(" ".join(warning.split()), 300)
+    if answer.partial and not answer.warnings:
+        yield "isPartial"
+
+
+def _decoded(text: bytes, what: str) -> _Answer:
     if len(text) > _LARGEST:
         raise SamplesError(f"{what}: more than {_LARGEST >> 20} MiB at once; take a longer --step or a shorter period")
     try:
@@ -163,7 +222,7 @@ def _decoded(text: bytes, what: str) -> list[_Result]:
         raise SamplesError(f"{what} refuses the query: {answer.error or answer.status}")
     if answer.data.result_type != "matrix":
         raise SamplesError(f"{what}: a {answer.data.result_type or 'result'}, no matrix; record /api/v1/query_range")
-    return answer.data.result
+    return answer
 
 
 def _values(found: _Result, what: str) -> dict[int, float]:
@@ -190,18 +249,20 @@ def content(path: Path) -> bytes:
     return text
 
 
-def in_file(text: bytes, path: Path, period: Period) -> Iterator[Series]:
-    """Yield the series of a recorded answer, with samples at the times of the period. Raises SamplesError."""
+def in_file(text: bytes, path: Path, period: Period, selected: Sequence[Matcher] = ()) -> Read:
+    """Return the series of a recorded answer, with samples at the times of the period. Raises SamplesError."""
     found = []
-    for each in _decoded(text, str(path)):
+    answer = _decoded(text, str(path))
+    for each in answer.data.result:
         name = each.metric.get("__name__", "")
         if not name:
             raise SamplesError(f"{path}: series without a name; record the metrics themselves, such as {MEMORY}")
-        if name in LABELS:
+        if name in LABELS and all(matcher.matches(each.metric) for matcher in selected):
             found.append((name, each.metric, _values(each, str(path))))
     apart = [later - earlier for *_, values in found for earlier, later in pairwise(sorted(values))]
-    for name, metric, values in found:
-        yield Series(name, metric, aligned(values, period, min(apart, default=0)))
+    recorded_s = min(apart, default=0)
+    series = (Series(name, metric, aligned(values, period, recorded_s)) for name, metric, values in found)
+    return Read(tuple(series), tuple(f"{path}: {each}" for each in _missing(answer)))
 
 
 def aligned(values: dict[int, float], period: Period, recorded_s: int = 0) -> dict[int, float]:
@@ -213,27 +274,3 @@ def aligned(values: dict[int, float], period: Period, recorded_s: int = 0) -> di
         if earlier and at - (newest := in_order[earlier - 1]) < oldest_s:
             found[at] = values[newest]
     return found
-
-
-def audit_lines(text: bytes) -> list[AuditRecord]:
-    """Return the audit records among lines of JSON; other lines are passed over."""
-    found = []
-    for line in text.splitlines():
-        if b"gpushare." not in line:
-            continue
-        try:
-            # What collects logs may write something before the object, such as the runtime's time stamp.
-            fields = json.loads(line[line.index(b"{") :])
-        except (ValueError, RecursionError):
-            continue
-        record = AuditRecord.of(fields) if isinstance(fields, dict) else None
-        if record is not None:
-            found.append(record)
-    return found[::-1] if _newest_first(found) else found
-
-
-def _newest_first(records: Sequence[AuditRecord]) -> bool:
-    """Return whether most records tell of an earlier time than the one before, as tools that show logs print them."""
-    times = [each.ended or each.began for each in records]
-    pairs = list(pairwise(times))
-    return sum(later < earlier for earlier, later in pairs) > sum(later > earlier for earlier, later in pairs)

@@ -47,7 +47,7 @@ from gpu_device_plugin.kubelet.sockets import (
     listened_to,
 )
 from gpu_device_plugin.kubelet.statefile import PROFILE, SHARE_SIZE, StateFile
-from gpu_device_plugin.programs.doctor import node_reading
+from gpu_device_plugin.programs.doctor import node_reading, runtime_reading
 from gpu_device_plugin.programs.terminal import show
 from gpu_device_plugin.settings.extra_grant import read_extra_grant
 from gpu_device_plugin.settings.knobs import UsageError
@@ -221,7 +221,7 @@ async def examined(
     mps, mps_left = node_reading.mps_state(mps_dir)
     device_nodes, unlinked = ({}, ()) if invented else _device_nodes(where, view.inventory)
     names = {resource.kind: resource.name for resource in settings.managed}
-    labels = {} if isinstance(seen, Unknown) else seen.node.labels
+    labels, engine = ({}, "") if isinstance(seen, Unknown) else (seen.node.labels, seen.node.runtime)
     resources = (*settings.offered, *_of_profiles(settings, view.inventory, labels))
     return NodeSymptoms(
         resources=resources,
@@ -252,11 +252,11 @@ async def examined(
         conditions=conditions,
         device_nodes=device_nodes,
         unlinked_nodes=unlinked,
-        runtimes=_HIDDEN if root is None else node_reading.runtimes(root),
-        cdi_devices=_HIDDEN if root is None else node_reading.cdi_devices(root),
-        toolkit=_HIDDEN if root is None else node_reading.toolkit(root, run=root == Path("/")),
-        obeys_images=_HIDDEN if root is None else node_reading.obeys_images(root),
-        cgroup=node_reading.cgroup(root or Path("/")),
+        runtimes=_HIDDEN if root is None else runtime_reading.runtimes(root, engine),
+        cdi_devices=_HIDDEN if root is None else runtime_reading.cdi_devices(root),
+        toolkit=_HIDDEN if root is None else runtime_reading.toolkit(root, run=root == Path("/")),
+        obeys_images=_HIDDEN if root is None else runtime_reading.obeys_images(root),
+        cgroup=runtime_reading.cgroup(root or Path("/")),
         directory=str(folder),
         directory_problem=_problem(partial(check_directory, folder), DirectoryError),
         kubelet_listens=is_listened_to(folder / KUBELET_SOCKET),
@@ -313,6 +313,8 @@ def _device_nodes(where: DoctorPlace, inventory: Inventory) -> tuple[dict[str, s
     minors = dict.fromkeys(gpu.minor for gpu in inventory.gpus if gpu.minor is not None)
     nodes: dict[str, str] = {}
     unlinked = []
+    if (where.dev / "dxg").exists() and not (where.dev / Path(CONTROL_NODES[0]).name).exists():
+        return {"/dev/dxg": ""}, ()  # WSL2 has this one for all GPUs
     for path in (*CONTROL_NODES, *(f"/dev/nvidia{minor}" for minor in minors)):
         try:
             found = (where.dev / Path(path).name).stat()

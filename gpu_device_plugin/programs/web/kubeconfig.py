@@ -21,7 +21,7 @@ from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, NotFoundError
 from gpu_device_plugin.programs.commandline import FAILED
-from gpu_device_plugin.programs.kubectl import how_it_ended, not_run
+from gpu_device_plugin.programs.kubectl import CONFIG, Selected, how_it_ended, not_run, selected
 from gpu_device_plugin.programs.lifetime import until_stopped
 from gpu_device_plugin.programs.terminal import discard_output, say
 from gpu_device_plugin.programs.web.callers import LocalCallers
@@ -101,11 +101,11 @@ class KubectlProxy:
         self._outputs: tuple[_Output, ...] = ()
         self._serving = asyncio.Event()
 
-    @property
-    def config(self) -> ClusterConfig:
-        """Where the API server is for our client."""
-        # By default the proxy answers only requests to localhost.
-        return ClusterConfig("http://localhost", unix_socket=self._folder / "socket")
+    def config(self, path: str) -> ClusterConfig:
+        """Return where the API server is for our client; `path` is that of the API on it."""
+        # By default the proxy answers only requests to localhost, and leaves out the path of the server. Not every
+        # kubectl has a flag against that (--append-server-path).
+        return ClusterConfig(f"http://localhost{path}", unix_socket=self._folder / "socket")
 
     async def start(self, within_s: float = 60.0) -> None:
         """Start it, and wait until it serves.
@@ -202,7 +202,6 @@ async def running(flags: Sequence[str], program: str = "kubectl") -> AsyncIterat
 _HOST = "127.0.0.1"
 _LOGIN_S = 300.0
 """How long the first request may take: a login plugin may wait for a person."""
-_SELECTED = r'{.contexts[0].name}{"\n"}{.contexts[0].context.user}{"\n"}{.contexts[0].context.namespace}'
 
 
 def main(
@@ -255,7 +254,9 @@ async def _serve(
     ready: Callable[[str], None],
 ) -> NoReturn:
     async with running(flags, kubectl) as proxy:
-        async with Client(proxy.config, timing=Timing(request_s=_LOGIN_S)) as first:
+        chosen = await _chosen(flags, kubectl)
+        config = proxy.config(chosen.path)
+        async with Client(config, timing=Timing(request_s=_LOGIN_S)) as first:
             try:
                 await first.server()
             except (ForbiddenError, NotFoundError):
@@ -265,16 +266,16 @@ async def _serve(
                     f"the cluster cannot be read ({error}); kubectl's message, if any, stands above. See whether "
                     "kubectl get nodes works with the same flags"
                 ) from error
-        context, user, namespace = await _chosen(flags, kubectl)
-        callers = LocalCallers(user)
-        async with Client(proxy.config, timing=DEFAULT_TIMINGS.api) as client:
+        impersonated = next((flag.removeprefix("--as=") for flag in flags if flag.startswith("--as=")), "")
+        callers = LocalCallers(impersonated or chosen.user)
+        async with Client(config, timing=DEFAULT_TIMINGS.api) as client:
             server = PageServer(
                 client,
                 resources,
                 callers,
-                about=AboutPage("kubeconfig", context, frozenset({_HOST, "localhost"})),
+                about=AboutPage("kubeconfig", chosen.context, frozenset({_HOST, "localhost"})),
                 figures=AgentFigures(client),
-                namespace=namespace,
+                namespace=chosen.namespace or "default",
             )
             try:
                 async with server.serving(Address(_HOST, port)) as bound:
@@ -285,10 +286,10 @@ async def _serve(
     raise AssertionError  # pragma: no cover (the proxy is kept until we are cancelled)
 
 
-async def _chosen(flags: Sequence[str], kubectl: str) -> tuple[str, str, str]:
-    """Return the context, its user and its namespace. Without a kubeconfig, as in a pod, nothing is selected."""
+async def _chosen(flags: Sequence[str], kubectl: str) -> Selected:
+    """Return what the flags select; nothing without a kubeconfig, as in a pod."""
     process = await asyncio.create_subprocess_exec(
-        *(kubectl, *flags, "config", "view", "--minify", f"--output=jsonpath={_SELECTED}"),
+        *(kubectl, *flags, *CONFIG),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
@@ -298,10 +299,8 @@ async def _chosen(flags: Sequence[str], kubectl: str) -> tuple[str, str, str]:
         async with asyncio.timeout(10.0):
             text, _ = await process.communicate()
     except TimeoutError:
-        pass  # only names for the page are missing
+        pass  # only names for the page are missing, and the path of a few servers
     finally:
         signal_child(process.pid, process.returncode, signal.SIGKILL)
         await process.wait()
-    context, user, namespace, *_ = [*text.decode(errors="replace").split("\n"), "", "", ""]
-    impersonated = next((flag.removeprefix("--as=") for flag in flags if flag.startswith("--as=")), "")
-    return context, impersonated or user, namespace or "default"
+    return selected(text, flags)

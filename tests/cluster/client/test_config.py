@@ -4,13 +4,22 @@
 from __future__ import annotations
 
 import base64
+import json
+import subprocess
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from gpu_device_plugin.cluster.client.config import ClusterConfig, ClusterConfigError, from_kubeconfig, in_cluster
+from gpu_device_plugin.cluster.client.config import (
+    ClusterConfig,
+    ClusterConfigError,
+    config_for,
+    from_kubeconfig,
+    in_cluster,
+)
 
 ENVIRON = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 
@@ -146,3 +155,117 @@ def test_certificates_that_cannot_be_used_are_named(tmp_path: Path) -> None:
 def test_no_secret_is_in_the_repr() -> None:
     config = ClusterConfig("https://example.test", token="hunter2", key_pem="hunter2", cert_pem="hunter2")
     assert "hunter2" not in repr(config)
+
+
+# --- In every form that kubectl reads ---------------------------------------------------------------------------------
+
+
+PEM = "# Zertifikat f\u00fcr Tests\n-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n" * 3
+CODED = base64.b64encode(PEM.encode()).decode()
+WRAPPED = "\n".join(textwrap.wrap(CODED, 76))
+
+
+def with_data(data: str) -> str:
+    return f"""
+current-context: x
+contexts: [{{name: x, context: {{cluster: c, user: u}}}}]
+users: [{{name: u, user: {{token: t}}}}]
+clusters:
+- name: c
+  cluster:
+    server: https://example.test
+    certificate-authority-data: {data}
+"""
+
+
+def block(text: str) -> str:
+    return textwrap.indent(f"\n{text}", " " * 6)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        with_data(CODED),
+        with_data(f"|{block(WRAPPED)}"),
+        with_data(f"|-{block(WRAPPED)}"),
+        with_data('"' + WRAPPED.replace("\n", "\\r\\n") + '"'),
+        with_data(f"!!binary |{block(base64.encodebytes(WRAPPED.encode()).decode())}"),
+        with_data(f"!!binary {base64.b64encode(CODED.encode()).decode()}"),
+        with_data(CODED) + "---\nanother: document\n",
+        json.dumps(yaml.safe_load(with_data(CODED)), indent="\t"),
+    ],
+    ids=[
+        "plain",
+        "wrapped",
+        "stripped",
+        "escaped",
+        "binary of wrapped",
+        "binary",
+        "of two documents",
+        "JSON with tabs",
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_data_are_read_in_every_form_that_kubectl_reads(tmp_path: Path, content: str, encoding: str) -> None:
+    path = tmp_path / "config"
+    path.write_bytes(content.encode(encoding))
+    assert from_kubeconfig(path).ca_pem == PEM.replace("\u00fc", "")
+
+
+@pytest.mark.parametrize("data", [f">{block(WRAPPED)}", f'"{WRAPPED.replace(chr(10), " ")}"', CODED[:-1] + "\u00fc"])
+def test_data_that_kubectl_refuses_are_refused(tmp_path: Path, data: str) -> None:
+    path = tmp_path / "config"
+    path.write_text(with_data(data))
+    with pytest.raises(ClusterConfigError, match="certificate-authority-data is not a certificate in base64"):
+        from_kubeconfig(path)
+
+
+def test_data_count_before_files(tmp_path: Path) -> None:
+    """As for kubectl, also where the file is not there."""
+    names = ("client-certificate", "client-key")
+    user = {**dict.fromkeys(names, "absent.pem"), **{f"{name}-data": CODED for name in names}}
+    cluster = {"certificate-authority": "absent.pem", "certificate-authority-data": CODED}
+    config = from_kubeconfig(kubeconfig(tmp_path, user=user, cluster=cluster))
+    assert (config.ca_file, config.cert_file, config.key_file) == (None, None, None)
+    assert all([config.ca_pem, config.cert_pem, config.key_pem])
+
+
+def test_a_certificate_may_be_a_file_and_its_key_data(tmp_path: Path) -> None:
+    certificate, key = keypair(tmp_path)
+    coded = {name: base64.b64encode(path.read_bytes()).decode() for name, path in (("c", certificate), ("k", key))}
+    for user in (
+        {"client-certificate": certificate.name, "client-key-data": coded["k"]},
+        {"client-certificate-data": coded["c"], "client-key": str(key)},
+        {"client-certificate-data": coded["c"], "client-key-data": coded["k"]},
+        {"client-certificate": str(certificate), "client-key": key.name},
+    ):
+        from_kubeconfig(kubeconfig(tmp_path, user=user)).tls()
+    with pytest.raises(ClusterConfigError, match="cannot be used"):
+        from_kubeconfig(kubeconfig(tmp_path, user={"client-key-data": coded["k"]})).tls()
+
+
+def keypair(folder: Path) -> tuple[Path, Path]:
+    certificate, key = folder / "c.pem", folder / "k.pem"
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=a"]
+    subprocess.run([*words, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    return certificate, key
+
+
+def test_of_several_kubeconfigs_the_first_that_has_a_name_counts(tmp_path: Path) -> None:
+    """Paths are relative to the file that has them, and files that are not there are passed over."""
+    users, clusters = tmp_path / "users", tmp_path / "more" / "clusters"
+    clusters.parent.mkdir()
+    users.write_text("users: [{name: u, user: {tokenFile: token}}]\nclusters: null\n")
+    clusters.write_text(with_data(CODED).replace("certificate-authority-data", "certificate-authority"))
+    clusters.write_text(clusters.read_text().replace(CODED, "ca.crt"))
+    config = config_for(f"{tmp_path}/absent:{users}:{clusters}", {})
+    assert (config.token_file, config.ca_file, config.token) == (tmp_path / "token", tmp_path / "more/ca.crt", "")
+    clusters.write_text("current-context: z")
+    with pytest.raises(ClusterConfigError, match=f"kubeconfig {users}:{clusters} has no context named 'z'"):
+        config_for(f"{users}:{clusters}", {})
+    with pytest.raises(ClusterConfigError, match="/a:/b cannot be read: No such file"):
+        config_for("/a:/b", {})
+
+
+def test_an_address_may_end_with_a_slash() -> None:
+    assert config_for("http://localhost:8001/k8s/", {}) == ClusterConfig("http://localhost:8001/k8s")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from contextlib import contextmanager
 from dataclasses import replace
 from fractions import Fraction
@@ -18,8 +19,9 @@ from gpu_device_plugin.cli import parse
 from gpu_device_plugin.core.cost.accounting import GIVEN, MEMORY, Period
 from gpu_device_plugin.core.cost.audit import LOGGER, MESSAGE, AuditKind, AuditRecord
 from gpu_device_plugin.logs import JsonFormatter
+from gpu_device_plugin.programs.cost.audit_logs import audit_lines
 from gpu_device_plugin.programs.cost.cost_program import main
-from gpu_device_plugin.programs.cost.samples import aligned, audit_lines
+from gpu_device_plugin.programs.cost.samples import aligned
 from gpu_device_plugin.settings.knobs import UsageError
 from tests.ports import free_ports
 
@@ -78,7 +80,12 @@ def server(status: int, body: bytes, **headers: str) -> Iterator[tuple[str, list
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             form = self.rfile.read(int(self.headers["Content-Length"])).decode()
-            asked.append((self.headers.get("Authorization", ""), parse_qs(form)))
+            asked.append(
+                (
+                    self.headers.get("Authorization", ""),
+                    parse_qs(form) | {"org": self.headers.get_all("X-Scope-OrgID", [])},
+                )
+            )
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)
@@ -182,6 +189,10 @@ def test_a_long_period_is_asked_for_in_parts_with_the_token(capsys: pytest.Captu
     ("status", "body", "headers", "said"),
     [
         (401, b"", {}, "answers 401: it wants another token; see --token-file"),
+        (401, b"no org id\n", {}, "answers 401: no org id; see --token-file, and --header for a tenant"),
+        (403, b'{"status":"error","error":"no tenant"}', {}, "answers 403: no tenant; see --token-file"),
+        (403, b"<html>login</html>", {}, "answers 403: it wants another token; see --token-file"),
+        (429, b"too many\nrequests", {}, "answers 429: too many requests"),
         (302, b"", {"Location": "http://elsewhere/"}, "answers 302: it sends to http://elsewhere/; give that address"),
         (400, b'{"status":"error","error":"too many points"}', {}, "answers 400: too many points"),
         (404, b"<html>", {}, "is that the address of a Prometheus, with its path?"),
@@ -223,6 +234,14 @@ def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str])
         (["--currency", "EUR"], "--currency: there are no prices; add --rate"),
         (["--rate", "T4=1", "--currency", "euro"], "'euro' is no code of three letters, such as EUR"),
         (["--co2", "nan"], "--co2: 'nan' is no amount"),
+        (["--header", "secret"], "--header: this is no NAME: VALUE, such as 'X-Scope-OrgID: team'"),
+        (["--header", "a b: c"], "--header: this is no NAME: VALUE"),
+        (["--header", "a: b\nc: d"], "--header: this is no NAME: VALUE"),
+        (["--header", "a: \u20ac"], "--header: a: a header has no such characters"),
+        (["--select", 'cluster="a'], "does not select by labels; write 'cluster=\"a\"'"),
+        (["--select", 'a="b"} or up{c="d"'], "does not select by labels"),
+        (["--select", 'cluster=~"("'], "does not select by labels"),
+        (["--select", 'cluster="\\x"'], "does not select by labels"),
         (["-o", "focus"], "costs need prices; add --rate 'MODEL=PRICE', or --rates PATH"),
         (["--by", "team"], "invalid choice: 'team'"),
         (["--promethus", "x"], "did you mean --prometheus?"),
@@ -230,7 +249,7 @@ def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str])
 )
 def test_a_mistake_is_answered_with_a_sentence(words: list[str], said: str) -> None:
     with pytest.raises(UsageError) as error:
-        cost(*words)
+        cost(*words, **({"PROMETHEUS_URL": "http://127.0.0.1:1"} if {"--header", "--select"} & {*words} else {}))
     assert said in str(error.value)
 
 
@@ -313,3 +332,131 @@ def test_in_files_a_sample_counts_until_the_next_one_for_no_more_than_a_step_or_
     period = Period(0, 1200, 120)
     assert aligned({-60: 1.0, 130: 2.0, 480: 3.0}, period) == {0: 1.0, 240: 2.0, 480: 3.0}
     assert Fraction(len(aligned({0: 1.0}, Period(0, 7200, 3600)))) == 1
+
+
+# --- Stores with several tenants and clusters, and partial answers ----------------------------------------------------
+
+
+WARNING = 'fetch series for {replica="a"}:\nconnection refused'
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ({"warnings": [WARNING, "PromQL info: metric might not be a counter"]}, WARNING.replace("\n", " ")),
+        ({"isPartial": True}, "isPartial"),
+        ({"warnings": ["PromQL info: metric might not be a counter"], "infos": ["x"]}, ""),
+        ({"warnings": None, "isPartial": False}, ""),
+    ],
+)
+@pytest.mark.parametrize("output", ["table", "json", "focus"])
+def test_a_partial_answer_is_told_and_changes_the_exit_code(
+    told: dict[str, Any], why: str, output: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = json.dumps({**json.loads(matrix(*GPU)), **told}).encode()
+    (tmp_path / "answer.json").write_bytes(body)
+    words = (*PERIOD, "--rate", "*=1", "-o", output)
+    assert cost("--samples", str(tmp_path / "answer.json"), *words) == (3 if why else 0)
+    printed = capsys.readouterr()
+    said = f"the costs are not complete, as samples may be missing: {tmp_path}/answer.json: {why}"
+    assert bool(why) is (said in (printed.out if output == "table" else printed.err))
+    if output == "json":
+        assert json.loads(printed.out)["notes"][:1] == ([said] if why else json.loads(printed.out)["notes"][:1])
+    with server(200, json.dumps({**json.loads(matrix()), **told}).encode()) as (url, _):
+        assert cost("--prometheus", url, *words) == 1
+    assert bool(why) is (f"samples may be missing: {why}" in capsys.readouterr().err)
+
+
+def test_a_tenant_is_named_in_a_header_and_a_cluster_selected_in_every_query() -> None:
+    with server(200, matrix()) as (url, asked):
+        words = ("--header", "X-Scope-OrgID: team", "--select", 'cluster="a",env=~"b|c"')
+        assert cost("--prometheus", url, *PERIOD, *words) == 1
+    assert all(form["org"] == ["team"] for _, form in asked)
+    queries = [form["query"][0] for _, form in asked]
+    assert f'max by (node, gpu) ({MEMORY}{{cluster="a",env=~"b|c"}})' in queries
+    for query in queries:
+        metrics = re.findall(r"(?:gpushare|kube)_\w+(?!\w)", query)
+        assert len(metrics) == query.count('cluster="a",env=~"b|c"}'), query
+
+
+@pytest.mark.parametrize(
+    ("select", "hours"),
+    [('cluster="a"', 3), ('cluster!="a",', 1), (' cluster =~ "b|c" ', 1), ('cluster!~"a|b"', None), ('absent=""', 3)],
+)
+def test_one_cluster_is_selected_in_recorded_answers_too(
+    select: str, hours: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    series = [
+        ({"__name__": MEMORY, "gpu": f"GPU-{cluster}", "cluster": cluster}, samples(GIB, hours))
+        for cluster, hours in (("a", 3), ("b", 1))
+    ]
+    (tmp_path / "answer.json").write_bytes(matrix(*series))
+    code = cost("--samples", str(tmp_path / "answer.json"), *PERIOD, "--select", select, "-o", "json")
+    assert code == (1 if hours is None else 0)
+    if hours is not None:
+        assert json.loads(capsys.readouterr().out)["nobody"]["freeGpuHours"] == f"{hours + ('absent' in select)}.000000"
+
+
+# --- Audit records in logs --------------------------------------------------------------------------------------------
+
+
+RECORD = AuditRecord(AuditKind.GRANTED, "n1", namespace="ml", gpu="GPU-a", began="2024-10-01T00:00:00Z")
+LINE = json.dumps({"ts": "x", "level": "info", "logger": LOGGER, "msg": MESSAGE, **RECORD.attributes()})
+CRI = f"2024-10-01T00:00:00.1Z stderr F {LINE}"
+NESTED = {"event": {"name": "gpushare.granted"}, "gpu": {"uuid": "GPU-a"}} | {
+    "k8s": {"node": {"name": "n1"}, "namespace": {"name": "ml"}},
+    "gpushare": {"from": "2024-10-01T00:00:00Z"},
+}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        LINE,
+        CRI,
+        f"[pod/gpushare/agent-x/node] {LINE}",
+        json.dumps({"log": f"{LINE}\n", "stream": "stderr"}),
+        json.dumps({"log": CRI, "kubernetes": {"labels": {"a": "{b"}}}),
+        json.dumps({"log": json.dumps({"log": LINE})}),
+        json.dumps({"message": LINE, "tags": ["x"]}),
+        json.dumps({"log": "x", "log_processed": json.loads(LINE)}),
+        json.dumps({"jsonPayload": {**json.loads(LINE)}, "insertId": "a"}),
+        json.dumps({**json.loads(LINE), "stream": "stderr"}),
+        json.dumps({"_source": {"log": LINE}}),
+        json.dumps({"_source": NESTED}),
+        json.dumps({"labels": {}, "line": LINE, "timestamp": "x"}),
+        json.dumps({"data": {"result": [{"stream": {}, "values": [["1727740800000000000", LINE]]}]}}),
+        json.dumps({"events": [{"message": LINE}]}, indent=2),
+        json.dumps([{"body": {"stringValue": LINE}}], indent=2),
+    ],
+)
+def test_audit_records_are_found_in_what_collectors_make_of_a_line(line: str) -> None:
+    assert audit_lines(line.encode()) == [RECORD]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        json.dumps({"ts": "x", "level": "warning", "logger": "pods", "msg": LINE, "why": LINE}),
+        json.dumps({"log": json.dumps({"ts": "x", "level": "info", "logger": "pods", "msg": "m", "annotation": LINE})}),
+        "[" * 100_000 + "gpushare.",
+        '{"gpushare.": ' * 5_000,
+        f"[gpushare.{{{LINE}",
+        "gpushare.",
+        json.dumps(RECORD.attributes()).replace("}", ""),
+    ],
+)
+def test_what_an_agent_quotes_in_another_line_is_no_record(line: str) -> None:
+    """Names and annotations of pods stand in its lines, too, and may be forged."""
+    assert audit_lines(line.encode()) == []
+
+
+def test_records_that_are_wrapped_without_end_are_passed_over() -> None:
+    deep: Any = LINE
+    for _ in range(14):
+        deep = [deep]
+    assert audit_lines(json.dumps(deep).encode()) == []
+    wide: Any = json.loads(LINE)
+    for _ in range(40):
+        wide = {"a": wide}
+    assert audit_lines(json.dumps(wide).encode()) == []

@@ -276,6 +276,17 @@ async def test_device_nodes_and_files_are_looked_at_where_the_node_is(tmp_path: 
     assert (seen.cgroup, seen.runtimes, seen.toolkit) == (1, (), "")
     empty = await examined(settings, DoctorPlace(tmp_path, dev=tmp_path / "none"), QUICK)
     assert empty.device_nodes["/dev/nvidiactl"] == "is missing"
+    (tmp_path / "dev/dxg").write_text("")
+    assert "/dev/nvidiactl" in (await examined(settings, where, QUICK)).device_nodes
+
+
+async def test_wsl_has_one_device_node_for_all_gpus(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/dxg").write_text("")
+    async with world() as node:
+        settings = replace(settings_in(node), gpus="nvml")
+        seen = await examined(settings, DoctorPlace(tmp_path, dev=tmp_path / "dev"), QUICK)
+    assert (seen.device_nodes, seen.unlinked_nodes) == ({"/dev/dxg": ""}, ())
 
 
 async def test_instances_that_the_kernel_module_lists_are_counted_where_the_node_is(tmp_path: Path) -> None:

@@ -13,15 +13,8 @@ from gpu_device_plugin.core.node.mps.mps_wishes import NOT_THERE, SILENT
 from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.core.report.findings.symptoms import Runtime
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
-from gpu_device_plugin.programs.doctor.node_reading import (
-    cdi_devices,
-    cgroup,
-    mps_state,
-    obeys_images,
-    runtimes,
-    toolkit,
-    with_driver_limits,
-)
+from gpu_device_plugin.programs.doctor.node_reading import mps_state, with_driver_limits
+from gpu_device_plugin.programs.doctor.runtime_reading import cdi_devices, cgroup, obeys_images, runtimes, toolkit
 from gpu_device_plugin.testing.kubelet.kubelet_files import Grant, write_checkpoint
 from tests.names import COUNT, MEM
 
@@ -76,7 +69,7 @@ def put(root: Path, name: str, text: str) -> Path:
             CONTAINERD_2,
             ("containerd", ("nvidia",), False, True),
         ),
-        ("etc/containerd/conf.d/99-nvidia.toml", "version = 2", ("containerd", (), False, False)),
+        ("etc/containerd/config.toml", "version = 2", ("containerd", (), False, False)),
         ("etc/crio/crio.conf.d/99-nvidia.conf", CRI_O, ("CRI-O", ("nvidia",), False, True)),
         ("etc/docker/daemon.json", DOCKER, ("Docker", ("nvidia",), True, True)),
         ("etc/docker/daemon.json", "{}", ("Docker", (), False, False)),
@@ -96,7 +89,12 @@ def test_a_file_that_makes_no_sense_names_no_runtime(tmp_path: Path, text: str) 
         path = tmp_path / name
         path.parent.mkdir(parents=True)
         path.write_bytes(text.encode(errors="surrogateescape"))
-    assert [runtime.handlers for runtime in runtimes(tmp_path)] == [(), ()]
+    assert [
+        runtime.handlers for engine in ("containerd", "docker") for runtime in runtimes(tmp_path, f"{engine}://1")
+    ] == [
+        (),
+        (),
+    ]
 
 
 def test_a_machine_without_any_is_told_as_such(tmp_path: Path) -> None:

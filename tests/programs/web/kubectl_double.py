@@ -17,6 +17,7 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+from yarl import URL
 
 _PASSED = ("Authorization", "Accept", "Content-Type")
 
@@ -37,7 +38,8 @@ class Proxy:
         if any(each.match(request.method) for each in self._refused):
             return web.Response(status=403, text="Forbidden")
         headers = {name: value for name, value in request.headers.items() if name in _PASSED} | self._headers
-        address = self._server + request.path_qs
+        # The path of the server is left out, as UseRequestLocation is set and AppendLocationPath is not.
+        address = f"{URL(self._server).origin()}{request.path_qs}"
         try:
             timeout = aiohttp.ClientTimeout(total=None)
             async with self._session.request(request.method, address, headers=headers, timeout=timeout) as answer:
@@ -88,10 +90,13 @@ def main(home: Path, words: list[str]) -> int:
         case ["config", "view"] if script.get("stuck"):
             signal.pause()
         case ["config", "view"]:
-            context = script.get("context", {})
-            sys.stdout.write(
-                "\n".join([flags.get("--context", "dev"), *map(context.get, ("user", "namespace"), ("", ""))])
-            )
+            name = flags.get("--context", "dev")
+            config = {
+                "current-context": "dev",
+                "contexts": [{"name": name, "context": {"cluster": "c", **script.get("context", {})}}],
+                "clusters": [{"name": "c", "cluster": {"server": script["server"]}}],
+            }
+            sys.stdout.write(json.dumps(config))
         case other:
             sys.stderr.write(f"error: unknown command {other}\n")
             return 1

@@ -158,7 +158,7 @@ def device_nodes(node: NodeSymptoms) -> Iterator[Finding]:
 
 
 def runtime(node: NodeSymptoms) -> Iterator[Finding]:
-    """Check that a container runtime is configured with NVIDIA's."""
+    """Check that the container runtime that the kubelet uses is configured with NVIDIA's."""
     if isinstance(node.runtimes, Unknown):
         if node.in_container and not node.driver_problem and not node.invented:
             yield ok("runtime-gave-driver", "it gave this container the driver")
@@ -178,9 +178,19 @@ def runtime(node: NodeSymptoms) -> Iterator[Finding]:
             handler=runtime.handlers[0],
             path=runtime.path,
         )
-    if not fit and "envvar" in node.devices:
+    if fit or "envvar" not in node.devices:
+        return
+    if files := tuple(path for runtime in node.runtimes for path in runtime.without_effect):
+        text = "containerd does not read NVIDIA's runtime from {paths} (its configuration is {path})"
+        advice = (
+            'other files count if its own imports them (imports = ["/etc/containerd/conf.d/*.toml"]); containerd 1 '
+            "takes all of a plugin from the last file that has it, and version = 3 has other names of plugins. "
+            "containerd config dump on the node shows what counts; restart it after a change"
+        )
+        yield error("runtime-without-effect", text, advice, paths=files, path=node.runtimes[0].path)
+    else:
         present = tuple(f"{runtime.engine} ({runtime.path})" for runtime in node.runtimes)
-        text = "no container runtime that is configured here knows NVIDIA's: {runtimes}"
+        text = "the container runtime that the kubelet uses does not know NVIDIA's: {runtimes}"
         advice = (
             "install nvidia-container-toolkit, nvidia-ctk runtime configure --runtime=containerd (docker, crio), and "
             "restart that; or --devices cdi"
@@ -212,7 +222,7 @@ def cdi(node: NodeSymptoms) -> Iterator[Finding]:
     if not isinstance(node.runtimes, Unknown) and not any(runtime.cdi for runtime in node.runtimes):
         yield warning(
             "no-runtime-with-cdi",
-            "no container runtime that is configured here uses CDI",
+            "the container runtime that the kubelet uses does not use CDI",
             "containerd before 2.0: enable_cdi = true; Docker: the feature cdi; CRI-O and containerd 2 need nothing",
         )
 

@@ -189,6 +189,8 @@ class Runtime:
     """Whether pods without a runtime class get NVIDIA's runtime."""
     cdi: bool = False
     """Whether it supports CDI names."""
+    without_effect: tuple[str, ...] = ()
+    """Files that name NVIDIA's runtime, although it has no handler for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +293,7 @@ class NodeSymptoms:
 
     # The container runtime
     runtimes: tuple[Runtime, ...] | Unknown = ()
+    """The one that the kubelet uses, if it is configured."""
     cdi_devices: frozenset[str] | Unknown = frozenset()
     """Fully qualified names of the devices in CDI files."""
     toolkit: str | Unknown = ""

@@ -14,6 +14,7 @@ from gpu_device_plugin.core.cost.accounting import NOBODY, Part
 from gpu_device_plugin.core.cost.charges import HELD, By, rate_of, total
 from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.core.report.text.columns import Layout, Line, Row, Tone, table
+from gpu_device_plugin.core.report.text.printing import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,9 +36,10 @@ _FOCUS = {
     "ServiceName": "Shared GPUs",
 }
 """The columns that are the same in every charge."""
-_FORMULA = re.compile("(?:^|(?<=[;\t\r\n]))(?=[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20])")
-"""Where a spreadsheet would begin to compute: at the start of a cell, or of what it takes for one, as many languages
-divide lists at semicolons. Some also do so at the wide forms of Chinese and Japanese."""
+
+
+# OWASP's "CSV Injection", with the wide forms of the characters. Some spreadsheets part cells at other characters, too.
+_FORMULA = re.compile(r"(^|[,;|])(\s*)(?=[=+\-@\uff1d\uff0b\uff0d\uff20])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,8 @@ def cost_document(costs: Costs) -> Mapping[str, object]:
 def focus_csv(costs: Costs, rates: Sequence[Rate], account_name: str) -> str:
     """Return the costs as CSV with the mandatory columns of FOCUS 1.2, and those that fit.
 
-    `Costs.rows` have a row for each model. What nobody had is charged to no sub account.
+    `Costs.rows` have a row for each model. What nobody had is charged to no sub account. What a spreadsheet would take
+    for a formula gets an apostrophe: the names of owners are what the creators of pods wrote.
     """
     out = io.StringIO()
     writer: csv.DictWriter[str] | None = None
@@ -182,13 +185,12 @@ def focus_csv(costs: Costs, rates: Sequence[Rate], account_name: str) -> str:
             if writer is None:
                 writer = csv.DictWriter(out, list(line))
                 writer.writeheader()
-            writer.writerow({column: _inert(value) for column, value in line.items()})
+            writer.writerow({name: _cell(text) for name, text in line.items()})
     return out.getvalue()
 
 
-def _inert(value: str) -> str:
-    """Return a cell in which no spreadsheet finds a formula: whoever makes a pod names its owner."""
-    return _FORMULA.sub("'", value)
+def _cell(text: str) -> str:
+    return _FORMULA.sub(r"\1\2'", printable(text))
 
 
 def _decimal(value: Fraction, places: int) -> str:

@@ -179,6 +179,11 @@ SHOWN = "paths runtimes devices gpu why"
             "error no-nvidia-runtime runtimes=containerd (/etc/containerd/config.toml)",
             runtimes=(replace(CONTAINERD, handlers=()),),
         ),
+        case(
+            "container runtime",
+            "error runtime-without-effect paths=/d.toml",
+            runtimes=(replace(CONTAINERD, handlers=(), without_effect=("/d.toml",)),),
+        ),
         case("container runtime", runtimes=(), devices=("cdi",)),
         case("container runtime", "ok runtime-gave-driver", runtimes=HIDDEN, in_container=True),
         case("container runtime", "unknown hidden", runtimes=HIDDEN),

