@@ -246,6 +246,8 @@ async def test_a_missing_directory_of_the_kubelet_is_told_and_tried_again() -> N
         here.kubelet.registry.rmdir()
         here.launch()
         await here.node.until(lambda: any("mount the kubelet's directories" in why for why in here.dra.unmet()))
+        assert here.node.agent is not None
+        assert await here.node.agent.serving_switch.alive() == (), "a restart would not bring it back"
         here.kubelet.registry.mkdir()
         await here.kubelet.start()
         await here.serves()
