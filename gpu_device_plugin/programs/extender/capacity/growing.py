@@ -46,7 +46,18 @@ _MOST_KINDS = 256
 """Pods with different terms whose nodes are remembered."""
 _MOST_TERMS = 1 << 14
 """Bytes of the terms of one pod."""
+_TRIED_S = 60.0
+"""A node that has been open to pods for so long is one that kube-scheduler has tried them on: it does so at once."""
 _CALL_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _NewNode:
+    """A new node that pods can be placed on, as it was last; times are seconds since the epoch."""
+
+    node: Candidate
+    created_s: float
+    open_at: float
 
 
 class _Pod(msgspec.Struct):
@@ -80,8 +91,8 @@ class Grower:
         self._terms: dict[int, Mapping[str, Any]] = {}
         """By the pods' constraints, what their specs say of nodes."""
         self._attempts = Attempts()
-        self._young: dict[str, tuple[Candidate, float]] = {}
-        """The new nodes with GPUs, as they were last, and when they were made, in seconds since the epoch."""
+        self._young: dict[str, _NewNode] = {}
+        """The new nodes that pods can be placed on."""
 
     async def wanted(self) -> Sequence[Wanted]:
         """Return the room that is wanted of new nodes, one for each node. Raises ApiError."""
@@ -122,17 +133,26 @@ class Grower:
         self, refused: Sequence[Refused], by_type: Mapping[NodeType, Sequence[Candidate]]
     ) -> None:
         """Note the nodes whose time to start is over, or that have gone, empty, although pods wait that fit there."""
-        nodes = self._parts.followed.nodes
-        created_s = {name: nodes[name].created_s for name in self._young_names()} if by_type else {}
-        known = [node for found in by_type.values() for node in found if node.name in created_s]
-        before, self._young = self._young, {node.name: (node, created_s[node.name]) for node in known}
+        followed, now = self._parts.followed, self._parts.wall()
+        young = set(self._young_names()) if by_type else set()
+        before, self._young = self._young, {}
+        for node in [node for found in by_type.values() for node in found if node.name in young]:
+            itself = followed.nodes[node.name]
+            # Its agent lists GPUs before its kubelet offers them, and others may keep pods from it meanwhile.
+            if itself.open and itself.offers and node.name not in followed.starting:
+                open_at = before[node.name].open_at if node.name in before else now
+                self._young[node.name] = _NewNode(node, itself.created_s, open_at)
         one_each = {_asker(each): each for each in reversed(refused)}
-        for name, (node, created) in before.items():
-            if name not in self._young and not node.summary.used:
-                for each in one_each.values():
-                    if unfit(each.ask, node) is None and (node.left is None or node.left.cover(each.pod.amounts)):
-                        self._tell_in_vain(each, name, created)
-                await asyncio.sleep(0)
+        tried_s = min(_TRIED_S, self.node_start_s() / 2)
+        for name in before.keys() - young:
+            new = before[name]
+            if new.node.summary.used or now - new.open_at < tried_s:
+                continue
+            for each in one_each.values():
+                left = new.node.left
+                if unfit(each.ask, new.node) is None and (left is None or left.cover(each.pod.amounts)):
+                    self._tell_in_vain(each, name, new.created_s)
+            await asyncio.sleep(0)
 
     def _tell_in_vain(self, refused: Refused, node: str, created_s: float) -> None:
         now, pod = self._parts.wall(), refused.pod

@@ -18,6 +18,7 @@ from tests.programs.extender.capacity.capacity_world import (
     GRANTED,
     NAMESPACE,
     capacity_world,
+    cordon,
     node,
     nodes_left_out,
     pod,
@@ -163,26 +164,24 @@ async def test_a_node_that_never_starts_counts_no_longer_once_its_time_is_over()
 
 async def test_a_node_that_does_not_help_is_not_asked_for_again_and_again() -> None:
     """Something that only kube-scheduler knows keeps the pod from every new node, such as affinity to another pod."""
-    async with capacity_world(grow="stand-ins", node_start="2s", allowed=RIGHTS | GRANTED) as w:
+    async with capacity_world(grow="stand-ins", node_start="4s") as w:
         node(w, "a", 8, 8, labels={"beside": "another-pod"})
         pod(w, "a-0", 5, at=("a", 0))
         pod(w, "a-1", 5, at=("a", 1))
         await w.start()
         pod(w, "p", 4, spec={"nodeSelector": {"beside": "another-pod"}})
         await w.schedule()
-        for n, least_s in enumerate((2, 4)):
-            await w.until(lambda: len(stand_ins(w)) == 1)
-            node(w, f"new-{n}", 8, 8, created=NOW)
-            await w.until(lambda: not stand_ins(w))
-            told = n + 1
-            await w.until(lambda told=told: len([1 for line in w.logs if "did not help" in line]) == told)  # type: ignore[misc]
-            began = time.monotonic()
-            await w.until(lambda: len(stand_ins(w)) == 1)
-            assert time.monotonic() - began > least_s
+        await w.until(lambda: len(stand_ins(w)) == 1)
+        node(w, "new", 8, 8, created=NOW)
+        await w.until(lambda: any("did not help" in line for line in w.logs))
+        began = time.monotonic()
+        await w.until(lambda: not stand_ins(w))
+        await w.until(lambda: len(stand_ins(w)) == 1)
+        assert time.monotonic() - began > 7, "twice the time of a node"
         pod(w, "q", 4, rs="other")
-        assert (await w.schedule())["q"].node.startswith("new-")
+        assert (await w.schedule())["q"].node == "new"
         await w.until(lambda: any(each["reason"] == "GPUNodeDidNotHelp" for each in w.api.all("events")))
-        (event,) = [each for each in w.api.all("events") if each["note"].startswith("node new-0 came for it")]
+        (event,) = [each for each in w.api.all("events") if each["note"].startswith("node new came for it")]
         assert event["regarding"]["name"] == "p"
 
 
@@ -199,6 +198,29 @@ async def test_a_new_node_that_other_pods_fill_is_no_reason_to_ask_later() -> No
         await w.until(lambda: len(stand_ins(w)) == 1)
         await rounds(3, 1)
         assert len(stand_ins(w)) == 1
+        assert not any("did not help" in line for line in w.logs)
+
+
+@pytest.mark.parametrize("fate", ["reclaimed", "cordoned", "never opened"])
+async def test_a_new_node_that_no_pod_was_tried_on_is_replaced_at_once(fate: str) -> None:
+    """Its machine is taken back, or somebody puts it aside, as soon as it is there; or its kubelet offers no GPUs."""
+    async with capacity_world(grow="stand-ins", node_start="2s" if fate == "never opened" else "1h") as w:
+        two_halves(w)
+        await w.start()
+        pod(w, "p", 4)
+        await w.schedule()
+        await w.until(lambda: len(stand_ins(w)) == 1)
+        node(w, "new", 8, 8, created=NOW)
+        if fate == "never opened":
+            nothing = {GPU_MEM: "0", builders.GPU_COUNT: "0"}
+            w.api.patch("nodes", "new", {"status": {"allocatable": nothing}}, subresource="status")
+        began = time.monotonic()
+        await w.until(lambda: not stand_ins(w) or (fate == "never opened" and time.monotonic() > began + 3))
+        if fate == "reclaimed":
+            w.api.delete("nodes", "new")
+        elif fate == "cordoned":
+            cordon(w, "new")
+        await w.until(lambda: len(stand_ins(w)) == 1)
         assert not any("did not help" in line for line in w.logs)
 
 
