@@ -270,7 +270,7 @@ def test_an_instance_that_is_given_whole_is_all_in_use_or_all_free() -> None:
     shown = brief(node)
     assert shown["instances"][0]["unplaced"] == [{"instances": 2}]
     assert [shown["sums"].get(key) for key in ("totalMiB", "givenMiB", "freeMiB", "usedMiB", "gpus")] == [
-        *(27 * 1024, 9 * 1024, None, 2048, 1)
+        *(27 * 1024, 27 * 1024, None, 2048, 1)
     ]
     assert (shown["sums"]["instances"], shown["sums"].get("freeInstances")) == (3, None)
 

@@ -51,6 +51,9 @@ ADMISSION_POLICIES = frozenset(
         "gpushare-mirror-pods",
         "gpushare-guarantee",
         "gpushare-own-promise",
+        "gpushare-own-scheduling",
+        "gpushare-own-evictions",
+        "gpushare-moves",
         "gpushare-own-node",
         "gpushare-own-events",
     }

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.cluster.fitting import Fit, Unfit, fit
+from gpu_device_plugin.core.cluster.fitting import Fit, Unfit, fit, gpu_policy_of
 from gpu_device_plugin.core.cluster.victims import ends_needed
 from gpu_device_plugin.core.model.memory import format_mib
-from gpu_device_plugin.core.model.placing import POLICIES, Demand, Obstacle, Refusal, fits_kind, place
+from gpu_device_plugin.core.model.placing import FIT, POLICIES, Demand, Obstacle, Refusal, fits_kind, place
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.report.text.columns import aligned
 from gpu_device_plugin.core.report.text.printing import counted, ranges, short_uuid, shortened
@@ -70,6 +70,8 @@ class NodeAnswer:
     """The demand in shares of this node."""
     found: Fit | Unfit
     kept: Kept
+    learned: bool = False
+    """The extender chooses among its GPUs by what it has learned of the pods that come, which is not known here."""
     ends: Ends | None = None
     """The pods that would have to end for its GPUs to have room; None: even the end of all makes none."""
 
@@ -82,7 +84,10 @@ def answers(asked: Iterable[tuple[NodeView, Ask, Kept]], policy: str, most: int)
     of `most` nodes, those that will be explained, are the pods computed that would have to end.
     """
     weigh = max(most, _WEIGHED)
-    found = [NodeAnswer(node, ask, fit(ask, node.candidate, policy), kept) for node, ask, kept in asked]
+    found = [
+        NodeAnswer(node, ask, fit(ask, at := node.candidate, policy), kept, gpu_policy_of(ask, at, policy) == FIT)
+        for node, ask, kept in asked
+    ]
     first = sorted(found, key=lambda answer: (*_rank(answer), _lacking(answer.ask, answer.node), answer.node.name))
     weighed = [replace(answer, ends=ends_needed(answer.ask, answer.node)) for answer in first[:weigh]]
 
@@ -236,9 +241,10 @@ def _verdict(answer: NodeAnswer, view: GpuView) -> str:
     """Return why one GPU cannot serve even the smallest part of the pod, or that it can."""
     ask = answer.ask
     placements = answer.found.placements if isinstance(answer.found, Fit) else ()
-    if any(view.gpu.position in placement.positions for placement in placements):
+    chosen = {position for placement in placements for position in placement.positions}
+    if view.gpu.position in chosen and not (answer.learned and len(_open(answer)) > len(chosen)):
         return "would be chosen"
-    if not (ask.wishes.allow_model(view.gpu.model) and ask.wishes.allow_uuid(view.gpu.uuid, view.gpu.card)):
+    if not _allowed(ask, view):
         return "not allowed by its annotations"
     if view.gpu.closed:
         return view.gpu.closed
@@ -246,6 +252,16 @@ def _verdict(answer: NodeAnswer, view: GpuView) -> str:
     if len(obstacles) == len(ask.parts):
         return _WORDS[obstacles[0]]
     return "has room" if not obstacles else "has room for a part of it"
+
+
+def _open(answer: NodeAnswer) -> list[GpuView]:
+    """Return the GPUs that have room for some part of the pod."""
+    ask, gpus = answer.ask, answer.node.gpus()
+    return [view for view in gpus if _allowed(ask, view) and not all(_obstacle(part, view) for part in ask.parts)]
+
+
+def _allowed(ask: Ask, view: GpuView) -> bool:
+    return ask.wishes.allow_model(view.gpu.model) and ask.wishes.allow_uuid(view.gpu.uuid, view.gpu.card)
 
 
 def _obstacle(part: Part, view: GpuView) -> Obstacle | None:

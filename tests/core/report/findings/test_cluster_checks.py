@@ -466,7 +466,7 @@ def test_versions_and_other_installations(check: str, changes: dict[str, Any], e
 @pytest.mark.parametrize(
     ("installed", "sentence"),
     [
-        (frozenset[str](), "13 admission policies are not installed: pods may"),
+        (frozenset[str](), "16 admission policies are not installed: pods may"),
         (ADMISSION_POLICIES - {"gpushare-size"}, "1 admission policy is not installed (gpushare-size): pods may"),
     ],
 )

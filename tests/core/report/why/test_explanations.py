@@ -303,6 +303,20 @@ def test_in_a_very_small_terminal_the_nearest_node_is_told_all_the_same() -> Non
     assert briefly(wanting(mem(8)), *nodes[:2], height=3)[-1] == "1 more node: --all-nodes shows each, GPU by GPU."
 
 
+def test_no_gpu_is_named_where_the_extender_chooses_by_what_it_has_learned() -> None:
+    """Binpack would take GPU 1; by the pods that come, the policy `fit` may take either. One alone is no choice."""
+
+    def verdicts(policy: str, *sizes: int, wishes: Wishes | None = None) -> list[str]:
+        there = node_view("n", sizes, pod_on("a", {1: 2}), share_mib=None)
+        lines = explain(answers([(there, wanting(mem(4), wishes=wishes), Kept())], policy, 1), 1)
+        return [" ".join(line.split()[6:8]) for line in lines[3:]]
+
+    assert verdicts("binpack", 8, 8) == ["has room", "would be"]
+    assert verdicts("fit", 8, 8) == ["has room", "has room"]
+    assert verdicts("fit", 3, 8) == ["too small", "would be"]
+    assert verdicts("fit", 8, 8, wishes=Wishes(gpu_policy="spread")) == ["would be", "has room"]
+
+
 def test_where_kube_scheduler_allocates_no_room_is_promised_and_no_gpu_chosen() -> None:
     """Node a serves claims, node b limits."""
     a, b = node_view("a", (8,)), node_view("b", (8,))
