@@ -185,6 +185,11 @@ class Fleet:
         """Return the nodes on which a pod of a lower priority counts."""
         return set[str]().union(*(nodes for each, nodes in self._priorities.items() if each < priority))
 
+    @property
+    def others(self) -> Iterable[Amounts]:
+        """What the pods without GPUs request of each node with GPUs."""
+        return [self._others.on(name) for name, node in self._nodes.items() if node.gpus is not None and node.gpus.gpus]
+
     # --- Nodes --------------------------------------------------------------------------------------------------------
 
     def put_node(self, name: str, gpus: NodeGpus, allocatable: Amounts | None = None) -> None:

@@ -16,7 +16,7 @@ from gpu_device_plugin.core.model.times import epoch_s
 from gpu_device_plugin.core.report.text.prices import Lesson, lesson
 from gpu_device_plugin.core.value.fair_learning import studied
 from gpu_device_plugin.core.value.marginal_value import shape_of
-from gpu_device_plugin.core.value.price_learning import mean_gpu
+from gpu_device_plugin.core.value.price_learning import Dominance
 from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix, kinds_of
 from gpu_device_plugin.view.objects import readable
 
@@ -45,13 +45,13 @@ def lesson_of(
             nodes[node.name] = candidate(node.name, gpus, (), node.cpu_and_memory)
     node_types = [shape_of(node) for node in nodes.values()]
     counts = Counter(node_types)
-    unit = mean_gpu(counts)
+    measure = Dominance.of(counts)
     mix = WorkloadMix()
     held: dict[str, float] = {}
     for created, namespace, kinds in sorted(_came(raw_pods, nodes, resources), key=lambda each: each[0]):
         mix.add(kinds, created, namespace)
         for kind in kinds:
-            held[namespace] = held.get(namespace, 0.0) + kind.gpus * (kind.shares or unit)
+            held[namespace] = held.get(namespace, 0.0) + measure.kind(kind)
     mix.hold(held, 0.0)
     return lesson(studied(mix, counts), counts)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.scoring import score_for
 from gpu_device_plugin.core.value.marginal_value import Appraiser, GpuChoice, Left, ties_of, unused
 from gpu_device_plugin.core.value.node_types import needs_gpus
-from gpu_device_plugin.core.value.price_learning import finished, learning, mean_gpu
+from gpu_device_plugin.core.value.price_learning import Dominance, finished, learning
 from gpu_device_plugin.core.value.workload_mix import joined
 
 if TYPE_CHECKING:
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 
 LITTLE = 0.02
-"""The part of the demand that every namespace may have, whatever it holds. A part of 0.04 has spoilt nothing yet."""
+"""The part of the demand that all namespaces which hold less may have together; 0.04 has spoilt nothing yet."""
+LEAST_RUNNING = 0.01
+"""Before the namespaces whose pods came hold such a part of the cluster, what each of them holds says too little."""
 _MOST_TRIALS = 4
 """Of so many namespaces, those with the largest parts, it is tried what the others lose by them."""
 
@@ -40,11 +42,18 @@ class Study:
     """Of the pods of all namespaces, or of all but one: the one that `fit` did worst in."""
     distrusted: tuple[str, ...]
     """Namespaces that count little, because what their pods teach would make the others lose GPUs."""
+    running: float | None = None
+    """The part of the cluster that the namespaces hold whose pods came; None: nobody holds any, or it is unknown."""
+
+    @property
+    def few_run(self) -> bool:
+        """Whether too few of these pods run to tell whose pods count."""
+        return self.running is not None and self.running < LEAST_RUNNING
 
     @property
     def usable(self) -> Tables | None:
-        """The tables; None where `binpack` would have placed the pods better."""
-        return None if self.trial.failed else self.tables
+        """The tables; None where `binpack` would have placed the pods better, or too few of them run."""
+        return None if self.trial.failed or self.few_run else self.tables
 
 
 def studied(mix: WorkloadMix, nodes: Mapping[NodeType, int]) -> Study:
@@ -55,20 +64,23 @@ def studied(mix: WorkloadMix, nodes: Mapping[NodeType, int]) -> Study:
 def studying(mix: WorkloadMix, nodes: Mapping[NodeType, int]) -> Generator[None, None, Study]:
     """Learn, and try what was learned, in steps of a millisecond or two.
 
-    A namespace has at most the part of the demand that it has of the GPU memory in use. One that holds much may have
-    pods that do not fit together with those of others, so it is tried what the others lose by it.
+    A namespace has at most the part of the demand that it has of what is in use; both by the resource of which a pod
+    takes the largest part, so that many pods of little GPU memory and much CPU count as what they take. One that holds
+    much may have pods that do not fit together with those of others, so it is tried what the others lose by it.
     """
-    unit = mean_gpu(nodes)
+    size_of = Dominance.of(nodes)
     weights = mix.by_namespace()
     demand = {
-        namespace: sum(weight * kind.gpus * (kind.shares or unit) for kind, weight in kinds.items())
+        namespace: sum(weight * size_of.kind(kind) for kind, weight in kinds.items())
         for namespace, kinds in weights.items()
     }
+    held = sum(mix.held.get(namespace, 0.0) for namespace in demand)
+    running = held / size_of.shares if held and size_of.shares else None
     yield
     study, spoilers = yield from _once(mix, weights, demand, (), nodes)
     if spoilers:
         study, _ = yield from _once(mix, weights, demand, spoilers, nodes)
-    return study
+    return replace(study, running=running)
 
 
 def _once(
@@ -100,9 +112,12 @@ def _once(
 
 
 def _suspects(demand: Mapping[str, float]) -> list[str]:
-    """Return the namespaces with the largest parts of the demand, of those that have neither little nor most of it."""
+    """Return the namespaces with the largest parts of the demand, of those that have neither little nor most of it.
+
+    The pods without GPUs, whose namespaces are not known, are none.
+    """
     total = sum(demand.values())
-    large = [name for name, asked in demand.items() if 1.01 * LITTLE * total < asked <= total / 2]
+    large = [name for name, asked in demand.items() if name and 1.01 * LITTLE * total < asked <= total / 2]
     return sorted(large, key=lambda name: (-demand[name], name))[:_MOST_TRIALS]
 
 
@@ -111,13 +126,18 @@ def scales_of(
 ) -> dict[str, float]:
     """Return by how much the pods of each namespace count less than they came, by their demand: only ratios matter.
 
-    `held` is the GPU memory that each namespace has in use, empty if unknown; `distrusted` get no more than `LITTLE`.
+    `held` is what each namespace has in use, empty if unknown. Those that hold little, and the `distrusted`, share the
+    part `LITTLE`: an owner of many namespaces gets no more by them. Where somebody holds more than such a share of it,
+    that is what counts.
     """
     of_all = sum(held.get(name, 0.0) for name in demand if name not in distrusted)
-    most = {
-        name: LITTLE if name in distrusted else max(LITTLE, held.get(name, 0.0) / of_all if of_all else 1.0)
-        for name in demand
+    parts = {
+        name: 0.0 if name in distrusted else held.get(name, 0.0) / of_all if of_all else 1.0
+        for name, asked in demand.items()
+        if asked
     }
+    little = LITTLE / max(1, sum(part < LITTLE for part in parts.values()))
+    most = {name: max(little, parts.get(name, 1.0)) for name in demand}
     # Those that exceed their parts most get just these, of a total that shrinks with what the others may not have.
     rest, room = sum(demand.values()), 1.0
     capped: list[str] = []

@@ -167,6 +167,42 @@ def mean_gpu(nodes: Mapping[NodeType, int]) -> float:
     return sum(sum(node_type.sizes) * number for node_type, number in nodes.items()) / instances if instances else 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class Dominance:
+    """Measures what pods take of a cluster's nodes with GPUs by the resource of which it is the largest part."""
+
+    unit: float
+    """Shares of the mean GPU."""
+    shares: float
+    """Of all nodes."""
+    per_cpu: float
+    """The shares for a thousandth of a CPU, and a MiB of memory: as many of each as there are of the other."""
+    per_mib: float
+
+    @classmethod
+    def of(cls, nodes: Mapping[NodeType, int]) -> Dominance:
+        """Return the measure for these nodes."""
+        having = {node_type: number for node_type, number in nodes.items() if node_type.sizes}
+        shares, cpu, memory = (
+            float(sum(number * amount for number, amount in zip(having.values(), amounts, strict=True)))
+            for amounts in (
+                [sum(each.sizes) for each in having],
+                [each.cpu_milli for each in having],
+                [each.memory_mib for each in having],
+            )
+        )
+        return cls(mean_gpu(nodes), shares, shares / max(1.0, cpu), shares / max(1.0, memory))
+
+    def size(self, shares: float, gpus: int, cpu_milli: int, memory_mib: int) -> float:
+        """Return the size of a pod with so many shares, and GPUs taken whole, in shares."""
+        return max(shares + gpus * self.unit, cpu_milli * self.per_cpu, memory_mib * self.per_mib)
+
+    def kind(self, kind: PodKind) -> float:
+        """Return the size of a pod of a kind, in shares."""
+        whole = 0 if kind.shares else kind.gpus
+        return self.size(kind.shares * kind.gpus, whole, kind.cpu_milli, kind.memory_mib)
+
+
 def _matched(mix: Iterable[PodKind], models: Collection[str]) -> Generator[None, None, None]:
     """Compare the wishes with all models, once for each different wish: later it is known which ones they allow."""
     for wishes in {id(kind.wishes): kind.wishes for kind in mix if kind.wishes.choosy}.values():

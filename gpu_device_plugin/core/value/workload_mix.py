@@ -23,6 +23,8 @@ MOST_KINDS = 512
 MOST_WISHES = 64
 """The most different wishes for models among them, which may be 8 KiB each. Alibaba's traces have at most 17."""
 _MOST_DOUBLINGS = 40
+_LARGE = 0.02
+"""A namespace that holds such a part of what is in use does not share its kinds with all others."""
 _LEAST_HELD = 1e-6
 """A namespace that holds less, in shares, is forgotten."""
 
@@ -54,7 +56,8 @@ class WorkloadMix:
     arrivals: int = 0
     """The number of pods that were counted."""
     held: Mapping[str, float] = field(default_factory=dict)
-    """The GPU memory that each namespace has in use, as a mean in which the last hours count most; empty: unknown."""
+    """What each namespace has in use, in shares (`price_learning.Dominance`), as a mean in which the last hours count
+    most; all pods without GPUs are as one, with an empty name. Empty: unknown."""
     _held_at: float | None = None
 
     def __len__(self) -> int:
@@ -84,23 +87,32 @@ class WorkloadMix:
             self._forget()
 
     def _forget(self) -> None:
-        """Forget the rarest kinds: every namespace keeps its most frequent one before any keeps a second."""
+        """Forget the rarest kinds: every namespace keeps its most frequent one before any keeps a second.
+
+        Those that hold little of what is in use keep a quarter together: an owner may have any number of them.
+        """
         ranked = [
             (rank, -weight, namespace, kind)
             for namespace, weights in self._weights.items()
             for rank, (kind, weight) in enumerate(sorted(weights.items(), key=lambda item: -item[1]))
         ]
         ranked.sort(key=lambda each: each[:3])
+        large = {name for name, held in self.held.items() if held >= _LARGE * sum(self.held.values())}
         self._weights, self._kinds, self._wishes = {}, 0, {}
+        of_small: tuple[int, int] = 0, 0
         for _, weight, namespace, kind in ranked:
-            known = kind.wishes in self._wishes
-            if self._kinds < MOST_KINDS and (known or len(self._wishes) < MOST_WISHES):
+            known, small = kind.wishes in self._wishes, bool(large) and namespace not in large
+            room = self._kinds < MOST_KINDS and (known or len(self._wishes) < MOST_WISHES)
+            if small:
+                of_small = of_small[0] + 1, of_small[1] + (not known)
+                room = room and of_small[0] <= MOST_KINDS // 4 and (known or of_small[1] <= MOST_WISHES // 4)
+            if room:
                 self._wishes[kind.wishes] = kind.wishes
                 self._weights.setdefault(namespace, {})[kind] = -weight
                 self._kinds += 1
 
     def hold(self, held: Mapping[str, float], now: float) -> None:
-        """Take note of the GPU memory that each namespace has in use at `now` (seconds by any clock)."""
+        """Take note of what each namespace has in use at `now` (seconds by any clock)."""
         kept = 0.0 if self._held_at is None else 2 ** -(max(0.0, now - self._held_at) / HALF_LIFE_S)
         self._held_at = now
         self.held = {

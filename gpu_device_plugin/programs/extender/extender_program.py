@@ -178,7 +178,10 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             closed=nodes.closed,
             held=holds.for_pod,
         )
-        self._learner = Learner(self.verbs.judge, resources, time.monotonic, entries=self.fleet.entries.values)
+        fleet = self.fleet
+        self._learner = Learner(
+            self.verbs.judge, resources, time.monotonic, entries=fleet.entries.values, others=lambda: fleet.others
+        )
         self.resizes = Resizes(self.fleet, resources, clock=time.monotonic)
         self._pods: Reflector[Pod | OtherPod] = Reflector(
             self._client,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, astuple, dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.aio.waiting import last_of
@@ -14,11 +14,11 @@ from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.model.times import epoch_s
 from gpu_device_plugin.core.value.fair_learning import due, studying
 from gpu_device_plugin.core.value.marginal_value import Appraiser, ranks_on
-from gpu_device_plugin.core.value.price_learning import mean_gpu
+from gpu_device_plugin.core.value.price_learning import Dominance
 from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix, kinds_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.model.placing import Ranks
@@ -45,10 +45,12 @@ class Learner:
     """Returns monotonic seconds."""
     _: KW_ONLY
     entries: Callable[[], Collection[FleetEntry]] = tuple
+    others: Callable[[], Iterable[Amounts]] = tuple
     look_s: float = 1.0
     """How often to look whether there is more to learn."""
     hold_s: float = 60.0
-    """How often to look which namespace uses how much GPU memory, by the pods that `entries` returns."""
+    """How often to look which namespace uses how much, by the pods that `entries` returns; `others` are the requests of
+    those without GPUs."""
     distrusted: tuple[str, ...] = field(default=(), init=False)
     """Namespaces that count little; see `Study.distrusted`."""
 
@@ -94,11 +96,12 @@ class Learner:
 
     async def _look_at_holdings(self) -> None:
         self._held_at = self._clock()
-        unit = mean_gpu(self._judge.node_types())
-        held: dict[str, float] = {}
+        measure = Dominance.of(self._judge.node_types())
+        held = {"": sum(measure.size(0, 0, *astuple(amounts)) for amounts in self.others())}
         for number, entry in enumerate(list(self.entries())):
-            usage = entry.usage
-            held[entry.namespace] = held.get(entry.namespace, 0.0) + usage.all_shares + usage.all_gpus * unit
+            usage, amounts = entry.usage, entry.amounts
+            size = measure.size(usage.all_shares, usage.all_gpus, amounts.cpu_milli, amounts.memory_mib)
+            held[entry.namespace] = held.get(entry.namespace, 0.0) + size
             if number % _ENTRIES == _ENTRIES - 1:
                 await asyncio.sleep(0)
         self._mix.hold(held, self._held_at)
@@ -125,7 +128,13 @@ class Learner:
             )
         if self.in_force != told[0]:
             figures = {"fit": round(study.trial.fit, 3), "binpack": round(study.trial.binpack, 3)}
-            if self.in_force:
+            if study.few_run:
+                _log.warning(
+                    "the policy fit is binpack until it learns again: too few of the pods that came run to tell whose "
+                    "pods count",
+                    extra={"running": round(study.running or 0.0, 4)},
+                )
+            elif self.in_force:
                 _log.info("the policy fit goes by what it has learned again", extra=figures)
             else:
                 _log.warning(

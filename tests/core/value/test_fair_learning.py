@@ -16,7 +16,7 @@ from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.value.fair_learning import LITTLE, Trial, binpack, scales_of, studied, trying
 from gpu_device_plugin.core.value.marginal_value import Left, left_on, shape_of
 from gpu_device_plugin.core.value.node_types import NodeType
-from gpu_device_plugin.core.value.price_learning import learn
+from gpu_device_plugin.core.value.price_learning import Dominance, learn
 from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix
 from tests.scores import partly_used, score
 from tests.work import counted
@@ -44,7 +44,8 @@ def mixed(team: int, other: int = 0, kind: PodKind = POISON) -> WorkloadMix:
 
 
 def part(mix: dict[PodKind, float], kind: PodKind) -> float:
-    demand = {each: often * each.gpus * (each.shares or 80) for each, often in mix.items()}
+    measure = Dominance.of(NODES)
+    demand = {each: often * measure.kind(each) for each, often in mix.items()}
     return demand.get(kind, 0.0) / sum(demand.values())
 
 
@@ -103,12 +104,65 @@ def test_where_binpack_gives_out_more_nothing_learned_is_used() -> None:
         ({"a": 50, "b": 50}, {"a": 1, "b": 1}, ("b",), {"a": 1, "b": LITTLE / (1 - LITTLE)}),
         ({"a": 5, "without GPUs": 0}, {"a": 1}, (), {"a": 1, "without GPUs": 1}),
         ({"a": 60, "b": 30, "c": 10}, {"a": 1, "b": 1, "c": 8}, (), {"a": 1 / 48, "b": 1 / 24, "c": 1}),
+        # Those that hold little share one part, however many they are; without a demand none is counted.
+        (
+            {"a": 40, "b": 30, "c": 30, "d": 0},
+            {"a": 1},
+            (),
+            {"a": 1, **dict.fromkeys("bc", LITTLE / 2 / (1 - LITTLE) * 40 / 30), "d": 1},
+        ),
+        (
+            {"a": 50, "b": 25, "c": 25},
+            {"a": 1, "b": 1},
+            ("b",),
+            {"a": 1, **dict.fromkeys("bc", LITTLE / 2 / (1 - LITTLE) * 2)},
+        ),
     ],
 )
 def test_a_namespace_has_no_more_of_the_demand_than_of_the_memory_in_use(
     demand: dict[str, float], held: dict[str, float], distrusted: tuple[str, ...], scales: dict[str, float]
 ) -> None:
     assert scales_of(demand, held, distrusted) == pytest.approx(scales)
+
+
+# --- What namespaces hold says something only where enough runs
+
+
+@pytest.mark.parametrize(("percent", "usable"), [(0.5, False), (1.5, True)])
+def test_where_too_few_of_the_pods_run_that_came_nothing_learned_is_used(percent: float, *, usable: bool) -> None:
+    """An owner of one pod on an empty cluster would hold half of what is in use."""
+    mix = mixed(100, 100)
+    mix.hold({"team": 38_400 * percent / 100, "gone": 30_000.0}, 0.0)
+    study = studied(mix, NODES)
+    assert study.running == pytest.approx(percent / 100)
+    assert (study.few_run, study.usable is not None) == (not usable, usable)
+
+
+def test_where_nobody_is_known_to_hold_anything_all_that_came_counts() -> None:
+    study = studied(mixed(100), NODES)
+    assert (study.running, study.few_run) == (None, False)
+    assert studied(mixed(100), {}).running is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [
+        (PodKind(8, 1), 8),
+        (PodKind(8, 2), 16),
+        (PodKind(0, 2), 160),
+        (PodKind(8, 1, 64_000), 320),
+        (PodKind(8, 1, 0, 1 << 18), 160),
+        (PodKind(0, 0, 12_800), 64),
+        (PodKind(), 0),
+    ],
+)
+def test_a_pod_counts_by_the_resource_of_which_it_takes_most(kind: PodKind, size: float) -> None:
+    assert Dominance.of({H100: 60, NodeType((), (), 1 << 40, 1 << 40): 3}).kind(kind) == pytest.approx(size)
+
+
+def test_on_a_cluster_without_gpus_every_pod_has_a_size() -> None:
+    measure = Dominance.of({NodeType((), (), 1000, 1000): 3})
+    assert (measure.shares, measure.kind(PodKind(3, 1, 1000))) == (0, 3)
 
 
 # --- What was learned is tried beside `binpack` on a few empty nodes

@@ -115,6 +115,23 @@ def test_a_namespace_with_ever_new_kinds_pushes_out_its_own() -> None:
     assert set(mix.by_namespace()["team"]) == set(team)
 
 
+def test_namespaces_that_hold_nothing_push_out_no_kinds_and_wishes_of_others_however_many_they_are() -> None:
+    """Every namespace keeps a kind, and somebody may have thousands of them."""
+    mix, plain = WorkloadMix(), [PodKind(1, 1, number) for number in range(20)]
+    choosy = [PodKind(2, 1, wishes=Wishes((f"T{number}",))) for number in range(20)]
+    mix.hold({"team": 90.0, "small": 1.0}, 0.0)
+    for kind in (*plain, *choosy):
+        mix.add([kind], 0.0, "team")
+    for number in range(3 * MOST_KINDS):
+        wishes = Wishes((f"model {number}",)) if number % 3 == 0 else Wishes()
+        mix.add([PodKind(1 + number % 80, 1, 7, wishes=wishes)] * 2, 0.0, f"other-{number}")
+    assert set(mix.by_namespace()["team"]) == {*plain, *choosy}
+    others = [kind for name, kinds in mix.by_namespace().items() if name != "team" for kind in kinds]
+    mix._forget()
+    assert set(mix.by_namespace()["team"]) == {*plain, *choosy}
+    assert len(others) <= 2 * MOST_KINDS
+
+
 def test_few_different_wishes_are_kept_and_each_once() -> None:
     """They are 8 KB each."""
     mix = WorkloadMix()

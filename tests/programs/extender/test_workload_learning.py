@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -209,6 +209,31 @@ async def test_pods_of_a_namespace_that_holds_little_teach_little_however_many_c
     async with running(learner):
         await nodes.next_tables()
     assert (learner.in_force, learner.distrusted) == (True, ())
+
+
+async def test_pods_count_by_the_resource_of_which_they_take_most() -> None:
+    """A pod of 1 share and 64 of 256 CPUs, and pods without GPUs, hold as much as their CPU."""
+    entries = [entry(number, "team", Usage(((0, 40),), (1,))) for number in range(30)]
+    entries += [replace(entry(99, "other", Usage(((0, 1),))), amounts=Amounts(64_000, 0))]
+    learner = learner_of(Nodes(there={LARGE: 60}), entries=lambda: entries, others=lambda: [Amounts(32_000, 0)])
+    await learner._look_at_holdings()
+    assert learner._mix.held == {"team": 3600, "other": 160, "": 80}
+
+
+async def test_fit_is_binpack_while_too_few_of_the_pods_run_that_came_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    entries = [entry(0, "team", Usage(((0, 40),)))]
+    learner = learner_of(Nodes(there={LARGE: 60}), entries=lambda: entries)
+    come(learner, 300, HONEST, "team")
+    await learner._look_at_holdings()
+    await learner.learn()
+    assert not learner.in_force
+    (warned,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert warned.message.startswith(
+        "the policy fit is binpack until it learns again: too few of the pods that came run"
+    )
+    assert vars(warned)["running"] == pytest.approx(0.001)
 
 
 async def test_a_namespace_that_would_cost_the_others_gpus_is_named_once(caplog: pytest.LogCaptureFixture) -> None:

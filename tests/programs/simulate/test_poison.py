@@ -21,7 +21,7 @@ from gpu_device_plugin.programs.simulate.policies.fgd import BestFit
 from gpu_device_plugin.programs.simulate.rooms import Rooms
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.value.price_learning import Tables
 
@@ -37,12 +37,21 @@ COUNTS = Counter(node.shape for node in NODES)
 
 def learned(pods: int, sizes: Sequence[int], held: Mapping[str, float]) -> Tables | None:
     """Learn from the honest mix, and from so many pods of another namespace that came before."""
+    return taught([("other", [PodKind(size, 1, 2000, 8192) for size in sizes], pods)], held)
+
+
+def taught(others: Iterable[tuple[str, Sequence[PodKind], int]], held: Mapping[str, float]) -> Tables | None:
+    """Learn from the honest mix, and from so many pods of some kinds that came before from each of other namespaces.
+
+    `held` are percents of the cluster.
+    """
     mix = WorkloadMix()
-    for number in range(pods):
-        mix.add([PodKind(sizes[number % len(sizes)], 1, 2000, 8192)], 0.0, "other")
+    for namespace, kinds, pods in others:
+        for number in range(pods):
+            mix.add([kinds[number % len(kinds)]], 0.0, namespace)
     for pod in until(HONEST, NODES, 7, 1.0).pods:
         mix.add([KINDS[pod]], 0.0, "team")
-    mix.hold(held, 0.0)
+    mix.hold({name: capacity_of(NODES) * percent / 100 for name, percent in held.items()}, 0.0)
     return studied(mix, COUNTS).usable
 
 
@@ -79,3 +88,48 @@ def test_no_namespace_costs_the_others_half_a_percent_of_the_gpus(
     pods: int, sizes: Sequence[int], held: Mapping[str, float], unspoilt: float
 ) -> None:
     assert given_out(learned(pods, sizes, held)) > unspoilt - MOST_LOST
+
+
+def many(namespaces: int, pods: int, *sizes: int) -> list[tuple[str, Sequence[PodKind], int]]:
+    return [(f"other-{n}", [PodKind(size, 1, 2000, 8192) for size in sizes], pods) for n in range(namespaces)]
+
+
+@pytest.mark.parametrize(
+    ("others", "held"),
+    [
+        ([("other", [PodKind(1, 1, 64_000, 8192)], 5000)], {"team": 90, "other": 4}),
+        ([("other", [PodKind(1, 1, 2000, 512 << 10)], 5000)], {"team": 90, "other": 4}),
+        (many(20, 250, 41), {"team": 90, **{f"other-{n}": 0.1 for n in range(20)}}),
+        (many(20, 250, 3, 79), {"team": 90, **{f"other-{n}": 0.1 for n in range(20)}}),
+        (many(60, 100, 41), {"team": 90}),
+        (many(60, 100, 3, 79), {"team": 90}),
+        (many(500, 10, 41), {"team": 90}),
+        ([("", [PodKind(0, 0, 64_000, 8192)], 5000)], {"team": 90, "": 1}),
+        ([("", [PodKind(0, 0, 120_000, 8192)], 5000)], {"team": 90}),
+    ],
+    ids=[
+        "little GPU memory and much CPU",
+        "little GPU memory and much memory",
+        "20 namespaces that hold 2 %",
+        "20 namespaces that hold 2 %, in two sizes",
+        "60 namespaces that hold nothing",
+        "60 namespaces that hold nothing, in two sizes",
+        "500 namespaces that hold nothing",
+        "pods without GPUs that hold 1 %",
+        "pods without GPUs that hold nothing",
+    ],
+)
+def test_no_owner_of_pods_costs_the_others_half_a_percent_by_more_namespaces_or_other_resources(
+    others: Iterable[tuple[str, Sequence[PodKind], int]], held: Mapping[str, float], unspoilt: float
+) -> None:
+    assert given_out(taught(others, held)) > unspoilt - MOST_LOST
+
+
+def test_pods_without_gpus_that_run_teach_as_much_as_they_take() -> None:
+    """A third of the CPU is theirs: that their room is worth something is learned."""
+    kind = PodKind(0, 0, 16_000, 8192)
+    found = taught([("", [kind], 500)], {"team": 60, "": 33})
+    without = taught([], {"team": 60})
+    assert found is not None
+    assert without is not None
+    assert found != without

@@ -67,7 +67,7 @@ class Lesson:
     @property
     def in_force(self) -> bool:
         """Whether the policy `fit` goes by it; it is `binpack` otherwise."""
-        return self.study.pods >= FEWEST and not self.study.trial.failed
+        return self.study.pods >= FEWEST and self.study.usable is not None
 
 
 def lesson(study: Study, nodes: Mapping[NodeType, int]) -> Lesson:
@@ -180,6 +180,11 @@ def _sentences(found: Lesson) -> list[str]:
         f"Such pods got {trial.fit:.1%} of the GPUs of a few empty nodes by these prices, and {trial.binpack:.1%} by "
         f"binpack{', so that the policy fit is binpack' if trial.failed else ''}."
     )
+    if study.few_run:
+        told.append(
+            f"The namespaces of these pods have {study.running:.1%} of the cluster in use, which is too little to tell "
+            "whose pods count: the policy fit is binpack."
+        )
     if study.distrusted:
         told.append(
             f"Pods of {first(list(map(printable, study.distrusted)))} count as no more than {LITTLE:.0%} of the "
