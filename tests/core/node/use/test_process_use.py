@@ -135,6 +135,13 @@ def test_a_pod_that_was_not_given_the_gpu_trespasses_and_is_named() -> None:
     assert by_pod["c", uuid(1)].holding is elsewhere
 
 
+def test_a_pod_that_is_excused_does_not_trespass_and_its_memory_is_nobodys() -> None:
+    owners = {1: CgroupOwner("b", "5ad9"), 2: CgroupOwner("c", "77c0")}
+    found = attribute([reading((1, 700), (2, 200), used=900)], owners, [holding("a")], excused={"b"})
+    assert parts(found) == {("a", "main"): (4096, 0), ("c", ""): (0, 200)}
+    assert (found.left_out, found.unattributed_mib) == (frozenset({"b"}), {GPU: 700})
+
+
 def test_a_container_of_a_pod_that_was_given_the_gpu_trespasses_by_name() -> None:
     """A sidecar whose image asks for all GPUs."""
     api = pod("a", main="5ad9", side="77c0")
