@@ -246,8 +246,9 @@ def _uses(
             granted = max((each.pod_granted.get(reading.uuid, 0) for each in by_pod[uid]), default=0)
             more = sum(max(0, each.limit_mib(reading.uuid) - each.granted[reading.uuid]) for each in by_pod[uid])
             limit = granted + more if more else None
-        # Processes of the pod whose container is not known may be those of any container that is not known either.
-        mixed = holding is not None and not holding.container_id and (uid, "") in parts
+        # Processes of the pod whose container is not known may be those of any container without processes: the API
+        # may still show the ID that it had before a restart, and a cgroup of unknown shape names none.
+        mixed = holding is not None and (uid, "") in parts and not (holding.container_id and processes)
         unknown = reading.processes is None or mixed
         used = measured.get((uid, name, reading.uuid), None if unknown else _sum(each.used_mib for each in processes))
         percent = None if unknown else _sum(each.sm_percent for each in processes)
