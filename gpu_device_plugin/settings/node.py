@@ -86,6 +86,12 @@ class NodeSettings(ProgramSettings):
         "GPU memory of one unit of the memory resource, the same on all GPUs of the node.",
     )
     reserve_mib: int = knob("0MiB", size(0), "Memory kept free on every GPU, beyond what the driver reserves.")
+    unified_memory_mib: int = knob(
+        "0MiB",
+        size(0),
+        "Memory of the machine that a GPU without memory of its own (GB10, Jetson) shares among containers; what "
+        "programs beside them need is to be left out. 0MiB: such a GPU is given whole only.",
+    )
     resources: tuple[Kind, ...] = knob(
         "memory,count",
         some_of(*OF_GPUS),

@@ -175,7 +175,8 @@ class Shares:
             way: Listing = SHARES if mig is MigMode.SHARE else (Kind.INSTANCE, gpu.instance.profile)
             offered = frozenset[Listing]() if barred or smaller or mig is MigMode.OFF else frozenset({way})
         else:
-            offered = OF_GPU if shared.listed or not gpu.mig else frozenset[Listing]()
+            given = frozenset({WHOLE_GPUS}) if gpu.unified else OF_GPU
+            offered = given if shared.listed or not gpu.mig else frozenset[Listing]()
         listed = shared.listed | offered
         return SharedGpu(gpu, shared.position, ids, listed, offered, gpu.mig and not listed, shared.card)
 

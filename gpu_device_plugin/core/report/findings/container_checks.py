@@ -29,6 +29,9 @@ _UNPRIVILEGED = (
 )
 
 
+UNREAD_ADVICE = "see dmesg, and whether nvidia-smi shows it; reset it or restart the node, then restart the agent"
+
+
 def name(gpu: Gpu) -> str:
     """Return a GPU or an instance with its UUID, as people know it."""
     kind = "GPU" if gpu.instance is None else "MIG instance"
@@ -40,8 +43,12 @@ def driver(node: NodeSymptoms) -> Iterator[Finding]:
     if node.driver_problem:
         yield error("driver-unusable", "{problem}", "see also the agent's log", problem=node.driver_problem)
         return
+    for why in node.inventory.unread:
+        yield error("gpu-unread", "{why}", UNREAD_ADVICE, why=why)
     models = Counter(gpu.product for gpu in node.inventory.gpus if gpu.instance is None)
     version = node.inventory.driver_version or "of an unknown version"
+    if not models and node.inventory.unread:
+        return
     if not models:
         text = "driver {version} lists no GPU"
         yield error("no-gpu", text, "see nvidia-smi -L on the node, and whether lspci shows the cards", version=version)
