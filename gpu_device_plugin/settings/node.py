@@ -77,8 +77,9 @@ class NodeSettings(ProgramSettings):
     exclude_gpus: tuple[str, ...] = knob(
         "",
         several("GPU", _gpu_name),
-        "GPUs that are not shared, by UUID or index; prefer UUIDs, because an index shifts when a GPU disappears. A "
-        "GPU in MIG mode excludes all its instances; a single one is named by its own UUID, or like 0:3.",
+        "GPUs that are not shared, by UUID or nvidia-smi's number; prefer UUIDs, because a number shifts when a GPU "
+        "disappears, and may be another GPU's in the node's list. A GPU in MIG mode excludes all its instances; a "
+        "single one is named by its own UUID, or like 0:3.",
     )
     share_size_mib: int = knob(
         "1GiB",

@@ -20,7 +20,7 @@ from gpu_device_plugin.core.model.gpus import NO_LINKS, Inventory, Links
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.placing import FIT, POLICIES
 from gpu_device_plugin.core.model.resources import Kind, Resource
-from gpu_device_plugin.core.model.shares import TooManySharesError, unknown_exclusions
+from gpu_device_plugin.core.model.shares import TooManySharesError, misread_exclusions, unknown_exclusions
 from gpu_device_plugin.core.node.enforcement import (
     AUTO,
     LIMITS,
@@ -224,7 +224,14 @@ def derive(inputs: NodeInputs, before: NodeConfig) -> NodeConfig:
         remarks=(
             *ignored_labels(labels).values(),
             *inventory.unread,
-            *filter(None, (unknown_exclusions(inputs.excluded, inventory), shares.why_none)),
+            *filter(
+                None,
+                (
+                    unknown_exclusions(inputs.excluded, inventory),
+                    misread_exclusions(inputs.excluded, inventory, shares),
+                    shares.why_none,
+                ),
+            ),
         ),
         missing=chosen.missing,
         too_many=too_many,
@@ -265,6 +272,8 @@ def out_of_service(reasons: Mapping[str, Sequence[str]], shares: Shares) -> Mapp
     unhealthy = dict(failed)
     for shared in shares.gpus:
         gpu = shared.gpu
+        if shared.vacant:
+            continue
         if shared.gone:
             unhealthy[gpu.uuid] = IN_MIG_MODE if gpu.instance is None else GONE
         elif gpu.mig:

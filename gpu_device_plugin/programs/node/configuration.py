@@ -236,7 +236,7 @@ class Configuration:
         shares = config.shares
         for gpu, reason in shares.left_out:
             if (gpu, reason) not in before.shares.left_out:
-                _log.warning("GPU %s is not shared: %s", gpu.label, reason, extra={"uuid": gpu.uuid})
+                _log.warning("%s is not shared: %s", shares.name_of(gpu), reason, extra={"uuid": gpu.uuid})
         for shared in shares.gpus[len(before.shares.gpus) :]:
             extra = {"uuid": shared.gpu.uuid, "model": shared.gpu.product, "shares": len(shared.shares)}
             if shared.offered:

@@ -156,6 +156,9 @@ def test_exclusions_of_no_gpu_and_gpus_none_of_which_is_shared_are_remarked() ->
     assert config(inventory=Inventory(), excluded=("9",)).remarks == ()
     (unknown,) = config(excluded=("9",)).remarks
     assert unknown.startswith("--exclude-gpus names 9, but this node has no such GPU")
+    swapped = replace(inventory(8, 8), order=tuple(reversed(inventory(8, 8).gpus)))
+    (misread,) = config(inventory=swapped, excluded=("0",)).remarks
+    assert misread.startswith("--exclude-gpus names 0, by which nvidia-smi counts GPU-0")
     excluded = config(excluded=("0", "1"))
     assert excluded.remarks == (excluded.why_none,) == (excluded.shares.why_none,)
 

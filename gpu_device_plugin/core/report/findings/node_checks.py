@@ -73,12 +73,12 @@ def _shares(node: NodeSymptoms) -> Iterator[Finding]:
     for gpu, why in shares.left_out:
         if gpu in node.given or gpu.uuid in node.exclude_gpus or gpu.label in node.exclude_gpus:
             yield note(
-                "gpu-left-out", "{gpu} is not shared: {why}", gpu=name(gpu), why=why
+                "gpu-left-out", "{gpu} is not shared: {why}", gpu=name(gpu, node), why=why
             )  # `mig` tells of the others
-    yield from _given_as(shares, format_mib(in_force))
+    yield from _given_as(node, shares, format_mib(in_force))
 
 
-def _given_as(shares: Shares, size: str) -> Iterator[Finding]:
+def _given_as(node: NodeSymptoms, shares: Shares, size: str) -> Iterator[Finding]:
     cut = [shared.gpu for shared in shares.gpus if SHARES in shared.offered]
     whole = [shared for shared in shares.gpus if shared.offered and SHARES not in shared.offered]
     unified = [shared for shared in whole if shared.gpu.unified]
@@ -95,7 +95,7 @@ def _given_as(shares: Shares, size: str) -> Iterator[Finding]:
         )
     for shared in unified:
         text = "{gpu} is given whole, as its memory is the machine's; --unified-memory says how much of that is shared"
-        yield ok("unified", text, gpu=name(shared.gpu))
+        yield ok("unified", text, gpu=name(shared.gpu, node))
     if instances := len(whole) - len(unified):
         yield ok("whole-instances", "{instances:MIG instance} one by one", instances=instances)
 

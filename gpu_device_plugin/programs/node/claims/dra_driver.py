@@ -181,7 +181,7 @@ class DraDriver:
 
         Files that cannot be written or removed are logged: what claims hold is known all the same.
         """
-        if not self._state.node.shares.gpus:
+        if not self._state.node.shares.any_listed:
             raise NotPreparedError("no GPU is found, and the file of a claim is damaged")
         allocated = await self.api.allocated()
         for uid in sorted(damaged):

@@ -268,6 +268,17 @@ def test_who_holds_containers_to_their_memory(changes: dict[str, Any], expected:
     assert of("memory limits", show, **changes) == expected
 
 
+def test_a_gpu_has_the_number_of_the_nodes_list() -> None:
+    """And without one, as in MIG mode, its UUID: by its index people would take it for another."""
+    listed = NodeGpus((ListedGpu(0, 15, "GPU-b"),))
+    seen = replace(api(), node=NodeSeen(name="node-a", gpus=listed))
+    unhealthy = {"GPU-a": "XID 79", "GPU-b": "XID 79"}
+    assert of("GPUs", "gpu", unhealthy=unhealthy, api=seen) == [
+        "error gpu-unhealthy gpu=the GPU GPU-a (nvidia-smi counts it as 0)",
+        "error gpu-unhealthy gpu=GPU 0 (GPU-b)",
+    ]
+
+
 def test_the_advice_of_what_hides_the_toolkit_is_that_of_the_finding() -> None:
     (finding,) = CHECKS["memory limits"](replace(WELL, toolkit=HIDDEN))
     assert (finding.parameters["why"], finding.advice) == ("not to be seen", "look elsewhere")
