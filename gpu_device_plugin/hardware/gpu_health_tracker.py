@@ -139,7 +139,8 @@ class GpuHealthTracker:
         kept = (gpu for gpu in known.gpus if gpu.instance is None or gpu.uuid in listed or gpu.card not in listed)
         gpus = {gpu.uuid: gpu for gpu in kept} | listed
         version, cgroup = listing.driver_version, listing.cgroup
-        self._list(Inventory(tuple(gpus.values()), tuple(links.values()), version, cgroup, known.order))
+        unread = listing.troubles[: listing.left_out]
+        self._list(Inventory(tuple(gpus.values()), tuple(links.values()), version, cgroup, known.order, unread))
         self._left_out = bool(listing.left_out)
         for uuid in self._next.beliefs.keys() - listed.keys():
             self._observe(Gone(uuid))

@@ -47,9 +47,9 @@ class Listing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cgroup: int | None
     """The version of control groups."""
     left_out: int
-    """GPUs that could not be listed."""
+    """GPUs and MIG instances that could not be listed."""
     troubles: tuple[str, ...]
-    """One sentence for each of those GPUs and each capability that this driver lacks."""
+    """One sentence for each of those GPUs, then for each capability that this driver lacks."""
 
 
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

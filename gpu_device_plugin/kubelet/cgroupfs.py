@@ -17,7 +17,7 @@ from gpu_device_plugin import files
 from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner, owner_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
 ROOT = Path("/sys/fs/cgroup")
 
@@ -27,6 +27,8 @@ _DEEPEST_TREE = 4
 and with cgroup v1 one further down."""
 _MOST_ABOVE = 1_000
 """Directories in which trees are looked for. Without one in the first level, a node with systemd has some hundred."""
+_DEEPEST_OUTSIDE = 5
+"""Levels below the mount: runc's cgroups are below the unit of containerd, which may run in a container itself."""
 _QOS_LEVELS = 1
 """Levels between a tree and its pods: ``burstable`` and ``besteffort``, under any name; guaranteed pods have none."""
 
@@ -55,8 +57,13 @@ class CgroupTree:
         missing = {owner for owner in wanted if owner not in found}
         trees = self._trees() if missing else []
         visible = not missing or bool(trees) or bool(found)
+        elsewhere: set[CgroupOwner] = set()
         for tree in trees:
-            found |= _containers(tree, missing)
+            inside, outside = _containers(tree, missing)
+            found |= inside
+            elsewhere |= outside
+        if elsewhere := elsewhere - found.keys():
+            found |= self._outside(elsewhere)
         self._found = found
         return found if visible else None
 
@@ -75,6 +82,30 @@ class CgroupTree:
         """Return the path of a file in cgroup v1, which has a tree for each controller, in directories of the mount."""
         _, *below = Path(leaf).relative_to(self._root).parts
         return str(self._root.joinpath(controller, *below, name))
+
+    def _outside(self, wanted: Collection[CgroupOwner]) -> dict[CgroupOwner, str]:
+        """Return the cgroups of these containers that are in no tree of the kubelet.
+
+        For a kubelet with the driver systemd and a runtime with cgroupfs the slice of a pod is a name, not a place.
+        """
+        uids = {owner.pod_uid for owner in wanted}
+        found: dict[CgroupOwner, str] = {}
+        level, left = [str(self._root)], _MOST_ABOVE
+        for _ in range(_DEEPEST_OUTSIDE):
+            below = [each for directory in level[:left] for each in _directories(directory)]
+            left -= len(level)
+            level = []
+            for each in below:
+                owner = owner_of(each.name)
+                if owner is None:
+                    level += [] if _TREE.fullmatch(each.name) else [each.path]
+                elif owner in wanted:
+                    found.setdefault(owner, _leaf(each))
+                elif owner.pod_uid in uids and not owner.container_id:
+                    found |= _of_pod(each.name, _directories(each.path), wanted)
+            if left <= 0 or found.keys() >= set(wanted):
+                break
+        return found
 
     def _trees(self) -> list[str]:
         """Return the directories named like the kubelet's tree, all of the first level that has some."""
@@ -100,15 +131,27 @@ def _counts(path: str) -> Mapping[str, int]:
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isascii() and pair[1].isdigit()}
 
 
-def _containers(tree: str, wanted: Collection[CgroupOwner]) -> dict[CgroupOwner, str]:
+def _containers(tree: str, wanted: Collection[CgroupOwner]) -> tuple[dict[CgroupOwner, str], set[CgroupOwner]]:
+    """Return the cgroups of these containers in a tree, and those of whose pods the runtime has put nothing there."""
     uids = {owner.pod_uid for owner in wanted}
     found: dict[CgroupOwner, str] = {}
+    empty: set[str] = set()
     for pod in _pods(tree, uids):
-        for each in _directories(pod.path):
-            owner = owner_of(f"{pod.name}/{each.name}")
-            # CRI-O may run its monitor of a container in the pod's cgroup, too.
-            if owner is not None and owner in wanted and "conmon" not in each.name:
-                found.setdefault(owner, _leaf(each))
+        below = _directories(pod.path)
+        found |= _of_pod(pod.name, below, wanted)
+        if not below and (owner := owner_of(pod.name)) is not None:  # a pod that runs has the cgroup of its sandbox
+            empty.add(owner.pod_uid)
+    return found, {owner for owner in wanted if owner.pod_uid in empty}
+
+
+def _of_pod(name: str, below: Iterable[os.DirEntry[str]], wanted: Collection[CgroupOwner]) -> dict[CgroupOwner, str]:
+    """Return the cgroups of these containers among those in the cgroup of a pod."""
+    found: dict[CgroupOwner, str] = {}
+    for each in below:
+        owner = owner_of(f"{name}/{each.name}")
+        # CRI-O may run its monitor of a container in the pod's cgroup, too.
+        if owner is not None and owner in wanted and "conmon" not in each.name:
+            found.setdefault(owner, _leaf(each))
     return found
 
 

@@ -77,8 +77,9 @@ class NodeSettings(ProgramSettings):
     exclude_gpus: tuple[str, ...] = knob(
         "",
         several("GPU", _gpu_name),
-        "GPUs that are not shared, by UUID or index; prefer UUIDs, because an index shifts when a GPU disappears. A "
-        "GPU in MIG mode excludes all its instances; a single one is named by its own UUID, or like 0:3.",
+        "GPUs that are not shared, by UUID or nvidia-smi's number; prefer UUIDs, because a number shifts when a GPU "
+        "disappears, and may be another GPU's in the node's list. A GPU in MIG mode excludes all its instances; a "
+        "single one is named by its own UUID, or like 0:3.",
     )
     share_size_mib: int = knob(
         "1GiB",
@@ -86,6 +87,12 @@ class NodeSettings(ProgramSettings):
         "GPU memory of one unit of the memory resource, the same on all GPUs of the node.",
     )
     reserve_mib: int = knob("0MiB", size(0), "Memory kept free on every GPU, beyond what the driver reserves.")
+    unified_memory_mib: int = knob(
+        "0MiB",
+        size(0),
+        "Memory of the machine that a GPU without memory of its own (GB10, Jetson) shares among containers; what "
+        "programs beside them need is to be left out. 0MiB: such a GPU is given whole only.",
+    )
     resources: tuple[Kind, ...] = knob(
         "memory,count",
         some_of(*OF_GPUS),

@@ -408,7 +408,7 @@ class FollowedCluster:
 
 def _shares(candidate: Candidate) -> bool:
     """Return whether a node shares its GPUs, gives MIG instances to pods, or claims to."""
-    return bool(candidate.rooms or candidate.gpus.instances or candidate.gpus.problem)
+    return bool(candidate.rooms or candidate.gpus.instances or candidate.gpus.fault)
 
 
 def _waits_for(each: FollowedPod, claims: Container[tuple[str, str]]) -> bool:

@@ -57,6 +57,33 @@ def test_the_cgroup_of_a_container_is_found_in_every_shape(tmp_path: Path, shape
     assert CgroupTree(root).leaves({OWNER}) == {OWNER: str(root / shape)}
 
 
+STRAYS = {
+    "below containerd's unit": f"system.slice/containerd.service/{Path(SCOPE).name}:cri-containerd:{ID}",
+    "at the root": f"{Path(SCOPE).name}:cri-containerd:{ID}",
+    "cgroup v1": f"memory/system.slice/k3s.service/{Path(SCOPE).name}:cri-containerd:{ID}",
+    "kind": f"docker.slice/docker-{OTHER}.scope/system.slice/containerd.service/{Path(SCOPE).name}:cri-containerd:{ID}",
+    "docker": f"{Path(SCOPE).name}/{ID}",
+}
+
+
+@pytest.mark.parametrize("shape", STRAYS.values(), ids=STRAYS)
+def test_a_container_outside_of_the_kubelets_tree_is_found(tmp_path: Path, shape: str) -> None:
+    """The kubelet's driver is systemd, and the runtime's cgroupfs: the kubelet's cgroup of the pod stays empty."""
+    above = {"cgroup v1": "memory/", "kind": f"docker.slice/docker-{OTHER}.scope/"}
+    prefix = next((above[name] for name, each in STRAYS.items() if each == shape and name in above), "")
+    root = made(tmp_path, shape, prefix + SCOPE, "system.slice/kubelet.service", "init.scope")
+    tree = CgroupTree(root)
+    assert tree.leaves({OWNER}) == {OWNER: str(root / shape)}
+    assert tree.leaves({OWNER, CgroupOwner(UID, OTHER)}) == {OWNER: str(root / shape)}
+
+
+def test_a_container_that_ended_is_sought_in_its_pod_only(tmp_path: Path, opened: Opened) -> None:
+    root = made(tmp_path, f"{SCOPE}/cri-containerd-{OTHER}.scope", "system.slice/containerd.service")
+    opened.clear()
+    assert CgroupTree(root).leaves({OWNER}) == {}
+    assert not any("system.slice" in str(path) for path in opened)
+
+
 def test_the_monitor_of_a_container_is_not_the_container(tmp_path: Path) -> None:
     root = made(tmp_path, f"{SCOPE}/crio-conmon-{ID}.scope")
     assert CgroupTree(root).leaves({OWNER}) == {}

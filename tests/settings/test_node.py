@@ -598,6 +598,7 @@ def test_what_the_kubelet_was_told_waits_for_a_restart() -> None:
     """Device IDs, resource names, options, directories, the API: all were used to set up what is running."""
     assert {knob.name for knob in knobs_of(NodeSettings) if not knob.live} == {
         *("gpus", "exclude_gpus", "share_size", "reserve", "domain", "memory_resource", "count_resource", "resources"),
+        "unified_memory",
         *("pre_start", "device_plugin_dir", "pod_resources_socket", "node_name", "api", "http", "log_format"),
         *("mps_dir", "memory_dir", "extra_grant", "cdi_dir", "mig_domain"),
     }

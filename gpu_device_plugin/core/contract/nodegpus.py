@@ -36,6 +36,8 @@ NOT_READ_YET = Cordon("the node's agent", why="it has not read yet that the GPU 
 _NOTHING: frozenset[Any] = frozenset()
 _MOST_SHARES = 1 << 20
 _MOST_MIB = 1 << 40
+_MOST_UNREAD, _LONGEST_SENTENCE = 16, 400
+"""The most sentences on what is not read, and characters of each."""
 _LEVELS = {level.name.lower(): level for level in Closeness}
 _UNEXPLAINED = "it is out of service"
 _OTHERWISE = "a container has it in the other way of giving MIG instances, which was changed on this node"
@@ -121,6 +123,8 @@ class NodeGpus:
     counts."""
     gone: tuple[ListedGpu, ...] = ()
     """MIG instances that exist no more and that no container holds: their positions stay taken."""
+    unread: tuple[str, ...] = ()
+    """A sentence on each GPU or MIG instance that the node's driver counts and its agent could not list."""
     cordons_fault: str = ""
     """Why the cordons of the node cannot be read, so that none holds; empty: they can."""
     models: frozenset[str] = field(init=False, repr=False, compare=False)
@@ -150,7 +154,12 @@ class NodeGpus:
 
     @property
     def fault(self) -> str:
-        """The `problem` where something is wrong: that a node serves claims is none."""
+        """All that is wrong with the node: a `problem`, and GPUs that are not read. That it serves claims is none."""
+        return "; ".join(filter(None, (self.unusable, *self.unread)))
+
+    @property
+    def unusable(self) -> str:
+        """The `problem` where something is wrong."""
         return "" if self.claims and not self.away else self.problem
 
     @property
@@ -269,6 +278,7 @@ def node_gpus(
         away=away,
         claims=claims,
         links=shares.links(inventory.links),
+        unread=inventory.unread,
     )
 
 
@@ -309,6 +319,8 @@ def write_node_gpus(node: NodeGpus) -> str:
     }
     # Before the links, the text of which is the same on machines of one kind: readers cache by it.
     fields |= {key: value for key, value in apart.items() if value}
+    if node.unread:
+        fields["unread"] = [sentence[:_LONGEST_SENTENCE] for sentence in node.unread[:_MOST_UNREAD]]
     fields["links"] = [(a, b, closeness.name.lower(), nvlinks) for a, b, closeness, nvlinks in node.links.pairs]
     rare = {"away": node.away, "claims": node.claims}
     return json.dumps(fields | {key: True for key, value in rare.items() if value}, separators=(",", ":"))
@@ -365,6 +377,7 @@ def read_node_gpus(text: str, known: MutableMapping[str, Links] | None = None) -
         claims=node.get("claims") is True,
         policy=_text(node, "policy") or None,
         driver=_text(node, "driver") or None,
+        unread=_sentences(node.get("unread")),
         links=_links(node.get("links", []), text.rpartition('"links":')[2], {} if known is None else known),
     )
 
@@ -394,6 +407,12 @@ def _gpu(fields: Any, least: int) -> ListedGpu:
         instance=_instance(fields["mig"]) if "mig" in fields else None,
         cordon=NOT_READ_YET if fields.get("cordoned") is True else None,
     )
+
+
+def _sentences(listed: Any) -> tuple[str, ...]:
+    """Return the sentences in a list; those that are none, or too many, are left out."""
+    texts = listed[:_MOST_UNREAD] if isinstance(listed, list) else ()
+    return tuple(text[:_LONGEST_SENTENCE] for text in texts if isinstance(text, str) and text and text.isprintable())
 
 
 def _instance(fields: Any) -> ListedInstance:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -70,7 +70,7 @@ class Gpu:
     product: str
     """The product name as NVML prints it, for example ``Tesla T4``, or ``NVIDIA H100 80GB HBM3 MIG 1g.10gb``."""
     total_mib: int
-    """Memory on the card, or of the instance, MiB, rounded down."""
+    """Memory on the card, or of the instance, MiB, rounded down; of a `unified` GPU that of the machine."""
     reserved_mib: int = 0
     """The part of `total_mib` that the driver keeps for itself (NVML's second memory call), MiB, rounded up."""
     minor: int | None = None
@@ -85,6 +85,8 @@ class Gpu:
     """NVIDIA's name of its generation, for example ``Ada Lovelace``. None: the driver does not tell, or is too new."""
     instance: MigInstance | None = None
     """None: it is a whole GPU."""
+    unified: bool = False
+    """It has no memory of its own, but that of the machine (GB10, Jetson), of which the driver tells nothing."""
 
     @property
     def capacity_mib(self) -> int:
@@ -150,6 +152,18 @@ class Inventory:
     """The node's cgroup version; None if unknown."""
     order: tuple[Gpu, ...] = ()
     """The GPUs by their positions when the agent started, MIG instances that existed before and are gone included."""
+    unread: tuple[str, ...] = ()
+    """A sentence on each GPU or MIG instance that the driver counts and that could not be listed."""
+
+    def with_unified(self, mib: int) -> Inventory:
+        """Return it with so much memory of the machine for each GPU that has none of its own; 0: it is as it was."""
+        if not mib or not any(gpu.unified for gpu in (*self.gpus, *self.order)):
+            return self
+        gpus, order = (
+            tuple(replace(gpu, total_mib=mib, unified=False) if gpu.unified else gpu for gpu in each)
+            for each in (self.gpus, self.order)
+        )
+        return replace(self, gpus=gpus, order=order)
 
     @property
     def cards_mib(self) -> Mapping[str, int]:

@@ -59,10 +59,12 @@ def shares_of(gpu: Gpu, share_mib: int, reserve_mib: int = 0) -> int:
     """Return the number of shares of `share_mib` MiB that a GPU is cut into.
 
     The memory that the driver reserves and `reserve_mib` (kept back on every GPU by configuration) are not shared. A
-    GPU in MIG mode has no shares.
+    GPU in MIG mode has no shares, and one with the machine's memory is one share: nobody can have a part of it.
     """
     if gpu.mig:
         return 0
+    if gpu.unified:
+        return 1
     return max(0, gpu.capacity_mib - reserve_mib) // share_mib
 
 

@@ -53,6 +53,17 @@ def unknown_exclusions(excluded: Iterable[str], inventory: Inventory) -> str:
     return f"--exclude-gpus names {', '.join(unknown)}, but this node has no such GPU; see nvidia-smi -L, and use UUIDs"
 
 
+def misread_exclusions(excluded: Iterable[str], inventory: Inventory, shares: Shares) -> str:
+    """Return a sentence on the excluded numbers that mean another GPU to people, who read positions; empty if none."""
+    by_index = {str(gpu.index): gpu.uuid for gpu in inventory.gpus if gpu.instance is None}
+    here = {str(shared.position): shared.gpu.card for shared in shares.gpus}
+    others = [name for name in excluded if name in by_index and here.get(name, by_index[name]) != by_index[name]]
+    if not others:
+        return ""
+    which = ", ".join(f"{name}, by which nvidia-smi counts {by_index[name]}" for name in others)
+    return f"--exclude-gpus names {which}; this node's list counts another GPU so, therefore use UUIDs"
+
+
 def share_id(uuid: str, number: int) -> str:
     """Return the device ID of one share of gpu-mem. A whole GPU's device ID is its UUID."""
     return f"{uuid}{_SEPARATOR}{number}"
@@ -82,7 +93,7 @@ class SharedGpu:
     """Those of `listed` through which it is given to new containers."""
     gone: bool = False
     """A MIG instance that exists no more, or a GPU in MIG mode since an earlier agent: it keeps its position, and the
-    IDs that it has in `listed`."""
+    IDs that it has in `listed`. Or it is `vacant`."""
     card: int | None = None
     """Of a MIG instance: the position of the first instance of its GPU, which they have in common."""
 
@@ -91,6 +102,11 @@ class SharedGpu:
         if listing not in self.listed:
             return ()
         return self.shares if listing[0] is Kind.MEMORY else (self.gpu.uuid,)
+
+    @property
+    def vacant(self) -> bool:
+        """Whether it only has a number, so that those behind it keep theirs: a GPU that is excluded, or too small."""
+        return self.gone and self.gpu.instance is None and not self.gpu.mig
 
     @property
     def name(self) -> str:
@@ -137,25 +153,28 @@ class Shares:
         before = {gpu.uuid for gpu in inventory.order}
         known = [self._known(shared, now.get(shared.gpu.uuid), excluded, mig) for shared in self.gpus]
         names = {shared.gpu.uuid for shared in known}
+        given_before = {shared.gpu.uuid for shared in known if not shared.vacant}
         cards = {shared.gpu.card: shared.card for shared in known if shared.card is not None}
         left_out: list[tuple[Gpu, str]] = []
         for gpu in {gpu.uuid: gpu for gpu in (*inventory.order, *inventory.gpus)}.values():
             here = gpu if gpu.instance is None else now.get(gpu.uuid)
             why = self._why_not(gpu, excluded, mig, inventory)
-            if why and here is not None and (gpu.uuid not in names or gpu.instance is not None):
+            if why and here is not None and (gpu.uuid not in given_before or gpu.instance is not None):
                 left_out.append((gpu, why))
             if gpu.uuid in names:
                 continue
             keeps_position = gpu.uuid in before and (gpu.mig or gpu.instance is not None)
             given = gpu.instance is None or (mig is not MigMode.OFF and not _with_its_card(gpu, excluded))
-            if keeps_position or (given and not why and not gpu.mig):
+            # A GPU that is not given has a position all the same: otherwise those behind it would have other numbers.
+            if keeps_position or (given and not gpu.mig and (not why or gpu.instance is None)):
                 at = len(known)
                 card = None if gpu.instance is None else cards.setdefault(gpu.card, at)
-                vacant = SharedGpu(gpu, at, (), frozenset(), frozenset(), gone=True, card=card)
-                known.append(vacant if why and gpu.instance is None else self._known(vacant, here, excluded, mig))
+                kept = bool(why) and gpu.instance is None
+                new = SharedGpu(gpu, at, (), frozenset(), frozenset(), gone=kept, card=card)
+                known.append(new if kept else self._known(new, here, excluded, mig))
         self._check(known, limit)
         places = {name: (shared.position, n) for shared in known for n, name in enumerate(shared.shares)}
-        places.update((shared.gpu.uuid, (shared.position, -1)) for shared in known)
+        places.update((shared.gpu.uuid, (shared.position, -1)) for shared in known if not shared.vacant)
         return Shares(self.share_mib, self.reserve_mib, tuple(known), tuple(left_out), mig, places)
 
     def _known(self, shared: SharedGpu, gpu: Gpu | None, excluded: frozenset[str], mig: MigMode) -> SharedGpu:
@@ -163,6 +182,8 @@ class Shares:
 
         `gpu` are the facts; None: the driver lists it no more. Of whole GPUs the driver forgets none.
         """
+        if shared.vacant:
+            return shared  # what keeps it from being given is not decided anew while the agent runs
         if gpu is None:
             whole = shared.gpu.instance is None
             return shared if whole else replace(shared, offered=frozenset(), gone=True)
@@ -175,7 +196,8 @@ class Shares:
             way: Listing = SHARES if mig is MigMode.SHARE else (Kind.INSTANCE, gpu.instance.profile)
             offered = frozenset[Listing]() if barred or smaller or mig is MigMode.OFF else frozenset({way})
         else:
-            offered = OF_GPU if shared.listed or not gpu.mig else frozenset[Listing]()
+            given = frozenset({WHOLE_GPUS}) if gpu.unified else OF_GPU
+            offered = given if shared.listed or not gpu.mig else frozenset[Listing]()
         listed = shared.listed | offered
         return SharedGpu(gpu, shared.position, ids, listed, offered, gpu.mig and not listed, shared.card)
 
@@ -271,10 +293,18 @@ class Shares:
         place = self._places.get(uuid)
         return None if place is None else self.gpus[place[0]]
 
+    def name_of(self, gpu: Gpu) -> str:
+        """Return the name of a GPU for people, whether it is shared or not: its number if it has one, else its UUID."""
+        shared = next((shared for shared in self.gpus if shared.gpu.uuid == gpu.uuid), None)
+        if shared is not None:
+            return shared.name
+        kind = "GPU" if gpu.instance is None else "MIG instance"
+        return f"the {kind} {gpu.uuid} (nvidia-smi counts it as {gpu.label})"
+
     @property
     def capacity_mib(self) -> Mapping[str, int]:
         """What containers can use of the memory of each GPU, by UUID."""
-        return {shared.gpu.uuid: shared.gpu.capacity_mib for shared in self.gpus}
+        return {shared.gpu.uuid: shared.gpu.capacity_mib for shared in self.gpus if not shared.vacant}
 
     def links(self, links: Iterable[Link]) -> Links:
         """Return the connections between the shared GPUs, by position."""

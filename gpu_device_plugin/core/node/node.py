@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.gpus import NO_LINKS
 from gpu_device_plugin.core.model.placing import Room
-from gpu_device_plugin.core.model.shares import SHARES
+from gpu_device_plugin.core.model.shares import OF_GPU, SHARES
 from gpu_device_plugin.core.node.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -87,5 +87,5 @@ class Node:
         return max(0, max(free, default=0))
 
     def rooms(self) -> tuple[Room, ...]:
-        """Return the state of every GPU whose memory is shared for a demand, by our own ledger."""
-        return tuple(self.room(shared) for shared in self.shares.gpus if SHARES in shared.listed)
+        """Return the state of every GPU that is shared, or given whole, for a demand, by our own ledger."""
+        return tuple(self.room(shared) for shared in self.shares.gpus if shared.listed & OF_GPU)

@@ -20,7 +20,7 @@ from gpu_device_plugin.core.model.gpus import NO_LINKS, Inventory, Links
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.placing import FIT, POLICIES
 from gpu_device_plugin.core.model.resources import Kind, Resource
-from gpu_device_plugin.core.model.shares import TooManySharesError, unknown_exclusions
+from gpu_device_plugin.core.model.shares import TooManySharesError, misread_exclusions, unknown_exclusions
 from gpu_device_plugin.core.node.enforcement import (
     AUTO,
     LIMITS,
@@ -65,6 +65,8 @@ class NodeInputs:
     limits: str = AUTO
     refuse: bool = False
     """Where the wanted means of limiting is not there, containers are refused; otherwise their limits are advisory."""
+    unified_mib: int = 0
+    """The machine's memory that a GPU without memory of its own shares; 0: it is given whole."""
     excluded: tuple[str, ...] = ()
     """UUIDs or NVML indexes of the GPUs that are not shared."""
     resources: tuple[Resource, ...] = ()
@@ -173,7 +175,7 @@ def derive(inputs: NodeInputs, before: NodeConfig) -> NodeConfig:
         TooManySharesError: the first GPUs are cut into more shares than a kubelet can handle; or only a new process
             can share the present ones.
     """
-    labels, inventory = inputs.labels or {}, inputs.inventory
+    labels, inventory = inputs.labels or {}, inputs.inventory.with_unified(inputs.unified_mib)
     mig = mig_mode(inputs.mig, labels.get(MIG_LABEL, ""))
     shares, links, too_many = before.shares, before.links, before.too_many
     if (inventory, mig) != (before.inventory, shares.mig):
@@ -221,7 +223,15 @@ def derive(inputs: NodeInputs, before: NodeConfig) -> NodeConfig:
         evict=inputs.evict,
         remarks=(
             *ignored_labels(labels).values(),
-            *filter(None, (unknown_exclusions(inputs.excluded, inventory), shares.why_none)),
+            *inventory.unread,
+            *filter(
+                None,
+                (
+                    unknown_exclusions(inputs.excluded, inventory),
+                    misread_exclusions(inputs.excluded, inventory, shares),
+                    shares.why_none,
+                ),
+            ),
         ),
         missing=chosen.missing,
         too_many=too_many,
@@ -267,6 +277,8 @@ def out_of_service(reasons: Mapping[str, Sequence[str]], shares: Shares) -> Mapp
     unhealthy = dict(failed)
     for shared in shares.gpus:
         gpu = shared.gpu
+        if shared.vacant:
+            continue
         if shared.gone:
             unhealthy[gpu.uuid] = IN_MIG_MODE if gpu.instance is None else GONE
         elif gpu.mig:

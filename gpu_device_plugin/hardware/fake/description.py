@@ -11,6 +11,7 @@ which models there are, if need be with their memory and the MIG instances of ea
       - {model: H200, count: 2, memory: 141GiB, numa: 1}
       - {product: Some Card, memory: 7GiB, reserved: 100MiB, uuid: GPU-..., minor: 3, pci: "0000:3b:00.0"}
       - {model: H200, memory_limits: true}    # its driver can limit the memory of a cgroup
+      - {model: GB10, memory: 64GiB}          # `unified` of its own: the machine's memory; a driver tells none
       - {model: L4, architecture: null}       # its driver does not tell
       - {model: H100, mig: true}              # in MIG mode, without instances
       - {model: H100, mig: 3g.40gb/1g.10gb*2} # its MIG instances, or one by one, each with more to say of it:
@@ -57,7 +58,7 @@ from itertools import combinations
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.fake import value_forms as forms
 from gpu_device_plugin.hardware.fake.fake_condition import CONDITION
-from gpu_device_plugin.hardware.fake.gpu_models import MODELS
+from gpu_device_plugin.hardware.fake.gpu_models import MODELS, UNIFIED
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError, Where
 
 TYPE_CHECKING = False  # see hardware/driver.py
@@ -261,6 +262,7 @@ def _gpu(where: Where, model: str | None, fields: Fields, position: int, count: 
         "numa": position * 2 // count,
         "mig": False,
         "memory_limits": False,
+        "unified": model in UNIFIED,
         "architecture": architecture,
         **_AFTER_RESET,
         "processes": 0,
@@ -412,6 +414,7 @@ _GPU: Readers = {
     "pci": forms.or_null(forms.text),
     "numa": forms.or_null(forms.whole),
     "memory_limits": forms.switch,
+    "unified": forms.switch,
     "architecture": forms.or_null(forms.text),
     **_STATE,
 }

@@ -82,7 +82,9 @@ class Fake:
             "cgroup": node["cgroup"],
             "left_out": len(gpus) - len(listed),
             "troubles": [
-                f"GPU {gpu['index']} is left out, it cannot be read: GPU is lost (15)" for gpu in gpus if gpu["lost"]
+                f"the GPU that nvidia-smi counts as {gpu['index']} is left out, it cannot be read: GPU is lost (15)"
+                for gpu in gpus
+                if gpu["lost"]
             ],
         }
 
@@ -339,15 +341,23 @@ def _gpu_record(gpu: Fields) -> Record:
         "mig": gpu["mig"],
         "memory_limits": gpu["memory_limits"],
         "architecture": gpu["architecture"],
+        "unified": gpu["unified"],
         "instance": None,
     }
 
 
-def _used_mib(gpu: Fields) -> int:
-    """Return the memory in use: that of the described processes and instances, unless the description says more."""
+def _used_mib(gpu: Fields) -> int | None:
+    """Return the memory in use: that of the described processes and instances, unless the description says more.
+
+    None: a driver does not tell it.
+    """
+    return None if gpu.get("unified") else _in_use_mib(gpu)
+
+
+def _in_use_mib(gpu: Fields) -> int:
     processes = gpu["processes"] if isinstance(gpu["processes"], list) else []
     used: int = gpu["used"]
-    of_instances = sum(map(_used_mib, gpu.get("instances", ())))
+    of_instances = sum(map(_in_use_mib, gpu.get("instances", ())))
     return max(used, sum(process["used"] or 0 for process in processes) + of_instances)
 
 

@@ -34,10 +34,18 @@ MODELS: Mapping[str, tuple[str, int, int, int, str]] = {
     "H200": ("NVIDIA H200", 143771, 615, 18, "Hopper"),
     "B200": ("NVIDIA B200", 183359, 719, 18, "Blackwell"),
     "GB200": ("NVIDIA GB200", 189471, 719, 18, "Blackwell"),
+    "B300": ("NVIDIA B300 SXM6 AC", 275040, 719, 18, "Blackwell"),
+    "GB300": ("NVIDIA GB300", 284208, 719, 18, "Blackwell"),
+    "GH200": ("NVIDIA GH200 480GB", 97871, 572, 0, "Hopper"),
+    "RTXPRO6000": ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 97887, 636, 0, "Blackwell"),
+    # The driver tells no memory; this is MemTotal of a DGX Spark.
+    "GB10": ("NVIDIA GB10", 124610, 0, 0, "Blackwell"),
     "RTX3090": ("NVIDIA GeForce RTX 3090", 24576, 317, 0, "Ampere"),
     "RTX4090": ("NVIDIA GeForce RTX 4090", 24564, 402, 0, "Ada Lovelace"),
     "RTX5090": ("NVIDIA GeForce RTX 5090", 32607, 516, 0, "Blackwell"),
 }
+UNIFIED = frozenset({"GB10"})
+"""The models with the memory of the machine."""
 
 
 # Slices of compute, attributes, slices of the memory, most instances, and beginnings, as `nvidia-smi mig -lgip` and

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-NO_PERMISSION = 4
+NOT_SUPPORTED, NO_PERMISSION = 3, 4
 LOST = frozenset({6, 15, 28})
 """NVML_ERROR_NOT_FOUND, _GPU_IS_LOST, _GPU_NOT_FOUND."""
 _FATAL = LOST | {16}  # NVML_ERROR_RESET_REQUIRED
@@ -48,13 +48,13 @@ def memory(nvml: Any, handle: Any) -> tuple[Any, int]:
 def used_mib(nvml: Any, handle: Any, *, mig: bool | None = False) -> int | None:
     """Return the memory in use on a GPU or MIG instance, in MiB; raise NVMLError if it cannot be read.
 
-    With `mig` it is one in MIG mode, or an instance: the driver tells its memory to callers with privileges only, and
-    None is returned to all others.
+    None: the GPU has the machine's memory, of which the driver tells nothing; or, with `mig`, it is one in MIG mode or
+    an instance, whose memory the driver tells to callers with privileges only.
     """
     try:
         found, _ = memory(nvml, handle)
     except nvml.NVMLError as error:
-        if mig and error.value == NO_PERMISSION:
+        if error.value == NOT_SUPPORTED or (mig and error.value == NO_PERMISSION):
             return None
         raise
     used: int = found.used // MIB

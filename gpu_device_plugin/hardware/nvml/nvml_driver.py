@@ -1,4 +1,4 @@
-"""The driver port over NVML. Only a GPU's UUID and memory are required; every other property may be unavailable."""
+"""The driver port over NVML. Of a GPU its UUID is required, and the memory that it has; all else may be unknown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pynvml
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.driver import HardwareError
 from gpu_device_plugin.hardware.nvml import nvml_calls, nvml_links, nvml_use
-from gpu_device_plugin.hardware.nvml.nvml_calls import LOST, MIB, NO_PERMISSION, text
+from gpu_device_plugin.hardware.nvml.nvml_calls import LOST, MIB, NO_PERMISSION, NOT_SUPPORTED, text
 from gpu_device_plugin.hardware.nvml.nvml_condition import ConditionReader
 
 TYPE_CHECKING = False  # see hardware/driver.py
@@ -74,13 +74,14 @@ class Nvml:
         HardwareError: NVML cannot be used, on opening.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - all but the first are for tests
         self,
         nvml: Any = pynvml,
         pci_devices: str = "/sys/bus/pci/devices",
         cgroups: str = "/sys/fs/cgroup",
         own_cgroup: str = "/proc/self/cgroup",
         mig_minors: str = "/proc/driver/nvidia-caps/mig-minors",
+        meminfo: str = "/proc/meminfo",
     ) -> None:
         """Load NVML through `nvml`, the module pynvml or a stand-in for it; the others are files of kernel and driver.
 
@@ -92,6 +93,7 @@ class Nvml:
         self._cgroups = cgroups
         self._own_cgroup = own_cgroup
         self._mig_minors = mig_minors
+        self._meminfo = meminfo
         self._gpus: dict[str, Any] = {}
         self._divided: dict[str, Instances] = {}
         """The instances of each GPU in MIG mode."""
@@ -133,7 +135,8 @@ class Nvml:
             except nvml.NVMLError as error:
                 # Its instances would seem to be destroyed if it were listed without them.
                 advice = f"; {_PRIVILEGES}" if error.value == NO_PERMISSION else ""
-                troubles.append(f"GPU {index} is left out, its MIG instances cannot be listed: {text(error)}{advice}")
+                why = f"its MIG instances cannot be listed: {text(error)}{advice}"
+                troubles.append(f"{self._name(index)} is left out, {why}")
                 continue
             troubles += unread
             gpus.append(gpu)
@@ -141,10 +144,10 @@ class Nvml:
             self._uuids[_address(handle)] = gpu["uuid"]
         if failures and not gpus and not troubles and failures[0][1].value in _KINDS:
             raise _opening_failed(failures[0][1])  # the error concerns this container, not every single GPU
-        troubles += [f"GPU {index} is left out, it cannot be read: {text(error)}" for index, error in failures]
+        troubles += [f"{self._name(index)} is left out, it cannot be read: {text(error)}" for index, error in failures]
         left_out = len(troubles)
         if self._unseen:
-            which = f"GPU{'s' * (len(self._unseen) > 1)} {', '.join(map(str, self._unseen))}"
+            which = ", ".join(map(self._name, self._unseen))
             troubles.append(
                 f"the driver may not show all MIG instances of {which} and not tell of their failures; {_PRIVILEGES}"
             )
@@ -234,7 +237,7 @@ class Nvml:
 
     def _describe(self, index: int, handle: Any) -> Record:
         mig = bool(self._mig(handle))
-        total_mib, reserved_mib = self._size(index, handle, mig=mig)
+        total_mib, reserved_mib, unified = self._size(index, handle, mig=mig)
         info = self._optional("nvmlDeviceGetPciInfo", handle)
         # As Linux writes it: NVML's domain has eight digits.
         pci = info and f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
@@ -250,22 +253,46 @@ class Nvml:
             "mig": mig,
             "memory_limits": self._has_limits(handle),
             "architecture": _ARCHITECTURES.get(self._optional("nvmlDeviceGetArchitecture", handle)),
+            "unified": unified,
             "instance": None,
         }
 
-    def _size(self, index: int, handle: Any, *, mig: bool) -> tuple[int, int]:
-        """Return the memory of a GPU and what the driver reserves of it, in MiB."""
+    def _name(self, index: int) -> str:
+        """Return a GPU by what the driver tells of it: nobody but nvidia-smi counts one that the node does not list."""
+        nvml = self._nvml
+        try:
+            uuid = nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index))
+        except nvml.NVMLError:
+            return f"the GPU that nvidia-smi counts as {index}"
+        return f"the GPU {uuid} (nvidia-smi counts it as {index})"
+
+    def _size(self, index: int, handle: Any, *, mig: bool) -> tuple[int, int, bool]:
+        """Return the memory of a GPU and what the driver reserves of it, in MiB, and whether it is the machine's."""
         try:
             memory, reserved = nvml_calls.memory(self._nvml, handle)
         except self._nvml.NVMLError as error:
+            # So do GB10 and Jetson answer. An instance of MIG has memory of its own.
+            if error.value == NOT_SUPPORTED and not mig and (machine_mib := self._machine_mib()):
+                return machine_mib, 0, True
             if not mig or error.value != NO_PERMISSION:
                 raise
             # The memory of a GPU in MIG mode is told to callers with privileges only. Only people read it.
             from gpu_device_plugin.hardware.nvml.nvml_mig import whole_mib  # noqa: PLC0415 - as above
 
             self._unseen.append(index)
-            return whole_mib(self._nvml, handle), 0
-        return memory.total // MIB, -(-reserved // MIB)
+            return whole_mib(self._nvml, handle), 0, False
+        if not memory.total and not mig and (machine_mib := self._machine_mib()):
+            return machine_mib, 0, True
+        return memory.total // MIB, -(-reserved // MIB), False
+
+    def _machine_mib(self) -> int:
+        """Return the memory of the machine in MiB; 0 if it is not known."""
+        try:
+            with open(self._meminfo, encoding="ascii", errors="replace") as file:  # noqa: PTH123 - as above
+                words = next((line.split() for line in file if line.startswith("MemTotal:")), [])
+            return int(words[1]) // 1024
+        except (OSError, ValueError, IndexError):
+            return 0
 
     def _mig(self, handle: Any) -> bool | None:
         mode = self._optional("nvmlDeviceGetMigMode", handle)

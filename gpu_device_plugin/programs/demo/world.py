@@ -331,9 +331,10 @@ async def world(api: ApiServer, node: str, gpus: str, *, metrics: bool = False, 
     """
     settings = Sources(NodeSettings, flags={"gpus": gpus, **_WITH_PROCESSES, **more}, environ={}).read()
     view = await _look(gpus)
-    shares = Shares(settings.share_size_mib).with_inventory(view.inventory, mig=MigMode(settings.mig))
+    inventory = view.inventory.with_unified(settings.unified_memory_mib)
+    shares = Shares(settings.share_size_mib).with_inventory(inventory, mig=MigMode(settings.mig))
     if not shares.any_listed:
-        why = "; ".join(f"GPU {gpu.label} is not shared: {why}" for gpu, why in shares.left_out) or view.sentence
+        why = "; ".join(f"{shares.name_of(gpu)} is not shared: {why}" for gpu, why in shares.left_out) or view.sentence
         raise DemoError(f"No GPUs to share: {why}")
     with TemporaryDirectory(prefix="gs") as folder:
         root = Path(folder)

@@ -230,6 +230,7 @@ async def examined(
         share_mib=settings.share_size_mib,
         share_mib_in_force=StateFile(folder, SHARE_SIZE).number(),
         reserve_mib=settings.reserve_mib,
+        unified_mib=settings.unified_memory_mib,
         exclude_gpus=settings.exclude_gpus,
         mig=settings.mig,
         mig_present=_instances_present(root or Path("/"), view.inventory),

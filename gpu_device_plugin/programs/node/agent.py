@@ -127,6 +127,7 @@ class NodeAgent:
             self.reconciler.checkpoint_entries,
             SavedGuarantees(settings.device_plugin_dir),
             waiting=tuple if cluster is None else cluster.waiting.waiting,
+            withheld=lambda: config.value.withheld,
         )
         self.entries: Observable[tuple[DeviceHold, ...]] = Observable(())
         """What each container holds: by the kubelet's checkpoint, and by the claims that were prepared."""
@@ -142,6 +143,7 @@ class NodeAgent:
             ended=lambda: self.kubelet_records.over,
             mps_servers=lambda: frozenset(pid for gpu in self.mps.gpus.values() for pid in gpu.server_pids),
             measured=lambda: self.verification.measured,
+            alone=self.conflicting_plugins.alone,
             complete=lambda: all(hold.granted_at is None for hold in self.state.node.ledger.holds.values()),
             processes=procfs.ProcessOwners(proc),
             host_pids=partial(procfs.in_nodes_namespace, proc),
@@ -159,7 +161,7 @@ class NodeAgent:
         if cluster is not None:
             from gpu_device_plugin.programs.node.use.evictor import Evictor, GpuFailures  # noqa: PLC0415 - see node_api.reach_api
 
-            self.evictor = Evictor(cluster, self.metrics, self.settings)
+            self.evictor = Evictor(cluster, self.metrics, self.settings, alone=self.conflicting_plugins.alone)
             self.failures = GpuFailures(
                 self.hardware.view, self.state, self.settings, self.use_watch.holdings, self.evictor
             )

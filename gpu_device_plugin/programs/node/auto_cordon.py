@@ -41,7 +41,7 @@ class AutoCordon:
         """Act on a reading of all GPUs. A cordon that cannot be written is tried again with the next one."""
         now, config = self.clock(), self._config.value
         self._faults = self._faults.after(conditions, self._settings.value.cordon_on, now)
-        shared = {each.gpu.card for each in config.shares.gpus}
+        shared = {each.gpu.card for each in config.shares.gpus if not each.vacant}
         for uuid, why in self._faults.due(now).items():
             if uuid not in shared:
                 continue

@@ -57,6 +57,9 @@ class ListFullError(Exception):
     """The device list is full of MIG instances that are not offered any more; a new process lists them no longer."""
 
 
+UNIFIED = "its memory is the machine's; --unified-memory says how much of that is shared"
+
+
 def initial(settings: NodeSettings) -> NodeConfig:
     """Return the configuration of a node of which nothing but the settings is known yet.
 
@@ -95,6 +98,7 @@ def _inputs(settings: NodeSettings, extra: ExtraGrant | None) -> NodeInputs:
         serve=settings.serve,
         limits=settings.limits,
         refuse=settings.limits_fallback == REFUSE,
+        unified_mib=settings.unified_memory_mib,
         excluded=settings.exclude_gpus,
         resources=settings.offered,
         mig_domain=settings.domain_of_mig,
@@ -236,12 +240,13 @@ class Configuration:
         shares = config.shares
         for gpu, reason in shares.left_out:
             if (gpu, reason) not in before.shares.left_out:
-                _log.warning("GPU %s is not shared: %s", gpu.label, reason, extra={"uuid": gpu.uuid})
+                _log.warning("%s is not shared: %s", shares.name_of(gpu), reason, extra={"uuid": gpu.uuid})
         for shared in shares.gpus[len(before.shares.gpus) :]:
             extra = {"uuid": shared.gpu.uuid, "model": shared.gpu.product, "shares": len(shared.shares)}
             if shared.offered:
                 whole = shared.gpu.instance is not None and shares.mig is MigMode.WHOLE
-                _log.info("%s is %s", shared.name, "given whole" if whole else "shared", extra=extra)
+                given = f"given whole: {UNIFIED}" if shared.gpu.unified else "given whole" if whole else "shared"
+                _log.info("%s is %s", shared.name, given, extra=extra)
         if config.too_many not in {"", before.too_many}:
             _log.error("new GPUs are not shared", extra={"why": config.too_many})
         if shares.mig is not before.shares.mig:
@@ -250,7 +255,7 @@ class Configuration:
     def _report(self, config: NodeConfig, before: NodeConfig) -> None:
         for remark in config.remarks:
             if remark not in before.remarks:
-                _log.warning("%s", remark)
+                _log.log(logging.ERROR if remark in config.inventory.unread else logging.WARNING, "%s", remark)
         if config.policy != before.policy:
             _log.info("the policy for choosing GPUs changed", extra={"policy": config.policy})
         if config.limits_summary not in {"", before.limits_summary}:

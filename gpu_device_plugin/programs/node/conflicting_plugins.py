@@ -52,6 +52,11 @@ class ConflictingPlugins:
             return
         self.others.change(found)
 
+    def alone(self) -> bool:
+        """Look at once, and return whether no other program hands out GPUs of this node."""
+        self.look()
+        return not self.others.value
+
     def unmet(self) -> tuple[str, ...]:
         """Return a sentence for each other plugin, for readiness."""
         return tuple(f"{sighting}; {ALLOW}" for sighting in self.others.value)

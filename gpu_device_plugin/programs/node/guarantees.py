@@ -71,6 +71,8 @@ class Guarantees:
     _: KW_ONLY
     waiting: Callable[[], Sequence[WaitingPod]] = tuple
     """Returns the pods that wait for devices."""
+    withheld: Callable[[], str] = lambda: ""
+    """Returns why nothing of the GPUs is given to anybody now; empty: it is."""
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -169,7 +171,8 @@ class Guarantees:
         found = elastics(self._entries.value, wishes, node)
         fresh = {name: known for name, known in self._allowances.items() if now - known[1] < self.again_s / 2}
         self._allowances = fresh
-        allowances = {namespace: allowance for namespace, (allowance, _) in fresh.items()}
+        withheld = self.withheld()
+        allowances = {namespace: withheld or allowance for namespace, (allowance, _) in fresh.items()}
         return found, resize(node, [*chain(*found.values())], expected(waiting), allowances)
 
     async def _read_allowance(self, namespace: str) -> None:

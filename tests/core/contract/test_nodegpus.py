@@ -390,6 +390,25 @@ def test_the_agent_writes_every_gpu_of_its_node() -> None:
     assert " " not in text.replace("Tesla T4", "").replace("NVIDIA A10", "").replace("it fell off the bus", "")
 
 
+def test_gpus_that_are_not_read_are_what_is_wrong_with_the_node() -> None:
+    why = "the GPU GPU-c (nvidia-smi counts it as 2) is left out, it cannot be read: GPU is lost (15)"
+    node = node_gpus(SHARES, replace(INVENTORY, unread=(why,)), {}, "binpack")
+    assert read_node_gpus(write_node_gpus(node)).unread == (why,)
+    assert (node.fault, node.problem) == (why, "")
+    assert replace(node, problem=AWAY, away=True).fault == f"{AWAY}; {why}"
+
+
+@pytest.mark.parametrize("unread", [1, None, "x", [1, "", "a\n"], [["x"]]])
+def test_sentences_that_are_none_are_left_out(unread: object) -> None:
+    assert read_node_gpus(json.dumps({"version": 1, "gpus": [], "unread": unread, "shareMiB": 1})).unread == ()
+
+
+def test_of_what_is_not_read_no_more_is_kept_than_people_read() -> None:
+    many = NodeGpus(share_mib=1, unread=("x" * 1000,) * 100)
+    for found in (json.loads(write_node_gpus(many))["unread"], read_node_gpus(write_node_gpus(many)).unread):
+        assert list(found) == ["x" * 400] * 16
+
+
 def test_the_end_of_the_agent_is_the_last_key_of_the_annotation() -> None:
     there, away = (write_node_gpus(node_gpus(SHARES, INVENTORY, {}, "binpack", away=away)) for away in (False, True))
     assert away == f'{there[:-1]},"away":true}}'

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from gpu_device_plugin.core.model.gpus import Closeness, Gpu, Inventory, Link, Links
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import (
+    SHARES,
     SharedGpu,
     Shares,
     TooManySharesError,
+    misread_exclusions,
     parse_id,
     share_id,
     unknown_exclusions,
@@ -90,7 +92,14 @@ def test_gpus_are_left_out_with_a_reason() -> None:
     )
     shares = Shares(1024, reserve_mib=524).with_inventory(Inventory(gpus), excluded=("GPU-c", "3", "1"))
     # 4,096 - 524 = 3 x 1,024 + 500; 2,048 - 500 - 524 = 1,024
-    assert [(s.gpu.uuid, s.position, len(s.shares)) for s in shares.gpus] == [("GPU-a", 0, 3), ("GPU-f", 1, 1)]
+    given = [(s.gpu.uuid, s.position, len(s.shares)) for s in shares.gpus if s.listed]
+    assert given == [("GPU-a", 0, 3), ("GPU-f", 4, 1)]
+    assert [(s.gpu.uuid, s.position, s.ids(SHARES)) for s in shares.gpus if s.vacant] == [
+        ("GPU-c", 1, ()),
+        ("GPU-d", 2, ()),
+        ("GPU-e", 3, ()),
+    ]
+    assert shares.by_uuid("GPU-c") is None
     assert shares.capacity_mib == {"GPU-a": 4096, "GPU-f": 1548}
     assert {gpu.uuid: why for gpu, why in shares.left_out} == {
         "GPU-b": "excluded by the configuration",
@@ -98,6 +107,37 @@ def test_gpus_are_left_out_with_a_reason() -> None:
         "GPU-d": "excluded by the configuration",
         "GPU-e": "512 MiB, less than one share of 1 GiB",
     }
+
+
+def test_a_gpu_has_its_number_whether_those_before_it_are_given_or_not() -> None:
+    """What people read as GPU 1, and write in a promise, is what nvidia-smi and the exclusion call 1."""
+    there = Inventory((card("GPU-a", 0), card("GPU-b", 1)))
+    shares = Shares(1024).with_inventory(there, excluded=("0",))
+    assert [(s.gpu.uuid, s.name) for s in shares.gpus if s.offered] == [("GPU-b", "GPU 1")]
+    assert shares.why_none == ""
+    again = shares.with_inventory(replace(there, driver_version="2"), excluded=("0",))
+    assert (again.gpus, again.left_out) == (shares.gpus, shares.left_out)
+    restarted = Shares(1024).with_inventory(replace(there, order=there.gpus))
+    assert [(s.gpu.uuid, s.position) for s in restarted.gpus if s.offered] == [("GPU-a", 0), ("GPU-b", 1)]
+
+
+def test_a_number_that_excludes_another_gpu_than_people_read_by_it_is_told() -> None:
+    """The list goes by an earlier listing, in which the two stood the other way round."""
+    a, b = card("GPU-a", 0), card("GPU-b", 1)
+    there = Inventory((a, b), order=(b, a))
+    shares = Shares(1024).with_inventory(there, excluded=("0",))
+    assert [shared.name for shared in shares.gpus if shared.offered] == ["GPU 0"]
+    why = misread_exclusions(("0",), there, shares)
+    assert why.startswith("--exclude-gpus names 0, by which nvidia-smi counts GPU-a; ")
+    assert misread_exclusions(("GPU-a", "1:2"), there, shares) == ""
+    assert misread_exclusions(("0",), Inventory((a, b)), Shares(1024).with_inventory(Inventory((a, b)), ("0",))) == ""
+
+
+def test_a_gpu_is_named_by_its_number_or_without_one_by_its_uuid() -> None:
+    a, b = card("GPU-a", 0, mig=True), card("GPU-b", 1)
+    shares = Shares(1024).with_inventory(Inventory((a, b)))
+    assert shares.name_of(b) == "GPU 0"
+    assert shares.name_of(a) == "the GPU GPU-a (nvidia-smi counts it as 0)"
 
 
 @pytest.mark.parametrize(
@@ -204,7 +244,7 @@ def test_positions_and_ids_only_grow(views: list[list[tuple[str, int, bool]]]) -
         every = [name for s in new.gpus for kind in Kind for name in s.ids((kind, ""))]
         assert len(set(every)) == len(every)
         for shared in new.gpus:
-            assert new.by_uuid(shared.gpu.uuid) is shared
+            assert new.by_uuid(shared.gpu.uuid) is (None if shared.vacant else shared)
             assert all(new.place_of(name) == (shared.position, n) for n, name in enumerate(shared.shares))
         shares = new
 

@@ -9,11 +9,11 @@ import pytest
 
 from gpu_device_plugin.core.contract.cordons import Cordon
 from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsStatus
-from gpu_device_plugin.core.model.gpus import Inventory
+from gpu_device_plugin.core.model.gpus import Gpu, Inventory
 from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.resources import Kind, Resource
-from gpu_device_plugin.core.model.shares import Shares, TooManySharesError
+from gpu_device_plugin.core.model.shares import OF_GPU, WHOLE_GPUS, Shares, TooManySharesError
 from gpu_device_plugin.core.node.health.gpu_health import Cause, GpuHealth, Problem
 from gpu_device_plugin.core.node.kubelet.conflicting_plugins import OTHERS, Detection
 from gpu_device_plugin.core.node.limits.container_grants import Delivery, EnforcementPlan
@@ -156,8 +156,26 @@ def test_exclusions_of_no_gpu_and_gpus_none_of_which_is_shared_are_remarked() ->
     assert config(inventory=Inventory(), excluded=("9",)).remarks == ()
     (unknown,) = config(excluded=("9",)).remarks
     assert unknown.startswith("--exclude-gpus names 9, but this node has no such GPU")
+    swapped = replace(inventory(8, 8), order=tuple(reversed(inventory(8, 8).gpus)))
+    (misread,) = config(inventory=swapped, excluded=("0",)).remarks
+    assert misread.startswith("--exclude-gpus names 0, by which nvidia-smi counts GPU-0")
     excluded = config(excluded=("0", "1"))
     assert excluded.remarks == (excluded.why_none,) == (excluded.shares.why_none,)
+
+
+def test_a_gpu_with_the_memory_of_the_machine_is_given_whole_or_shares_what_the_setting_says() -> None:
+    gpu = Gpu("GPU-u", 0, "NVIDIA GB10", 124610, unified=True)
+    there = Inventory((gpu,), order=(gpu,))
+    (shared,) = config(inventory=there).shares.gpus
+    assert (shared.listed, shared.offered, len(shared.shares)) == (*[frozenset({WHOLE_GPUS})] * 2, 1)
+    assert config(inventory=there).remarks == ()
+    (shared,) = config(inventory=there, unified_mib=64 * 1024).shares.gpus
+    assert (shared.offered, len(shared.shares), shared.gpu.total_mib) == (OF_GPU, 64, 64 * 1024)
+
+
+def test_a_gpu_that_cannot_be_listed_is_remarked() -> None:
+    found = config(inventory=replace(inventory(8), unread=("the GPU GPU-x is left out, it is lost",)))
+    assert found.remarks == ("the GPU GPU-x is left out, it is lost",)
 
 
 # --- Limits -----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from gpu_device_plugin.hardware.driver import CONTEXT_LOST, OTHER, HardwareError
 from gpu_device_plugin.hardware.fake import description
 from gpu_device_plugin.hardware.fake.description import ACTIONS, CLOSENESS, read
 from gpu_device_plugin.hardware.fake.fake_driver import Fake
-from gpu_device_plugin.hardware.fake.gpu_models import MODELS
+from gpu_device_plugin.hardware.fake.gpu_models import MODELS, UNIFIED
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 
 if TYPE_CHECKING:
@@ -60,10 +60,32 @@ def test_b16_b19_every_gpu_is_one_of_its_own_and_the_same_every_time() -> None:
     assert [gpu["numa_node"] for gpu in gpus] == [0, 0, 0, 0, 1, 1, 1, 1]
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [model for model in MODELS if model not in UNIFIED])
 def test_every_model_has_more_memory_than_its_driver_keeps(model: str) -> None:
     (gpu,) = opened(f"fake:1x{model}").inventory()["gpus"]
     assert 0 < gpu["reserved_mib"] < 1024 < gpu["total_mib"]
+
+
+def test_of_a_gpu_with_the_memory_of_the_machine_the_driver_tells_no_use() -> None:
+    driver = opened("fake:1xGB10")
+    (gpu,) = driver.inventory()["gpus"]
+    assert (gpu["product"], gpu["unified"], gpu["total_mib"]) == ("NVIDIA GB10", True, 124610)
+    assert driver.probe()[0]["used_mib"] is None
+    assert driver.use(utilisation=False)[0]["used_mib"] is None
+
+
+@pytest.mark.parametrize(
+    ("model", "product", "gib"),
+    [
+        ("B300", "NVIDIA B300 SXM6 AC", 268),
+        ("GB300", "NVIDIA GB300", 277),
+        ("GH200", "NVIDIA GH200 480GB", 95),
+        ("RTXPRO6000", "NVIDIA RTX PRO 6000 Blackwell Server Edition", 95),
+    ],
+)
+def test_newer_models_are_ready(model: str, product: str, gib: int) -> None:
+    (gpu,) = opened(f"fake:1x{model}").inventory()["gpus"]
+    assert (gpu["product"], gpu["total_mib"] // 1024) == (product, gib)
 
 
 def test_models_are_of_the_generation_that_nvidia_names_and_any_other_gpu_of_none(tmp_path: Path) -> None:
@@ -131,6 +153,7 @@ gpus:
         "mig": True,
         "memory_limits": True,
         "architecture": "Some Generation",
+        "unified": False,
         "instance": None,
     }
 
@@ -244,7 +267,9 @@ def test_a_gpu_that_was_lost_is_found_again_only_by_opening_the_driver_anew(tmp_
     assert [reading.get("lost") for reading in driver.probe()] == [True, None]
     during = Fake(path, clock.now_s - 10, clock=clock).inventory()
     assert ([gpu["index"] for gpu in during["gpus"]], during["left_out"]) == ([1], 1)
-    assert during["troubles"] == ["GPU 0 is left out, it cannot be read: GPU is lost (15)"]
+    assert during["troubles"] == [
+        "the GPU that nvidia-smi counts as 0 is left out, it cannot be read: GPU is lost (15)"
+    ]
     clock.now_s += 20
     assert [reading.get("lost") for reading in driver.probe()] == [True, None]
     again = Fake(path, clock.now_s - 30, clock=clock)

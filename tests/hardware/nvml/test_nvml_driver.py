@@ -24,6 +24,7 @@ NOT_SUPPORTED, NOT_FOUND, FUNCTION_NOT_FOUND, LOST, UNKNOWN, TIMEOUT = 3, 6, 13,
 INVALID_ARGUMENT, NO_PERMISSION = 2, 4
 NONE = 0xFFFFFFFF
 XID, DOUBLE_BIT, RECOVERY = 0x8, 0x2, 0x8000
+MEMORY = ("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMemoryInfo")
 A, B, C = (f"GPU-{letter * 8}" for letter in "abc")
 
 
@@ -182,6 +183,7 @@ def test_everything_the_driver_tells_is_taken(library: Library, tmp_path: Path) 
         "mig": False,
         "memory_limits": False,
         "architecture": "Ampere",
+        "unified": False,
         "instance": None,
     }
     assert (second["numa_node"], third["numa_node"]) == (1, None)  # -1: the kernel does not know
@@ -396,8 +398,43 @@ def test_b7_a_gpu_that_cannot_be_listed_does_not_hide_the_others(library: Librar
     inventory = Nvml(library, "/nowhere").inventory()
     assert [(gpu["uuid"], gpu["index"]) for gpu in inventory["gpus"]] == [(A, 0), (C, 2)]
     assert inventory["left_out"] == 1
-    assert inventory["troubles"] == ["GPU 1 is left out, it cannot be read: GPU is lost (15)"]
+    name = "the GPU that nvidia-smi counts as 1"
+    assert inventory["troubles"] == [f"{name} is left out, it cannot be read: GPU is lost (15)"]
     assert [(link["a"], link["b"]) for link in inventory["links"]] == [(A, C)]
+
+
+def test_a_gpu_that_cannot_be_read_is_named_by_its_uuid_where_the_driver_tells_it(library: Library) -> None:
+    """Without its number for people: no GPU of the node's list has it."""
+    library.fails |= {(name, B): UNKNOWN for name in MEMORY}
+    assert Nvml(library, "/nowhere").inventory()["troubles"] == [
+        f"the GPU {B} (nvidia-smi counts it as 1) is left out, it cannot be read: Unknown Error (999)"
+    ]
+
+
+@pytest.mark.parametrize("answer", [NOT_SUPPORTED, None], ids=["not supported", "nothing"])
+def test_a_gpu_with_the_memory_of_the_machine_is_listed(
+    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: int | None
+) -> None:
+    """GB10 and Jetson tell of no memory, and a driver was seen to tell that there is none."""
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:       127600748 kB\nMemFree:        7976902 kB\n")
+    if answer is None:
+        nothing = SimpleNamespace(total=0, reserved=0, used=0, free=0)
+        monkeypatch.setattr(library, "nvmlDeviceGetMemoryInfo", lambda *_arguments, **_version: nothing)
+    else:
+        library.fails |= dict.fromkeys(MEMORY, answer)
+    driver = Nvml(library, "/nowhere", meminfo=str(meminfo))
+    gpus = [gpu for gpu in driver.inventory()["gpus"] if not gpu["mig"]]
+    assert [(gpu["total_mib"], gpu["reserved_mib"], gpu["unified"]) for gpu in gpus] == [(124610, 0, True)] * 2
+    reading = driver.probe()[0]
+    assert "error" not in reading
+    assert reading["used_mib"] == (0 if answer is None else None)
+    assert driver.use(utilisation=False)[0]["processes"] is not None
+
+
+def test_without_the_machines_memory_a_gpu_that_tells_none_is_left_out(library: Library) -> None:
+    library.fails |= dict.fromkeys(MEMORY, NOT_SUPPORTED)
+    assert Nvml(library, "/nowhere", meminfo="/nowhere").inventory()["left_out"] == 3
 
 
 def test_gpus_that_no_one_may_open_are_a_matter_of_this_container(library: Library) -> None:
@@ -430,7 +467,7 @@ def test_a_gpu_that_needs_a_reset_or_answers_nonsense_is_unreadable(library: Lib
     driver = opened(library)
     library.fails["nvmlDeviceGetMemoryInfo_v2", A] = 16
     library.fails["nvmlDeviceGetMemoryInfo_v2", B] = UNKNOWN
-    library.fails["nvmlDeviceGetMemoryInfo", B] = UNKNOWN
+    library.fails |= {(name, B): UNKNOWN for name in MEMORY}
     assert [reading.get("lost") for reading in driver.probe()] == [False, False, None]
 
 

@@ -153,6 +153,7 @@ def test_the_instances_of_a_gpu_follow_it(library: Divided, tmp_path: Path) -> N
         "mig": False,
         "memory_limits": False,
         "architecture": "Ampere",
+        "unified": False,
         "instance": {
             "parent": C,
             "number": 0,
@@ -216,8 +217,9 @@ def test_a_gpu_whose_memory_may_not_be_told_is_listed_all_the_same(library: Divi
         (ONE, 20096, 1),
     ]
     assert inventory["left_out"] == 0
+    name = f"the GPU {C} (nvidia-smi counts it as 2)"
     assert inventory["troubles"] == [
-        f"the driver may not show all MIG instances of GPU 2 and not tell of their failures; {NO_PRIVILEGES}"
+        f"the driver may not show all MIG instances of {name} and not tell of their failures; {NO_PRIVILEGES}"
     ]
     reading = driver.probe()[2]
     assert ("error" in reading, reading["used_mib"], reading["instances"]) == (False, None, [ONE, TWO, PART])
@@ -229,7 +231,8 @@ def test_several_gpus_whose_memory_may_not_be_told_are_one_trouble(library: Divi
     library.nvmlDeviceGetMigMode = lambda _: [1, 1]
     without_memory(library, A)
     (trouble,) = Nvml(library).inventory()["troubles"]
-    assert "all MIG instances of GPUs 0, 2 and not" in trouble
+    names = ", ".join(f"the GPU {uuid} (nvidia-smi counts it as {index})" for index, uuid in ((0, A), (2, C)))
+    assert f"all MIG instances of {names} and not" in trouble
 
 
 def test_a_size_that_nothing_tells_is_none(library: Divided) -> None:
@@ -279,7 +282,8 @@ def test_a_gpu_whose_instances_cannot_be_listed_is_left_out(
     inventory = Nvml(library).inventory()
     assert [gpu["uuid"] for gpu in inventory["gpus"]] == [A, B]
     assert inventory["left_out"] == 1
-    assert inventory["troubles"] == [f"GPU 2 is left out, its MIG instances cannot be listed: {words}"]
+    name = f"the GPU {C} (nvidia-smi counts it as 2)"
+    assert inventory["troubles"] == [f"{name} is left out, its MIG instances cannot be listed: {words}"]
 
 
 def test_gpus_whose_instances_cannot_be_listed_are_no_failure_of_the_driver(library: Divided) -> None:

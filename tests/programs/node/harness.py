@@ -132,7 +132,7 @@ class NodeWorld:
         namespaces.mkdir(parents=True)
         (namespaces / "pid").symlink_to("pid:[4026531836]")
 
-    def process(self, pid: int, made: Pod, container_id: str) -> None:
+    def process(self, pid: int, made: Pod | PodSpec, container_id: str) -> None:
         """Let a process run in a container of a pod, in the cgroup in which the kubelet puts it."""
         folder = self.proc / str(pid)
         folder.mkdir(parents=True, exist_ok=True)

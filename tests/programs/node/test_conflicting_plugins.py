@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import socket
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.testing import builders
+from tests.listening import listening
 from tests.names import COUNT, MEM
-from tests.programs.node.cluster_harness import NODE, cluster
-from tests.programs.node.harness import pod, world
+from tests.programs.node.cluster_harness import NODE, RIGHTS, cluster
+from tests.programs.node.dra_harness import DRA_RIGHTS
+from tests.programs.node.dra_harness import claims as dra_world
+from tests.programs.node.harness import T4, pod, world
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     import pytest
 
+    from gpu_device_plugin.programs.node.agent import NodeAgent
+    from tests.programs.node.cluster_harness import Cluster
     from tests.programs.node.harness import NodeWorld
-
-
-@contextmanager
-def listener(path: Path) -> Iterator[None]:
-    path.parent.mkdir(exist_ok=True)
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(path))
-        server.listen()
-        yield
 
 
 def launch(node: NodeWorld) -> None:
@@ -36,7 +29,7 @@ def launch(node: NodeWorld) -> None:
 async def test_beside_another_device_plugin_nothing_is_registered(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     async with world() as node:
-        with listener(node.kubelet.device_plugin_dir / "nvidia-gpu.sock"):
+        with listening(node.kubelet.device_plugin_dir / "nvidia-gpu.sock"):
             launch(node)
             assert node.agent is not None
             agent = node.agent
@@ -57,7 +50,7 @@ async def test_one_that_comes_later_ends_the_sharing_and_running_pods_stay() -> 
         launch(node)
         await node.ready()
         made = await node.kubelet.admit(pod("p", mem=3))
-        with listener(node.kubelet.device_plugin_dir / "nvidia-gpu.sock"):
+        with listening(node.kubelet.device_plugin_dir / "nvidia-gpu.sock"):
             await node.healthy_is(MEM, 0)
             await node.healthy_is(COUNT, 0)
             assert node.sockets == set()
@@ -71,7 +64,7 @@ async def test_one_that_comes_later_ends_the_sharing_and_running_pods_stay() -> 
 async def test_one_that_restarts_is_not_believed_gone() -> None:
     async with world() as node:
         path = node.kubelet.device_plugin_dir / "nvidia-gpu.sock"
-        with listener(path):
+        with listening(path):
             launch(node)
             assert node.agent is not None
             others = node.agent.conflicting_plugins
@@ -88,7 +81,7 @@ async def test_one_that_restarts_is_not_believed_gone() -> None:
 async def test_a_dra_driver_beside_the_pod_resources_socket_counts_too() -> None:
     async with world() as node:
         registry = node.kubelet.pod_resources_socket.parent.parent / "plugins_registry"
-        with listener(registry / "gpu.nvidia.com-reg.sock"):
+        with listening(registry / "gpu.nvidia.com-reg.sock"):
             launch(node)
             assert node.agent is not None
             agent = node.agent
@@ -98,7 +91,7 @@ async def test_a_dra_driver_beside_the_pod_resources_socket_counts_too() -> None
 
 async def test_who_allows_it_shares_beside_others_also_without_a_restart() -> None:
     async with world() as node:
-        with listener(node.kubelet.device_plugin_dir / "nvidia-gpu.sock"):
+        with listening(node.kubelet.device_plugin_dir / "nvidia-gpu.sock"):
             await node.start_agent(allow_other_plugins="true")
             assert node.agent is not None
             agent, allowing = node.agent, node.agent.settings.value
@@ -127,3 +120,79 @@ async def test_what_the_node_offers_by_the_api_counts_and_people_are_told_in_an_
         await there.node.ready()
         assert agent.conflicting_plugins.others.value == ()
         await there.node.until(lambda: [gpu["healthy"] for gpu in there.said_of_node()["gpus"]] == [True] * 2)
+
+
+EVICTING = {*RIGHTS, ("create", "pods/eviction")}
+WATCHED: dict[str, Any] = {"over_use": "evict", "over_use_grace": "1ms", "usage_interval": "50ms"}
+BUSY = {**T4, "processes": [{"pid": 77, "used": "3GiB"}], "used": "3200MiB"}
+"""A card that a process of the pod `theirs` uses."""
+
+
+async def theirs(there: Cluster) -> None:
+    """Run a pod that was not given a GPU by us, and has a process on the first one."""
+    there.api.add(builders.pod("theirs", builders.container("main"), node=NODE, phase="Running"))
+    await there.seen("theirs")
+    there.node.process(77, there.known(pod("theirs")), "5ad9" * 16)
+    there.node.hardware(BUSY, T4)
+
+
+async def reading_of(there: Cluster, agent: NodeAgent) -> None:
+    """Wait until a reading shows the process, and for some more."""
+    await there.node.until(lambda: agent.use_watch.reading.value.used_mib.get(there.node.uuids[0]) == 3200)
+    at = agent.use_watch.reading.version
+    await there.node.until(lambda: agent.use_watch.reading.version >= at + 5)
+
+
+def nobody_is_accused(there: Cluster, agent: NodeAgent) -> bool:
+    assert agent.over_use.excesses.value == {}
+    assert not any(use.trespassing for use in agent.use_watch.reading.value.containers)
+    assert there.events("GPUTrespass") == []
+    return bool(there.api.count("create", "pods/eviction") == 0)
+
+
+async def test_beside_another_plugin_its_pods_do_not_trespass_and_nobody_is_evicted() -> None:
+    async with cluster([T4, T4], allowed=EVICTING, **WATCHED) as there:
+        there.node.show_processes()
+        agent = await there.node.start_agent()
+        with listening(there.node.kubelet.device_plugin_dir / "nvidia-gpu.sock"):
+            await theirs(there)  # the agent has not looked for others since, and will not for a minute
+            await reading_of(there, agent)
+            assert nobody_is_accused(there, agent)
+        agent.conflicting_plugins.look_s = 0.0
+        await there.node.ready()
+        await reading_of(there, agent)
+        assert nobody_is_accused(there, agent), "the other plugin is gone, and its pod still runs"
+        there.node.hardware(T4, T4)
+        await there.node.until(lambda: agent.use_watch.reading.value.used_mib.get(there.node.uuids[0]) != 3200)
+        there.node.hardware(BUSY, T4)
+        await there.node.until(lambda: bool(there.events("GPUTrespass")))
+
+
+async def test_beside_another_plugin_nobody_trespasses_on_a_node_that_serves_claims() -> None:
+    async with dra_world([T4, T4], serve="dra", allowed=EVICTING | DRA_RIGHTS, **WATCHED) as there:
+        there.node.show_processes()
+        await there.start()
+        agent = there.node.agent
+        assert agent is not None
+        with listening(there.node.kubelet.device_plugin_dir / "nvidia-gpu.sock"):
+            await theirs(there)
+            await reading_of(there, agent)
+            assert nobody_is_accused(there, agent)
+
+
+async def test_beside_another_plugin_the_kubelets_records_are_read_on() -> None:
+    """The GPUs that the other plugin gives to containers are not shared after it has left, either."""
+    async with world([T4, T4], reconcile_interval="100ms") as node:
+        agent = await node.start_agent()
+        await node.kubelet.admit(pod("ours", mem=3))
+        with listening(node.kubelet.device_plugin_dir / "nvidia-gpu.sock"):
+            agent.conflicting_plugins.look()
+            await node.until(lambda: node.sockets == set())
+            path = node.kubelet.device_plugin_dir / "kubelet_internal_checkpoint"
+            content = json.loads(path.read_text())
+            theirs = {"PodUID": "77", "ContainerName": "main", "ResourceName": "nvidia.com/gpu"}
+            given = {"DeviceIDs": {"-1": [node.uuids[1]]}, "AllocResp": ""}
+            content["Data"]["PodDeviceEntries"].append(theirs | given)
+            path.write_text(json.dumps(content))
+            await node.until(lambda: agent.state.node.ledger.foreign == {node.uuids[1]: "nvidia.com/gpu"})
+            assert {hold.pod_uid for hold in agent.entries.value} >= {"77"}

@@ -146,6 +146,17 @@ async def test_a_wish_without_room_is_refused_until_there_is_room() -> None:
         await holds(there, "a", 6, "6")
 
 
+async def test_beside_another_plugin_no_guarantee_grows() -> None:
+    async with node() as there:
+        await there.run(pod("a", mem=4))
+        part(there).withheld = lambda: "another plugin hands out GPUs of this node too"
+        wish(there, "a", "6")
+        await there.node.until(lambda: held(there, "a").why == "another plugin hands out GPUs of this node too")
+        part(there).withheld = lambda: ""
+        part(there).again_s = 0.1
+        await holds(there, "a", 6, "6")
+
+
 async def test_the_label_of_the_namespace_bounds_what_its_pods_get_on_the_node() -> None:
     async with node(None) as there:
         await there.run(pod("a", mem=1))

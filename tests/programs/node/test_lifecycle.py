@@ -128,13 +128,15 @@ async def test_paused_the_gpus_are_let_go_of_and_resumed_they_serve_again() -> N
 async def test_gpus_that_cannot_be_shared_are_left_out_with_a_reason(caplog: pytest.LogCaptureFixture) -> None:
     async with world([T4, T4 | {"mig": True}, {"memory": "700MiB"}]) as node:
         with caplog.at_level("INFO"):
-            await node.start_agent(exclude_gpus="3")
+            agent = await node.start_agent(exclude_gpus="3")
         assert node.healthy(COUNT) == 1
+        uuid = agent.config.value.inventory.gpus[1].uuid
         assert (
-            "GPU 1 is not shared: in MIG mode and without instances, which nvidia-smi mig or mig-parted creates"
-            in caplog.messages
-        )
-        assert "GPU 2 is not shared: 700 MiB, less than one share of 1 GiB" in caplog.messages
+            f"the GPU {uuid} (nvidia-smi counts it as 1) is not shared: in MIG mode and without instances, which "
+            "nvidia-smi mig or mig-parted creates"
+        ) in caplog.messages
+        # The number that it has for people, as in MIG mode none is counted.
+        assert "GPU 1 is not shared: 700 MiB, less than one share of 1 GiB" in caplog.messages
 
 
 async def test_a19_a_share_size_that_makes_too_many_ids_is_refused_with_one_that_fits() -> None:

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 _POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?=[./]|$)", re.ASCII)
 """A UID; systemd's names have underscores in it. A static pod has 32 digits, the hash of its file."""
-_CONTAINER = re.compile(r"[/-]([0-9a-f]{64})(?=\.scope|/|$)", re.ASCII)
+_CONTAINER = re.compile(r"[/:-]([0-9a-f]{64})(?=\.scope|/|$)", re.ASCII)
+"""A runtime's ID. For a kubelet with the driver systemd the cgroup is called ``<slice of the pod>:<prefix>:<ID>``; runc
+makes a slice and a scope of that if its own driver is systemd, too, and otherwise one directory."""
 
 
 @dataclass(frozen=True, slots=True)

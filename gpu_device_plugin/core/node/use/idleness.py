@@ -47,7 +47,7 @@ class Idleness:
         since = {}
         for pod in pods:
             own = of_pods.get(pod.kubelet_uid, [])
-            holds = any(use.holding is not None for use in own)
+            holds = any(use.holding is not None for use in own) and pod.kubelet_uid not in reading.left_out
             if not holds or pod.phase != "Running" or pod.deleting or any(_busy(use, below_percent) for use in own):
                 continue
             # The first reading has nothing to compare with; a process that came since then has grown from nothing.

@@ -36,6 +36,8 @@ class Response(StrEnum):
     EVICT = "evict"
     EVICT_WHEN_SHORT = "evict-when-short"
     """Only while its GPU has too little free memory for what the other containers were granted."""
+    SUSPENDED = "suspended"
+    """No value of the setting: nobody is evicted while another plugin hands out GPUs of the node."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,8 @@ class UseReading:
     blind: str = ""
     """Why the use by container is not known, as a sentence; empty if it is known. Blind is not zero: the agent sees no
     processes of other PID namespaces unless its pod has ``hostPID: true``."""
+    left_out: frozenset[str] = frozenset()
+    """UIDs of the pods that use GPUs beside those listed for them: by what right is not known, see `attribute`."""
 
 
 def by_place(uses: Iterable[AttributedUse]) -> Mapping[Place, AttributedUse]:
@@ -170,6 +172,7 @@ def attribute(
     at: float = 0.0,
     blind: str = "",
     complete: bool = True,
+    excused: Collection[str] = frozenset(),
 ) -> UseReading:
     """Return which container uses how much of each GPU.
 
@@ -188,6 +191,7 @@ def attribute(
         blind: see `blindness`.
         complete: no container holds more than `holdings` say. Otherwise nobody can be said to use what it was not
             given: that memory is left unattributed.
+        excused: UIDs of the pods of which that cannot be said in any case.
     """
     known = {pod.kubelet_uid: pod for pod in pods}
     known.update((holding.pod_uid, holding.pod) for holding in holdings if holding.pod is not None)
@@ -198,16 +202,22 @@ def attribute(
         for uuid in holding.granted:
             holders.setdefault(uuid, []).append(holding)
     found: list[AttributedUse] = []
+    left_out: set[str] = set()
     unattributed: dict[str, int] = {}
     for uuid, held in holders.items():
         reading = by_gpu.get(uuid, GpuReading(uuid, None))
-        uses = [use for use in _uses(reading, of_pods, held, known, measured) if complete or not use.trespassing]
+        uses = []
+        for use in _uses(reading, of_pods, held, known, measured):
+            if use.trespassing and (not complete or use.pod_uid in excused):
+                left_out.add(use.pod_uid)
+            else:
+                uses.append(use)
         found += uses
         in_pods = _sum(process.used_mib for process in reading.processes or () if process.pid in of_pods)
         if reading.processes is not None and reading.used_mib is not None and in_pods is not None:
             unattributed[uuid] = max(0, reading.used_mib - sum(use.used_mib or 0 for use in uses))
     in_use = {uuid: reading.used_mib for uuid, reading in by_gpu.items()}
-    return UseReading(at, tuple(found), in_use, unattributed, blind)
+    return UseReading(at, tuple(found), in_use, unattributed, blind, frozenset(left_out))
 
 
 def _uses(
@@ -241,8 +251,9 @@ def _uses(
             granted = max((each.pod_granted.get(reading.uuid, 0) for each in by_pod[uid]), default=0)
             more = sum(max(0, each.told_mib(reading.uuid) - each.granted[reading.uuid]) for each in by_pod[uid])
             limit = granted + more if more else None
-        # Processes of the pod whose container is not known may be those of any container that is not known either.
-        mixed = holding is not None and not holding.container_id and (uid, "") in parts
+        # Processes of the pod whose container is not known may be those of any container without processes: the API
+        # may still show the ID that it had before a restart, and a cgroup of unknown shape names none.
+        mixed = holding is not None and (uid, "") in parts and not (holding.container_id and processes)
         unknown = reading.processes is None or mixed
         used = measured.get((uid, name, reading.uuid), None if unknown else _sum(each.used_mib for each in processes))
         percent = None if unknown else _sum(each.sm_percent for each in processes)

@@ -17,6 +17,7 @@ from gpu_device_plugin.core.report.findings.component_checks import (
     versions,
 )
 from gpu_device_plugin.core.report.findings.condition_checks import condition_seen
+from gpu_device_plugin.core.report.findings.container_checks import UNREAD_ADVICE
 from gpu_device_plugin.core.report.findings.group_checks import groups
 from gpu_device_plugin.core.report.findings.limit_checks import held, limits, supervisors, use, wishes
 from gpu_device_plugin.core.report.findings.node_amounts import gpushare_count, mismatches
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.contract.nodegpus import ListedGpu
     from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, PodSeen
+    from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, NodeSeen, PodSeen
 
 _UNSEEN_S = 30.0
 """A running scheduler sets a condition on its pods within this time."""
@@ -116,11 +117,17 @@ def _runtime_class(cluster: ClusterSymptoms) -> Iterator[Finding]:
         yield ok("runtime-class", "{name} exists", name=wanted)
 
 
+def _unread(node: NodeSeen) -> Iterator[Finding]:
+    if fault := node.gpus.unusable:
+        advice = "upgrade the older of agent and scheduler"
+        yield error("node-unreadable", "{node}: {problem}", advice, node=node.name, problem=fault)
+    for why in node.gpus.unread:
+        yield error("gpu-unread", "{node}: {why}", UNREAD_ADVICE, node=node.name, why=why)
+
+
 def _gpus(cluster: ClusterSymptoms) -> Iterator[Finding]:
     for node in cluster.nodes:
-        if fault := node.gpus.fault:
-            advice = "upgrade the older of agent and scheduler"
-            yield error("node-unreadable", "{node}: {problem}", advice, node=node.name, problem=fault)
+        yield from _unread(node)
         ill: dict[str, list[ListedGpu]] = {}
         for gpu in node.gpus.all:
             if gpu.unhealthy:

@@ -50,7 +50,7 @@ def condition_here(node: NodeSymptoms) -> Iterator[Finding]:
     if isinstance(node.conditions, Unknown):
         yield node.conditions
         return
-    names = {gpu.uuid: name(gpu) for gpu in node.inventory.gpus}
+    names = {gpu.uuid: name(gpu, node) for gpu in node.inventory.gpus}
     named = [(names.get(gpu.uuid, gpu.uuid), gpu) for gpu in node.conditions]
     findings = [finding for each, gpu in named for finding in (*_slowed_now(each, gpu), *_faults(each, gpu))]
     yield from findings

@@ -29,10 +29,19 @@ _UNPRIVILEGED = (
 )
 
 
-def name(gpu: Gpu) -> str:
-    """Return a GPU or an instance with its UUID, as people know it."""
-    kind = "GPU" if gpu.instance is None else "MIG instance"
-    return f"{kind} {gpu.label} ({gpu.uuid})"
+UNREAD_ADVICE = "see dmesg, and whether nvidia-smi shows it; reset it or restart the node, then restart the agent"
+
+
+def name(gpu: Gpu, node: NodeSymptoms) -> str:
+    """Return a GPU or an instance with its UUID, as people know it: by its number in the node's list, if it has one."""
+    if gpu.instance is not None:
+        return f"MIG instance {gpu.label} ({gpu.uuid})"
+    listed = () if isinstance(node.api, Unknown) else (*node.api.node.gpus.gpus, *node.api.node.gpus.gone)
+    numbers = {each.uuid: each.position for each in listed if each.uuid}
+    number = numbers.get(gpu.uuid)
+    if number is None and numbers:
+        return f"the GPU {gpu.uuid} (nvidia-smi counts it as {gpu.index})"
+    return f"GPU {gpu.index if number is None else number} ({gpu.uuid})"
 
 
 def driver(node: NodeSymptoms) -> Iterator[Finding]:
@@ -40,8 +49,12 @@ def driver(node: NodeSymptoms) -> Iterator[Finding]:
     if node.driver_problem:
         yield error("driver-unusable", "{problem}", "see also the agent's log", problem=node.driver_problem)
         return
+    for why in node.inventory.unread:
+        yield error("gpu-unread", "{why}", UNREAD_ADVICE, why=why)
     models = Counter(gpu.product for gpu in node.inventory.gpus if gpu.instance is None)
     version = node.inventory.driver_version or "of an unknown version"
+    if not models and node.inventory.unread:
+        return
     if not models:
         text = "driver {version} lists no GPU"
         yield error("no-gpu", text, "see nvidia-smi -L on the node, and whether lspci shows the cards", version=version)
@@ -56,7 +69,7 @@ def gpus(node: NodeSymptoms) -> Iterator[Finding]:
     for gpu in node.inventory.gpus:
         if why := node.unhealthy.get(gpu.uuid):
             advice = "docs/operations.md has the remedy (A GPU is out of service)"
-            yield error("gpu-unhealthy", "{gpu} is out of service: {why}", advice, gpu=name(gpu), why=why)
+            yield error("gpu-unhealthy", "{gpu} is out of service: {why}", advice, gpu=name(gpu, node), why=why)
     if node.inventory.gpus and not node.unhealthy:
         kinds = Counter(gpu.instance is None for gpu in node.inventory.gpus)
         text = "{gpus} healthy" + (", and {instances:MIG instance}" if kinds[False] else "")
@@ -90,11 +103,11 @@ def _instances(node: NodeSymptoms, parent: Gpu, instances: Sequence[Gpu]) -> Ite
             "the setting mig, or kubectl label node {node} gpu-device-plugin/mig=..., with whole (one by one, a "
             "resource for each profile) or share (their memory in shares)"
         )
-        yield note("mig-off", text, advice, gpu=name(parent), instances=numbers, node=node.node_name or "NODE")
+        yield note("mig-off", text, advice, gpu=name(parent, node), instances=numbers, node=node.node_name or "NODE")
     elif numbers:
         source = "node label gpu-device-plugin/mig" if node.labels.get(MIG_LABEL) == mode else "setting mig"
         text = f"{{gpu}} is in MIG mode: {{instances}}; {_GIVEN[mode]} (the {{source}}={{mode}})"
-        yield ok("mig", text, gpu=name(parent), instances=numbers, source=source, mode=mode)
+        yield ok("mig", text, gpu=name(parent, node), instances=numbers, source=source, mode=mode)
     for gpu in instances:
         if gpu.instance is not None and not gpu.instance.alone:
             yield note(
@@ -102,7 +115,7 @@ def _instances(node: NodeSymptoms, parent: Gpu, instances: Sequence[Gpu]) -> Ite
                 "{gpu} is a compute instance, {profile}, which shares the memory of GPU instance {instance} with "
                 "others, and no pod gets it",
                 "make one compute instance of each GPU instance (nvidia-smi mig -cgi PROFILE -C does)",
-                gpu=name(gpu),
+                gpu=name(gpu, node),
                 profile=gpu.instance.profile,
                 instance=gpu.instance.gi,
             )
@@ -112,13 +125,13 @@ def _no_instance(node: NodeSymptoms, parent: Gpu) -> Finding:
     if present := node.mig_present.get(parent.uuid, 0):
         text = "{gpu} is in MIG mode, and none of its {instances:GPU instance} can be seen from here"
         advice = f"{_SEEING}; and see whether they have compute instances: nvidia-smi -L on the node"
-        return warning("mig-instances-hidden", text, advice, gpu=name(parent), instances=present)
+        return warning("mig-instances-hidden", text, advice, gpu=name(parent, node), instances=present)
     text = "{gpu} is in MIG mode, and no instance of it can be seen: no pod can use it"
     advice = (
         "create instances (nvidia-mig-parted, or nvidia-smi mig -cgi PROFILE -C), or end MIG mode (nvidia-smi -i "
         f"{{index}} -mig 0); if nvidia-smi -L on the node lists some, {_SEEING}"
     )
-    return warning("no-mig-instance", text, advice, gpu=name(parent), index=parent.index)
+    return warning("no-mig-instance", text, advice, gpu=name(parent, node), index=parent.index)
 
 
 # --- Containers -------------------------------------------------------------------------------------------------------

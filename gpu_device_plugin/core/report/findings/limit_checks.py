@@ -23,6 +23,7 @@ from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.node.enforcement import AUTO, REFUSE, Abilities, enforcements, summary, wanted_enforcement
 from gpu_device_plugin.core.node.node_config import ignored_labels
 from gpu_device_plugin.core.report.finding import Finding, Unknown, error, names_by, note, ok, warning
+from gpu_device_plugin.core.report.findings.container_checks import name
 from gpu_device_plugin.core.report.text.printing import first
 from gpu_device_plugin.core.report.text.use_texts import age, container, does_not_hold, uses
 from gpu_device_plugin.core.report.why.pod_use import refusals
@@ -206,7 +207,7 @@ def _by_mps(node: NodeSeen, cluster: ClusterSymptoms) -> bool:
 
 def supervisor(node: NodeSymptoms) -> Iterator[Finding]:
     """Check the supervisor of this node, and its daemon on each GPU."""
-    names = {gpu.uuid: f"GPU {gpu.index} ({gpu.uuid})" for gpu in node.inventory.gpus}
+    names = {gpu.uuid: name(gpu, node) for gpu in node.inventory.gpus}
     if asked_enforcement(node.labels, node.limits) is not Enforcement.MPS:
         for uuid in node.mps_left:
             yield warning(

@@ -60,7 +60,7 @@ def _shares(node: NodeSymptoms) -> Iterator[Finding]:
         yield warning("share-size-waits", text, advice, size=format_mib(in_force), waiting=format_mib(node.share_mib))
     try:
         shares = Shares(in_force, node.reserve_mib).with_inventory(
-            node.inventory, node.exclude_gpus, mig=node.mig_in_force
+            node.inventory.with_unified(node.unified_mib), node.exclude_gpus, mig=node.mig_in_force
         )
     except TooManySharesError as excess:
         yield error("too-many-shares", "{problem}", problem=str(excess))
@@ -73,10 +73,15 @@ def _shares(node: NodeSymptoms) -> Iterator[Finding]:
     for gpu, why in shares.left_out:
         if gpu in node.given or gpu.uuid in node.exclude_gpus or gpu.label in node.exclude_gpus:
             yield note(
-                "gpu-left-out", "{gpu} is not shared: {why}", gpu=name(gpu), why=why
+                "gpu-left-out", "{gpu} is not shared: {why}", gpu=name(gpu, node), why=why
             )  # `mig` tells of the others
+    yield from _given_as(node, shares, format_mib(in_force))
+
+
+def _given_as(node: NodeSymptoms, shares: Shares, size: str) -> Iterator[Finding]:
     cut = [shared.gpu for shared in shares.gpus if SHARES in shared.offered]
     whole = [shared for shared in shares.gpus if shared.offered and SHARES not in shared.offered]
+    unified = [shared for shared in whole if shared.gpu.unified]
     if not cut and not whole:
         yield Unknown("nothing-to-share", "there is no GPU to share")
     if cut:
@@ -86,10 +91,13 @@ def _shares(node: NodeSymptoms) -> Iterator[Finding]:
             f"{{gpus}}, {{shares:share}} of {{size}} ({MAX_DEVICE_IDS} are the most)",
             gpus=" and ".join(counted(number, kind) for kind, number in sorted(kinds.items())),
             shares=sum(len(shared.ids(SHARES)) for shared in shares.gpus),
-            size=format_mib(in_force),
+            size=size,
         )
-    if whole:
-        yield ok("whole-instances", "{instances:MIG instance} one by one", instances=len(whole))
+    for shared in unified:
+        text = "{gpu} is given whole, as its memory is the machine's; --unified-memory says how much of that is shared"
+        yield ok("unified", text, gpu=name(shared.gpu, node))
+    if instances := len(whole) - len(unified):
+        yield ok("whole-instances", "{instances:MIG instance} one by one", instances=instances)
 
 
 # --- The kubelet and the agent ----------------------------------------------------------------------------------------

@@ -252,6 +252,8 @@ class NodeSymptoms:
     share_mib: int
     share_mib_in_force: int | None = None
     """The share size that the agent uses; None: it has recorded none."""
+    unified_mib: int = 0
+    """The machine's memory that a GPU without memory of its own is to share."""
     reserve_mib: int = 0
     exclude_gpus: tuple[str, ...] = ()
     devices: tuple[str, ...] = ("envvar",)

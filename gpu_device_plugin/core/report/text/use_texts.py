@@ -179,6 +179,8 @@ def outlook(excess: Excess, response: Response) -> str:
     """Return what will happen to the pod, as a clause. It does not depend on what others use at the moment."""
     if response is Response.REPORT:
         return "this is only reported (setting over_use)"
+    if response is Response.SUSPENDED:
+        return "nobody is evicted while another plugin hands out GPUs of this node"
     if why := spared(excess.pod):
         return f"it is not evicted: {why}"
     if excess.pod is not None and excess.pod.deleting:

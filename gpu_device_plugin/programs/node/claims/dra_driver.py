@@ -180,7 +180,7 @@ class DraDriver:
 
         Files that cannot be written or removed are logged: what claims hold is known all the same.
         """
-        if not self._state.node.shares.gpus:
+        if not self._state.node.shares.any_listed:
             raise NotPreparedError("no GPU is found, and the file of a claim is damaged")
         allocated = await self.api.allocated()
         for uid in sorted(damaged):
@@ -247,11 +247,11 @@ class DraDriver:
         self.cluster.announce_ready()
 
     async def _read_records(self) -> NoReturn:
-        """Read the kubelet's records again while a container holds a GPU through a resource that is not ours."""
+        """Read the kubelet's records again while containers hold, or get, GPUs through resources that are not ours."""
         while True:
             await asyncio.sleep(self.reconciler.interval_s)
             ledger = self._state.node.ledger
-            if ledger.foreign or not ledger.certain:
+            if ledger.foreign or not ledger.certain or self.conflicting_plugins.others.value:
                 await self.reconciler.prepare()
 
     async def _leave(self) -> NoReturn:

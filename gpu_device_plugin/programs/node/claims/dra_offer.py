@@ -113,7 +113,7 @@ class DeviceOffer:
             if self._offering:
                 wanted = plain_contents(node, facts) if self._dropped else contents(node, facts)
             self.slices.wanted.change(wanted)
-            gpus = [shared.gpu.uuid for shared in node.shares.gpus]
+            gpus = [shared.gpu.uuid for shared in node.shares.gpus if not shared.vacant]
             self.health.change({device_name(uuid): node.unhealthy.get(uuid, "") for uuid in gpus})
         due = [] if self._order.due is None else [self._order.due]
         if self._dropped:

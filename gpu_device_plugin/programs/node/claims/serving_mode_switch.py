@@ -198,22 +198,29 @@ class ServingModeSwitch:
         await self._any_gpu()
         await self._serve_while_alone()
 
+    async def _read_on(self) -> NoReturn:
+        while True:
+            await self.reconciler.prepare()
+            await asyncio.sleep(self.reconciler.interval_s)
+
     async def _serve_while_alone(self) -> NoReturn:
-        """Keep resources registered and the ledger reconciled while there is no other plugin; report others."""
+        """Keep resources registered and the ledger reconciled while there is no other plugin; report others.
+
+        Beside another plugin the kubelet's records are read on: ours end, and its pods get GPUs of ours.
+        """
         self.conflicting_plugins.look()  # before the first registration, whichever task runs first
         task: asyncio.Task[NoReturn] | None = None
         refused = False
         async with asyncio.TaskGroup() as tasks:
             async for others in self.conflicting_plugins.others.values():
                 self._reports.not_alone(others)
-                if others and task is not None:
-                    task.cancel()
-                    await asyncio.wait({task})
-                    task = None
-                elif not others and task is None:
-                    if refused:
+                if task is None or bool(others) != refused:
+                    if task is not None:
+                        task.cancel()
+                        await asyncio.wait({task})
+                    if refused and not others:
                         _log.info("GPUs are shared again: no other plugin hands them out")
-                    offering = together(self.registration.run(), self.reconciler.run())
-                    task = tasks.create_task(offering, name="offer and reconcile")
+                    doing = self._read_on() if others else together(self.registration.run(), self.reconciler.run())
+                    task = tasks.create_task(doing, name="read on" if others else "offer and reconcile")
                 refused = bool(others)
         raise AssertionError  # pragma: no cover (an Observable never ends)

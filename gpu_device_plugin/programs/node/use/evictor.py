@@ -74,6 +74,9 @@ class Evictor:
     _metrics: m.Metrics
     _settings: Observable[NodeSettings]
     _: KW_ONLY
+    alone: Callable[[], bool] = lambda: True
+    """Returns whether nobody else hands out GPUs of this node. Otherwise no pod is evicted: what it uses, and of whom
+    there is too much on a GPU, is not ours alone to say."""
     first_retry_s: float = 5.0
     """After the first refusal of a pod; after the next one twice that, and so on."""
     clock: Callable[[], float] = time.monotonic
@@ -136,6 +139,10 @@ class Evictor:
     def next_victims(self, candidates: Iterable[Candidate]) -> Mapping[str, tuple[Pod, frozenset[str]]]:
         """Return the pods among these to order the eviction of, see `core.node.use.eviction_choice.next_victims`."""
         candidates, overdue = tuple(candidates), self.overdue
+        if candidates and not self.alone():
+            text = "no pod is evicted while another plugin hands out GPUs of this node"
+            _log.warning(text, extra={"once_per_s": 600})
+            return {}
         for pod in {each.pod.uid: each.pod for each in candidates if each.pod.uid in overdue}.values():
             text = "pod %s should have ended, and still uses its GPU; look whether its node's kubelet works"
             _log.warning(text, f"{pod.namespace}/{pod.name}", extra={"once_per_s": 600})

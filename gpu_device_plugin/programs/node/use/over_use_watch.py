@@ -54,7 +54,10 @@ class OverUse:
         if reading.at <= self._watch.at:
             return  # what it shows is known already
         settings = self._settings.value
-        rules = Rules(settings.over_use_slack_mib, settings.over_use_grace_s, Response(settings.over_use))
+        response = Response(settings.over_use)
+        if response is not Response.REPORT and self._evictor is not None and not self._evictor.alone():
+            response = Response.SUSPENDED
+        rules = Rules(settings.over_use_slack_mib, settings.over_use_grace_s, response)
         pods = {pod.kubelet_uid: pod for pod in self._api.pods.values()}
         self._first = reading.at if self._first is None else self._first
         self._watch = self._watch.after(reading, rules)

@@ -63,6 +63,8 @@ class UseWatch:
     """Returns what the driver itself says that containers use, see `attribute`."""
     complete: Callable[[], bool] = lambda: True
     """Returns whether the checkpoint's entries show everything that we granted."""
+    alone: Callable[[], bool] = lambda: True
+    """Returns whether nobody else hands out GPUs of this node at this moment."""
     processes: ProcessOwners = field(default_factory=ProcessOwners)
     host_pids: Callable[[], bool | None] = in_nodes_namespace
     """Returns whether the agent sees the processes of all pods, see `blindness`."""
@@ -72,6 +74,8 @@ class UseWatch:
         self._hurry_s: float | None = None
         self._attempts = Attempts(_log, "the use of the GPUs cannot be read; trying again at every interval")
         self._blind = ""
+        self._excused: frozenset[str] = frozenset()
+        """UIDs of the pods that used GPUs while another plugin handed them out: they keep them when it has left."""
         self.processes_read: tuple[Sequence[GpuReading], Mapping[int, CgroupOwner | None]] = ((), {})
         """The processes on the GPUs as last read, and whose they are."""
         self.reading: Observable[UseReading] = Observable(UseReading())
@@ -136,7 +140,8 @@ class UseWatch:
         # In a thread: a thousand processes take 0.1 s, in which the kubelet would wait for its answers.
         owners = await asyncio.to_thread(self.processes.owners, pids, named_at=named_at) if pids else {}
         self.processes_read = readings, owners
-        complete = self.complete()
+        complete, alone = self.complete(), self.alone()
+        self._excused &= {owner.pod_uid for owner in owners.values() if owner is not None}
         blind = blindness(readings, owners, host_pids=self.host_pids())
         if blind and blind != self._blind:
             _log.warning("the use of the GPUs by container is not known: %s", blind)
@@ -151,9 +156,12 @@ class UseWatch:
                 measured=self.measured(),
                 at=at,
                 blind=blind,
-                complete=complete,
+                complete=complete and alone,
+                excused=self._excused,
             )
         )
+        if not alone:
+            self._excused |= self.reading.value.left_out
 
 
 @dataclass(eq=False, repr=False)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.model.gpus import MOST_GPUS
 from gpu_device_plugin.core.model.resources import Kind, Resource
-from gpu_device_plugin.hardware.fake.gpu_models import MODELS
+from gpu_device_plugin.hardware.fake.gpu_models import MODELS, UNIFIED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +33,8 @@ def known_model(name: str) -> tuple[str, int] | None:
     if short not in MODELS:
         return None
     product, total_mib, reserved_mib, *_ = MODELS[short]
-    return product, (total_mib - reserved_mib) // _SHARE_MIB
+    # An agent gives one with the machine's memory whole.
+    return product, 1 if short in UNIFIED else (total_mib - reserved_mib) // _SHARE_MIB
 
 
 def gpus_by_labels(labels: Mapping[str, str], offered: int) -> tuple[NodeGpus, int]:

@@ -22,6 +22,9 @@ SLICE = f"/kubepods.slice/kubepods-pod{UNDERSCORED}.slice"
 BURSTABLE = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod"
 KIND = "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod"
 
+MIXED = f"kubepods-burstable-pod{UNDERSCORED}.slice:cri-containerd:{ID}"
+"""The kubelet's driver is systemd, and containerd's cgroupfs, for which all of this is one name."""
+
 V1 = f"""\
 12:hugetlb:/kubepods/burstable/pod{UID}/{ID}
 11:memory:/kubepods/burstable/pod{UID}/{ID}
@@ -52,11 +55,18 @@ HYBRID = f"""\
         (f"0::/kubepods/burstable/pod{STATIC}/{ID}\n", CgroupOwner(STATIC, ID)),
         (f"0::{BURSTABLE}{STATIC}.slice/cri-containerd-{ID}.scope\n", CgroupOwner(STATIC, ID)),
         (f"0::/../../kubepods/besteffort/pod{UID}/{ID}\n", OURS),
+        (f"0::/system.slice/containerd.service/{MIXED}\n", OURS),
+        (f"0::/{MIXED}\n", OURS),
+        (f"0::/docker/{OTHER_ID}/system.slice/containerd.service/{MIXED}/app\n", OURS),
+        (f"5:memory:/system.slice/k3s.service/{MIXED}\n1:name=systemd:/system.slice/k3s.service/{MIXED}\n", OURS),
+        (f"0::/kubepods/burstable/pod{UID}/crio-{ID}\n", OURS),
+        (f"0::/kubepods-burstable-pod{UNDERSCORED}.slice/{ID}\n", OURS),
     ],
     ids=[
         "cgroupfs", "cgroupfs, best effort", "cgroupfs, guaranteed", "systemd", "systemd, guaranteed",
         "CRI-O", "CRI-O with a cgroup within", "docker", "kind", "v1", "hybrid", "static pod", "static pod, systemd",
-        "from a cgroup namespace of one's own",
+        "from a cgroup namespace of one's own", "containerd with cgroupfs below a kubelet with systemd", "at the root",
+        "in a container of the node's", "v1, k3s", "CRI-O, cgroupfs", "docker with cgroupfs below systemd",
     ],
 )  # fmt: skip
 def test_the_owner_is_found_in_every_shape(text: str, owner: CgroupOwner) -> None:
@@ -90,6 +100,7 @@ def test_a_process_outside_of_pods_has_no_owner(text: str) -> None:
         f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UNDERSCORED}.slice",
         f"/kubepods/burstable/pod{UID}/{ID[:-1]}",
         f"/kubepods/burstable/pod{UID}/{ID}0",
+        f"/kubepods-pod{UNDERSCORED}.slice:cri-containerd:{ID}0",
         f"/kubepods/{ID}/pod{UID}",  # what stands before the pod is not its container
     ],
 )

@@ -58,6 +58,11 @@ def test_use_growth_and_what_is_not_known_begin_the_row_anew(last: AttributedUse
     assert quiet.since["u"] >= 30.0
 
 
+def test_a_pod_that_also_uses_a_gpu_of_another_plugin_is_not_idle() -> None:
+    quiet = row(use(500, 0), use(500, 0))
+    assert after(*(replace(reading, left_out=frozenset({"u"})) for reading in quiet)).since == {}
+
+
 def test_memory_that_was_freed_and_taken_again_has_grown() -> None:
     assert after(*row(use(500, 0), use(300, 0), use(500, 0))).since == {"u": 30.0}
 

@@ -112,6 +112,19 @@ def test_where_several_containers_hold_the_gpu_an_unknown_one_is_the_pods() -> N
     assert found.unattributed_mib == {GPU: 0}
 
 
+def test_a_container_without_processes_is_unknown_while_the_pod_has_some_of_unknown_container() -> None:
+    """A zero would be false: it may have been restarted just now, or its cgroup has an unknown shape."""
+    api = pod("a", main="5ad9", side="77c0")
+    for names in (("9e33", "9e33"), ("", "")):
+        found = attribute(
+            [reading((1, 700), (2, 300), used=1000)],
+            {pid: CgroupOwner("a", name) for pid, name in enumerate(names, start=1)},
+            together(holding("a", "main", 1024, api), holding("a", "side", 2048, api)),
+        )
+        assert parts(found) == {("a", "main"): (1024, None), ("a", "side"): (2048, None), ("a", ""): (3072, 1000)}
+        assert {use.sm_percent for use in found.containers if use.container} == {None}
+
+
 def test_without_the_api_and_with_several_containers_only_the_pods_use_is_known() -> None:
     held = together(holding("a", "main", 1024), holding("a", "side", 2048))
     idle = attribute([reading(used=3)], {}, held)
@@ -133,6 +146,13 @@ def test_a_pod_that_was_not_given_the_gpu_trespasses_and_is_named() -> None:
     assert [name for name, use in by_pod.items() if use.trespassing] == [("b", GPU), ("c", GPU)]
     assert (by_pod["b", GPU].pod, by_pod["b", GPU].holding) == (stranger, None)
     assert by_pod["c", uuid(1)].holding is elsewhere
+
+
+def test_a_pod_that_is_excused_does_not_trespass_and_its_memory_is_nobodys() -> None:
+    owners = {1: CgroupOwner("b", "5ad9"), 2: CgroupOwner("c", "77c0")}
+    found = attribute([reading((1, 700), (2, 200), used=900)], owners, [holding("a")], excused={"b"})
+    assert parts(found) == {("a", "main"): (4096, 0), ("c", ""): (0, 200)}
+    assert (found.left_out, found.unattributed_mib) == (frozenset({"b"}), {GPU: 700})
 
 
 def test_a_container_of_a_pod_that_was_given_the_gpu_trespasses_by_name() -> None:

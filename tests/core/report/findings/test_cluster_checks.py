@@ -173,6 +173,7 @@ WRONG = node("node-b", capacity={MEM: 30, COUNT: 1})
             "error node-unreadable node=node-b",
             nodes=(node("node-a", gpus=ILL), node("node-b", gpus=NodeGpus(problem="of another version"))),
         ),
+        case("GPUs", "error gpu-unread node=node-a", nodes=(node("node-a", gpus=NodeGpus(unread=("it is lost",))),)),
         case("GPUs", "ok gpus-healthy nodes=1 gpus=3 instances=2", nodes=(MIXED_NODE,)),
         case(
             "GPUs",

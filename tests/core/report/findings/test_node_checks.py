@@ -141,6 +141,17 @@ SHOWN = "paths runtimes devices gpu why"
         case("driver", "error driver-unusable", driver_problem="it hangs"),
         case("driver", "error no-gpu", inventory=NO_INVENTORY),
         case("driver", "ok driver", invented=True),
+        case(
+            "driver",
+            "error gpu-unread why=GPU-c is left out",
+            inventory=replace(NO_INVENTORY, unread=("GPU-c is left out",)),
+        ),
+        case(
+            "driver",
+            "error gpu-unread why=GPU-c is left out",
+            "ok driver",
+            inventory=replace(WELL.inventory, unread=("GPU-c is left out",)),
+        ),
         case("GPUs", "error gpu-unhealthy gpu=GPU 0 (GPU-a) why=XID 79", unhealthy={"GPU-a": "XID 79"}),
         case("GPUs", inventory=NO_INVENTORY),
         case("GPU condition", "unknown hidden", conditions=HIDDEN),
@@ -262,6 +273,17 @@ def test_who_holds_containers_to_their_memory(changes: dict[str, Any], expected:
     assert of("memory limits", show, **changes) == expected
 
 
+def test_a_gpu_has_the_number_of_the_nodes_list() -> None:
+    """And without one, as in MIG mode, its UUID: by its index people would take it for another."""
+    listed = NodeGpus((ListedGpu(0, 15, "GPU-b"),))
+    seen = replace(api(), node=NodeSeen(name="node-a", gpus=listed))
+    unhealthy = {"GPU-a": "XID 79", "GPU-b": "XID 79"}
+    assert of("GPUs", "gpu", unhealthy=unhealthy, api=seen) == [
+        "error gpu-unhealthy gpu=the GPU GPU-a (nvidia-smi counts it as 0)",
+        "error gpu-unhealthy gpu=GPU 0 (GPU-b)",
+    ]
+
+
 def test_the_advice_of_what_hides_the_toolkit_is_that_of_the_finding() -> None:
     (finding,) = CHECKS["memory limits"](replace(WELL, toolkit=HIDDEN))
     assert (finding.parameters["why"], finding.advice) == ("not to be seen", "look elsewhere")
@@ -314,6 +336,7 @@ def test_a_node_tells_of_its_own_containers(seen: ApiSeen | Unknown, expected: l
 # --- Shares, the kubelet and the agent --------------------------------------------------------------------------------
 
 PROFILES = Profiles("/etc/gpushare", ("big", "small"))
+UNIFIED = Inventory((Gpu("GPU-u", 0, "NVIDIA GB10", 124610, unified=True),))
 OTHERS = sightings(["nvidia-gpu.sock"], [], {}, ())
 
 
@@ -330,6 +353,8 @@ OTHERS = sightings(["nvidia-gpu.sock"], [], {}, ())
         # Two GPUs of 15 GiB in shares of 1 MiB are 30,720 IDs.
         case("shares", "error too-many-shares", share_mib=1),
         case("shares", "note gpu-left-out", "ok shares gpus=1 GPU shares=15 size=1 GiB", exclude_gpus=("GPU-a",)),
+        case("shares", "ok unified", inventory=UNIFIED),
+        case("shares", "ok shares gpus=1 GPU shares=64 size=1 GiB", inventory=UNIFIED, unified_mib=64 * 1024),
         case("shares", "error no-gpu-shared", share_mib=100 * 1024),
         case("shares", "error no-gpu-shared", exclude_gpus=("GPU-a", "1")),
         case(

@@ -220,6 +220,7 @@ def test_a_name_cannot_control_a_terminal() -> None:
     ("pod", "response", "told"),
     [
         (EXCESS.pod, Response.REPORT, "this is only reported (setting over_use)"),
+        (EXCESS.pod, Response.SUSPENDED, "nobody is evicted while another plugin hands out GPUs of this node"),
         (EXCESS.pod, Response.EVICT, "the pod is evicted, one of its GPU at a time"),
         (
             EXCESS.pod,

@@ -76,6 +76,14 @@ class Desk(m.Metrics):
         await eventually(lambda: len(self.asked) > asked and "0 ordered" in repr(self.evictor))
 
 
+def test_beside_another_plugin_nobody_is_chosen() -> None:
+    desk = Desk([])
+    candidate = Candidate(POD, "GPU-0")
+    assert desk.evictor.next_victims([candidate]) == {"u": (POD, GPUS)}
+    desk.evictor.alone = lambda: False
+    assert desk.evictor.next_victims([candidate]) == {}
+
+
 @asynccontextmanager
 async def desk(*answers: Eviction) -> AsyncIterator[Desk]:
     made = Desk(list(answers))

@@ -20,6 +20,7 @@ from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import mirror
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Hang
+from tests.listening import listening
 from tests.nodes import node, uuid
 from tests.programs.node.cluster_harness import NODE, RIGHTS, Cluster, cluster, promise
 from tests.programs.node.harness import container, gpus_of, pod, world
@@ -279,6 +280,21 @@ def test_a_new_agent_begins_the_grace_anew_and_removes_what_no_longer_holds(
         over_use.act_on(UseReading(at, (use,), {uuid(0): used}, blind=blind))
     assert [reason for _, reason, *_ in api.pod_events] == events
     assert (("u", {OVER_USE: None}) in api.annotated) is removed
+
+
+async def test_beside_another_plugin_an_over_use_is_told_and_nobody_is_evicted() -> None:
+    async with scene(over_use="evict") as its:
+        agent = its.it.node.agent
+        assert agent is not None
+        with listening(its.it.node.kubelet.device_plugin_dir / "nvidia-gpu.sock"):
+            await its.exceed()
+            await its.it.node.until(lambda: bool(its.told("GPUMemoryExceeded")))
+            ((_, note),) = its.told("GPUMemoryExceeded")
+            assert note.endswith("nobody is evicted while another plugin hands out GPUs of this node")
+            assert its.it.api.count("create", "pods/eviction") == 0
+        agent.conflicting_plugins.look_s = 0.0
+        its.read({"big": 6120, "small": 0})
+        await its.it.node.until(its.going)
 
 
 async def test_settings_that_change_take_effect_with_the_next_reading() -> None:

@@ -1,0 +1,43 @@
+"""GPUs of which the driver does not tell everything are given all the same, or named as what is wrong with the node."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.names import COUNT, MEM
+from tests.programs.node.cluster_harness import cluster
+from tests.programs.node.harness import T4, pod
+
+if TYPE_CHECKING:
+    import pytest
+
+
+async def test_a_gpu_with_the_memory_of_the_machine_is_given_whole(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    async with cluster("fake:1xGB10") as there:
+        await there.start_agent()
+        await there.node.healthy_is(COUNT, 1)
+        assert there.node.healthy(MEM) == 0
+        assert "GPU 0 is given whole: its memory is the machine's" in caplog.text
+        made = await there.run(pod("whole", count=1))
+        assert (made.phase, there.positions(made, resource=COUNT)) == ("Running", {0: 1})
+        await there.node.healthy_is(COUNT, 1)
+        (gpu,) = there.said_of_node()["gpus"]
+        assert (gpu["model"], gpu["healthy"], gpu["memoryMiB"]) == ("NVIDIA GB10", True, 124610)
+
+
+async def test_of_the_memory_of_the_machine_the_setting_says_how_much_is_shared() -> None:
+    async with cluster("fake:1xGB10", unified_memory="64GiB") as there:
+        await there.start_agent()
+        await there.node.healthy_is(MEM, 64)
+        assert (await there.run(pod("part", mem=8))).phase == "Running"
+
+
+async def test_a_gpu_that_cannot_be_listed_is_an_error_that_names_it(caplog: pytest.LogCaptureFixture) -> None:
+    async with cluster([T4, {**T4, "lost": True}]) as there:
+        await there.start_agent()
+        assert there.node.agent is not None
+        why = "the GPU that nvidia-smi counts as 1 is left out, it cannot be read: GPU is lost (15)"
+        assert [each.levelname for each in caplog.records if each.getMessage() == why] == ["ERROR"]
+        assert why in there.node.agent.config.value.notes
+        await there.node.until(lambda: there.said_of_node().get("unread") == [why])
