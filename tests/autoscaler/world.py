@@ -126,9 +126,9 @@ class AutoscaledCluster:
         config = self.server.config
         headers = {"Authorization": f"Bearer {config.token}", "Content-Type": content}
         async with self.http.request(method, config.url + path, json=body, headers=headers, ssl=config.tls()) as answer:
-            # What serves a new kind says that there is no such page, until it does.
+            # What serves a new kind says that there is no such page, then that its storage begins, until it does.
             said: Json = await answer.json() if answer.content_type == "application/json" else {"": await answer.text()}
-            if answer.status >= 400 and not (missing and answer.status in {404, 409}):
+            if answer.status >= 400 and not (missing and answer.status in {404, 409, 429}):
                 raise AssertionError(f"{method} {path}: {said}")
             return said
 

@@ -50,7 +50,7 @@ class _Expression(msgspec.Struct, gc=False):
     values: list[str] | None = None
 
     def __str__(self) -> str:
-        """Return it as the API reads it; of an operator that is unknown, what it refuses or no label is."""
+        """Return it as the API reads it, which refuses an operator that it does not know."""
         match self.operator:
             case "Exists":
                 return self.key

@@ -62,8 +62,9 @@ class Mover:
         """
         self._look()
         failed: ApiError | None = None
-        blocked = self._blocked()
-        for pod in [pod for pod in self._due() if pod.namespace not in blocked][:_MOST]:
+        due = self._due()
+        blocked = self._blocked() if due else set()
+        for pod in [pod for pod in due if pod.namespace not in blocked][:_MOST]:
             if pod.namespace in blocked:
                 continue
             text = pod.annotations[MOVE_TO]
@@ -102,14 +103,11 @@ class Mover:
 
         Whoever makes a pod names its controller, which may not exist: of such pods each would have its room.
         """
-        pods, entries = self._parts.followed.pods, self._parts.fleet.entries
+        entries = self._parts.fleet.entries
 
         def stays(uid: str) -> bool:
             entry = entries.get(uid)
-            deleting = uid in pods and pods[uid].deleting
-            return entry is not None and not (
-                entry.deleting or entry.until is not None or deleting or uid in self.moving
-            )
+            return entry is not None and entry.until is None and not entry.deleting and uid not in self.moving
 
         return {room.namespace for room in self._parts.holds.unclaimed() if not stays(room.uid)}
 
