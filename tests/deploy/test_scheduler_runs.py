@@ -24,7 +24,7 @@ from gpu_device_plugin.aio.tls import server_tls
 from gpu_device_plugin.core.contract.keys import ASSIGNED, DEV, IDX, NODE_GPUS, POD
 from gpu_device_plugin.testing.builders import container, node, pod
 from tests.deploy.manifests import DEPLOY, Json, documents
-from tests.deploy.policies_world import path_of
+from tests.deploy.policies_world import apply_policies, path_of
 from tests.deploy.test_scheduler_manifest import (
     ACCOUNT,
     ALONE,
@@ -51,6 +51,7 @@ FILES = [path for path in sorted((*DEPLOY.glob("*.yaml"), *DEPLOY.glob("optional
 PODS = "/api/v1/namespaces/placed/pods"
 APART = {"metadata": {"name": "placed", "labels": {"gpu-device-plugin/set-scheduler": "false"}}}
 """A namespace whose pods keep the scheduler that they name."""
+PRIORITY = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass"}
 
 
 # --- What the page tells to do ---------------------------------------------------------------------------------------
@@ -113,6 +114,8 @@ STRICT = "?fieldValidation=Strict"
 @pytest.fixture(scope="module")
 async def cluster(api: PolicyWorld) -> PolicyWorld:
     await install(api, DEPLOY / "daemonset.yaml")
+    await api.make({**PRIORITY, "metadata": {"name": "urgent"}, "value": 1000})
+    await apply_policies(api)
     return api
 
 
@@ -197,10 +200,10 @@ async def running(log: Path, *command: str) -> AsyncIterator[None]:
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 async def test_a_pod_is_placed_where_one_gpu_has_room(cluster: PolicyWorld, tmp_path: Path, variant: Variant) -> None:
-    """With no more rights than the manifest grants, and with the addresses of its parts alone changed.
+    """With no more rights than manifest and policies leave, and with the addresses of its parts alone changed.
 
     The node has GPUs with 4 and 16 shares: 8 of the 20 fit on the second one only. Then 4 and 8 are left, and a pod
-    that wants 10 of the 12 has to wait.
+    that wants 10 of the 12 has to wait. One that wants 16, and is urgent, takes the place of the first.
     """
     kube_scheduler = shutil.which("kube-scheduler", path=os.environ["KUBE_BIN"])
     if kube_scheduler is None:
@@ -224,15 +227,20 @@ async def test_a_pod_is_placed_where_one_gpu_has_room(cluster: PolicyWorld, tmp_
             placed = await until(bound, cluster, name, logs)
             await cluster.make(waiting(variant, name, f"{name}-more", 10))
             left = await until(judged, cluster, f"{name}-more", logs)
+            urgent = waiting(variant, name, f"{name}-urgent", 16)
+            await cluster.make({**urgent, "spec": {**urgent["spec"], "priorityClassName": "urgent"}})
+            victim = await until(ending, cluster, name, logs)
+            await until(nominated, cluster, f"{name}-urgent", logs)
             await ask_the_programs(cluster, variant, ports)
     finally:
-        for each in (name, f"{name}-more"):
+        for each in (name, f"{name}-more", f"{name}-urgent"):
             await cluster.call("DELETE", f"{PODS}/{each}?gracePeriodSeconds=0")
         await cluster.call("DELETE", f"/api/v1/nodes/{name}")
     assert re.search(r"nodes are available: .*1 no GPU has 10 GiB free", str(judged(left))), judged(left)
     assert placed["spec"]["nodeName"] == name
     written = {key: placed["metadata"]["annotations"][key] for key in (IDX, POD, DEV, ASSIGNED)}
     assert written == {IDX: "1", POD: "8", DEV: "16", ASSIGNED: "false"}
+    assert "DisruptionTarget" in [each["type"] for each in victim["status"]["conditions"]]
     for program, log in logs.items():
         assert not re.search("forbidden|cannot list|cannot watch", log.read_text(encoding="utf-8")), program
 
@@ -305,6 +313,14 @@ def waiting(variant: Variant, node_name: str, name: str, mem: int) -> Json:
 
 def bound(found: Json) -> object:
     return found["spec"].get("nodeName")
+
+
+def ending(found: Json) -> object:
+    return found["metadata"].get("deletionTimestamp")
+
+
+def nominated(found: Json) -> object:
+    return found["status"].get("nominatedNodeName")
 
 
 def judged(found: Json) -> object:
