@@ -135,3 +135,14 @@ def test_a_lesson_names_the_namespaces_that_count_little() -> None:
         line.text for line in price_lines(many, 300)
     ]
     assert price_document(many)["distrusted"][6] == "team-6"
+
+
+def test_a_lesson_of_pods_of_which_few_run_says_so_and_is_not_in_force() -> None:
+    found = taught(40, MIX, {A10: 1, T4: 2})
+    few, enough = changed(found, running=0.004), changed(found, running=0.2)
+    told = (
+        "The namespaces of these pods have 0.4% of the cluster in use, which is too little to tell whose pods count: "
+    )
+    assert f"{told}the policy fit is binpack." in [line.text for line in price_lines(few, 300)]
+    assert not any("whose pods count" in line.text for line in price_lines(enough, 300))
+    assert (few.in_force, enough.in_force) == (False, True)

@@ -1,0 +1,37 @@
+"""How much memory the terms of a pod take, of which the API bounds little."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_device_plugin.core.capacity.terms import (
+    MOST_TERMS,
+    NO_TERMS,
+    NOWHERE,
+    Alternative,
+    Requirement,
+    Terms,
+    Toleration,
+    obstacles,
+)
+from tests.views import node_view
+
+
+@pytest.mark.parametrize(
+    ("terms", "size"),
+    [
+        (NO_TERMS, 0),
+        (NOWHERE, 0),
+        (Terms(selector={"zone": "a"}), 7),
+        (Terms(tolerations=(Toleration("k", "Equal", "v", "NoSchedule"),)), 21),
+        (Terms(affinity=(Alternative((Requirement("zone", "In", ("a", "b" * 5000)),)),)), 5 + 3 + 2 + 5001),
+        (Terms(affinity=(Alternative((), (Requirement("metadata.name", "In", ("",) * 5000),)),)), 14 + 3 + 5000),
+    ],
+)
+def test_every_text_counts_with_its_characters_and_one_more(terms: Terms, size: int) -> None:
+    assert terms.size == size
+    assert (size > MOST_TERMS) == (size > 4096)
+
+
+def test_terms_that_are_too_long_to_be_kept_lead_nowhere() -> None:
+    assert [code for code, _ in obstacles(node_view("n", (80,)), NOWHERE)] == ["affinity-terms"]
