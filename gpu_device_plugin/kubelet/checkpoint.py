@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import binascii
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -35,6 +36,16 @@ _ENFORCEMENT, _LIMITED_BY_DRIVER, _LIMIT, _GRANTED_TO = (
     for name in (variables.LIMITS, variables.DRIVER_LIMIT, variables.MEMORY_LIMIT, variables.GRANTED_TO)
 )
 _WORDS = {bytes([len(enforcement)]) + enforcement.encode(): enforcement for enforcement in Enforcement}
+
+# What gives a container a GPU of NVIDIA, wherever it stands in an answer: the toolkit's variable with a value that is
+# some GPU's name, after its length of one byte or two, a device node, or a CDI name.
+_GIVES_GPU = re.compile(
+    rb"NVIDIA_VISIBLE_DEVICES\x12(?:[\x01-\x7f]|[\x80-\xff][\x01-\x7f])(?!void|none)[0-9A-Za-z]|/dev/nvidia[0-9]|nvidia\.com/gpu=",
+    re.DOTALL,
+)
+_UUID = re.compile(rb"(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_OURS = (b"GPUSHARE_MEMORY", b"ALIYUN_COM_GPU")
+"""In each answer of an agent of ours, which may have had other names for its resources."""
 
 Stamp: TypeAlias = tuple[int, int, int]
 """Identity of one version of the file: inode, modification time in ns, size."""
@@ -116,12 +127,14 @@ def _hold(entry: Any, names: Names) -> DeviceHold:
     if not set(map(type, device_ids)) <= {str}:
         raise TypeError("device IDs must be strings")
     resource, answer = str(entry["ResourceName"]), _answer(entry.get("AllocResp"))
+    kind = names.kind_of(resource)
     return DeviceHold(
         str(entry["PodUID"]),
         str(entry["ContainerName"]),
-        names.kind_of(resource),
+        kind,
         device_ids,
         through=resource,
+        gpus=_gpus(answer) if kind is None else None,
         enforcement=_enforcement(answer),
         limit_mib=_limit_mib(answer),
         granted_to=_granted_to(answer),
@@ -134,6 +147,13 @@ def _answer(text: Any) -> bytes:
         return binascii.a2b_base64(text)
     except (ValueError, TypeError):  # the answer is the kubelet's affair: we need no more of it than two words
         return b""
+
+
+def _gpus(answer: bytes) -> frozenset[str] | None:
+    """Return the UUIDs in the answer of another plugin that gave the container GPUs of NVIDIA; None: it gave none."""
+    if _GIVES_GPU.search(answer) is None or any(word in answer for word in _OURS):
+        return None
+    return frozenset(uuid.decode() for uuid in _UUID.findall(answer))
 
 
 def _value(answer: bytes, variable: bytes) -> bytes | None:

@@ -15,7 +15,7 @@ from gpu_device_plugin.core.contract.variables import LIMITS
 from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse, Mount
+from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import CDIDevice, ContainerAllocateResponse, DeviceSpec, Mount
 from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadableError, read, stamp_of
 from gpu_device_plugin.testing.kubelet import kubelet_files
 from tests.names import COUNT, MEM, OURS
@@ -69,6 +69,41 @@ def test_the_devices_of_a_pod_are_those_of_all_its_containers_and_of_our_resourc
 @pytest.mark.parametrize("nothing", [{"-1": None}, {}, None, []])
 def test_a_record_without_devices_is_one(tmp_path: Path, nothing: Any) -> None:
     assert read(written(tmp_path / "c", entry(nothing)), OURS).holds[0].device_ids == frozenset()
+
+
+# --- GPUs in the answers of other plugins -----------------------------------------------------------------------------
+
+GPU = "GPU-1b2c3d4e-0000-4000-8000-123456789abc"
+RDMA = ContainerAllocateResponse(
+    envs={"RDMA_DEVICES": "mlx5_0"}, devices=[DeviceSpec(host_path="/dev/infiniband/rdma_cm")]
+)
+
+
+@pytest.mark.parametrize(
+    ("answer", "gpus"),
+    [
+        (ContainerAllocateResponse(envs={"NVIDIA_VISIBLE_DEVICES": f"{GPU},x"}), {GPU}),
+        (ContainerAllocateResponse(envs={"NVIDIA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_MEMORY_LIMIT_0": "4g"}), set()),
+        (ContainerAllocateResponse(envs={"NVIDIA_VISIBLE_DEVICES": ",".join([GPU] * 8)}), {GPU}),
+        (ContainerAllocateResponse(devices=[DeviceSpec(host_path="/dev/nvidia3")]), set()),
+        (ContainerAllocateResponse(cdi_devices=[CDIDevice(name=f"nvidia.com/gpu={GPU}")]), {GPU}),
+        (ContainerAllocateResponse(annotations={"cdi.k8s.io/x": f"nvidia.com/gpu={GPU}"}), {GPU}),
+        (ContainerAllocateResponse(envs={"NVIDIA_VISIBLE_DEVICES": "void"}), None),
+        (ContainerAllocateResponse(envs={"NVIDIA_VISIBLE_DEVICES": "none"}), None),
+        (ContainerAllocateResponse(envs={"NVIDIA_VISIBLE_DEVICES": ""}), None),
+        (ContainerAllocateResponse(devices=[DeviceSpec(host_path="/dev/nvidiactl")]), None),
+        (RDMA, None),
+        # Of an agent of ours, when its resources had other names.
+        (ContainerAllocateResponse(envs={"NVIDIA_VISIBLE_DEVICES": GPU, "ALIYUN_COM_GPU_MEM_IDX": "0"}), None),
+    ],
+)
+def test_a_plugin_that_gave_gpus_of_nvidia_is_known_by_its_answer(
+    tmp_path: Path, answer: ContainerAllocateResponse, gpus: set[str] | None
+) -> None:
+    given = entry({"-1": ["7"]}, "x/y") | {"AllocResp": as_text(answer.SerializeToString())}
+    ours = given | {"ResourceName": MEM}
+    theirs, own = read(written(tmp_path / "c", given, ours), OURS).holds
+    assert (theirs.gpus, own.gpus) == (gpus, None)
 
 
 # --- The means of limiting in the answer that the container got -------------------------------------------------------

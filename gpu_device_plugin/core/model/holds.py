@@ -43,6 +43,9 @@ class DeviceHold:
     limit_mib: int | None = field(default=None, compare=False)
     """The MiB of each GPU that the container was told that it may use at most; None: not known. Not compared: not every
     record of a hold has it."""
+    gpus: frozenset[str] | None = field(default=None, compare=False)
+    """Of another plugin's devices: the UUIDs of the NVIDIA GPUs that the container was given with them, as far as the
+    plugin named them; None: it was given none, or that is not known. Not compared, as `limit_mib`."""
     granted_to: str = field(default="", compare=False)
     """The container that the answer was made for with which this one was started, ``<UID of its pod>/<name>``; empty:
     not known."""

@@ -112,7 +112,7 @@ def holdings(
         whole = hold.kind is not Kind.MEMORY
         granted = {
             uuid: mib
-            for uuid, count in Counter(parse_id(name)[0] for name in hold.device_ids).items()
+            for uuid, count in Counter(parse_id(name)[0] for name in (*hold.device_ids, *(hold.gpus or ()))).items()
             if (mib := _mib(shares, uuid, count, whole=whole))
         }
         if growth is not None and growth.uuid in granted:
@@ -235,7 +235,11 @@ def held_through_others(holds: Iterable[DeviceHold], shares: Shares) -> dict[str
     Each with the name of the resource. The driver may give a MIG instance of another profile the UUID of an earlier
     one, which a container may still hold: the kubelet counts the ID in each resource for itself.
     """
-    held = ((shares.by_uuid(parse_id(name)[0]), hold) for hold in holds for name in hold.device_ids)
+    held = (
+        (shares.by_uuid(parse_id(name)[0]), hold)
+        for hold in holds
+        for name in (*hold.device_ids, *sorted(hold.gpus or ()))
+    )
     return {
         shared.gpu.uuid: hold.through
         for shared, hold in held

@@ -32,7 +32,7 @@ from gpu_device_plugin.core.node.enforcement import (
 )
 from gpu_device_plugin.core.node.health.gpu_failure import gpu_condition
 from gpu_device_plugin.core.node.health.gpu_health import GpuHealth, with_cards
-from gpu_device_plugin.core.node.limits.container_grants import Delivery
+from gpu_device_plugin.core.node.limits.container_grants import DEVICE_SPECS, ENVVAR, Delivery
 from gpu_device_plugin.core.node.mps.mps_wishes import NOT_THERE
 from gpu_device_plugin.core.node.serving_mode import SERVING_MODES, Serving, ServingMode, wanted_mode
 
@@ -149,6 +149,8 @@ class NodeConfig:
     """The wanted means of limiting that are not there, in a sentence for an Event; empty: all are there."""
     too_many: str = ""
     """Why new GPUs are not shared; empty: they are."""
+    undeliverable: str = ""
+    """Why containers cannot get the GPUs by their device nodes, as is wanted; empty: they can, or it is not."""
 
     @property
     def cordoned(self) -> Mapping[str, str]:
@@ -198,6 +200,10 @@ def derive(inputs: NodeInputs, before: NodeConfig) -> NodeConfig:
         refuse=inputs.refuse and want.required,
     )
 
+    undeliverable = inputs.delivery.why_not(gpus.values())
+    methods = inputs.delivery.methods
+    if undeliverable:
+        methods = methods - {DEVICE_SPECS} or frozenset({ENVVAR})
     on_mps = mps_gpus((shared.gpu for shared in shares.gpus), plan.enforcements, want)
     why_none = (inputs.watched and shares.why_none) or inputs.sentence
     return NodeConfig(
@@ -211,7 +217,9 @@ def derive(inputs: NodeInputs, before: NodeConfig) -> NodeConfig:
         policy=label if (label := labels.get(PLACEMENT_LABEL, "")) in POLICIES else inputs.policy,
         resources=(*inputs.resources, *(Resource.of_profile(name, inputs.mig_domain) for name in shares.profiles)),
         limits=NodeLimits(chosen.gpus),
-        delivery=replace(inputs.delivery, cgpu_disable=labels.get(CGPU_DISABLE_LABEL) == "true", plan=plan),
+        delivery=replace(
+            inputs.delivery, methods=methods, cgpu_disable=labels.get(CGPU_DISABLE_LABEL) == "true", plan=plan
+        ),
         mps_gpus=on_mps,
         barred=plan.barred | (on_mps & inputs.without_mps if plan.refuse else frozenset()),
         labelled=inputs.labels is not None,
@@ -230,11 +238,13 @@ def derive(inputs: NodeInputs, before: NodeConfig) -> NodeConfig:
                     unknown_exclusions(inputs.excluded, inventory),
                     misread_exclusions(inputs.excluded, inventory, shares),
                     shares.why_none,
+                    undeliverable,
                 ),
             ),
         ),
         missing=chosen.missing,
         too_many=too_many,
+        undeliverable=undeliverable,
     )
 
 

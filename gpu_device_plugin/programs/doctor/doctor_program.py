@@ -271,6 +271,7 @@ async def examined(
             listened_to(settings.plugins_registry, DRIVER_SOCKETS),
             {} if isinstance(seen, Unknown) else seen.node.allocatable,
             {resource.name for resource in resources},
+            _given_by_others(settings),
         ),
         agent=agent.result(),
         agents_running=agents_running,
@@ -337,6 +338,15 @@ def _instances_present(root: Path, inventory: Inventory) -> dict[str, int]:
             folder = root / f"proc/driver/nvidia/capabilities/gpu{gpu.minor}/mig"
             found[gpu.uuid] = sum(1 for _ in folder.glob("gi*"))
     return found
+
+
+def _given_by_others(settings: NodeSettings) -> frozenset[str]:
+    """Return the resources by which other plugins have given containers GPUs, as far as the checkpoint can be read."""
+    try:
+        holds = checkpoint.read(settings.device_plugin_dir / checkpoint.NAME, settings.names).holds
+    except checkpoint.CheckpointUnreadableError:
+        return frozenset()  # another check tells of it
+    return frozenset(hold.through for hold in holds if hold.gpus is not None)
 
 
 def _of_profiles(settings: NodeSettings, inventory: Inventory, labels: Mapping[str, str]) -> tuple[Resource, ...]:

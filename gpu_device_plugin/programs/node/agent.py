@@ -99,7 +99,11 @@ class NodeAgent:
             self.hardware = Hardware(settings.gpus, on_change=self.reports.health_changed, on_xid=self.reports.xid_seen)
         except DescriptionError as error:
             raise UsageError(str(error)) from error
-        self.conflicting_plugins = ConflictingPlugins(self.settings, api)
+        self.conflicting_plugins = ConflictingPlugins(
+            self.settings,
+            api,
+            lambda: {hold.through for hold in self.reconciler.checkpoint_entries.value if hold.gpus is not None},
+        )
         self.advertiser = Advertiser(self.state, config, self.reports, settings.refusal_limit)
         self.kubelet_records = KubeletRecords(
             settings.device_plugin_dir,
@@ -318,6 +322,7 @@ class NodeAgent:
             self._audit().run(),
             self.hardware.view.follow(self.verification.again),
             self.reconciler.checkpoint_entries.follow(self._holders_changed),
+            self.reconciler.checkpoint_entries.follow(lambda _: self.conflicting_plugins.look()),
         ]
         if self.limit_link is not None:
             changed = self.limit_link.changed

@@ -140,7 +140,8 @@ class Configuration:
         """Follow all that the configuration follows from, until cancelled.
 
         Raises:
-            UsageError: the share size cuts the first GPUs into more shares than a kubelet can handle.
+            UsageError: the share size cuts the first GPUs into more shares than a kubelet can handle, or containers
+                cannot get them in the way of the setting.
             ListFullError: only a restart of the process can help.
         """
         # Those that the previous agent read hold until our node was read: no GPU is known before.
@@ -178,6 +179,8 @@ class Configuration:
             config = derive(inputs, before)
         except TooManySharesError as error:
             raise (ListFullError if before.shares.gpus else UsageError)(str(error)) from error
+        if config.undeliverable and not before.shares.gpus:
+            raise UsageError(config.undeliverable)
         if config == before:
             return
         self._report_gpus(config, before)

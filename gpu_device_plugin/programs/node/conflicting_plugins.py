@@ -13,6 +13,8 @@ from gpu_device_plugin.core.node.kubelet.conflicting_plugins import DRIVER_SOCKE
 from gpu_device_plugin.kubelet.sockets import listened_to
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
     from gpu_device_plugin.programs.node.node_api import NodeApi
     from gpu_device_plugin.settings.node import NodeSettings
 
@@ -25,6 +27,8 @@ class ConflictingPlugins:
 
     _settings: Observable[NodeSettings]
     _api: NodeApi
+    _given: Callable[[], Collection[str]] = frozenset
+    """Returns the resources by which other plugins have given containers GPUs."""
 
     def __post_init__(self) -> None:
         self.look_s = 60.0
@@ -45,6 +49,7 @@ class ConflictingPlugins:
                 listened_to(settings.plugins_registry, DRIVER_SOCKETS),
                 {} if node is None else node.allocatable,
                 settings.names,
+                self._given(),
             )
         if found:
             self._seen_at = now

@@ -178,6 +178,21 @@ def test_a_gpu_that_cannot_be_listed_is_remarked() -> None:
     assert found.remarks == ("the GPU GPU-x is left out, it is lost",)
 
 
+def test_gpus_without_device_nodes_are_not_given_by_device_nodes() -> None:
+    """On WSL2 and Tegra; a reload of the settings changes nothing of how they are given."""
+    wsl = Inventory((Gpu("GPU-w", 0, "NVIDIA GeForce RTX 5070", 8188),))
+    found = config(inventory=wsl, delivery=Delivery(frozenset({"device-specs"})))
+    assert found.undeliverable.startswith("--devices=device-specs gives containers /dev/nvidiaN, and the driver tells")
+    assert found.remarks == (found.undeliverable,)
+    assert found.delivery.methods == {"envvar"}
+    both = config(inventory=wsl, delivery=Delivery(frozenset({"cdi", "device-specs"})))
+    assert both.delivery.methods == {"cdi"}
+    for delivery in (Delivery(), Delivery(frozenset({"cdi"}))):
+        assert config(inventory=wsl, delivery=delivery).undeliverable == ""
+    node_there = replace(wsl, gpus=(replace(wsl.gpus[0], minor=0),))
+    assert config(inventory=node_there, delivery=Delivery(frozenset({"device-specs"}))).undeliverable == ""
+
+
 # --- Limits -----------------------------------------------------------------------------------------------------------
 
 

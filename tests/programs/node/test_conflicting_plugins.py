@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
 from gpu_device_plugin.testing import builders
 from tests.listening import listening
 from tests.names import COUNT, MEM
@@ -195,4 +198,48 @@ async def test_beside_another_plugin_the_kubelets_records_are_read_on() -> None:
             content["Data"]["PodDeviceEntries"].append(theirs | given)
             path.write_text(json.dumps(content))
             await node.until(lambda: agent.state.node.ledger.foreign == {node.uuids[1]: "nvidia.com/gpu"})
-            assert {hold.pod_uid for hold in agent.entries.value} >= {"77"}
+            await node.until(lambda: "77" in {hold.pod_uid for hold in agent.entries.value})
+
+
+UNKNOWN = "example.com/slice"
+
+
+def given(node: NodeWorld, *, resource: str = UNKNOWN) -> str:
+    """Have the kubelet's checkpoint show a GPU that a plugin of an unknown kind gave to a container; return its UID."""
+    path = node.kubelet.device_plugin_dir / "kubelet_internal_checkpoint"
+    content = json.loads(path.read_text())
+    answer = ContainerAllocateResponse(envs={"NVIDIA_VISIBLE_DEVICES": node.uuids[1]})
+    uid = "77" * 16
+    entry = {"PodUID": uid, "ContainerName": "main", "ResourceName": resource, "DeviceIDs": {"-1": ["slot-3"]}}
+    text = base64.b64encode(answer.SerializeToString()).decode()
+    content["Data"]["PodDeviceEntries"] = [*(content["Data"]["PodDeviceEntries"] or ()), entry | {"AllocResp": text}]
+    path.write_text(json.dumps(content))
+    return uid
+
+
+async def test_a_plugin_that_nobody_knows_is_found_by_the_gpus_that_it_gave() -> None:
+    async with cluster([T4, T4]) as there:
+        there.node.settings["reconcile_interval"] = "100ms"
+        there.api.patch("nodes", NODE, {"status": {"allocatable": {UNKNOWN: "8"}}}, subresource="status")
+        agent = await there.node.start_agent()
+        given(there.node)
+        await there.node.until(lambda: agent.state.node.ledger.foreign == {there.node.uuids[1]: UNKNOWN})
+        await there.node.until(lambda: bool(there.events("OtherDevicePlugin")))
+        (event,) = there.events("OtherDevicePlugin")
+        assert f"a container was given GPUs by {UNKNOWN}" in event["note"]
+        await there.node.until(lambda: there.node.sockets == set())
+
+
+async def test_what_another_plugin_gave_is_not_shared_when_it_has_left_and_nobody_trespasses_there() -> None:
+    """An agent that starts only then has seen nothing but the kubelet's record."""
+    async with cluster([T4, T4], allowed=EVICTING, **WATCHED) as there:
+        there.node.show_processes()
+        there.node.settings["reconcile_interval"] = "100ms"
+        agent = await there.node.start_agent()
+        uid = given(there.node)
+        await there.node.until(lambda: bool(agent.state.node.ledger.foreign))
+        there.node.process(77, replace(pod("x"), uid=uid), "5ad9" * 16)
+        there.node.hardware(T4, BUSY)
+        await there.node.until(lambda: agent.use_watch.reading.value.used_mib.get(there.node.uuids[1]) == 3200)
+        assert nobody_is_accused(there, agent)
+        await there.node.healthy_is(COUNT, 1)

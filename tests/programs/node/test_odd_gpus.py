@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.settings.knobs import UsageError
 from tests.names import COUNT, MEM
 from tests.programs.node.cluster_harness import cluster
-from tests.programs.node.harness import T4, pod
+from tests.programs.node.harness import T4, pod, world
 
 if TYPE_CHECKING:
     import pytest
@@ -41,3 +43,23 @@ async def test_a_gpu_that_cannot_be_listed_is_an_error_that_names_it(caplog: pyt
         assert [each.levelname for each in caplog.records if each.getMessage() == why] == ["ERROR"]
         assert why in there.node.agent.config.value.notes
         await there.node.until(lambda: there.said_of_node().get("unread") == [why])
+
+
+WSL = {"product": "NVIDIA GeForce RTX 5070", "memory": "8188MiB", "minor": None}
+
+
+async def test_a_way_of_giving_gpus_that_cannot_work_on_the_node_is_refused_at_the_start() -> None:
+    async with world([WSL], devices="device-specs") as node:
+        node.launch()
+        error = await node.ended()
+        assert isinstance(error, UsageError)
+        assert str(error).endswith("as on WSL2 and Tegra; use envvar or cdi")
+
+
+async def test_a_way_of_giving_gpus_that_cannot_work_on_the_node_is_not_taken_over() -> None:
+    async with world([WSL], devices="envvar") as node:
+        agent = await node.start_agent()
+        agent.reload(replace(agent.settings.value, devices=("device-specs",)))
+        assert agent.config.value.undeliverable in agent.config.value.notes
+        made = await node.kubelet.admit(pod("a", mem=2))
+        assert (made.phase, [*made.only.received.devices]) == ("Running", [])

@@ -1,4 +1,4 @@
-"""The other programs that hand out the GPUs of a node, recognised by their sockets and resources."""
+"""The other programs that hand out the GPUs of a node, recognised by their sockets, resources and answers."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ class Other:
     """Names of the resources that it advertises, as shell patterns."""
 
 
+_OFF = "keep its DaemonSet off the node"
+
 OTHERS = (
     Other(
         "NVIDIA's device plugin, or one derived from it (HAMi's is),",
         "where the GPU Operator deploys it, label the node nvidia.com/gpu.deploy.device-plugin=false; else keep its "
         "DaemonSet off the node",
         plugin_sockets=("nvidia-*.sock", "nvidia.sock"),
-        resources=("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*"),
+        resources=("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/gpu-*", "nvidia.com/mig-*"),
     ),
     Other(
         "GKE's device plugin",
@@ -51,14 +53,26 @@ OTHERS = (
     ),
     Other(
         "HAMi's DRA driver",
-        "keep its DaemonSet off the node",
+        _OFF,
         driver_sockets=("hami-core-gpu.project-hami.io*-reg.sock",),
     ),
-    Other("Volcano's vGPU device plugin", "keep its DaemonSet off the node", resources=("volcano.sh/vgpu-number",)),
-    Other("Tencent's gpu-manager", "keep its DaemonSet off the node", resources=("tencent.com/vcuda-core",)),
     Other(
-        "the AWS virtual GPU device plugin", "keep its DaemonSet off the node", resources=("k8s.amazonaws.com/vgpu",)
+        "vgpu-manager",
+        _OFF,
+        plugin_sockets=("vgpu-number.sock", "vgpu-core.sock", "vgpu-memory.sock"),
+        resources=("nvidia.com/vgpu-number", "nvidia.com/vgpu-cores", "nvidia.com/vgpu-memory"),
     ),
+    Other(
+        "Volcano's device plugin for GPUs",
+        _OFF,
+        resources=("volcano.sh/vgpu-number", "volcano.sh/gpu-number", "volcano.sh/gpu-memory", "volcano.sh/gpu-mem.*"),
+    ),
+    Other("Tencent's gpu-manager", _OFF, resources=("tencent.com/vcuda-core",)),
+    Other("Tencent's qGPU", _OFF, resources=("tke.cloud.tencent.com/qgpu-core", "tke.cloud.tencent.com/qgpu-memory")),
+    Other("the elastic GPU agent", _OFF, resources=("elasticgpu.io/gpu-core", "elasticgpu.io/gpu-memory")),
+    Other("Baidu's device plugin", _OFF, resources=("baidu.com/*cgpu*",)),
+    Other("OrionX", _OFF, resources=("virtaitech.com/gpu",)),
+    Other("the AWS virtual GPU device plugin", _OFF, resources=("k8s.amazonaws.com/vgpu",)),
 )
 PLUGIN_SOCKETS = tuple(pattern for other in OTHERS for pattern in other.plugin_sockets)
 DRIVER_SOCKETS = tuple(pattern for other in OTHERS for pattern in other.driver_sockets)
@@ -86,11 +100,14 @@ def sightings(
     driver_sockets: Iterable[str],
     allocatable: Mapping[str, int],
     ours: Container[str],
+    given: Iterable[str] = (),
 ) -> tuple[Detection, ...]:
     """Return the other programs that hand out GPUs of a node.
 
     Both kinds of sockets are names of those on which a process listens: a file alone proves nothing. `allocatable` is
-    the node's amount of each resource, `ours` the configured names of our own resources.
+    the node's amount of each resource, `ours` the configured names of our own resources. `given` are the resources by
+    which containers were given NVIDIA's GPUs, by their plugins' answers in the kubelet's checkpoint; each counts while
+    the node offers it, whatever its plugin is called.
     """
     plugin_sockets, driver_sockets = tuple(plugin_sockets), tuple(driver_sockets)
     offered = tuple(name for name, amount in allocatable.items() if amount > 0 and name not in ours)
@@ -103,6 +120,11 @@ def sightings(
         )
         if signs:
             found.append(Detection(other, signs))
+    known = [pattern for other in OTHERS for pattern in other.resources]
+    for name in sorted(set(given) & {*offered}):
+        if not any(fnmatchcase(name, pattern) for pattern in known):
+            sign = f"a container was given GPUs by {name}, of which the node offers {allocatable[name]}"
+            found.append(Detection(Other(f"the device plugin of {name}", _OFF), (sign,)))
     return tuple(found)
 
 

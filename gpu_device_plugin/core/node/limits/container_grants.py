@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.shares import Shares
     from gpu_device_plugin.core.node.limits.extra_grant import ExtraGrant, GrantOwner
 
-DELIVERIES = ("envvar", "device-specs", "cdi")
+ENVVAR, DEVICE_SPECS = "envvar", "device-specs"
+DELIVERIES = (ENVVAR, DEVICE_SPECS, "cdi")
 """How a container can get its GPUs."""
 
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
@@ -88,7 +89,20 @@ class Delivery:
     @property
     def device_specs(self) -> bool:
         """Whether containers are given device nodes by their paths."""
-        return "device-specs" in self.methods
+        return DEVICE_SPECS in self.methods
+
+    def why_not(self, gpus: Iterable[Gpu]) -> str:
+        """Return why these GPUs cannot be given in this way, as a sentence; empty if they can.
+
+        A GPU without a minor number has no device node, as on WSL2 and Tegra, whose toolkit gives other ones.
+        """
+        without = [gpu.uuid for gpu in gpus if gpu.minor is None] if self.device_specs else []
+        if not without:
+            return ""
+        return (
+            f"--devices={DEVICE_SPECS} gives containers /dev/nvidiaN, and the driver tells no N of "
+            f"{', '.join(without)}, as on WSL2 and Tegra; use envvar or cdi"
+        )
 
 
 @dataclass(frozen=True, slots=True)

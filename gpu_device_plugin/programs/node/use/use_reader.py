@@ -157,7 +157,7 @@ class UseWatch:
                 at=at,
                 blind=blind,
                 complete=complete and alone,
-                excused=self._excused,
+                excused=self._excused | {hold.pod_uid for hold in self.entries.value if hold.gpus is not None},
             )
         )
         if not alone:

@@ -64,7 +64,31 @@ def test_our_resource_under_the_name_of_another_program_is_ours() -> None:
     assert sightings([], [], {"nvidia.com/gpu": 8}, ["nvidia.com/gpu"]) == ()
 
 
-@pytest.mark.parametrize("resource", ["volcano.sh/vgpu-number", "tencent.com/vcuda-core", "k8s.amazonaws.com/vgpu"])
+@pytest.mark.parametrize(
+    "resource",
+    [
+        *("volcano.sh/vgpu-number", "volcano.sh/gpu-memory", "volcano.sh/gpu-mem.128Mi", "nvidia.com/vgpu-number"),
+        *("tencent.com/vcuda-core", "tke.cloud.tencent.com/qgpu-core", "k8s.amazonaws.com/vgpu"),
+        *("elasticgpu.io/gpu-memory", "baidu.com/v100_cgpu_memory", "virtaitech.com/gpu", "nvidia.com/gpu-10gb"),
+    ],
+)
 def test_some_programs_are_known_by_the_nodes_resources_alone(resource: str) -> None:
     (found,) = sightings([], [], {resource: 10}, OURS)
     assert found.signs == (f"the node offers 10 {resource}",)
+
+
+def test_whoever_has_given_a_container_gpus_hands_them_out_while_the_node_offers_its_resource() -> None:
+    """Whatever it is called, and whatever its socket."""
+    offered = {"example.com/slice": 8, "example.com/nic": 8, "nvidia.com/vgpu-number": 8}
+    found = sightings([], [], offered, OURS, ["example.com/slice", "example.com/gone", "nvidia.com/vgpu-number"])
+    assert [str(each) for each in found] == [
+        f"{who} hands out GPUs of this node too ({sign}); keep its DaemonSet off the node"
+        for who, sign in (
+            ("vgpu-manager", "the node offers 8 nvidia.com/vgpu-number"),
+            (
+                "the device plugin of example.com/slice",
+                "a container was given GPUs by example.com/slice, of which the node offers 8",
+            ),
+        )
+    ]
+    assert names("vgpu-number.sock") == ["vgpu-manager"]
