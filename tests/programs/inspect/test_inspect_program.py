@@ -1034,6 +1034,7 @@ def test_the_page_is_served_with_the_flags_of_kubectl_and_the_names_of_resources
         "names": ["example.com/gpu-mem", "example.com/gpu-count"],
         "port": 8080,
         "browser": False,
+        "agents_namespace": "gpushare",
         "prog": PROG,
         "kubectl": "the-kubectl",
     }
