@@ -20,6 +20,7 @@ from gpu_device_plugin.core.contract.keys import (
 )
 from gpu_device_plugin.core.model.resource_claims import PodClaim
 from gpu_device_plugin.core.report.text.printing import shortened
+from gpu_device_plugin.core.report.why.mistaken_requests import annotations_of_others
 from gpu_device_plugin.core.report.why.pod_causes import DEFAULT_SCHEDULER, SchedulingStatus
 from gpu_device_plugin.settings.knobs import nearest
 from gpu_device_plugin.view.objects import ApiObject, Condition, Resources, decoded, readable
@@ -149,6 +150,7 @@ def pod_and_status(raw: msgspec.Raw, resources: Iterable[Resource]) -> tuple[Pod
         gates=tuple(gate.name for gate in spec.scheduling_gates or ()),
         terms=spec.terms,
         ignored=(*ignored, *_misspelt(more.metadata)),
+        of_others=annotations_of_others(more.metadata.annotations or ()),
         limits=tuple(
             name
             for each in (*(spec.init_containers or ()), *(spec.containers or ()))

@@ -549,6 +549,18 @@ def test_flags_of_kubectl_are_handed_on(shared: World) -> None:
 # --- Why a pod gets no GPU --------------------------------------------------------------------------------------------
 
 
+def test_a_pod_with_the_annotations_of_another_system_is_told_what_to_write(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asking = pod("fraction")
+    asking["metadata"]["annotations"] = {"gpu-fraction": "0.5", "kai.scheduler/x": "y"}
+    world.has(node("node-a", gpu(0)), asking)
+    assert world.inspect("why", "fraction") == 0
+    printed = capsys.readouterr().out
+    assert "Its annotation gpu-fraction is KAI's and run:ai's: neither gpushare-scheduler nor an agent here" in printed
+    assert "Its annotation kai.scheduler/x is KAI's" in printed
+
+
 def test_a_pod_that_has_its_place_is_told_where(shared: World, capsys: pytest.CaptureFixture[str]) -> None:
     """In the namespace of the context, or of the flag."""
     shared.has(namespace="ml")

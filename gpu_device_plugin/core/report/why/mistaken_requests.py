@@ -12,9 +12,10 @@ from gpu_device_plugin.core.model.mig import is_mig_resource
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.kubelet.conflicting_plugins import OTHERS
 from gpu_device_plugin.core.report.finding import Finding, note
+from gpu_device_plugin.core.report.text.printing import MOST_NAMED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.cluster.pod_demand import Ask
@@ -22,6 +23,18 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.resources import Resource
 
 _OF_OTHERS = ("nvidia.com/*", "amd.com/gpu", "volcano.sh/vgpu-*", *(name for each in OTHERS for name in each.resources))
+_ANNOTATIONS_OF_OTHERS: Mapping[str, tuple[str, ...]] = {
+    "KAI's and run:ai's": ("gpu-fraction", "gpu-fraction-*", "gpu-memory", "gpu-memory-*", "gpu-compute*"),
+    "KAI's": ("kai.scheduler/*",),
+    "run:ai's": ("runai/*", "run.ai/*", "*.run.ai/*", "runai-*"),
+    "HAMi's": (
+        *("hami.io/*", "*.hami.io/*", "4pd.io/*", "nvidia.com/use-gpu*", "nvidia.com/nouse-gpu*"),
+        *("nvidia.com/numa-bind", "nvidia.com/vgpu-mode"),
+    ),
+    "Volcano's": ("volcano.sh/vgpu-*",),
+}
+"""Patterns of the annotations by which pods ask other systems for a part of a GPU."""
+_SCHEDULERS_OF_OTHERS = ("kai-scheduler*", "runai-scheduler*", "hami-scheduler*", "volcano*")
 _OF_A_PROFILE = re.compile(r"mig|[1-7]g\.", re.ASCII)
 """In the name of a resource for a MIG profile, well written or not."""
 _LARGEST_GIB = 512
@@ -57,6 +70,39 @@ def asks_for_others(
         elif any(fnmatchcase(name, pattern) for pattern in _OF_OTHERS):
             text = "It asks for {resource}, which nodes that share their GPUs do not offer: write {instead}."
             yield note("resource-of-others", text, resource=name, instead=instead)
+
+
+def annotations_of_others(keys: Iterable[str]) -> tuple[str, ...]:
+    """Return those annotations by which other systems that share GPUs are asked for a part of one, a few of them."""
+    return tuple(sorted(filter(_whose, keys))[:MOST_NAMED])
+
+
+def annotated_for_others(
+    annotations: Iterable[str], scheduler: str, resources: Iterable[Resource]
+) -> Iterator[Finding]:
+    """Yield a correction for the annotations of a system that does not place the pod, as its scheduler is not asked."""
+    if any(fnmatchcase(scheduler, pattern) for pattern in _SCHEDULERS_OF_OTHERS):
+        return
+    instead = " or ".join(_INSTEAD[resource.kind].format(name=resource.name) for resource in resources)
+    for annotation in annotations:
+        text = (
+            "Its annotation {annotation} is {system}: neither {scheduler} nor an agent here reads it. In the limits of "
+            "a container write {instead}."
+        )
+        system = _whose(annotation)
+        yield note(
+            "annotation-of-others", text, annotation=annotation, system=system, scheduler=scheduler, instead=instead
+        )
+
+
+def _whose(annotation: str) -> str:
+    """Return the system that reads an annotation; empty: none of those known here."""
+    named = (
+        system
+        for system, patterns in _ANNOTATIONS_OF_OTHERS.items()
+        if any(fnmatchcase(annotation, pattern) for pattern in patterns)
+    )
+    return next(named, "")
 
 
 def asks_for_several(containers: Iterable[Container]) -> Iterator[Finding]:

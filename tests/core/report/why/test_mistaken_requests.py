@@ -8,7 +8,13 @@ from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.pods import Container, ContainerKind
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.report.why.mistaken_requests import asks_for_others, asks_for_several, asks_in_mib
+from gpu_device_plugin.core.report.why.mistaken_requests import (
+    annotated_for_others,
+    annotations_of_others,
+    asks_for_others,
+    asks_for_several,
+    asks_in_mib,
+)
 from tests.findings import facts
 from tests.resources import COUNT, MEM
 from tests.views import node_view
@@ -48,6 +54,46 @@ def test_a_resource_that_stands_for_gpus_elsewhere_is_told_with_ours(name: str, 
 )
 def test_other_resources_are_nobodys_mistake(name: str) -> None:
     assert list(asks_for_others([name], BOTH)) == []
+
+
+@pytest.mark.parametrize(
+    ("annotation", "system"),
+    [
+        ("gpu-fraction", "KAI's and run:ai's"),
+        ("gpu-fraction-num-devices", "KAI's and run:ai's"),
+        ("gpu-fraction-limit", "KAI's and run:ai's"),
+        ("gpu-memory", "KAI's and run:ai's"),
+        ("gpu-memory-limit", "KAI's and run:ai's"),
+        ("gpu-compute.portion", "KAI's and run:ai's"),
+        ("kai.scheduler/queue", "KAI's"),
+        ("runai/queue", "run:ai's"),
+        ("workload.run.ai/name", "run:ai's"),
+        ("hami.io/gpu-scheduler-policy", "HAMi's"),
+        ("nvidia.com/use-gputype", "HAMi's"),
+        ("nvidia.com/nouse-gpuuuid", "HAMi's"),
+        ("nvidia.com/vgpu-mode", "HAMi's"),
+        ("volcano.sh/vgpu-mode", "Volcano's"),
+    ],
+)
+def test_the_annotations_of_other_systems_are_named_with_what_to_write_here(annotation: str, system: str) -> None:
+    assert annotations_of_others(["b", annotation, "gpu-device-plugin/memory-limit"]) == (annotation,)
+    (finding,) = annotated_for_others([annotation], "default-scheduler", BOTH)
+    assert finding.code == "annotation-of-others"
+    assert str(finding) == (
+        f"Its annotation {annotation} is {system}: neither default-scheduler nor an agent here reads it. In the limits "
+        f"of a container write {INSTEAD}."
+    )
+
+
+@pytest.mark.parametrize("scheduler", ["kai-scheduler", "runai-scheduler", "runai-scheduler-default", "hami-scheduler"])
+def test_a_pod_that_another_system_schedules_may_have_its_annotations(scheduler: str) -> None:
+    assert list(annotated_for_others(["gpu-fraction"], scheduler, BOTH)) == []
+
+
+def test_annotations_that_mean_nothing_about_gpus_are_not_named() -> None:
+    names = ["gpu-name", "nvidia.com/gpu", "example.com/gpu-fraction", "prometheus.io/scrape", "hami.iot/x"]
+    assert annotations_of_others(names) == ()
+    assert len(annotations_of_others(f"hami.io/{number}" for number in range(1000))) == 5
 
 
 PROFILES = ["aliyun.com/mig-3g.40gb", "aliyun.com/mig-1g.10gb"]
