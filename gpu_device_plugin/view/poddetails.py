@@ -29,7 +29,7 @@ from gpu_device_plugin.core.contract.keys import (
 )
 from gpu_device_plugin.core.model.resource_claims import PodClaim
 from gpu_device_plugin.core.report.text.printing import shortened
-from gpu_device_plugin.core.report.why.mistaken_requests import read_by_others
+from gpu_device_plugin.core.report.why.mistaken_requests import annotations_of_others
 from gpu_device_plugin.core.report.why.pod_causes import DEFAULT_SCHEDULER, SchedulingStatus
 from gpu_device_plugin.settings.knobs import nearest
 from gpu_device_plugin.view.objects import ApiObject, Condition, Resources, decoded, readable
@@ -168,13 +168,13 @@ def scheduling_status(raw: msgspec.Raw, ignored: Iterable[str]) -> SchedulingSta
         gates=tuple(gate.name for gate in spec.scheduling_gates or ()),
         terms=spec.terms,
         ignored=(*ignored, *_misspelt(more.metadata)),
+        of_others=annotations_of_others(more.metadata.annotations or ()),
         limits=tuple(
             name
             for each in (*(spec.init_containers or ()), *(spec.containers or ()))
             for name in {**(each.resources.limits or {}), **(each.resources.requests or {})}
         ),
         claims=tuple(_claims(spec, status)),
-        of_others=tuple(sorted(filter(read_by_others, more.metadata.annotations or ())))[:_MOST_MISSPELT],
         controller=next(
             (f"{each.kind} {each.name}" for each in more.metadata.owner_references or () if each.makes), ""
         ),

@@ -39,22 +39,20 @@ class Agents:
     by_node: Mapping[str, AgentPod]
     why: str = ""
     """Why there are none, as a sentence without a full stop; empty if there are some."""
-    rivals: tuple[str, ...] = ()
-    """The namespaces that contradict each other, a few of them."""
 
 
-def agents(pods: Iterable[AgentPod]) -> Agents:
-    """Return the agent of each node: of several pods the one created last, as while a node's agent is replaced."""
+def agents(pods: Iterable[AgentPod], namespace: str = AGENT_NAMESPACE) -> Agents:
+    """Return the agent of each node: of several pods the one created last, as while a node's agent is replaced.
+
+    Pods in other namespaces than `namespace` are no agents, whatever labels they have.
+    """
     usable = [pod for pod in pods if pod.node and pod.running and pod.port is not None]
-    places = sorted({pod.namespace for pod in usable})
-    if not places:
-        return Agents({}, "no node agent that serves HTTP runs")
-    if len(places) > 1 and AGENT_NAMESPACE not in places:
-        why = "pods in several namespaces have the labels of node agents, and those of one alone can be right"
-        return Agents({}, why, tuple(places[:3]))
-    trusted = places[0] if len(places) == 1 else AGENT_NAMESPACE
-    chosen = sorted((pod for pod in usable if pod.namespace == trusted), key=lambda pod: (pod.created, pod.name))
-    return Agents({pod.node: pod for pod in chosen})
+    chosen = sorted((pod for pod in usable if pod.namespace == namespace), key=lambda pod: (pod.created, pod.name))
+    if chosen:
+        return Agents({pod.node: pod for pod in chosen})
+    elsewhere = ", ".join(sorted({pod.namespace for pod in usable})[:3])
+    disbelieved = f"; pods in other namespaces are not believed ({elsewhere})" if elsewhere else ""
+    return Agents({}, f"no node agent that serves HTTP runs in the namespace {namespace}{disbelieved}")
 
 
 # --- Turns ----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from gpu_device_plugin.core.cluster.agentpods import agents
+from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE, agents
 from gpu_device_plugin.core.contract.history import (
     HISTORY_PATH,
     LARGEST_HISTORY,
@@ -42,15 +42,15 @@ class AgentAnswers:
     agents: Agents
 
     @classmethod
-    def of(cls, kubectl: Kubectl) -> AgentAnswers:
-        """Find the agents.
+    def of(cls, kubectl: Kubectl, namespace: str) -> AgentAnswers:
+        """Find the agents, which are in this namespace.
 
         Raises:
             ClusterUnreadableError: pods cannot be listed.
         """
         with kubectl.needing("pods", why="agents are found among all of them"):
             pods = kubectl.items("/api/v1/pods", labels=AGENT_LABELS)
-        return cls(kubectl, agents(agent_pods(pods)))
+        return cls(kubectl, agents(agent_pods(pods), namespace))
 
     def read(self, node: str, path: str, kind: type[T]) -> T:
         """Return the answer of a node's agent, decoded as `kind`.
@@ -62,7 +62,8 @@ class AgentAnswers:
         agent = self.agents.by_node.get(node)
         if agent is None:
             why = self.agents.why or "no agent that serves HTTP (the setting http) runs there, or there is no such node"
-            raise ClusterUnreadableError(f"the agent of node {node} cannot be asked: {why}")
+            other = "" if not self.agents.why else "; --agents-namespace names another namespace"
+            raise ClusterUnreadableError(f"the agent of node {node} cannot be asked: {why}{other}")
         pod = f"/api/v1/namespaces/{agent.namespace}/pods/{agent.name}:{agent.port}/proxy"
         try:
             answer = self.kubectl.raw(pod + quote(path))
@@ -110,25 +111,28 @@ def of_each(nodes: Sequence[str], read: Callable[[str], T]) -> tuple[Mapping[str
         return {node: answer for node, answer in answers if answer is not None}, silent
 
 
-def histories(kubectl: Kubectl, raw_agents: Iterable[msgspec.Raw]) -> dict[str, NodeHistory | str] | Unknown:
-    """Return the histories of nodes, given the pods of their agents.
+def histories(
+    kubectl: Kubectl, raw_agents: Iterable[msgspec.Raw], namespace: str = AGENT_NAMESPACE
+) -> dict[str, NodeHistory | str] | Unknown:
+    """Return the histories of nodes, given pods with the labels of agents, and the agents' namespace.
 
     In place of a history stands why it cannot be read, as of an older agent; of all, if a right is missing.
     """
-    answers = AgentAnswers(kubectl, agents(agent_pods(raw_agents)))
+    answers = AgentAnswers(kubectl, agents(agent_pods(raw_agents), namespace))
     read = partial(answers.read, path=HISTORY_PATH, kind=NodeHistory)
     found, silent = of_each(sorted(answers.agents.by_node), read)
     denied = next((why for why in silent.values() if why.code == MISSING_RIGHT), None)
     return denied or {**found, **{node: str(why) for node, why in silent.items()}}
 
 
-def histories_of(kubectl: Kubectl, pod: Pod, missing: list[str]) -> tuple[NodeHistory, ...] | None:
+def histories_of(kubectl: Kubectl, pod: Pod, missing: list[str], namespace: str) -> tuple[NodeHistory, ...] | None:
     """Return the history of each GPU that a pod is or was on, with all containers on it, from its node's agent.
 
+    Agents are in `namespace`.
     None: it cannot be read, and why is added to `missing`.
     """
     try:
-        answers = AgentAnswers.of(kubectl)
+        answers = AgentAnswers.of(kubectl, namespace)
         read = partial(answers.read, pod.node_name, kind=NodeHistory)
         gpus = gpus_of(read(namespace_path(pod.namespace)), pod.namespace, pod.name)
         return tuple(read(gpu_path(gpu)) for gpu in gpus)

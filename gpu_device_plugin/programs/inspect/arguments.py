@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import __version__
+from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE
 from gpu_device_plugin.core.contract.cordons import LONGEST_REASON
 from gpu_device_plugin.core.report.tables.terminal_tables import SORTS
 from gpu_device_plugin.programs.commandline import Parser, add_settings, no_such_argument
@@ -338,6 +339,12 @@ def _parser(prog: str) -> Parser:
         const="no value",
         metavar=REALLY,
         help="uninstall from labelled nodes too, which ends sharing there",
+    )
+    parser.add_argument(
+        "--agents-namespace",
+        default=AGENT_NAMESPACE,
+        metavar="NAME",
+        help=f"namespace of the node agents; no pod elsewhere is believed [{AGENT_NAMESPACE}]",
     )
     parser.add_argument("--version", action="version", version=f"gpu-device-plugin {__version__}")
     add_settings(parser, knobs_of(ResourceSettings))

@@ -17,6 +17,7 @@ from gpu_device_plugin.cluster.objects.decoding import (
     UnreadableObjectError,
 )
 from gpu_device_plugin.cluster.objects.resource_claims import CLAIMS, GROUP, SLICES
+from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE
 from gpu_device_plugin.core.contract.dra import DRIVER
 from gpu_device_plugin.core.contract.keys import (
     ASSUME_TIME,
@@ -78,7 +79,11 @@ _KUBE_SCHEDULER = "kube-scheduler"
 
 
 def symptoms_in(
-    kubectl: Kubectl, resources: Sequence[Resource], raw_nodes: Iterable[msgspec.Raw], raw_pods: Iterable[msgspec.Raw]
+    kubectl: Kubectl,
+    resources: Sequence[Resource],
+    raw_nodes: Iterable[msgspec.Raw],
+    raw_pods: Iterable[msgspec.Raw],
+    agents_namespace: str = AGENT_NAMESPACE,
 ) -> ClusterSymptoms:
     """Return the symptoms in nodes and pods, and read what else belongs to them, which may be unknown."""
     names = {resource.kind: resource.name for resource in resources}
@@ -119,7 +124,7 @@ def symptoms_in(
         slices=_known(lambda: _slices(kubectl)),
         device_classes=_known(lambda: _device_classes(kubectl)),
         karpenter=_known(lambda: _karpenter(kubectl)),
-        histories=histories(kubectl, [raw for pod, raw in every if pod.part == (_AGENT, False)]),
+        histories=histories(kubectl, [raw for pod, raw in every if pod.part == (_AGENT, False)], agents_namespace),
     )
 
 

@@ -108,7 +108,14 @@ def main(
                 if web is None:
                     raise UsageError("web: this build has no page; install the package gpu-device-plugin")
                 flags, port, browser = passed_on(arguments), arguments.port or 0, not arguments.no_browser
-                return web(flags, resources, port=port, browser=browser, prog=prog, kubectl=kubectl)
+                return web(
+                    *(flags, resources),
+                    port=port,
+                    browser=browser,
+                    prog=prog,
+                    kubectl=kubectl,
+                    agents_namespace=arguments.agents_namespace,
+                )
             access = Kubectl(passed_on(arguments), kubectl)
             if arguments.command == "top" and not arguments.history:
                 return _top(arguments, access, resources, environ)
@@ -334,7 +341,7 @@ def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Re
     claims = _claims_of_pod(kubectl, namespace, found, missing) if status.claims else ()
     # Without the right to list pods no agent is found.
     asked = raw_pods is not None and on_gpus(pod, status, resources)
-    histories = histories_of(kubectl, pod, missing) if asked else None
+    histories = histories_of(kubectl, pod, missing, arguments.agents_namespace) if asked else None
     views = None if found is None else found.views
     said = why(pod, status, resources, views, most=most, policy=lambda: _policy(kubectl), claims=claims)
     said = with_slowness(said, pod, histories)
@@ -378,7 +385,7 @@ def _doctor(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence
     if raw_pods is None:
         namespace = kubectl.namespace()
         raw_pods = kubectl.items(_pods_in(namespace), _COUNTING[1:])
-    symptoms = symptoms_in(kubectl, resources, raw_nodes or (), raw_pods)
+    symptoms = symptoms_in(kubectl, resources, raw_nodes or (), raw_pods, arguments.agents_namespace)
     if missing:
         pods = [pod for pod, _ in gpu_pods(raw_pods, resources)]
         found = examine_partly(symptoms, pods, missing, GRANT, nodes=raw_nodes is not None, namespace=namespace)
@@ -400,7 +407,12 @@ def _if_allowed(kubectl: Kubectl, kind: str, fields: Sequence[str], missing: lis
 
 def _uninstall(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
     labelled_too, nodes = arguments.all == REALLY, _raw_nodes(arguments.node, kubectl)
-    lines, complete = uninstall(kubectl, nodes, resources, labelled_too=labelled_too, dry_run=arguments.dry_run)
+    lines, complete = uninstall(
+        *(kubectl, nodes, resources),
+        labelled_too=labelled_too,
+        dry_run=arguments.dry_run,
+        agents_namespace=arguments.agents_namespace,
+    )
     return lines, OK if complete else FAILED
 
 

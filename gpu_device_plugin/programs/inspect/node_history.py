@@ -41,7 +41,7 @@ def history(arguments: argparse.Namespace, kubectl: Kubectl, _: Sequence[Resourc
     Raises:
         ClusterUnreadableError: there is no node to read, or no right to find it.
     """
-    agents, namespace = AgentAnswers.of(kubectl), arguments.namespace or ""
+    agents, namespace = AgentAnswers.of(kubectl, arguments.agents_namespace), arguments.namespace or ""
 
     def read(node: str, path: str = contract.HISTORY_PATH) -> contract.NodeHistory:
         return agents.read(node, path, contract.NodeHistory)
@@ -72,7 +72,7 @@ def incidents(arguments: argparse.Namespace, kubectl: Kubectl, _: Sequence[Resou
     Raises:
         ClusterUnreadableError: there is no such incident, or no node to read.
     """
-    agents, node, name = AgentAnswers.of(kubectl), arguments.node, arguments.pod
+    agents, node, name = AgentAnswers.of(kubectl, arguments.agents_namespace), arguments.node, arguments.pod
     nodes = _nodes(agents)
     if node and not name and node not in nodes:  # the name alone, as an Event has it
         node, name = "", node

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.objects.decoding import NodeReader
+from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE
 from gpu_device_plugin.core.contract.keys import SWITCH_LABEL, SWITCHED_ON
 from gpu_device_plugin.core.contract.nodelabels import leftovers, mig_resources
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, items
@@ -32,6 +33,7 @@ def uninstall(
     *,
     labelled_too: bool,
     dry_run: bool,
+    agents_namespace: str = AGENT_NAMESPACE,
 ) -> tuple[list[str], bool]:
     """Remove the leftovers on these nodes; return a line for each node, and whether every removal succeeded.
 
@@ -40,7 +42,8 @@ def uninstall(
     Raises:
         ClusterUnreadableError: the pods of the agents cannot be read.
     """
-    pods = items(kubectl, _AGENTS, Pod)
+    # Anybody may give a pod of another namespace these labels.
+    pods = [pod for pod in items(kubectl, _AGENTS, Pod) if pod.metadata.namespace == agents_namespace]
     agents = {pod.spec.node_name: f"{pod.metadata.namespace}/{pod.metadata.name}" for pod in pods}
     lines: list[str] = []
     complete = True

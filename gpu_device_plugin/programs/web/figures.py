@@ -81,10 +81,12 @@ class FiguresState:
 class AgentFigures:
     """Reads agents in turn. An agent answers at most every ten seconds, a silent one is asked ever more rarely."""
 
-    def __init__(self, client: Client, *, namespace: str = "", timing: FiguresTiming = DEFAULT_TIMING) -> None:
+    def __init__(
+        self, client: Client, *, namespace: str = AGENT_NAMESPACE, timing: FiguresTiming = DEFAULT_TIMING
+    ) -> None:
         """Read nothing before `follow`; the rights of `client` decide what is read.
 
-        The agents are in `namespace`, or if it is empty wherever they are, see `core.cluster.agentpods`.
+        The agents are in `namespace`, see `core.cluster.agentpods`.
         """
         self._client = client
         self._namespace = namespace
@@ -108,8 +110,7 @@ class AgentFigures:
         problems = sorted(self._problems.items())
         first = f"node {problems[0][0]}: {problems[0][1]}" if problems else ""
         if self._nothing:
-            rivals = ", ".join(self._agents.rivals)
-            return FiguresState("nodes", f"{self._nothing}{_OURS}", f"namespaces: {rivals}" if rivals else "")
+            return FiguresState("nodes", f"{self._nothing}{_OURS}")
         if not self._read_s:
             return FiguresState("nodes", f"no node agent can be read{_OURS}" if problems else "", first)
         if problems:
@@ -247,23 +248,14 @@ class AgentFigures:
         """List the agents' pods, unless that was done a moment ago."""
         if time.monotonic() - self._listed_s < self._timing.pods_s:
             return
-        try:
-            found = await self._listed(self._namespace)
-        except ForbiddenError:
-            if self._namespace:
-                raise
-            found = await self._listed(AGENT_NAMESPACE)  # where the user may see pods, if not everywhere
-        before, self._agents = self._agents.by_node, agents(found)
+        found: list[AgentPod] = []
+        async for page in self._client.pages(PODS, namespace=self._namespace, labels=AGENT_LABELS, since="0"):
+            found += agent_pods(page.items or ())
+            if len(found) > _MOST_PODS:
+                break
+        before, self._agents = self._agents.by_node, agents(found, self._namespace)
         self._listed_s = time.monotonic()
         for node, pod in self._agents.by_node.items():
             if before.get(node) != pod:  # a new agent has not failed yet
                 self._last.pop(node, None)
                 self._problems.pop(node, None)
-
-    async def _listed(self, namespace: str) -> list[AgentPod]:
-        found: list[AgentPod] = []
-        async for page in self._client.pages(PODS, namespace=namespace, labels=AGENT_LABELS, since="0"):
-            found += agent_pods(page.items or ())
-            if len(found) > _MOST_PODS:
-                break
-        return found

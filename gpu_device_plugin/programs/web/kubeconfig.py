@@ -20,6 +20,7 @@ from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, NotFoundError
+from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE
 from gpu_device_plugin.programs.commandline import FAILED
 from gpu_device_plugin.programs.kubectl import CONFIG, Selected, how_it_ended, not_run, selected
 from gpu_device_plugin.programs.lifetime import until_stopped
@@ -212,11 +213,12 @@ def main(
     browser: bool,
     prog: str,
     kubectl: str = "kubectl",
+    agents_namespace: str = AGENT_NAMESPACE,
 ) -> int:
     """Serve on the loopback address until SIGINT, SIGTERM or SIGHUP; `port` 0: a free one.
 
     kubectl's `flags` select the cluster and the user, who typed `prog`. With `browser` the page is opened in the user's
-    browser, where there is a graphical one.
+    browser, where there is a graphical one. Pods of `agents_namespace` alone are believed to be node agents.
 
     Returns:
         0 once stopped; 1 if the cluster cannot be read, or the port cannot be listened on.
@@ -236,7 +238,7 @@ def main(
             # A browser that begins may take its time, and some of them stay: nothing waits for it.
             threading.Thread(target=webbrowser.open, args=(url,), name="browser", daemon=True).start()
 
-    work = _serve(flags, resources, port=port, kubectl=kubectl, ready=ready)
+    work = _serve(flags, resources, port=port, kubectl=kubectl, ready=ready, agents_namespace=agents_namespace)
     try:
         # The terminal is closed: SIGHUP ends us, too.
         return asyncio.run(until_stopped(work, "page", {signal.SIGHUP: lambda: signal.raise_signal(signal.SIGTERM)}))
@@ -252,6 +254,7 @@ async def _serve(
     port: int,
     kubectl: str,
     ready: Callable[[str], None],
+    agents_namespace: str,
 ) -> NoReturn:
     async with running(flags, kubectl) as proxy:
         chosen = await _chosen(flags, kubectl)
@@ -274,7 +277,7 @@ async def _serve(
                 resources,
                 callers,
                 about=AboutPage("kubeconfig", chosen.context, frozenset({_HOST, "localhost"})),
-                figures=AgentFigures(client),
+                figures=AgentFigures(client, namespace=agents_namespace),
                 namespace=chosen.namespace or "default",
             )
             try:

@@ -549,6 +549,18 @@ def test_flags_of_kubectl_are_handed_on(shared: World) -> None:
 # --- Why a pod gets no GPU --------------------------------------------------------------------------------------------
 
 
+def test_a_pod_with_the_annotations_of_another_system_is_told_what_to_write(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asking = pod("fraction")
+    asking["metadata"]["annotations"] = {"gpu-fraction": "0.5", "kai.scheduler/x": "y"}
+    world.has(node("node-a", gpu(0)), asking)
+    assert world.inspect("why", "fraction") == 0
+    printed = capsys.readouterr().out
+    assert "Its annotation gpu-fraction is KAI's and run:ai's: neither gpushare-scheduler nor an agent here" in printed
+    assert "Its annotation kai.scheduler/x is KAI's" in printed
+
+
 def test_a_pod_that_has_its_place_is_told_where(shared: World, capsys: pytest.CaptureFixture[str]) -> None:
     """In the namespace of the context, or of the flag."""
     shared.has(namespace="ml")
@@ -859,21 +871,6 @@ def test_wishes_that_nobody_reads_are_told(world: World, capsys: pytest.CaptureF
     ]
 
 
-def test_a_pod_that_asks_another_system_for_gpus_is_told_so(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    """It names our scheduler, and waits for ever: what it asks for is written where only KAI and HAMi look."""
-    wish = pod("want")
-    wish["metadata"]["annotations"] = {"gpu-fraction": "0.5", "example.com/x": "1"} | {
-        f"hami.io/{n}": "" for n in range(9)
-    }
-    world.has(node("a", gpu(0)), wish)
-    assert world.inspect("why", "want") == 0
-    told = [line for line in capsys.readouterr().out.splitlines() if "its annotation" in line]
-    assert told[0].startswith(
-        "KAI Scheduler and run:ai read its annotation gpu-fraction, which means nothing here: write"
-    )
-    assert len(told) == 5, "of very many the first"
-
-
 def test_of_very_many_annotations_that_nobody_reads_the_first_are_told(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -1050,6 +1047,7 @@ def test_the_page_is_served_with_the_flags_of_kubectl_and_the_names_of_resources
         "names": ["example.com/gpu-mem", "example.com/gpu-count"],
         "port": 8080,
         "browser": False,
+        "agents_namespace": "gpushare",
         "prog": PROG,
         "kubectl": "the-kubectl",
     }

@@ -118,6 +118,11 @@ def test_a_node_whose_agent_runs_by_another_rule_is_left_alone(
     world.agent_on("old")
     assert world.uninstall("old") == 0
     assert "skipped, as the agent gpushare/agent-x runs there; end that first" in capsys.readouterr().out
+    world.node("agent-x")["metadata"]["namespace"] = "a-tenant"  # whoever may create pods may label them
+    assert world.uninstall("--dry-run") == 0
+    assert "skipped, as the agent" not in capsys.readouterr().out
+    assert world.uninstall("--dry-run", "--agents-namespace=a-tenant") == 0
+    assert "skipped, as the agent a-tenant/agent-x runs there" in capsys.readouterr().out
     assert "gpu-device-plugin/count" in world.node("old")["metadata"]["labels"]
 
 

@@ -81,7 +81,7 @@ class World:
         self,
         nodes: Callable[[], Iterable[str]],
         timing: FiguresTiming = QUICK,
-        namespace: str = "",
+        namespace: str = "gpushare",
         in_view: Callable[[], Iterable[str]] = tuple,
     ) -> AsyncIterator[AgentFigures]:
         async with Client(ClusterConfig(self.api.url)) as client:
@@ -212,23 +212,27 @@ async def test_a_refusal_is_not_asked_for_again_and_again(world: World) -> None:
         assert world.api.count("get", "pods/proxy") == 1
 
 
-async def test_who_may_list_pods_in_one_namespace_only_reads_the_agents_there(world: World) -> None:
+async def test_agents_are_listed_in_their_namespace_alone(world: World) -> None:
+    """More rights than those to pods there are not needed."""
     world.agent("gpu-1", page())
-    world.api.fail(Answer(403), verbs=["list"], resources=["pods"], times=1)
     async with world.following(lambda: ["gpu-1"]):
         await eventually(lambda: world.latest("gpu-1") is not None)
-    lists = [request.namespace for request in world.api.requests if request.verb == "list"]
-    assert lists[:2] == ["", "gpushare"]
+    assert {request.namespace for request in world.api.requests if request.verb == "list"} == {"gpushare"}
 
 
 async def test_pods_that_pretend_to_be_agents_elsewhere_are_not_asked(world: World) -> None:
     world.agent("gpu-1", page(3000))
     world.agent("gpu-2", page(1), namespace="a-tenant")
     async with world.following(lambda: ["gpu-1", "gpu-2"]):
-        await eventually(lambda: world.latest("gpu-1") is not None)
-    async with world.following(lambda: ["gpu-1", "gpu-2"], namespace="gpushare"):
         await eventually(lambda: world.asked.count("gpu-1") > 3)
     assert "gpu-2" not in world.asked
+
+
+async def test_pods_that_pretend_to_be_agents_are_not_asked_even_if_there_are_no_others(world: World) -> None:
+    world.agent("gpu-2", page(1), namespace="a-tenant")
+    async with world.following(lambda: ["gpu-2"]) as figures:
+        await eventually(lambda: "no node agent that serves HTTP runs in the namespace gpushare" in figures.state.why)
+    assert world.asked == []
 
 
 @pytest.mark.parametrize(

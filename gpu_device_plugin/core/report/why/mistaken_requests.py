@@ -7,23 +7,15 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.keys import (
-    AVOID_MODEL,
-    AVOID_UUID,
-    GPU_POLICY,
-    MEMORY_LIMIT,
-    NODE_POLICY,
-    USE_MODEL,
-    USE_UUID,
-)
 from gpu_device_plugin.core.model.memory import MIB_PER_GIB, format_mib
 from gpu_device_plugin.core.model.mig import is_mig_resource
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.kubelet.conflicting_plugins import OTHERS
 from gpu_device_plugin.core.report.finding import Finding, note
+from gpu_device_plugin.core.report.text.printing import MOST_NAMED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.cluster.pod_demand import Ask
@@ -31,27 +23,18 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.resources import Resource
 
 _OF_OTHERS = ("nvidia.com/*", "amd.com/gpu", "volcano.sh/vgpu-*", *(name for each in OTHERS for name in each.resources))
-_KAI, _HAMI = "KAI Scheduler and run:ai read", "HAMi reads"
-_READ_BY_OTHERS = {
-    "gpu-fraction.limit": (_KAI, MEMORY_LIMIT),
-    "gpu-memory.limit": (_KAI, MEMORY_LIMIT),
-    "gpu-fraction": (_KAI, "*"),
-    "gpu-fraction-*": (_KAI, "*"),
-    "gpu-memory": (_KAI, "*"),
-    "gpu-sm-*": (_KAI, ""),
-    "nvidia.com/gpu-memory.*": (_KAI, "*"),
-    "nvidia.com/use-gputype": (_HAMI, USE_MODEL),
-    "nvidia.com/nouse-gputype": (_HAMI, AVOID_MODEL),
-    "nvidia.com/use-gpuuuid": (_HAMI, USE_UUID),
-    "nvidia.com/nouse-gpuuuid": (_HAMI, AVOID_UUID),
-    "nvidia.com/numa-bind": (_HAMI, ""),
-    "nvidia.com/vgpu-mode": (_HAMI, ""),
-    "hami.io/gpu-scheduler-policy": (_HAMI, GPU_POLICY),
-    "hami.io/node-scheduler-policy": (_HAMI, NODE_POLICY),
-    "hami.io/*": (_HAMI, ""),
+_ANNOTATIONS_OF_OTHERS: Mapping[str, tuple[str, ...]] = {
+    "KAI's and run:ai's": ("gpu-fraction", "gpu-fraction-*", "gpu-memory", "gpu-memory-*", "gpu-compute*"),
+    "KAI's": ("kai.scheduler/*",),
+    "run:ai's": ("runai/*", "run.ai/*", "*.run.ai/*", "runai-*"),
+    "HAMi's": (
+        *("hami.io/*", "*.hami.io/*", "4pd.io/*", "nvidia.com/use-gpu*", "nvidia.com/nouse-gpu*"),
+        *("nvidia.com/numa-bind", "nvidia.com/vgpu-mode"),
+    ),
+    "Volcano's": ("volcano.sh/vgpu-*",),
 }
-"""Patterns of the annotations by which pods ask other systems for GPUs: who reads them, and what says the same here: an
-annotation, a limit (`*`), or nothing. The first that matches counts."""
+"""Patterns of the annotations by which pods ask other systems for a part of a GPU."""
+_SCHEDULERS_OF_OTHERS = ("kai-scheduler*", "runai-scheduler*", "hami-scheduler*", "volcano*")
 _OF_A_PROFILE = re.compile(r"mig|[1-7]g\.", re.ASCII)
 """In the name of a resource for a MIG profile, well written or not."""
 _LARGEST_GIB = 512
@@ -89,24 +72,37 @@ def asks_for_others(
             yield note("resource-of-others", text, resource=name, instead=instead)
 
 
-def read_by_others(annotation: str) -> bool:
-    """Return whether another system that shares GPUs reads an annotation of pods of this key."""
-    return any(fnmatchcase(annotation, pattern) for pattern in _READ_BY_OTHERS)
+def annotations_of_others(keys: Iterable[str]) -> tuple[str, ...]:
+    """Return those annotations by which other systems that share GPUs are asked for a part of one, a few of them."""
+    return tuple(sorted(filter(_whose, keys))[:MOST_NAMED])
 
 
-def asks_others(annotations: Iterable[str], resources: Iterable[Resource]) -> Iterator[Finding]:
-    """Yield a correction for each key of an annotation by which a pod asks another system for GPUs.
-
-    `resources` are those to ask for instead; empty: it asks for one of them, too.
-    """
-    limit = " or ".join(_INSTEAD[resource.kind].format(name=resource.name) for resource in resources)
+def annotated_for_others(
+    annotations: Iterable[str], scheduler: str, resources: Iterable[Resource]
+) -> Iterator[Finding]:
+    """Yield a correction for the annotations of a system that does not place the pod, as its scheduler is not asked."""
+    if any(fnmatchcase(scheduler, pattern) for pattern in _SCHEDULERS_OF_OTHERS):
+        return
+    instead = " or ".join(_INSTEAD[resource.kind].format(name=resource.name) for resource in resources)
     for annotation in annotations:
-        who, same = next(read for key, read in _READ_BY_OTHERS.items() if fnmatchcase(annotation, key))
-        instead = limit if same == "*" else f"the annotation {same}" if same else ""
-        text = "{who} its annotation {annotation}, which means nothing here" + (
-            ": write {instead}." if instead else "."
+        text = (
+            "Its annotation {annotation} is {system}: neither {scheduler} nor an agent here reads it. In the limits of "
+            "a container write {instead}."
         )
-        yield note("annotation-of-others", text, who=who, annotation=annotation, instead=instead)
+        system = _whose(annotation)
+        yield note(
+            "annotation-of-others", text, annotation=annotation, system=system, scheduler=scheduler, instead=instead
+        )
+
+
+def _whose(annotation: str) -> str:
+    """Return the system that reads an annotation; empty: none of those known here."""
+    named = (
+        system
+        for system, patterns in _ANNOTATIONS_OF_OTHERS.items()
+        if any(fnmatchcase(annotation, pattern) for pattern in patterns)
+    )
+    return next(named, "")
 
 
 def asks_for_several(containers: Iterable[Container]) -> Iterator[Finding]:

@@ -30,10 +30,10 @@ from gpu_device_plugin.core.report.finding import Finding, note
 from gpu_device_plugin.core.report.text.printing import counted, first
 from gpu_device_plugin.core.report.why.mig_explanations import held_instances, out_of_service
 from gpu_device_plugin.core.report.why.mistaken_requests import (
+    annotated_for_others,
     asks_for_others,
     asks_for_several,
     asks_in_mib,
-    asks_others,
 )
 from gpu_device_plugin.core.report.why.pod_use import lent, of_pod, refusals, told_over_use
 from gpu_device_plugin.core.report.why.resizing import resizes, unreadable_wishes
@@ -71,12 +71,12 @@ class SchedulingStatus:
     """Its invalid limits, one sentence each."""
     limits: tuple[str, ...] = ()
     """The names of all resources that its containers ask for."""
+    of_others: tuple[str, ...] = ()
+    """Its annotations for other systems that share GPUs."""
     events: tuple[str, ...] = ()
     """The latest warnings about it, one sentence each."""
     claims: tuple[PodClaim, ...] = ()
     """The ResourceClaims that it names, in the order of its spec."""
-    of_others: tuple[str, ...] = ()
-    """The keys of annotations by which it asks other systems for GPUs."""
     controller: str = ""
     """The kind and name of the object that made it; empty: none did."""
 
@@ -92,11 +92,8 @@ def causes(
     asked = ask(pod, resources)
     ignored = [note("ignored", "Ignored: {why}.", why=why) for why in status.ignored]
     offered = {each.resource for node in (nodes or {}).values() for each in node.instances()}
-    instead = [
-        *asks_for_others(status.limits, resources, offered),
-        *asks_others(status.of_others, () if isinstance(asked, Ask) and asked.parts else resources),
-        *asks_for_several(pod.containers),
-    ]
+    annotated = annotated_for_others(status.of_others, status.scheduler, resources)
+    instead = [*asks_for_others(status.limits, resources, offered), *annotated, *asks_for_several(pod.containers)]
     if isinstance(asked, Ask) and asked.parts and not (pod.ended or pod.node_name or pod.deleting):
         in_mib = asks_in_mib(asked, resources, None if nodes is None else nodes.values())
         mistakes = [*ignored, *unreadable_wishes(pod), *instead, *in_mib]

@@ -5,16 +5,15 @@ from __future__ import annotations
 import pytest
 
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
-from gpu_device_plugin.core.contract.keys import MEMORY_LIMIT
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.pods import Container, ContainerKind
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.report.why.mistaken_requests import (
+    annotated_for_others,
+    annotations_of_others,
     asks_for_others,
     asks_for_several,
     asks_in_mib,
-    asks_others,
-    read_by_others,
 )
 from tests.findings import facts
 from tests.resources import COUNT, MEM
@@ -58,30 +57,43 @@ def test_other_resources_are_nobodys_mistake(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("annotation", "who", "instead"),
+    ("annotation", "system"),
     [
-        ("gpu-fraction", "KAI Scheduler and run:ai read", f": write {INSTEAD}"),
-        ("gpu-memory", "KAI Scheduler and run:ai read", f": write {INSTEAD}"),
-        ("gpu-memory.limit", "KAI Scheduler and run:ai read", f": write the annotation {MEMORY_LIMIT}"),
-        ("gpu-sm-percentage", "KAI Scheduler and run:ai read", ""),
-        ("nvidia.com/use-gputype", "HAMi reads", ": write the annotation gpu-device-plugin/use-model"),
-        ("hami.io/device-scoring-weights", "HAMi reads", ""),
+        ("gpu-fraction", "KAI's and run:ai's"),
+        ("gpu-fraction-num-devices", "KAI's and run:ai's"),
+        ("gpu-fraction-limit", "KAI's and run:ai's"),
+        ("gpu-memory", "KAI's and run:ai's"),
+        ("gpu-memory-limit", "KAI's and run:ai's"),
+        ("gpu-compute.portion", "KAI's and run:ai's"),
+        ("kai.scheduler/queue", "KAI's"),
+        ("runai/queue", "run:ai's"),
+        ("workload.run.ai/name", "run:ai's"),
+        ("hami.io/gpu-scheduler-policy", "HAMi's"),
+        ("nvidia.com/use-gputype", "HAMi's"),
+        ("nvidia.com/nouse-gpuuuid", "HAMi's"),
+        ("nvidia.com/vgpu-mode", "HAMi's"),
+        ("volcano.sh/vgpu-mode", "Volcano's"),
     ],
 )
-def test_an_annotation_that_another_system_reads_is_told_with_ours(annotation: str, who: str, instead: str) -> None:
-    assert read_by_others(annotation)
-    (finding,) = asks_others([annotation], BOTH)
-    assert str(finding) == f"{who} its annotation {annotation}, which means nothing here{instead}."
+def test_the_annotations_of_other_systems_are_named_with_what_to_write_here(annotation: str, system: str) -> None:
+    assert annotations_of_others(["b", annotation, "gpu-device-plugin/memory-limit"]) == (annotation,)
+    (finding,) = annotated_for_others([annotation], "default-scheduler", BOTH)
+    assert finding.code == "annotation-of-others"
+    assert str(finding) == (
+        f"Its annotation {annotation} is {system}: neither default-scheduler nor an agent here reads it. In the limits "
+        f"of a container write {INSTEAD}."
+    )
 
 
-def test_who_asks_for_our_gpus_is_not_told_to_do_so() -> None:
-    (finding,) = asks_others(["gpu-fraction"], ())
-    assert str(finding) == "KAI Scheduler and run:ai read its annotation gpu-fraction, which means nothing here."
+@pytest.mark.parametrize("scheduler", ["kai-scheduler", "runai-scheduler", "runai-scheduler-default", "hami-scheduler"])
+def test_a_pod_that_another_system_schedules_may_have_its_annotations(scheduler: str) -> None:
+    assert list(annotated_for_others(["gpu-fraction"], scheduler, BOTH)) == []
 
 
-@pytest.mark.parametrize("annotation", ["gpu-memory-note", "example.com/gpu-fraction", "nvidia.com/gpu.deploy"])
-def test_other_annotations_are_nobodys_request(annotation: str) -> None:
-    assert not read_by_others(annotation)
+def test_annotations_that_mean_nothing_about_gpus_are_not_named() -> None:
+    names = ["gpu-name", "nvidia.com/gpu", "example.com/gpu-fraction", "prometheus.io/scrape", "hami.iot/x"]
+    assert annotations_of_others(names) == ()
+    assert len(annotations_of_others(f"hami.io/{number}" for number in range(1000))) == 5
 
 
 PROFILES = ["aliyun.com/mig-3g.40gb", "aliyun.com/mig-1g.10gb"]

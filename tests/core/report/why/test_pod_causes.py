@@ -104,10 +104,11 @@ def test_a_pod_that_waits_is_looked_at_with_what_its_scheduler_says(
     assert unread == (findings, ASKED), "where no node may be read, what it asks can be told all the same"
 
 
-def test_what_a_pod_that_waits_asks_of_another_system_is_told() -> None:
-    findings, asked = causes(pod(), replace(OURS, of_others=("gpu-fraction",)), RESOURCES, NODES)
-    assert facts(findings, "annotation instead")[0] == "annotation-of-others annotation=gpu-fraction instead="
-    assert asked == ASKED
+def test_annotations_of_other_systems_are_told_of_pods_with_and_without_shares() -> None:
+    for limits in ({}, {MEM: 4}):
+        status = SchedulingStatus(of_others=("gpu-fraction",))
+        found, _ = causes(pod(limits), status, RESOURCES, None)
+        assert "annotation-of-others" in [each.code for each in found], limits
 
 
 def test_what_looks_like_mib_is_told_first() -> None:
