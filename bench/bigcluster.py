@@ -215,6 +215,8 @@ class BigCluster:
     async def _patch(self, request: web.Request) -> web.Response:
         """Write annotations on a pod whose owner has changed its wish, if nobody has since."""
         name, meta = request.match_info["name"], (await request.json())["metadata"]
+        if name not in self._wished:
+            return _failure(404, "NotFound")
         version, answered = self._wished[name]
         if meta["resourceVersion"] != str(version):
             return _failure(409, "Conflict")

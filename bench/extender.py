@@ -34,6 +34,7 @@ from bench.inside import CHANGES, named
 from bench.kubeapi import KubeApi, binaries, free_ports
 from bench.node_agent import Row, add_only, machine, percentiles, show
 from bench.scheduler import PREFIX, Caller, arguments, bind_at_once, create, delete, schedule
+from gpu_device_plugin.core.contract.keys import MOVE_TO
 from gpu_device_plugin.core.report.exposition import samples
 
 if TYPE_CHECKING:
@@ -355,13 +356,19 @@ def written_on(folder: Path, options: argparse.Namespace) -> Iterator[Row]:
         for state, node in (("wait", None), ("are bound", synthetic.node_name(0))):
             with cluster(nodes) as api, running(folder, api, "--keep-nodes") as extender:
                 before = _settled_mib(extender)
-                asyncio.run(_made(api, (make(n, node) for n in range(number))))
+                asyncio.run(_made(api, map(_staying, (make(n, node) for n in range(number)))))
                 yield Row(
                     f"growth with {number:,} pods that {state}, {what}",
                     _settled_mib(extender) - before,
                     "MiB",
                     WAITING_BAR_MIB,
                 )
+
+
+def _staying(pod: Json) -> Json:
+    """Return a pod without the wish to be moved, which is work for as long as it stands there."""
+    pod["metadata"]["annotations"].pop(MOVE_TO, None)
+    return pod
 
 
 async def _made(api: str, pods: Iterator[Json]) -> None:
