@@ -39,6 +39,8 @@ class Agents:
     by_node: Mapping[str, AgentPod]
     why: str = ""
     """Why there are none, as a sentence without a full stop; empty if there are some."""
+    elsewhere: tuple[str, ...] = ()
+    """Some of the other namespaces that have pods with the labels of agents, if there are none."""
 
 
 def agents(pods: Iterable[AgentPod], namespace: str = AGENT_NAMESPACE) -> Agents:
@@ -50,9 +52,11 @@ def agents(pods: Iterable[AgentPod], namespace: str = AGENT_NAMESPACE) -> Agents
     chosen = sorted((pod for pod in usable if pod.namespace == namespace), key=lambda pod: (pod.created, pod.name))
     if chosen:
         return Agents({pod.node: pod for pod in chosen})
-    elsewhere = ", ".join(sorted({pod.namespace for pod in usable})[:3])
-    disbelieved = f"; pods in other namespaces are not believed ({elsewhere})" if elsewhere else ""
-    return Agents({}, f"no node agent that serves HTTP runs in the namespace {namespace}{disbelieved}")
+    elsewhere = tuple(sorted({pod.namespace for pod in usable})[:3])
+    why = "no node agent that serves HTTP runs"
+    if elsewhere:
+        why += f" in the namespace {namespace}; pods in other namespaces are not believed ({', '.join(elsewhere)})"
+    return Agents({}, why, elsewhere)
 
 
 # --- Turns ----------------------------------------------------------------------------------------------------------

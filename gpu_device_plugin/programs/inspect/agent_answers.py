@@ -62,7 +62,7 @@ class AgentAnswers:
         agent = self.agents.by_node.get(node)
         if agent is None:
             why = self.agents.why or "no agent that serves HTTP (the setting http) runs there, or there is no such node"
-            other = "" if not self.agents.why else "; --agents-namespace names another namespace"
+            other = "; --agents-namespace names another namespace" if self.agents.elsewhere else ""
             raise ClusterUnreadableError(f"the agent of node {node} cannot be asked: {why}{other}")
         pod = f"/api/v1/namespaces/{agent.namespace}/pods/{agent.name}:{agent.port}/proxy"
         try:

@@ -21,7 +21,7 @@ def test_the_newest_pod_of_a_node_is_its_agent() -> None:
 
 def test_a_pod_that_ends_waits_or_has_no_port_is_no_agent() -> None:
     for other in (replace(OURS, running=False), replace(OURS, node=""), replace(OURS, port=None)):
-        assert agents([other], "ours") == Agents({}, "no node agent that serves HTTP runs in the namespace ours")
+        assert agents([other], "ours") == Agents({}, "no node agent that serves HTTP runs")
 
 
 def test_a_tenants_pods_with_the_labels_are_no_agents() -> None:
