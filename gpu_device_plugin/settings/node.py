@@ -77,9 +77,8 @@ class NodeSettings(ProgramSettings):
     exclude_gpus: tuple[str, ...] = knob(
         "",
         several("GPU", _gpu_name),
-        "GPUs that are not shared, by UUID or nvidia-smi's number; prefer UUIDs, because a number shifts when a GPU "
-        "disappears, and may be another GPU's in the node's list. A GPU in MIG mode excludes all its instances; a "
-        "single one is named by its own UUID, or like 0:3.",
+        "GPUs that are not shared, by UUID or nvidia-smi's number, which shifts when a GPU disappears: prefer UUIDs. A "
+        "GPU in MIG mode excludes all its instances; a single one is named by its own UUID, or like 0:3.",
     )
     share_size_mib: int = knob(
         "1GiB",
@@ -90,8 +89,7 @@ class NodeSettings(ProgramSettings):
     unified_memory_mib: int = knob(
         "0MiB",
         size(0),
-        "Memory of the machine that a GPU without memory of its own (GB10, Jetson) shares among containers; what "
-        "programs beside them need is to be left out. 0MiB: such a GPU is given whole only.",
+        "Memory of the machine that a GPU without its own (GB10, Jetson) shares. 0MiB: it is given whole only.",
     )
     resources: tuple[Kind, ...] = knob(
         "memory,count",
@@ -300,7 +298,7 @@ class NodeSettings(ProgramSettings):
         "",
         OPTIONAL_PATH,
         "Directory of the files that tell programs how much memory they may use now, one directory for each container "
-        "with shares of one GPU; the same path on the node. Empty: none, and containers get no such file.",
+        "with shares of one GPU; the same path on the node. Empty: none.",
         in_profile=False,
     )
     on_gpu_failure: str = knob(

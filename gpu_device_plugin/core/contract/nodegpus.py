@@ -1,4 +1,7 @@
-"""The GPUs of a node as its agent lists them for schedulers; without that list, equal parts of the node's capacity."""
+"""The GPUs of a node as its agent lists them for schedulers; without that list, equal parts of the node's capacity.
+
+Values and codec are one piece: each field of the one has its key in the other.
+"""
 
 from __future__ import annotations
 

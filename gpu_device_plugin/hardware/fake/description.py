@@ -36,12 +36,11 @@ which models there are, if need be with their memory and the MIG instances of ea
                                               # of its processes. In degrees Celsius temperature, memory_temperature,
                                               # slowdown; in percent fan, sm, memory_busy, encoder, decoder; in watts
                                               # power, power_limit, power_limit_default; in MHz sm_clock, memory_clock,
-                                              # both with _max, too;
-                                              # pcie_generation, pcie_width, both with _max, too; pcie_sent,
+                                              # pcie_generation, pcie_width, all four with _max, too; pcie_sent,
                                               # pcie_received (a second: 2GiB); pcie_replays, nvlink_errors,
                                               # ecc_corrected, retired_pages, remapped_rows; persistence: false;
-                                              # throttle: some of power-cap, hardware, sync, heat, hardware-heat,
-                                              # power-brake. null: its driver does not tell
+                                              # throttle: some of power-cap, hardware, sync, heat, power-brake,
+                                              # hardware-heat. null: its driver does not tell
       - {at: 49s, gpu: 2, xid: 43, gi: 3}     # of a GPU instance, or with ci of a compute instance
       - {at: 49s, gpu: 2, instance: 1, processes: [{pid: 4713}], used: 1GiB}  # by NVML's index, or by UUID
       - {at: 50s, hang: 10s}                  # every call to the driver
