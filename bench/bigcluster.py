@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from bench import synthetic
+from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, RESIZE_BOUND
 
 if TYPE_CHECKING:
@@ -174,7 +175,9 @@ class BigCluster:
 
     async def _tell(self, lines: bytes) -> None:
         for watch in tuple(self._watches["pods"]):
-            await watch.put(lines)
+            # Nobody takes anything from a watch that has ended meanwhile.
+            while watch in self._watches["pods"] and not await within(1.0, watch.put(lines)):
+                pass
 
     def _line(self, kind: str, make: Callable[[int], str], *, remember: bool = True) -> bytes:
         self._version += 1
