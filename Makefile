@@ -13,7 +13,7 @@ SEED   := $(or $(SEED),$(shell date +%s))
 # Where it is set, every program that a test starts compiles the package anew, and every process of pytest all tests.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test explore check core others coverage lint types imports protos protos-check bench placement picture docs e2e cluster mutants dist release clean
+.PHONY: help demo test explore check core others lowest coverage lint types imports protos protos-check bench placement picture docs e2e cluster mutants dist release clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -45,6 +45,18 @@ core: $(VENV)/.ready
 
 others: $(VENV)/.ready
 	$(BIN)/pytest -n $(WAITING) --dist worksteal --ignore=tests/core $(ARGS)
+
+# Wheels alone: a version without them is no floor.
+.venv-lowest/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/pip install --quiet --disable-pip-version-check uv
+	.venv-lowest/bin/uv pip install --quiet --python .venv-lowest/bin/python --resolution lowest-direct \
+	  --only-binary :all: --no-binary gpu-device-plugin --group dev --editable .
+	touch $@
+
+# The core needs no packages.
+lowest: .venv-lowest/.ready  ## the tests outside the core, with the lowest versions that pyproject.toml allows
+	.venv-lowest/bin/pytest -n $(WAITING) --dist worksteal --ignore=tests/core $(ARGS)
 
 coverage: $(VENV)/.ready  ## what the tests run of the whole package, in twice the time of the tests
 	$(BIN)/pytest -n $(WORKERS) --cov $(ARGS)
@@ -123,4 +135,4 @@ release: $(VENV)/.ready  ## VERSION=x.y.z: the same with a new version, as a com
 	$(BIN)/python -m tools.release '$(VERSION)'
 
 clean:
-	rm -rf .venv .venv-protos build dist .mypy_cache .ruff_cache .pytest_cache .coverage* mutants
+	rm -rf .venv .venv-protos .venv-lowest build dist .mypy_cache .ruff_cache .pytest_cache .coverage* mutants

@@ -252,7 +252,7 @@ def test_pull_requests_run_the_commands_of_the_readme_with_no_right_to_write() -
     workflow = yaml.safe_load(FILE.with_name("ci.yml").read_text(encoding="utf-8"))
     commands = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
     actions = {step["uses"] for job in workflow["jobs"].values() for step in job["steps"] if "uses" in step}
-    assert commands == ["make demo ARGS=--once", "make test", "make docs"]
+    assert commands == ["make demo ARGS=--once", "make test", "make lowest", "make docs"]
     assert workflow["permissions"] == {"contents": "read"}
     assert not any("permissions" in job for job in workflow["jobs"].values())
     assert actions <= {step["uses"] for step in steps() if "uses" in step}, "an action that the release does not pin"
