@@ -78,8 +78,7 @@ class NodeSettings(ProgramSettings):
         "",
         several("GPU", _gpu_name),
         "GPUs that are not shared, by UUID or nvidia-smi's number; prefer UUIDs, because a number shifts when a GPU "
-        "disappears, and may be another GPU's in the node's list. A GPU in MIG mode excludes all its instances; a "
-        "single one is named by its own UUID, or like 0:3.",
+        "disappears. A GPU in MIG mode excludes all its instances; a single one is named by its own UUID, or like 0:3.",
     )
     share_size_mib: int = knob(
         "1GiB",
@@ -90,8 +89,7 @@ class NodeSettings(ProgramSettings):
     unified_memory_mib: int = knob(
         "0MiB",
         size(0),
-        "Memory of the machine that a GPU without memory of its own (GB10, Jetson) shares among containers; what "
-        "programs beside them need is to be left out. 0MiB: such a GPU is given whole only.",
+        "Memory of the machine that a GPU without memory of its own (GB10, Jetson) shares. 0MiB: it is given whole.",
     )
     resources: tuple[Kind, ...] = knob(
         "memory,count",

@@ -1,4 +1,7 @@
-"""The GPUs of a node as its agent lists them for schedulers; without that list, equal parts of the node's capacity."""
+"""The GPUs of a node as its agent lists them for schedulers; without that list, equal parts of the node's capacity.
+
+In one piece, as each field is written and read here.
+"""
 
 from __future__ import annotations
 
