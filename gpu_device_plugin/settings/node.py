@@ -77,8 +77,8 @@ class NodeSettings(ProgramSettings):
     exclude_gpus: tuple[str, ...] = knob(
         "",
         several("GPU", _gpu_name),
-        "GPUs that are not shared, by UUID or nvidia-smi's number, which shifts when a GPU disappears: prefer UUIDs. A "
-        "GPU in MIG mode excludes all its instances; a single one is named by its own UUID, or like 0:3.",
+        "GPUs that are not shared, by UUID or nvidia-smi's number; prefer UUIDs, because a number shifts when a GPU "
+        "disappears. A GPU in MIG mode excludes all its instances; a single one is named by its own UUID, or like 0:3.",
     )
     share_size_mib: int = knob(
         "1GiB",
@@ -89,7 +89,7 @@ class NodeSettings(ProgramSettings):
     unified_memory_mib: int = knob(
         "0MiB",
         size(0),
-        "Memory of the machine that a GPU without its own (GB10, Jetson) shares. 0MiB: it is given whole only.",
+        "Memory of the machine that a GPU without memory of its own (GB10, Jetson) shares. 0MiB: it is given whole.",
     )
     resources: tuple[Kind, ...] = knob(
         "memory,count",

@@ -1,6 +1,6 @@
 """The GPUs of a node as its agent lists them for schedulers; without that list, equal parts of the node's capacity.
 
-Values and codec are one piece: each field of the one has its key in the other.
+In one piece, as each field is written and read here.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ which models there are, if need be with their memory and the MIG instances of ea
       - {model: H200, count: 2, memory: 141GiB, numa: 1}
       - {product: Some Card, memory: 7GiB, reserved: 100MiB, uuid: GPU-..., minor: 3, pci: "0000:3b:00.0"}
       - {model: H200, memory_limits: true}    # its driver can limit the memory of a cgroup
-      - {model: GB10, memory: 64GiB}          # `unified` of its own: the machine's memory; a driver tells none
       - {model: L4, architecture: null}       # its driver does not tell
       - {model: H100, mig: true}              # in MIG mode, without instances
       - {model: H100, mig: 3g.40gb/1g.10gb*2} # its MIG instances, or one by one, each with more to say of it:
