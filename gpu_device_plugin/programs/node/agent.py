@@ -42,6 +42,7 @@ from gpu_device_plugin.programs.node.guarantees import Guarantees
 from gpu_device_plugin.programs.node.kubelet.advertiser import Advertiser
 from gpu_device_plugin.programs.node.kubelet.allocation_handler import AllocationHandler
 from gpu_device_plugin.programs.node.kubelet.reconciler import ForgottenPods, Reconciler
+from gpu_device_plugin.programs.node.kubelet.starts import Starts
 from gpu_device_plugin.programs.node.limits.limit_link import LimitLink
 from gpu_device_plugin.programs.node.limits.limit_verification import Verification
 from gpu_device_plugin.programs.node.limits.mps_link import MpsLink
@@ -184,6 +185,7 @@ class NodeAgent:
             on_grant=self.reconciler.granted,
             mps=self.mps,
             borrowing=self.borrowing,
+            starts=Starts(self.state, self.entries, api, self.kubelet_records.listed),
         )
         self.over_use = OverUse(self.state, self.settings, api, self.evictor)
         self.idle_pods = IdlePods(self.settings, api)

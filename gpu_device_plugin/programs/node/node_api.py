@@ -52,6 +52,11 @@ class NodeApi:
         """The pods bound to our node, by UID."""
         return {}
 
+    @property
+    def current(self) -> bool:
+        """Whether `pods` are all pods bound to our node now, as far as we know."""
+        return False
+
     def event(self, reason: str, note: str, action: str, *, warning: bool = True) -> None:  # noqa: ARG002
         """Post an Event about our node."""
         self.note_decision(f"{reason}: {note}")

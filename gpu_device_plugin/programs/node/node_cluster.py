@@ -178,6 +178,10 @@ class NodeCluster(NodeApi):
     def pods(self) -> Mapping[str, Pod]:  # noqa: D102
         return self.followed.pods
 
+    @property
+    def current(self) -> bool:  # noqa: D102
+        return self.followed.reflector.synced and self.followed.reflector.live
+
     def annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:  # noqa: D102
         self._writer.annotate(pod, annotations)
 

@@ -51,6 +51,7 @@ class Why(StrEnum):
     SEVERAL_INSTANCES = "parts_of_several_mig_instances"
     GUARANTEED = "guaranteed_to_others"
     CORDONED = "cordoned"
+    POD_DELETED = "pod_deleted"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from gpu_device_plugin import metrics as m
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.node.matching import Match
     from gpu_device_plugin.core.node.node_config import NodeConfig
     from gpu_device_plugin.node_state import NodeState
+    from gpu_device_plugin.programs.node.kubelet.starts import Starts
     from gpu_device_plugin.programs.node.kubelet.waiting_pods import WaitingPods
     from gpu_device_plugin.programs.node.limits.mps_link import MpsLink
 
@@ -59,8 +61,11 @@ class Borrowing(Protocol):
     def mounts(self, owner: GrantOwner, device_ids: Sequence[str]) -> tuple[Mount, ...]:
         """Return the mounts by which a container with a limit of its own sees how much it may use."""
 
-    async def until_room(self, device_ids: Sequence[str], within_s: float) -> str:
-        """Wait until a container's memory is not borrowed; return why it must not start, empty: it may."""
+    async def until_room(self, device_ids: Sequence[str], within_s: float, lost: Callable[[], object]) -> str:
+        """Wait until a container's memory is not borrowed, or it has `lost` its devices.
+
+        Returns why it must not start; empty: it may.
+        """
 
 
 @dataclass(eq=False, repr=False)
@@ -80,6 +85,7 @@ class AllocationHandler:
     on_grant: Callable[[], None]
     mps: MpsLink
     borrowing: Borrowing
+    starts: Starts
 
     def __post_init__(self) -> None:
         self._preferred: tuple[frozenset[str], Match | None] = _NOTHING
@@ -166,9 +172,11 @@ class AllocationHandler:
     async def before_start(self, resource: Resource, device_ids: Sequence[str]) -> None:
         """Let a container start only on GPUs that are in service, and that MPS runs if and only if it is a client.
 
-        And only where nobody borrows the memory that it is guaranteed.
+        And only where nobody borrows the memory that it is guaranteed. And only as long as its devices are its own: the
+        last look is just before the answer, after which the kubelet reads the variables of the devices.
         """
         began = time.monotonic()
+        await self.starts.recorded(device_ids)
         if (startable := self.mps.until_startable(device_ids)) is not None:
             await startable
         node = self._state.node
@@ -180,11 +188,16 @@ class AllocationHandler:
         if why := self.mps.why_not_start(device_ids):
             self._metrics.count(m.REFUSALS, resource.name, Why.MPS_NOT_READY)
             raise RefusedError(why)
-        if resource.kind is not Kind.MEMORY:
-            return
-        if why := await self.borrowing.until_room(device_ids, began + _WAIT_S - time.monotonic()):
-            self._metrics.count(m.REFUSALS, resource.name, Why.BORROWED)
+        borrowed = ""
+        if resource.kind is Kind.MEMORY:
+            lost = partial(self.starts.lost, device_ids, began)
+            borrowed = await self.borrowing.until_room(device_ids, began + _WAIT_S - time.monotonic(), lost)
+        if why := await self.starts.lost_by_now(device_ids, began):
+            self._metrics.count(m.REFUSALS, resource.name, Why.POD_DELETED)
             raise RefusedError(why)
+        if borrowed:
+            self._metrics.count(m.REFUSALS, resource.name, Why.BORROWED)
+            raise RefusedError(borrowed)
 
     async def _mps_ready(self, resource: Resource, device_ids: Sequence[str]) -> None:
         """Wait for the MPS daemon that a container with these IDs needs, for a while."""

@@ -22,7 +22,7 @@ from gpu_device_plugin.core.node.use.returns import Returns, Terms, limits_now, 
 from gpu_device_plugin.core.report.text.use_texts import borrowed, duration, ultimatum, waits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.placing import Placement
@@ -120,18 +120,22 @@ class Borrowing:
         found = limits_now(uses, self._state.node.shares.capacity_mib, self.returns.value.asked.keys())
         return self._files.make(device_ids, MemoryFile(given, found.get(new.place, given), most))
 
-    async def until_room(self, device_ids: Sequence[str], within_s: float) -> str:
+    async def until_room(
+        self, device_ids: Sequence[str], within_s: float, lost: Callable[[], object] = lambda: ""
+    ) -> str:
         """Wait until what a container with these devices is guaranteed is free, as far as others borrow it.
+
+        As soon as the container has `lost` its devices, nobody has to return memory for it.
 
         Returns:
             Why the container must not start, as a sentence without a full stop; empty if it may.
         """
-        why = await self._until_room(device_ids, within_s)
+        why = await self._until_room(device_ids, within_s, lost)
         if not why:
             self._told.discard(frozenset(device_ids))
         return why
 
-    async def _until_room(self, device_ids: Sequence[str], within_s: float) -> str:
+    async def _until_room(self, device_ids: Sequence[str], within_s: float, lost: Callable[[], object]) -> str:
         if not self.limits_now.value:
             return ""
         share_mib, began = self._state.node.shares.share_mib, time.monotonic()
@@ -152,8 +156,13 @@ class Borrowing:
             if why := self._why_wait(start):
                 self._tell_waiting(start, why)
             # Another one that waited, too, may just have taken what was free.
-            while (why := self._why_wait(start)) and await within(
-                began + within_s - time.monotonic(), self.returns.meets(lambda _: not self._why_wait(start))
+            while (
+                (why := self._why_wait(start))
+                and not lost()
+                and await within(
+                    began + within_s - time.monotonic(),
+                    self.returns.meets(lambda _: bool(lost()) or not self._why_wait(start)),
+                )
             ):
                 pass
             return why

@@ -12,11 +12,13 @@ from gpu_device_plugin.core.contract.promises import Promise
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.matching import Call, ContainerRequest, Match, Matched, WaitingPod
 from gpu_device_plugin.core.node.node_config import NodeConfig
+from gpu_device_plugin.kubelet.servicer import RefusedError
 from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.kubelet.allocation_handler import AllocationHandler
 from gpu_device_plugin.programs.node.limits.mps_link import MpsLink
 from tests import names
 from tests.nodes import ids, node
+from tests.programs.node.cluster_harness import cluster, promise
 from tests.programs.node.harness import T4, gpus_of, pod, world
 from tests.resources import MEM
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.placing import Placement
     from gpu_device_plugin.core.node.limits.extra_grant import GrantOwner, Mount
     from gpu_device_plugin.programs.node.kubelet.allocation_handler import Borrowing
+    from gpu_device_plugin.programs.node.kubelet.starts import Starts
     from gpu_device_plugin.programs.node.kubelet.waiting_pods import WaitingPods
 
 FREE = (*ids(0, range(8)), *ids(1, range(8)))
@@ -76,6 +79,7 @@ def answering(waiting: Queue, folder: Path) -> AllocationHandler:
         on_grant=lambda: None,
         mps=MpsLink(folder / "no supervisor", state, Observable(()), lambda *_: None),
         borrowing=cast("Borrowing", NobodyBorrows()),
+        starts=cast("Starts", None),
     )
 
 
@@ -161,3 +165,17 @@ async def test_a_container_waits_while_its_gpu_is_out_of_service() -> None:
         one.hardware(T4, T4)
         await one.until(lambda: one.agent is not None and not one.agent.state.node.unhealthy)
         assert (await one.kubelet.restart_container(made, "main")).only.running
+
+
+async def test_a_container_does_not_start_with_devices_that_the_kubelet_has_freed() -> None:
+    """The kubelet called while the agent was stopped; our watch still shows the pod, which was deleted by force."""
+    async with cluster([T4]) as it:
+        await it.start_agent()
+        made = await it.run(pod("p", mem=3), promise(0, 3))
+        await it.node.confirmed()
+        assert it.node.agent is not None
+        ids, answers = tuple(made.only.devices[names.MEM]), it.node.agent._answers
+        await answers.before_start(MEM, ids)
+        await it.node.kubelet.delete(made, force=True)
+        with pytest.raises(RefusedError, match="the pod of this container was deleted"):
+            await answers.before_start(MEM, ids)

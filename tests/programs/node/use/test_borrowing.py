@@ -9,17 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_LIMIT, RESIZE_BOUND
 from gpu_device_plugin.core.contract.memoryfile import DIRECTORY, NAME, MemoryFile
 from gpu_device_plugin.core.model.pods import ContainerKind
+from gpu_device_plugin.testing.cluster.cluster_served import StatusError
 from tests.memory import read_memory_file
+from tests.names import MEM
 from tests.programs.node.cluster_harness import RIGHTS, Cluster, allocation, cluster, promise
 from tests.programs.node.harness import T4, container, envs_of, pod
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
-
-    import pytest
 
     from gpu_device_plugin.programs.node.agent import NodeAgent
     from gpu_device_plugin.testing.pod_specs import Pod
@@ -170,8 +172,8 @@ def shortly(its: Scene, seconds: float = 1.5) -> None:
     """Let the agent answer PreStartContainer after so long instead of 25 s."""
     room = its.agent.borrowing.until_room
 
-    async def until_room(device_ids: Any, _within_s: float) -> str:
-        return await room(device_ids, seconds)
+    async def until_room(device_ids: Any, _within_s: float, lost: Any) -> str:
+        return await room(device_ids, seconds, lost)
 
     its.agent.borrowing.until_room = until_room  # type: ignore[assignment, method-assign]
 
@@ -300,6 +302,45 @@ async def test_others_are_answered_while_a_container_waits() -> None:
         assert not waiting.done()
         its.use(nb=4 * GIB)
         assert (await waiting).phase == "Running"
+
+
+async def delete_by_force(its: Scene, name: str) -> None:
+    """Delete a pod as `kubectl delete --force` does, and wait until the kubelet has freed its devices."""
+    gone = its.it.node.kubelet.pod(name)
+    its.it.api.delete("pods", name, grace_s=0)
+    await its.it.node.kubelet.delete(gone, force=True)
+    freed = gone.devices(MEM)
+    await its.it.node.until(lambda: its.it.node.kubelet.allocated.get(MEM, frozenset()).isdisjoint(freed))
+
+
+async def test_a_pod_deleted_by_force_while_it_waits_does_not_start_without_its_variables() -> None:
+    """The kubelet reads them after our answer, and starts the container all the same."""
+    async with scene(borrowers="evict", return_grace="5m") as its:
+        await its.borrower()
+        waiting = asyncio.create_task(its.runs("new", 8))
+        await its.it.node.until(lambda: bool(its.told("GPUMemoryWaits")))
+        await delete_by_force(its, "new")
+        its.use(nb=4 * GIB)
+        with pytest.raises(StatusError, match="not found"):  # whoever reports its phase
+            await waiting
+        assert (await its.runs("after", 1)).only.received.envs
+        assert [pod.name for pod in its.it.node.kubelet.running] == ["nb", "after"]
+
+
+async def test_nobody_returns_memory_for_a_pod_that_is_gone() -> None:
+    async with scene(borrowers="evict", return_grace="5m") as its:
+        await its.borrower()
+        waiting = asyncio.create_task(its.runs("new", 8))
+        await its.it.node.until(lambda: bool(its.told("GPUMemoryWaits")))
+        began = time.monotonic()
+        await delete_by_force(its, "new")
+        with pytest.raises(StatusError, match="not found"):
+            await waiting
+        assert time.monotonic() - began < 5
+        await its.it.node.until(lambda: not its.agent.borrowing.returns.value.asked)
+        assert 'gpushare_refusals_total{reason="pod_deleted",resource="aliyun.com/gpu-mem"} 1.0' in (
+            await its.it.metrics()
+        )
 
 
 async def test_who_finds_its_part_free_does_not_wait_for_what_another_waits_for() -> None:

@@ -1,0 +1,51 @@
+"""Find out whether the devices of a container that the kubelet is about to start are still its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.core.node.kubelet.starting import why_not_its_own
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Sequence
+
+    from gpu_device_plugin.aio.observable import Observable
+    from gpu_device_plugin.core.model.holds import DeviceHold
+    from gpu_device_plugin.node_state import NodeState
+    from gpu_device_plugin.programs.node.node_api import NodeApi
+
+_RECORDED_S = 1.0
+"""Most seconds to wait until the kubelet's checkpoint, which is read soon after each grant, names a container."""
+
+
+@dataclass(eq=False, repr=False)
+class Starts:
+    """Answers from what the kubelet's records and the API show at that moment."""
+
+    _state: NodeState
+    _entries: Observable[tuple[DeviceHold, ...]]
+    """What containers hold, as last read."""
+    _api: NodeApi
+    _listed: Callable[[], Awaitable[frozenset[str] | None]]
+    """Asks PodResources for the devices in use; None: it does not answer."""
+
+    def owners(self, device_ids: Collection[str]) -> Sequence[DeviceHold]:
+        """Return the containers with exactly these devices in the kubelet's records."""
+        ids = frozenset(device_ids)
+        return [hold for hold in self._entries.value if hold.device_ids == ids]
+
+    async def recorded(self, device_ids: Collection[str]) -> None:
+        """Return when the kubelet's records name the container, or after a second."""
+        await within(_RECORDED_S, self._entries.meets(lambda _: bool(self.owners(device_ids))))
+
+    def lost(self, device_ids: Collection[str], since: float, listed: Collection[str] | None = None) -> str:
+        """Return why a container must not start with these devices, see `why_not_its_own`."""
+        pods = {pod.kubelet_uid: pod for pod in self._api.pods.values()} if self._api.current else None
+        ledger, owners = self._state.node.ledger, self.owners(device_ids)
+        return why_not_its_own(device_ids, since, ledger=ledger, owners=owners, pods=pods, listed=listed)
+
+    async def lost_by_now(self, device_ids: Collection[str], since: float) -> str:
+        """As `lost`, and by what the kubelet itself says: our watch may be behind, as after a pause of this process."""
+        return self.lost(device_ids, since, await self._listed())
