@@ -36,6 +36,8 @@ class NodePods(Store[Pod]):
         """Follow the pods bound to `node`."""
         self._reader = reader
         self._order = AdmissionOrder()
+        self._kubelet = ""
+        """The kubelet process that admits the pods, as far as we were told; empty: not yet."""
         self.changes: Observable[Mapping[str, Pod]] = Observable(MappingProxyType({}))
         """Every snapshot that differs from the previous one in more than resource versions; and the first list."""
         self.reflector: Reflector[Pod] = Reflector(
@@ -80,6 +82,12 @@ class NodePods(Store[Pod]):
             self.missed += len(self._order.unexplained)
             _log.warning("a list corrected %d pods that the watch had missed", len(self._order.unexplained))
         self._become(self._order.settled())
+
+    def kubelet_is(self, identity: str) -> None:
+        """Order the pods as a kubelet process does that starts, if this is another one than the last time."""
+        before, self._kubelet = self._kubelet, identity
+        if before and before != identity:
+            self._become(self._order.after_start())
 
     def put(self, object: Pod) -> None:  # noqa: A002
         """Add or update a pod."""

@@ -28,12 +28,12 @@ NAME = "kubelet_internal_checkpoint"
 _LARGEST = 64 << 20
 """Bytes. 8,000 devices, each in use by another container, take 4 MB."""
 
-# A variable in a serialized ContainerAllocateResponse: an entry of a map is a message with the key as field 1 and the
-# value as field 2, each after its length. Every serializer writes the key first.
-_ENFORCEMENT, _LIMITED_BY_DRIVER = (
-    b"\n%c%s\x12" % (len(name), name.encode()) for name in (variables.LIMITS, variables.DRIVER_LIMIT)
+# A variable, or an annotation, in a serialized ContainerAllocateResponse: an entry of a map is a message with the key
+# as field 1 and the value as field 2, each after its length. Every serializer writes the key first.
+_ENFORCEMENT, _LIMITED_BY_DRIVER, _LIMIT, _GRANTED_TO = (
+    b"\n%c%s\x12" % (len(name), name.encode())
+    for name in (variables.LIMITS, variables.DRIVER_LIMIT, variables.MEMORY_LIMIT, variables.GRANTED_TO)
 )
-_LIMIT = b"\n%c%s\x12" % (len(variables.MEMORY_LIMIT), variables.MEMORY_LIMIT.encode())
 _WORDS = {bytes([len(enforcement)]) + enforcement.encode(): enforcement for enforcement in Enforcement}
 
 Stamp: TypeAlias = tuple[int, int, int]
@@ -124,6 +124,7 @@ def _hold(entry: Any, names: Names) -> DeviceHold:
         through=resource,
         enforcement=_enforcement(answer),
         limit_mib=_limit_mib(answer),
+        granted_to=_granted_to(answer),
     )
 
 
@@ -153,3 +154,7 @@ def _enforcement(answer: bytes) -> Enforcement | None:
 def _limit_mib(answer: bytes) -> int | None:
     digits = (_value(answer, _LIMIT) or b"")[1:]
     return int(digits) if digits.isdigit() else None
+
+
+def _granted_to(answer: bytes) -> str:
+    return (_value(answer, _GRANTED_TO) or b"")[1:].decode(errors="replace")

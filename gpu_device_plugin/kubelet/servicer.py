@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 
+from gpu_device_plugin.core.contract import variables
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2_grpc
 
@@ -181,6 +182,7 @@ def _response(grant: Grant) -> pb.ContainerAllocateResponse:
         envs=grant.envs,
         devices=[pb.DeviceSpec(container_path=node, host_path=node, permissions="rw") for node in grant.device_nodes],
         cdi_devices=[pb.CDIDevice(name=name) for name in grant.cdi_devices],
+        annotations={variables.GRANTED_TO: grant.granted_to} if grant.granted_to else {},
         mounts=[
             pb.Mount(container_path=mount.container_path, host_path=mount.host_path, read_only=mount.read_only)
             for mount in grant.mounts

@@ -19,6 +19,10 @@ LIMITS = "GPUSHARE_MEMORY_LIMIT_BY"
 """How the container's limit is enforced, a `core.model.limits.Enforcement`. Not GPUSHARE_LIMITS, which is the variable
 of the setting `limits`: a program of ours may run in a container with shares."""
 
+GRANTED_TO = "gpu-device-plugin/granted-to"
+"""Not a variable but an annotation for the container's runtime, which the kubelet keeps in its checkpoint: for which
+container the answer was made, ``<UID of its pod>/<name>``. No call names a pod, so another one may have got it."""
+
 # Of NVIDIA's MPS, for clients.
 MPS_PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
 """The directory with the sockets of the GPU's control daemon."""

@@ -43,3 +43,11 @@ class DeviceHold:
     limit_mib: int | None = field(default=None, compare=False)
     """The MiB of each GPU that the container was told that it may use at most; None: not known. Not compared: not every
     record of a hold has it."""
+    granted_to: str = field(default="", compare=False)
+    """The container that the answer was made for with which this one was started, ``<UID of its pod>/<name>``; empty:
+    not known."""
+
+    @property
+    def misdirected(self) -> bool:
+        """Whether the container was started with the answer for another one."""
+        return self.granted_to not in {"", f"{self.pod_uid}/{self.container}"}

@@ -59,10 +59,17 @@ class Holding:
     """The limit that it was started with on its GPUs, see `DeviceHold.limit_mib`."""
     lent: bool = False
     """It was started with more than it is guaranteed of its GPU, on a node that lends."""
+    misdirected: bool = False
+    """See `DeviceHold.misdirected`."""
 
     def limit_mib(self, uuid: str) -> int:
         """Return the MiB that it may use of a GPU at most: more than it is guaranteed if it may borrow."""
         return self.limits.get(uuid, self.granted.get(uuid, 0))
+
+    def told_mib(self, uuid: str) -> int:
+        """Return the MiB of a GPU that nobody may hold against it: another one's larger limit, if it was told that."""
+        limit_mib = self.limit_mib(uuid)
+        return max(limit_mib, self.started_mib or 0) if self.misdirected and not self.whole else limit_mib
 
     @property
     def container_id(self) -> str:
@@ -130,6 +137,7 @@ def holdings(
                     limits,
                     hold.limit_mib,
                     may_borrow and not whole and len(granted) == 1 and (hold.limit_mib or 0) > max(granted.values()),
+                    hold.misdirected,
                 )
             )
     return tuple(found)

@@ -3,8 +3,8 @@
 No call names a pod. But the kubelet admits pods one after the other, in the order in which they were bound to the node,
 and calls for the containers of one pod consecutively, init containers first. A call therefore belongs to the pod whose
 devices are partly allocated, or else to the pod bound first. Nothing else distinguishes two containers that request the
-same amount, and with equal promises they need not be distinguished, unless one of them would get a GPU that its owner
-excludes, or memory of another number of GPUs.
+same amount. Of two that are told the same, each may get the answer for the other, unless one of them would get a GPU
+that its owner excludes, or memory of another number of GPUs.
 """
 
 from __future__ import annotations
@@ -59,6 +59,11 @@ class WaitingPod:
     annotations: Mapping[str, str] = field(default_factory=dict)
     """Those by which its owner wants other memory than it requests, see `core.contract.elastic`."""
 
+    @property
+    def namespace(self) -> str:
+        """That in its name."""
+        return self.name.partition("/")[0]
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -70,6 +75,8 @@ class Call:
     """The number of available device IDs by GPU position, those of `must` included."""
     must: frozenset[int] = frozenset()
     """GPUs on which devices of an init container of the same pod must be reused."""
+    names_pod: bool = False
+    """The answer has the name or UID of the pod in it, so that it is right for no other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +119,9 @@ def match(call: Call, waiting: Sequence[WaitingPod], begun: str | None = None) -
     candidates = [Match(pod, request) for pod in ordered if (request := _next(pod, call)) is not None]
     promised = _Promised(waiting)
     # In the right order the first candidate asks. A candidate chosen instead swaps its promise with that of the first.
-    equal = [c for c in candidates if c is candidates[0] or _may_swap(c.request, candidates[0].request)]
+    equal = candidates[:1]
+    if not call.names_pod:
+        equal += [c for c in candidates[1:] if _told_the_same(c, equal[0]) and _may_swap(c.request, equal[0].request)]
     fitting = [c for c in equal if c.request.promise is None or _fits(call, c.request.promise)]
     kept = (c for c in fitting if _others_keep(call, c, promised))
     chosen = next(kept, None) or next(iter(fitting or candidates), None)
@@ -143,6 +152,15 @@ def _next(pod: WaitingPod, call: Call) -> ContainerRequest | None:
             and request.amount == call.amount
         ),
         None,
+    )
+
+
+def _told_the_same(one: Match, other: Match) -> bool:
+    """Return whether the answers for two containers differ in nothing but their GPUs."""
+    by_name = one.request.container == other.request.container or not one.pod.annotations
+    return by_name and all(
+        getattr(one.pod, name) == getattr(other.pod, name)
+        for name in ("namespace", "total_shares", "frameworks", "annotations")
     )
 
 

@@ -402,6 +402,7 @@ class NodeAgent:
     async def _prepare(self) -> None:
         """Bring ledger and device lists up to date before any resource is registered."""
         self._lock.take()
+        self._tell_kubelet()
         self._share_size.write(str(self.state.node.shares.share_mib))
         remove_stale_sockets(self.settings.value.device_plugin_dir)
         await self.reconciler.prepare()
@@ -420,9 +421,14 @@ class NodeAgent:
 
     def _registration_event(self, event: RegistrationEvent, details: dict[str, object]) -> None:
         if event is RegistrationEvent.REGISTERED:
+            self._tell_kubelet()  # it may have started while the plugin was being prepared
             self.reconciler.registered()
             self.serving_switch.registered.set()
         self.reports.registration(event, details)
+
+    def _tell_kubelet(self) -> None:
+        if self.cluster is not None:
+            self.cluster.followed.kubelet_is(self.kubelet_records.kubelet)
 
     def _round_over(self, _round: int) -> None:
         ended = " ".join(sorted(self.kubelet_records.over))

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 class AdmissionOrder:
     """The pods bound to one node, in the order of their admission, as far as it is known.
 
-    The kubelet admits pods in the order of their bindings, and a watch delivers their events in that order. A list has
+    The kubelet admits pods in the order of their bindings, and a watch delivers their events in that order. Those that
+    were bound before it started it admits by age, oldest first (HandlePodAdditions, kubelet.go). A list has
     no order: its new pods are ordered by age, then by name. A watch that continues from before the list delivers their
     events again; until it has, or has reached the version of the list, these pods are not shown.
     """
@@ -53,6 +54,10 @@ class AdmissionOrder:
         # The next pod in the order of bindings: after the pods whose order is known, before the others.
         return AdmissionOrder({**self.shown, uid: self.pods[uid], **self.pods}, self.unordered - {uid}, unexplained)
 
+    def after_start(self) -> AdmissionOrder:
+        """Return the order once another kubelet process has started, which gets all pods bound so far at once."""
+        return AdmissionOrder(_by_age(self.pods.values()), unexplained=self.unexplained)
+
     def settled(self) -> AdmissionOrder:
         """Return the order once the watch has reached the version of the list: no earlier event can follow."""
         return AdmissionOrder(self.pods)
@@ -67,5 +72,10 @@ class AdmissionOrder:
         return replace(self, pods=left, unordered=self.unordered - {uid})
 
     def _with_list(self, listed: Iterable[Pod]) -> dict[str, Pod]:
-        found = {pod.uid: pod for pod in sorted(listed, key=lambda pod: (pod.created, pod.name, pod.namespace))}
+        found = _by_age(listed)
         return {uid: found[uid] for uid in self.pods if uid in found} | found
+
+
+def _by_age(pods: Iterable[Pod]) -> dict[str, Pod]:
+    # The kubelet's order of pods that were created in one second is random.
+    return {pod.uid: pod for pod in sorted(pods, key=lambda pod: (pod.created, pod.name, pod.namespace))}

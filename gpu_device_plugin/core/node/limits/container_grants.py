@@ -57,6 +57,12 @@ class EnforcementPlan:
         """The UUIDs of GPUs whose shares every container is refused."""
         return frozenset(uuid for uuid, gpu in self.enforcements.items() if gpu.refusal)
 
+    @property
+    def names_pods(self) -> bool:
+        """Whether what it adds for one container is wrong for any other."""
+        custom = any(gpu.enforcement is Enforcement.CUSTOM for gpu in self.enforcements.values())
+        return custom and self.extra is not None and bool(self.extra.of_the_pod)
+
     def of(self, part: Part) -> Enforcement:
         """Return what keeps a container within its part of one GPU."""
         if part.partition:
@@ -94,6 +100,8 @@ class Grant:
     """Paths that are the same on the host and in the container, with permissions ``rw``."""
     cdi_devices: tuple[str, ...] = ()
     mounts: tuple[Mount, ...] = ()
+    granted_to: str = ""
+    """The container that it was made for, see `variables.GRANTED_TO`; empty: unknown."""
 
     @property
     def enforcement(self) -> Enforcement | None:
@@ -158,7 +166,7 @@ def grant(
         nodes = [*CONTROL_NODES, *(node for node in OPTIONAL_NODES if node in present)]
         nodes += _device_nodes(shared.gpu for shared in gpus)
     cdi = tuple(f"{delivery.cdi_kind}={uuid}" for uuid in uuids) if "cdi" in delivery.methods else ()
-    return Grant(envs, tuple(nodes), cdi, mounts)
+    return Grant(envs, tuple(nodes), cdi, mounts, owner.key)
 
 
 def _device_nodes(gpus: Iterable[Gpu]) -> list[str]:

@@ -64,6 +64,11 @@ class GrantOwner:
     limit_shares: int | None = None
     """The most shares of its GPU that it may use; None: those that it was given."""
 
+    @property
+    def key(self) -> str:
+        """The value of `variables.GRANTED_TO`; empty: unknown."""
+        return self.pod_uid and f"{self.pod_uid}/{self.container}"
+
 
 NOBODY = GrantOwner()
 """The owner of a grant about which nothing is known."""
@@ -100,12 +105,16 @@ class ExtraGrant:
     def unknown(self, owner: GrantOwner) -> tuple[str, ...]:
         """Return the placeholders whose values are not known for the container of `owner`, by their names."""
         known = {"pod_uid": owner.pod_uid, "container": owner.container}
+        return tuple(sorted(name for name in self.of_the_pod if not _SAFE.fullmatch(known[name])))
+
+    @property
+    def of_the_pod(self) -> frozenset[str]:
+        """The placeholders in it whose values differ between containers with equal parts."""
         texts = (
             *(text for pair in self.envs for text in pair),
             *(text for mount in self.mounts for text in (mount.host_path, mount.container_path)),
         )
-        used = {name for text in texts for name in placeholders(text)} & _OF_THE_POD
-        return tuple(sorted(name for name in used if not _SAFE.fullmatch(known[name])))
+        return _OF_THE_POD.intersection(name for text in texts for name in placeholders(text))
 
     def filled(self, parts: Sequence[Part], owner: GrantOwner) -> tuple[Mapping[str, str], tuple[Mount, ...]]:
         """Return the variables and mounts of one container, none of whose placeholders is unknown.

@@ -1,6 +1,7 @@
 """Decide which containers have used more GPU memory than they may, in every reading for the grace.
 
-A container may use what it was granted, or as much as its limit if its owner lets it borrow.
+A container may use what it was granted, or as much as its limit if its owner lets it borrow. One that was told another
+one's limit, because the kubelet names nobody when it asks, may use that.
 
 A reading that does not tell the use of a container neither proves nor clears: the time until the next reading that
 tells it does not count, and after a whole grace without one the evidence is too old, so that the grace begins anew.
@@ -150,9 +151,10 @@ def _seen(before: Evidence | None, use: AttributedUse, at: float, rules: Rules) 
         return None
     if use.used_mib is None:
         return before and _kept(before, at, rules)
-    if not rules.exceeded(use.used_mib, use.allowed_mib):
+    if not rules.exceeded(use.used_mib, use.told_mib):
         return None
-    now = Evidence(at, at, use.used_mib, use.granted_mib, use.limit_mib)
+    limit_mib = use.limit_mib if use.told_mib == use.allowed_mib else use.told_mib
+    now = Evidence(at, at, use.used_mib, use.granted_mib, limit_mib)
     if before is None:
         return now
     more_s = at - before.last if before.certain else 0.0

@@ -80,6 +80,11 @@ class AttributedUse:
         return self.granted_mib if self.limit_mib is None else self.limit_mib
 
     @property
+    def told_mib(self) -> int:
+        """The most that nobody may hold against it, see `Holding.told_mib`."""
+        return self.allowed_mib if self.holding is None else max(self.allowed_mib, self.holding.told_mib(self.uuid))
+
+    @property
     def borrowed_mib(self) -> int:
         """What it is known to use beyond its guarantee, if it may use more than that, or was lent it."""
         lent = self.lent or self.allowed_mib > self.granted_mib
@@ -234,7 +239,7 @@ def _uses(
             limit = None if holding is None else holding.limits.get(reading.uuid)
         else:
             granted = max((each.pod_granted.get(reading.uuid, 0) for each in by_pod[uid]), default=0)
-            more = sum(max(0, each.limit_mib(reading.uuid) - each.granted[reading.uuid]) for each in by_pod[uid])
+            more = sum(max(0, each.told_mib(reading.uuid) - each.granted[reading.uuid]) for each in by_pod[uid])
             limit = granted + more if more else None
         # Processes of the pod whose container is not known may be those of any container that is not known either.
         mixed = holding is not None and not holding.container_id and (uid, "") in parts

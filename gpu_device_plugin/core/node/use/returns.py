@@ -130,7 +130,7 @@ class Returns:
                     reading.at if known or was is None else was.seen,
                     mib if known or was is None else was.mib,
                     use.borrowed_mib if known or was is None else was.borrowed_mib,
-                    since + terms.grace_s - spent_s if terms.evicts and not spared(use.pod) else None,
+                    since + terms.grace_s - spent_s if terms.evicts and _evictable(use) else None,
                     _needed_by(on_gpu, starting),
                     use.pod,
                     spent_s,
@@ -158,6 +158,11 @@ class Returns:
             if each.pod is not None and each.mib and each.seen == self.at
             if each.until is not None and each.until <= self.at
         )
+
+
+def _evictable(use: AttributedUse) -> bool:
+    """Return whether a borrower may be evicted: not one that was told the larger limit of another container."""
+    return not spared(use.pod) and use.told_mib == use.allowed_mib
 
 
 def _amounts(

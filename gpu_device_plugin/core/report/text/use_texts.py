@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.contract.keys import FRAMEWORKS, MEMORY_GUARANTEE, MEMORY_LIMIT
 from gpu_device_plugin.core.contract.nodereport import exceeds, idle_s, not_held, to_return, trespasses
 from gpu_device_plugin.core.model.limits import Enforcement, LimitStatus
 from gpu_device_plugin.core.model.memory import format_mib
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.contract.history import ContainerHistory, IncidentProcess, IncidentSummary
     from gpu_device_plugin.core.contract.nodereport import ContainerUse, NodeReport, NodeUse
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.node.holdings import Holding
     from gpu_device_plugin.core.node.use.over_use import Excess
     from gpu_device_plugin.core.node.use.returns import Asked
 
@@ -26,6 +29,8 @@ _UNKNOWN = "unknown"
 _HEADING = ("  GPU", "CONTAINER", "USED", "GRANTED", "LIMIT", "")
 _UNITS = ((86400, "days"), (3600, "h"), (60, "min"))
 """Seconds of a unit, the largest first."""
+_TOLD = (MEMORY_LIMIT, MEMORY_GUARANTEE, FRAMEWORKS)
+"""Annotations from which the variables of a pod's containers are made."""
 MOST_TOLD = 4
 """The most containers in the sentence about one pod."""
 
@@ -221,17 +226,44 @@ def ultimatum(asked: Asked, now: float, *, evicts: bool) -> str:
     if not evicts:
         return "nothing evicts it, since the setting borrowers is report"
     if asked.until is None:
-        return f"nothing evicts it: {spared(asked.pod)}"
+        return f"nothing evicts it: {spared(asked.pod) or 'it was told the limit of another container'}"
     if asked.until > now:
         return f"in {duration(asked.until - now)} it may be evicted"
     return "it is to be evicted"
 
 
-def waits(missing_mib: int, gpu: str, asked: Sequence[Asked], now: float, namespace: str, *, evicts: bool) -> str:
+def misdirected(holding: Holding, container: str, meant: Pod | None) -> str:
+    """Say that a container was started with the answer that was made for another; empty if both are told the same.
+
+    `meant` is the pod of that other one, None: it is gone, and `container` its name there.
+    """
+    pod = holding.pod
+    uuid = next(iter(holding.granted))
+    told_mib, own_mib = holding.started_mib, holding.limit_mib(uuid)
+    alike = meant is None or (
+        pod is not None
+        and (pod.namespace, pod.containers) == (meant.namespace, meant.containers)
+        and all(pod.annotations.get(key) == meant.annotations.get(key) for key in _TOLD)
+    )
+    if alike and told_mib in {None, own_mib} and holding.enforcement is not Enforcement.CUSTOM:
+        return ""
+    near = meant is not None and pod is not None and meant.namespace == pod.namespace
+    whose = (
+        f"container {container} of {meant.namespace}/{meant.name}" if near and meant else "a container of another pod"
+    )
+    limits = "" if told_mib in {None, own_mib} else f" (a limit of {mib(told_mib)}, and its own is {mib(own_mib)})"
+    return (
+        f"container {holding.container} was started with the variables of {whose}{limits}: the kubelet does not say "
+        "for which pod it asks, and asked in another order than expected. Its memory file is right, and it is not "
+        "evicted for this; delete the pod to give it its own variables"
+    )
+
+
+def waits(missing_mib: int, gpu: str, asked: Sequence[Asked], now: float, namespace: str) -> str:
     """Return why a container does not start while others borrow what it is guaranteed, as the end of a sentence.
 
-    `asked` are those that have to return something of the GPU, at least one; `namespace` is that of the container's
-    pod, whose owner learns no names of other namespaces.
+    `asked` are those that have to return something of the GPU, at least one, on a node that evicts them; `namespace` is
+    that of the container's pod, whose owner learns no names of other namespaces.
     """
     first = max(asked, key=lambda each: each.mib)
     pod = "another pod"
@@ -240,5 +272,5 @@ def waits(missing_mib: int, gpu: str, asked: Sequence[Asked], now: float, namesp
     more = f" and {counted(len(asked) - 1, 'other')} borrow" if len(asked) > 1 else " borrows"
     return (
         f"waits for {format_mib(missing_mib)} that {pod}{more} of {gpu}, asked to return {duration(now - first.since)} "
-        f"ago; {ultimatum(first, now, evicts=evicts)}"
+        f"ago; {ultimatum(first, now, evicts=True)}"
     )

@@ -270,7 +270,7 @@ class NodeClaims:
     def _memory_mounts(self, claim: PreparedClaim) -> tuple[Mount, ...]:
         """Return the mount by which the containers of a claim see how much they may use; make its directory."""
         limit = claim.limit_mib // self._state.node.shares.share_mib
-        return self.borrowing.mounts(GrantOwner(limit_shares=limit or None), sorted(claim.device_ids))
+        return self.borrowing.mounts(GrantOwner(limit_shares=limit), sorted(claim.device_ids)) if limit else ()
 
     async def _keep(self, claim: PreparedClaim, before: PreparedClaim | None) -> None:
         """Take the devices, then write the files: what a container may get is in the ledger by then.

@@ -59,7 +59,7 @@ class Borrowing(Protocol):
         """Return the most shares that a container may use where it is placed; None: those that it is given."""
 
     def mounts(self, owner: GrantOwner, device_ids: Sequence[str]) -> tuple[Mount, ...]:
-        """Return the mounts by which a container with a limit of its own sees how much it may use."""
+        """Return the mounts by which a container with shares sees how much it may use."""
 
     async def until_room(self, device_ids: Sequence[str], within_s: float, lost: Callable[[], object]) -> str:
         """Wait until a container's memory is not borrowed, or it has `lost` its devices.
@@ -113,7 +113,8 @@ class AllocationHandler:
         if waiting is None:
             matched = UNMATCHED
         else:
-            matched = await waiting.find(question.call) if waits else waiting.find_now(question.call)
+            call = self._named(question.call)
+            matched = await waiting.find(call) if waits else waiting.find_now(call)
         policy = (matched.match and matched.match.pod.policy) or self.config.value.policy
         ids = question.answer(self._state.node, POLICIES[policy], matched)
         self._preferred = frozenset(ids), matched.match
@@ -220,6 +221,9 @@ class AllocationHandler:
         """
         return None if resource.kind is Kind.INSTANCE else self._waiting
 
+    def _named(self, call: Call) -> Call:
+        return replace(call, names_pod=call.kind is Kind.MEMORY and self._delivery.plan.names_pods)
+
     def _judge(
         self, resource: Resource, device_ids: Sequence[str]
     ) -> tuple[Match | None, GrantOwner, Placement | Refused]:
@@ -231,7 +235,7 @@ class AllocationHandler:
         node, kind, ids = self._state.node, resource.kind, frozenset(device_ids)
         preferred, match = self._preferred
         if match is None or ids != preferred:
-            waiting, call = self._waiting_for(resource), Call(kind, len(ids), spread_over(node, ids))
+            waiting, call = self._waiting_for(resource), self._named(Call(kind, len(ids), spread_over(node, ids)))
             match = None if waiting is None else waiting.find_now(call).match
         owner = NOBODY if match is None else GrantOwner(match.pod.uid, match.request.container, match.pod.frameworks)
         promise, after_init = (None, None) if match is None else (match.request.promise, match.after_init)

@@ -19,7 +19,7 @@ from gpu_device_plugin.core.model.shares import parse_id
 from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.core.node.use.process_use import AttributedUse
 from gpu_device_plugin.core.node.use.returns import Returns, Terms, limits_now, shortage_mib, uses_now
-from gpu_device_plugin.core.report.text.use_texts import borrowed, duration, ultimatum, waits
+from gpu_device_plugin.core.report.text.use_texts import borrowed, duration, misdirected, ultimatum, waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -87,6 +87,8 @@ class Borrowing:
         self._starting: list[_Start] = []
         self._told: set[frozenset[str]] = set()
         """The devices of containers of which an Event says that they wait: the kubelet tries again and again."""
+        self._misdirected: set[tuple[str, str]] = set()
+        """The containers that were told another one's limit, about which an Event says that."""
         self._due: Mapping[Place, str] = {}
         """When each pod that is asked may be evicted, as a text that does not change."""
 
@@ -109,13 +111,17 @@ class Borrowing:
         return wishes.limit_of(request.container, given, total, may_borrow=self._watch.may_borrow())
 
     def mounts(self, owner: GrantOwner, device_ids: Sequence[str]) -> tuple[Mount, ...]:
-        """Return the mount by which a container with a limit of its own, which is allocated now, sees its memory."""
-        if owner.limit_shares is None:
+        """Return the mount by which a container with shares of one GPU, which is allocated now, sees its memory.
+
+        Also a container that may not borrow: no call names a pod, so it may be another one, which may.
+        """
+        if not self._on_one_gpu(device_ids):
             return ()
         share_mib = self._state.node.shares.share_mib
-        most = owner.limit_shares * share_mib
         uuid, given = parse_id(device_ids[0])[0], len(device_ids) * share_mib
-        new = AttributedUse(owner.pod_uid, owner.container, uuid, given, 0, limit_mib=most)
+        limit = None if owner.limit_shares is None else owner.limit_shares * share_mib
+        most = given if limit is None else limit
+        new = AttributedUse(owner.pod_uid, owner.container, uuid, given, 0, limit_mib=limit)
         uses = uses_now(self._watch.reading.value, self._watch.holdings(), [new])
         found = limits_now(uses, self._state.node.shares.capacity_mib, self.returns.value.asked.keys())
         return self._files.make(device_ids, MemoryFile(given, found.get(new.place, given), most))
@@ -130,6 +136,7 @@ class Borrowing:
         Returns:
             Why the container must not start, as a sentence without a full stop; empty if it may.
         """
+        self._restore(frozenset(device_ids))
         why = await self._until_room(device_ids, within_s, lost)
         if not why:
             self._told.discard(frozenset(device_ids))
@@ -147,7 +154,6 @@ class Borrowing:
         try:
             # So that people read for whom memory is needed.
             await within(_RECORDED_S, self._entries.meets(lambda holds: self._owner(start, holds) is not None))
-            self._restore(start)
             self._hasten()
             if not self._watch.interval_s or not await within(
                 self.answer_s, self.returns.meets(lambda found: found.at >= began)
@@ -177,11 +183,24 @@ class Borrowing:
         hold = self._owner(start, self._entries.value)
         return next((pod for pod in self._api.pods.values() if hold and pod.kubelet_uid == hold.pod_uid), None)
 
-    def _restore(self, start: _Start) -> None:
-        """Make the directory of a container again that has lost it, as with every boot of the node."""
+    def _restore(self, device_ids: frozenset[str]) -> None:
+        """Let the file of a container that is about to start say what is its own, whoever it was made for.
+
+        And make it again if the container has lost it, as with every boot of the node.
+        """
+        if not self._on_one_gpu(device_ids):
+            return
         for hold, use, memory in self._memories(self._uses()):
-            if hold.device_ids == start.device_ids and use.place in self.limits_now.value:
+            claimed = hold.source is HoldSource.CLAIM and use.place not in self.limits_now.value
+            if hold.device_ids == device_ids and not claimed:
                 self._files.make(hold.device_ids, memory)
+
+    def _on_one_gpu(self, device_ids: Iterable[str]) -> bool:
+        """Return whether devices are shares of one GPU, which is no MIG instance: only such a container has a file."""
+        (uuid, number), *others = map(parse_id, device_ids)
+        shared = self._state.node.shares.by_uuid(uuid)
+        alone = all(other == uuid for other, _ in others)
+        return number is not None and alone and shared is not None and shared.gpu.instance is None
 
     def _why_wait(self, start: _Start) -> str:
         found = self.returns.value
@@ -189,11 +208,16 @@ class Borrowing:
             if self._finds_room(start, uuid):
                 continue
             asked = [each for place, each in found.asked.items() if place[2] == uuid and each.mib]
-            evicts = self._settings.value.borrowers == "evict"
+            if not any(map(self._can_be_evicted, asked)):
+                continue  # it would wait for as long as they like
             pod = self._pod(start)
             namespace = "" if pod is None else pod.namespace
-            return waits(found.missing[uuid], self._gpu(uuid), asked, time.monotonic(), namespace, evicts=evicts)
+            return waits(found.missing[uuid], self._gpu(uuid), asked, time.monotonic(), namespace)
         return ""
+
+    def _can_be_evicted(self, asked: Asked) -> bool:
+        refused = () if self._evictor is None or asked.pod is None else self._evictor.refused
+        return asked.until is not None and asked.pod is not None and asked.pod.uid not in refused
 
     def _finds_room(self, start: _Start, uuid: str) -> bool:
         """Return whether a GPU lacks only what others that wait need: they get no more of it if this one waits, too."""
@@ -243,6 +267,7 @@ class Borrowing:
         self._told &= held
         if ledger.certain:
             self._files.keep(held, ledger.holds.keys())
+        self._tell_misdirected()
         self.look()
 
     def _concerned(self) -> bool:
@@ -331,6 +356,22 @@ class Borrowing:
                 self._metrics.took(m.RETURNING, after.at - asked.since)
             self._metrics.count(m.RETURNS, outcome)
             _log.info("no longer asked to return GPU memory", extra={**_facts(asked), "outcome": outcome})
+
+    def _tell_misdirected(self) -> None:
+        """Post an Event about each container that was started with the answer for another one, if that matters."""
+        holds = {(hold.pod_uid, hold.container): hold for hold in self._entries.value if hold.misdirected}
+        self._misdirected &= holds.keys()
+        if holds.keys() <= self._misdirected:
+            return
+        pods = {pod.kubelet_uid: pod for pod in self._api.pods.values()}
+        for holding in self._watch.holdings():
+            key = holding.pod_uid, holding.container
+            if key in holds and key not in self._misdirected and holding.pod is not None:
+                self._misdirected.add(key)
+                uid, _, container = holds[key].granted_to.partition("/")
+                if note := misdirected(holding, container, pods.get(uid)):
+                    _log.warning("%s", note, extra={"pod": f"{holding.pod.namespace}/{holding.pod.name}"})
+                    self._api.pod_event(holding.pod, "GPULimitNotHeld", note, "Start")
 
     def _evict(self, found: Returns) -> None:
         if self._evictor is None or not (candidates := found.candidates()):

@@ -107,11 +107,17 @@ class Evictor:
         return dict(self._evicted)
 
     @property
-    def put_off(self) -> frozenset[str]:
-        """UIDs of the pods whose eviction was refused, and that are not to be ordered again yet."""
-        pods, now = self._cluster.pods, self.clock()
+    def refused(self) -> frozenset[str]:
+        """UIDs of the pods whose eviction was refused the last time that it was tried."""
+        pods = self._cluster.pods
         self._refused = {uid: refused for uid, refused in self._refused.items() if uid in pods}
-        return frozenset(uid for uid, refused in self._refused.items() if refused.not_before > now)
+        return frozenset(self._refused)
+
+    @property
+    def put_off(self) -> frozenset[str]:
+        """Those of them that are not to be ordered again yet."""
+        now = self.clock()
+        return frozenset(uid for uid in self.refused if self._refused[uid].not_before > now)
 
     @property
     def overdue(self) -> frozenset[str]:

@@ -263,6 +263,7 @@ def test_a_borrower_is_told_how_much_is_needed_for_whom() -> None:
         (LADDER, True, "in 18 s it may be evicted"),
         (replace(LADDER, until=112), True, "it is to be evicted"),
         (replace(LADDER, until=None, pod=None), True, "nothing evicts it: it is not known in the API"),
+        (replace(LADDER, until=None), True, "nothing evicts it: it was told the limit of another container"),
         (replace(LADDER, until=None), False, "nothing evicts it, since the setting borrowers is report"),
     ],
 )
@@ -271,17 +272,15 @@ def test_a_borrower_is_told_what_will_happen(asked: Asked, told: str, *, evicts:
 
 
 def test_who_waits_is_told_for_whom_and_what_will_happen() -> None:
-    assert waits(3072, "GPU 0", [LADDER], 112, "default", evicts=True) == (
+    assert waits(3072, "GPU 0", [LADDER], 112, "default") == (
         "waits for 3 GiB that default/nb-2 borrows of GPU 0, asked to return 12 s ago; in 18 s it may be evicted"
     )
     unknown = replace(LADDER, pod=None, mib=4096, until=None)
-    assert waits(7168, "GPU 0", [LADDER, unknown], 112, "default", evicts=False) == (
+    assert waits(7168, "GPU 0", [LADDER, unknown], 112, "default") == (
         "waits for 7 GiB that another pod and 1 other borrow of GPU 0, asked to return 12 s ago; "
-        "nothing evicts it, since the setting borrowers is report"
+        "nothing evicts it: it is not known in the API"
     )
-    assert waits(3072, "GPU 0", [LADDER], 112, "other", evicts=True).startswith(
-        "waits for 3 GiB that another pod borrows"
-    )
+    assert waits(3072, "GPU 0", [LADDER], 112, "other").startswith("waits for 3 GiB that another pod borrows")
 
 
 # --- Memory that is borrowed ------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def use(here: Claims, pod: str, gib: int) -> None:
 
 
 async def test_a_claim_with_a_limit_borrows_and_returns(tmp_path: Path) -> None:
-    async with borrowers(tmp_path / "memory") as here:
+    async with borrowers(tmp_path / "memory", "evict") as here:
         started = await here.run_claim("small", exactly(memory="4Gi"), parameters=TWELVE)
         assert started.error == ""
         envs = started.environ

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from tests.programs.node.cluster_harness import RIGHTS, Cluster, allocation, clu
 from tests.programs.node.harness import T4, container, envs_of, pod
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from gpu_device_plugin.programs.node.agent import NodeAgent
     from gpu_device_plugin.testing.pod_specs import Pod
@@ -39,6 +40,8 @@ class Scene:
     it: Cluster
     pids: dict[str, int]
     used: dict[str, int]
+    ages: dict[str, int] = field(default_factory=dict)
+    """The order in which the kubelet takes its pods to be created."""
 
     @property
     def agent(self) -> NodeAgent:
@@ -79,6 +82,12 @@ class Scene:
         assert (mount.container_path, mount.read_only) == (DIRECTORY, True)
         return Path(mount.host_path)
 
+    def next_reading(self) -> Callable[[], bool]:
+        """Return whether the use has been read since."""
+        reading = self.agent.use_watch.reading
+        before = reading.version
+        return lambda: reading.version > before
+
     def told(self, reason: str) -> list[tuple[str, str]]:
         return [(event["regarding"]["name"], event["note"]) for event in self.it.events(reason)]
 
@@ -106,8 +115,12 @@ def follow(its: Scene, made: Pod) -> asyncio.Task[None]:
     return asyncio.create_task(program())
 
 
+PATIENT = {"borrowers": "evict", "return_grace": "5m"}
+"""Who borrows may be evicted, and is not within a test."""
+
+
 async def test_a_newcomer_waits_until_the_borrower_has_returned_its_memory() -> None:
-    async with scene() as its:
+    async with scene(**PATIENT) as its:
         made = await its.borrower()
         assert (
             envs_of(made).items()
@@ -134,8 +147,8 @@ async def test_a_newcomer_waits_until_the_borrower_has_returned_its_memory() -> 
         assert about == "nb"
         assert note.startswith("container main borrows 8,192 MiB of GPU 0 beyond its guarantee, and ")
         # Whose it is may not be known yet where the agent reads the use before the kubelet asks for the start.
-        why = "; nothing evicts it, since the setting borrowers is report"
-        assert note.endswith((f"are needed for default/new{why}", f"are needed{why}"))
+        why = r"; in [2-5] min it may be evicted"
+        assert re.search(f"are needed( for default/new)?{why}$", note)
         page = await its.it.metrics()
         assert 'gpushare_memory_returns_total{outcome="asked"} 1.0' in page
         assert 'gpushare_memory_returns_total{outcome="returned"} 1.0' in page
@@ -143,8 +156,35 @@ async def test_a_newcomer_waits_until_the_borrower_has_returned_its_memory() -> 
         assert "GPUSHARE" not in str(new.container("main").received.mounts)
 
 
+async def test_where_nobody_evicts_a_borrower_it_is_reported_and_makes_nobody_wait() -> None:
+    """Also where over-use has pods evicted: a borrower within its limit uses no more than it may."""
+    async with scene(over_use="evict", over_use_grace="1s") as its:
+        made = await its.borrower()
+        began = time.monotonic()
+        new = await its.runs("new", 8)
+        assert new.phase == "Running"
+        assert time.monotonic() - began < 5
+        await its.it.node.until(lambda: its.file(made).return_mib > 0)
+        asked = its.file(made)
+        assert (asked.limit_mib, asked.return_by) == (4096, "")
+        ((about, note),) = its.told("GPUMemoryAsked")
+        assert about == "nb"
+        assert note.endswith("; nothing evicts it, since the setting borrowers is report")
+        assert its.told("GPUMemoryWaits") == []
+
+
+async def test_a_borrower_whose_eviction_is_refused_makes_nobody_wait() -> None:
+    async with scene(borrowers="evict", return_grace="1s") as its:
+        its.it.api.allowed = frozenset(RIGHTS)
+        await its.borrower()
+        new = await its.runs("new", 8)
+        assert new.phase == "Running"
+        assert [about for about, _ in its.told("GPUMemoryWaits")] == ["new"]
+        await its.it.node.until(lambda: bool(its.told("GPUEvictionForbidden")))
+
+
 async def test_a_borrower_that_refuses_is_reported_and_the_newcomer_is_told_why_it_waits() -> None:
-    async with scene() as its:
+    async with scene(**PATIENT) as its:
         made = await its.borrower()
         shortly(its)
         new = await its.runs("new", 8)
@@ -152,13 +192,13 @@ async def test_a_borrower_that_refuses_is_reported_and_the_newcomer_is_told_why_
         why = str(new.container("main").waiting)
         assert "waits for" in why
         assert "that default/nb borrows of GPU 0, asked to return" in why
-        assert why.endswith("nothing evicts it, since the setting borrowers is report")
+        assert re.search("; in [2-5] min it may be evicted$", why)
         assert (await its.it.node.kubelet.restart_container(new, "main")).phase == "Pending"
         ((about, note),) = its.told("GPUMemoryWaits")  # once, although the kubelet has tried twice
         assert about == "new"
         assert note.startswith("waits for ")
         asked = its.file(made)
-        assert (asked.limit_mib, asked.return_by, asked.needed_by) == (4096, "", "default/new")
+        assert (asked.limit_mib, bool(asked.return_by), asked.needed_by) == (4096, True, "default/new")
         # Others are answered meanwhile, and the memory of those that run is theirs.
         its.use(nb=4 * GIB)
         await its.it.node.until(lambda: not its.agent.borrowing.returns.value.asked)
@@ -231,7 +271,7 @@ async def test_without_annotations_nothing_is_read_and_nobody_waits() -> None:
     async with scene() as its:
         made = await its.runs("a", 4)
         assert envs_of(made)["GPUSHARE_MEMORY_GUARANTEED_MIB"] == envs_of(made)["GPUSHARE_MEMORY_LIMIT_MIB"] == "4096"
-        assert list(made.container("main").received.mounts) == []
+        assert its.file(made) == MemoryFile(4096, 4096, 4096)  # of use to whoever the kubelet takes it for
         its.use(a=12 * GIB)
         assert (await its.runs("b", 8)).phase == "Running"
         assert its.agent.borrowing.limits_now.value == {}
@@ -292,7 +332,7 @@ async def test_where_the_driver_does_not_answer_nobody_waits() -> None:
 
 
 async def test_others_are_answered_while_a_container_waits() -> None:
-    async with scene(T4) as its:
+    async with scene(T4, **PATIENT) as its:
         await its.borrower()
         waiting = asyncio.create_task(its.runs("new", 8))
         await its.it.node.until(lambda: bool(its.told("GPUMemoryWaits")))
@@ -343,8 +383,70 @@ async def test_nobody_returns_memory_for_a_pod_that_is_gone() -> None:
         )
 
 
-async def test_who_finds_its_part_free_does_not_wait_for_what_another_waits_for() -> None:
+# --- Equal requests, different promises -------------------------------------------------------------------------------
+
+
+async def start_both(its: Scene, *created: str) -> tuple[Pod, Pod]:
+    """Have a kubelet start to which `b`, and then `a`, which may borrow, were bound; return both.
+
+    It admits them by their age, and `created` is when the API says that they were created.
+    """
+    kubelet = its.it.node.kubelet
+    await kubelet.stop()
+    for name, at, wishes in zip("ab", created, ({MEMORY_LIMIT: "10"}, {}), strict=True):
+        its.it.create(pod(name, mem=4), created=f"2026-11-29T05:00:{at}Z", annotations=wishes)
+    for name in "ba":
+        await its.it.bind(name, promise(0, 4))
+    for name, age in its.ages.items():
+        await kubelet.admit(replace(its.it.known(pod(name, mem=4)), created=age))
+    await kubelet.start(ready=False)
+    await its.it.node.ready()
+    await kubelet.sources_ready()
+    a, b = (kubelet.pod(name) for name in "ab")
+    for made in (a, b):
+        its.it.report(made)
+        its.pids[made.name] = 100 + len(its.pids)
+        its.it.node.process(its.pids[made.name], made, f"{its.pids[made.name]:064x}")
+    return a, b
+
+
+async def test_pods_that_were_bound_before_the_kubelet_started_get_their_own_in_the_order_of_creation() -> None:
     async with scene() as its:
+        its.ages = {"a": 1, "b": 2}
+        a, b = await start_both(its, "01", "02")
+        limits = [envs_of(made)["GPUSHARE_MEMORY_LIMIT_MIB"] for made in (a, b)]
+        assert limits == ["10240", "4096"]
+        assert [its.file(made) for made in (a, b)] == [MemoryFile(4096, 10240, 10240), MemoryFile(4096, 4096, 4096)]
+        assert its.told("GPULimitNotHeld") == []
+
+
+async def test_a_container_with_the_variables_of_another_has_its_own_file_and_is_told_so_and_not_evicted() -> None:
+    """Two pods of one second: a kubelet that starts admits them in any order."""
+    settings = {"borrowers": "evict", "return_grace": "1s", "over_use": "evict", "over_use_grace": "1s"}
+    async with scene(**settings) as its:
+        its.ages = {"b": 1, "a": 2}
+        a, b = await start_both(its, "01", "01")
+        limits = [envs_of(made)["GPUSHARE_MEMORY_LIMIT_MIB"] for made in (a, b)]
+        assert limits == ["10240", "10240"], "the checkpoint has shown who was first before the second one asked"
+        assert [its.file(made) for made in (a, b)] == [MemoryFile(4096, 10240, 10240), MemoryFile(4096, 4096, 4096)]
+        ((about, note),) = its.told("GPULimitNotHeld")
+        assert about == "b"
+        assert "the variables of container main of default/a (a limit of 10,240 MiB, and its own is 4,096 MiB)" in note
+        await its.it.node.stop_agent()  # the next one knows nothing but the kubelet's record
+        await its.it.start_agent()
+        its.use(b=10 * GIB)
+        new = await its.runs("new", 6)
+        await its.it.node.until(lambda: its.file(b).return_mib > 0)
+        for _ in range(4):
+            await its.it.node.until(its.next_reading())
+        assert new.phase == "Running"
+        assert its.file(b).return_by == ""
+        assert "deletionTimestamp" not in its.it.api.get("pods", "b")["metadata"]
+        assert its.told("GPUMemoryNotReturned") == its.told("GPUMemoryOverUse") == []
+
+
+async def test_who_finds_its_part_free_does_not_wait_for_what_another_waits_for() -> None:
+    async with scene(**PATIENT) as its:
         made = await its.borrower()
         shortly(its)
         assert (await its.runs("large", 8)).phase == "Pending"
@@ -362,7 +464,7 @@ async def test_who_finds_its_part_free_does_not_wait_for_what_another_waits_for(
 
 
 async def test_of_two_that_find_room_for_one_the_other_waits() -> None:
-    async with scene() as its:
+    async with scene(**PATIENT) as its:
         await its.borrower()
         both = [asyncio.create_task(its.runs(name, 2)) for name in ("one", "two")]
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
@@ -379,7 +481,8 @@ async def test_an_init_container_and_parts_of_two_gpus_do_not_borrow() -> None:
         await its.it.bind("a", promise(0, 4))
         made = await its.it.admit(its.it.known(spec))
         assert [envs_of(made, name)["GPUSHARE_MEMORY_LIMIT_MIB"] for name in ("init", "main")] == ["4096", "12288"]
-        assert list(made.container("init").received.mounts) == []
+        (told,) = made.container("init").received.mounts
+        assert read_memory_file((Path(told.host_path) / NAME).read_text()) == MemoryFile(4096, 4096, 4096)
         split = await its.it.schedule(pod("b", mem=4), allocation({0: 2, 1: 2}))
         its.it.api.patch("pods", "b", {"metadata": {"annotations": {MEMORY_LIMIT: "12"}}})
         await its.it.node.until(
