@@ -8,6 +8,7 @@ by force meanwhile, without any variable if it has freed the devices.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,37 +22,49 @@ FREED = "the pod of this container was deleted, and the kubelet may have freed i
 DELETING = "the pod of this container is being deleted"
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One call of PreStartContainer."""
+
+    device_ids: frozenset[str]
+    since: float
+    """When it came, in monotonic seconds."""
+    named: bool
+    """Whether the kubelet's checkpoint has named the container."""
+
+
 def why_not_its_own(
-    device_ids: Collection[str],
-    since: float,
+    start: Start,
     *,
     ledger: Ledger,
     owners: Sequence[DeviceHold],
     pods: Mapping[str, Pod] | None,
     listed: Collection[str] | None = None,
 ) -> str:
-    """Return why a container with these devices must not start, as a sentence without a full stop; empty: it may.
+    """Return why a container must not start with these devices, as a sentence without a full stop; empty: it may.
 
     Args:
-        device_ids: as the kubelet named them in its call.
-        since: when the call came, in monotonic seconds.
+        start: the call.
         ledger: that of now.
         owners: the containers with exactly these devices in the kubelet's checkpoint: an init container and one after
             it may have the same.
         pods: those of the node in the API, by the UID by which the kubelet knows them; None: not known for now.
         listed: the devices that PodResources lists now; None: it was not asked, or does not answer.
     """
-    holds = [ledger.holds.get(name) for name in device_ids]
+    holds = [ledger.holds.get(name) for name in start.device_ids]
     if ledger.certain and any(
-        hold is None or hold.freed_at is not None or (hold.granted_at or -math.inf) > since for hold in holds
+        hold is None or hold.freed_at is not None or (hold.granted_at or -math.inf) > start.since for hold in holds
     ):
         return FREED
     uids = {owner.pod_uid for owner in owners}
     pod = next((pods[uid] for uid in uids if uid in pods), None) if pods is not None else None
     if pod is not None and pod.deleting and not pod.static_uid:  # the kubelet makes a mirror pod again
         return DELETING
-    if listed is not None and set(device_ids).issubset(listed):
+    if listed is not None and start.device_ids.issubset(listed):
         return ""
+    if not owners:
+        # A pod may be deleted so soon that the checkpoint has never shown it when we read it.
+        return FREED if ledger.certain and (start.named or listed is not None) else ""
     if pod is not None:
         init = {container.name for container in pod.containers if container.hands_on}
         # Ordinary init containers are never listed.

@@ -176,8 +176,7 @@ class AllocationHandler:
         And only where nobody borrows the memory that it is guaranteed. And only as long as its devices are its own: the
         last look is just before the answer, after which the kubelet reads the variables of the devices.
         """
-        began = time.monotonic()
-        await self.starts.recorded(device_ids)
+        start = await self.starts.began(device_ids)
         if (startable := self.mps.until_startable(device_ids)) is not None:
             await startable
         node = self._state.node
@@ -191,9 +190,9 @@ class AllocationHandler:
             raise RefusedError(why)
         borrowed = ""
         if resource.kind is Kind.MEMORY:
-            lost = partial(self.starts.lost, device_ids, began)
-            borrowed = await self.borrowing.until_room(device_ids, began + _WAIT_S - time.monotonic(), lost)
-        if why := await self.starts.lost_by_now(device_ids, began):
+            within_s = start.since + _WAIT_S - time.monotonic()
+            borrowed = await self.borrowing.until_room(device_ids, within_s, partial(self.starts.lost, start))
+        if why := await self.starts.lost_by_now(start):
             self._metrics.count(m.REFUSALS, resource.name, Why.POD_DELETED)
             raise RefusedError(why)
         if borrowed:

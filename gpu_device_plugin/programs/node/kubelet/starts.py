@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.waiting import within
-from gpu_device_plugin.core.node.kubelet.starting import why_not_its_own
+from gpu_device_plugin.core.node.kubelet.starting import Start, why_not_its_own
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -36,16 +37,18 @@ class Starts:
         ids = frozenset(device_ids)
         return [hold for hold in self._entries.value if hold.device_ids == ids]
 
-    async def recorded(self, device_ids: Collection[str]) -> None:
-        """Return when the kubelet's records name the container, or after a second."""
-        await within(_RECORDED_S, self._entries.meets(lambda _: bool(self.owners(device_ids))))
+    async def began(self, device_ids: Collection[str]) -> Start:
+        """Return a call that comes now, once the kubelet's records name the container, or after a second."""
+        since = time.monotonic()
+        named = await within(_RECORDED_S, self._entries.meets(lambda _: bool(self.owners(device_ids))))
+        return Start(frozenset(device_ids), since, named)
 
-    def lost(self, device_ids: Collection[str], since: float, listed: Collection[str] | None = None) -> str:
-        """Return why a container must not start with these devices, see `why_not_its_own`."""
+    def lost(self, start: Start, listed: Collection[str] | None = None) -> str:
+        """Return why a container must not start with its devices, see `why_not_its_own`."""
         pods = {pod.kubelet_uid: pod for pod in self._api.pods.values()} if self._api.current else None
-        ledger, owners = self._state.node.ledger, self.owners(device_ids)
-        return why_not_its_own(device_ids, since, ledger=ledger, owners=owners, pods=pods, listed=listed)
+        owners = self.owners(start.device_ids)
+        return why_not_its_own(start, ledger=self._state.node.ledger, owners=owners, pods=pods, listed=listed)
 
-    async def lost_by_now(self, device_ids: Collection[str], since: float) -> str:
+    async def lost_by_now(self, start: Start) -> str:
         """As `lost`, and by what the kubelet itself says: our watch may be behind, as after a pause of this process."""
-        return self.lost(device_ids, since, await self._listed())
+        return self.lost(start, await self._listed())

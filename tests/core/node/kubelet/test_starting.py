@@ -9,7 +9,7 @@ import pytest
 from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.kubelet.starting import DELETING, FREED, why_not_its_own
+from gpu_device_plugin.core.node.kubelet.starting import DELETING, FREED, Start, why_not_its_own
 from gpu_device_plugin.core.node.ledger import Hold, Ledger
 
 if TYPE_CHECKING:
@@ -35,9 +35,12 @@ def why(
     pods: Mapping[str, Pod] | None,
     listed: Collection[str] | None,
     ledger: Ledger | None = None,
+    *,
+    named: bool = False,
 ) -> str:
     ledger = Ledger(dict.fromkeys(IDS, Hold())) if ledger is None else ledger
-    return why_not_its_own(IDS, CALLED, ledger=ledger, owners=owners, pods=pods, listed=listed)
+    start = Start(frozenset(IDS), CALLED, named)
+    return why_not_its_own(start, ledger=ledger, owners=owners, pods=pods, listed=listed)
 
 
 @pytest.mark.parametrize(
@@ -82,4 +85,14 @@ def test_a_pod_that_the_api_does_not_show_is_gone_unless_the_api_is_away_or_the_
         assert why([own()], {}, listed) == FREED
         assert why([own()], None, listed) == ""
         assert why([own(uid=HASH)], {}, listed) == ""
-        assert why([], {}, listed) == ""
+
+
+@pytest.mark.parametrize("pods", [None, {}, {UID: LIVING}])
+def test_a_container_that_no_record_names_any_more_has_lost_its_devices(pods: Mapping[str, Pod] | None) -> None:
+    """A pod that was deleted soon after it was admitted may never be seen in the checkpoint."""
+    unreadable = Ledger(dict.fromkeys(IDS, Hold()), certain=False)
+    assert why([], pods, ()) == FREED
+    assert why([], pods, None, named=True) == FREED
+    assert why([], pods, None) == ""
+    assert why([], pods, (), unreadable, named=True) == ""
+    assert why([], pods, IDS) == ""
