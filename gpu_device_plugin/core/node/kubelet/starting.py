@@ -31,6 +31,8 @@ class Start:
     """When it came, in monotonic seconds."""
     named: bool
     """Whether the kubelet's checkpoint has named the container."""
+    living: frozenset[str] = frozenset()
+    """The UID of its pod, if the API showed that then, and the pod is not static: the mirror of such a one may vanish."""
 
 
 def why_not_its_own(
@@ -60,6 +62,8 @@ def why_not_its_own(
     pod = next((pods[uid] for uid in uids if uid in pods), None) if pods is not None else None
     if pod is not None and pod.deleting and not pod.static_uid:  # the kubelet makes a mirror pod again
         return DELETING
+    if pods is not None and not start.living.issubset(pods):
+        return FREED  # our watch may be ahead of the kubelet's
     if listed is not None and start.device_ids.issubset(listed):
         return ""
     if not owners:

@@ -41,7 +41,9 @@ class Starts:
         """Return a call that comes now, once the kubelet's records name the container, or after a second."""
         since = time.monotonic()
         named = await within(_RECORDED_S, self._entries.meets(lambda _: bool(self.owners(device_ids))))
-        return Start(frozenset(device_ids), since, named)
+        uids = {owner.pod_uid for owner in self.owners(device_ids)}
+        living = frozenset(pod.uid for pod in self._api.pods.values() if pod.uid in uids)
+        return Start(frozenset(device_ids), since, named, living)
 
     def lost(self, start: Start, listed: Collection[str] | None = None) -> str:
         """Return why a container must not start with its devices, see `why_not_its_own`."""

@@ -73,6 +73,13 @@ def test_what_the_kubelet_lists_is_a_containers_own_whatever_the_api_shows() -> 
         assert why([own()], pods, {*IDS, "GPU-0::2"}) == ""
 
 
+def test_a_pod_that_the_api_does_not_show_any_more_is_gone_though_the_kubelet_lists_it_still() -> None:
+    start = Start(frozenset(IDS), CALLED, named=True, living=frozenset({UID}))
+    for pods, expected in (({}, FREED), ({UID: LIVING}, ""), (None, "")):
+        ledger = Ledger(dict.fromkeys(IDS, Hold()))
+        assert why_not_its_own(start, ledger=ledger, owners=[own()], pods=pods, listed=IDS) == expected
+
+
 def test_what_the_kubelet_does_not_list_is_freed_though_our_watch_does_not_show_it_yet() -> None:
     assert why([own()], {UID: LIVING}, IDS[:1]) == FREED
     assert why([own("init"), own()], {UID: LIVING}, ()) == FREED
