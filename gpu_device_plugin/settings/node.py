@@ -293,7 +293,7 @@ class NodeSettings(ProgramSettings):
         "",
         OPTIONAL_PATH,
         "Directory of the files that tell programs how much memory they may use now, one directory for each container "
-        "that may borrow; the same path on the node. Empty: none, and containers get no such file.",
+        "with shares of one GPU; the same path on the node. Empty: none, and containers get no such file.",
         in_profile=False,
     )
     on_gpu_failure: str = knob(

@@ -116,6 +116,17 @@ def test_the_limit_that_a_container_was_told_is_read(tmp_path: Path, told: str, 
     assert (found.limit_mib, found.enforcement) == (limit_mib, Enforcement.MPS)
 
 
+@pytest.mark.parametrize(("granted_to", "misdirected"), [("p/c", False), ("", False), ("q/c", True), ("p/d", True)])
+def test_for_whom_an_answer_was_made_is_read(tmp_path: Path, granted_to: str, *, misdirected: bool) -> None:
+    notes = {"gpu-device-plugin/granted-to": granted_to} if granted_to else {}
+    response = ContainerAllocateResponse(envs={LIMITS: "advisory"}, annotations=notes)
+    kubelet_files.write_checkpoint(
+        tmp_path / "c", [kubelet_files.Grant("p", "c", MEM, {-1: ("a",)}, response)], {MEM: ["a"]}
+    )
+    (found,) = read(tmp_path / "c", OURS).holds
+    assert (found.granted_to, found.misdirected) == (granted_to, misdirected)
+
+
 @given(content=st.binary(max_size=60), before=st.binary(max_size=9))
 @example(b"", KEY)
 @example(b"\xff", KEY)

@@ -68,7 +68,7 @@ class Size:
     @property
     def more(self) -> int:
         """The shares that nobody counts for it yet."""
-        return self.target - max(self.promised, self.held)
+        return self.target - self.promised
 
 
 def decides(pod: Pod) -> bool:
@@ -86,7 +86,7 @@ def resize(
 ) -> Decision:
     """Return the promise for a pod on which an extender decides.
 
-    A promise is lowered once the node's agent has settled: until then it may be about to take what was promised. One
+    A promise is lowered once the node's agent has given up what is beyond it: until then the promise counts. One
     decision either lowers or raises; the other containers follow with the next.
 
     Args:
@@ -136,12 +136,7 @@ def sizes(pod: Pod, resources: Iterable[Resource]) -> Sequence[Size]:
 
 
 def _settled(pod: Pod, size: Size, *, quiet: bool) -> bool:
-    """Return whether the node's agent holds all that was promised, or has already settled for the present wish.
-
-    For no more than that, it may be: it finds no room of its own.
-    """
-    if size.held == size.promised:
-        return True
+    """Return whether the node's agent has settled for the present wish, or for less: it finds no room of its own."""
     answered = readable_answer(pod.annotations, MEMORY_HELD).answers(pod.annotations)
     return quiet and answered and size.held <= size.target
 

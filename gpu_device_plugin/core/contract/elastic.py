@@ -1,8 +1,8 @@
 """Memory that changes while a pod runs: its owner's wishes, and the answers of the scheduler and the node's agent.
 
 Each annotation has one writer. A guarantee grows when the extender has promised it (`MEMORY_PROMISED`) and the agent
-holds it (`MEMORY_HELD`); the extender counts the larger of the two, so that a guarantee that shrinks counts until the
-agent has given it up. Amounts are shares.
+holds it (`MEMORY_HELD`); it shrinks when the agent has given it up, and then the extender promises less. So the agent
+never holds more than is promised, and the promise alone counts. Amounts are shares.
 """
 
 from __future__ import annotations
@@ -177,14 +177,12 @@ def readable_answer(annotations: Mapping[str, str], key: str) -> Answer:
 
 
 def guarantees(annotations: Mapping[str, str]) -> Mapping[str, int]:
-    """Return the shares that count for each container of a pod beside its request: the larger of promised and held."""
-    if annotations.keys().isdisjoint({MEMORY_PROMISED, MEMORY_HELD}):
-        return {}
-    counted: dict[str, int] = {}
-    for key in (MEMORY_PROMISED, MEMORY_HELD):
-        for name, shares in readable_answer(annotations, key).guarantees.items():
-            counted[name] = max(shares, counted.get(name, 0))
-    return counted
+    """Return the shares that count for each container of a pod beside its request.
+
+    Those that an extender promised; where the node's agent decides alone, those that it holds. What stands on a pod as
+    held beyond its promise is not the agent's, but somebody else's who wants memory kept free.
+    """
+    return readable_answer(annotations, MEMORY_PROMISED if MEMORY_PROMISED in annotations else MEMORY_HELD).guarantees
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,7 +236,9 @@ ON_1 = {"app": {"0": {"1": 4}}}
 GROWN: dict[str, tuple[dict[str, int], dict[str, Any], Any, Any, Usage]] = {
     "promised": ({"c0": 4}, ON_1, {"c0": 6}, None, Usage(((1, 6),), grown=((1, 2),))),
     "held": ({"c0": 4}, ON_1, None, {"c0": 7}, Usage(((1, 7),), grown=((1, 3),))),
-    "the larger of both": ({"c0": 4}, ON_1, {"c0": 9}, {"c0": 7}, Usage(((1, 9),), grown=((1, 5),))),
+    "what is promised, before it is held": ({"c0": 4}, ON_1, {"c0": 9}, {"c0": 7}, Usage(((1, 9),), grown=((1, 5),))),
+    "nothing that anybody wrote as held": ({"c0": 4}, ON_1, {"c0": 6}, {"c0": 15}, Usage(((1, 6),), grown=((1, 2),))),
+    "nothing that anybody wrote as held without a promise": ({"c0": 4}, ON_1, {}, {"c0": 15}, Usage(((1, 4),))),
     "never less than the request": ({"c0": 4}, ON_1, {"c0": 2}, {"c0": 3}, Usage(((1, 4),))),
     "nothing of another container": ({"c0": 4}, ON_1, {"c1": 6}, None, Usage(((1, 4),))),
     "nothing of a pod on an unknown GPU": ({"c0": 4}, {}, {"c0": 6}, None, Usage(unplaced_shares=4)),
@@ -264,8 +266,8 @@ GROWN: dict[str, tuple[dict[str, int], dict[str, Any], Any, Any, Usage]] = {
     "of two containers on one GPU": (
         {"c0": 4, "c1": 1},
         {"app": {"0": {"1": 4}, "1": {"1": 1}}},
-        {"c0": 6},
-        {"c1": 3},
+        {"c0": 6, "c1": 3},
+        None,
         Usage(((1, 9),), grown=((1, 4),)),
     ),
 }
@@ -273,7 +275,7 @@ GROWN: dict[str, tuple[dict[str, int], dict[str, Any], Any, Any, Usage]] = {
 
 
 @pytest.mark.parametrize(("asked", "places", "promised", "held", "taken"), GROWN.values(), ids=GROWN)
-def test_a_container_counts_with_the_largest_of_request_promise_and_what_is_held(
+def test_a_container_counts_with_its_request_or_the_larger_promise_or_what_is_held_without_one(
     asked: dict[str, int], places: dict[str, Any], promised: Any, held: Any, taken: Usage
 ) -> None:
     assert grown(asked, places, promised, held) == taken
@@ -285,7 +287,7 @@ def test_usage_is_remembered_by_what_is_beyond_the_requests_too() -> None:
     usages = Usages((MEM, COUNT))
     plain = grown({"c0": 4}, ON_1, usages=usages)
     assert grown({"c0": 4}, ON_1, {"c0": 6}, usages=usages).growth == 2
-    assert grown({"c0": 4}, ON_1, {"c0": 6}, {"c0": 8}, usages=usages).growth == 4
+    assert grown({"c0": 4}, ON_1, None, {"c0": 8}, usages=usages).growth == 4
     assert grown({"c0": 4}, ON_1, {"c1": 6}, usages=usages) == plain
 
 

@@ -89,9 +89,14 @@ def test_a_long_wish_is_answered_too() -> None:
     assert elastic.answer_to(long, {}, "w" * 1000).answers(long)
 
 
-def test_the_larger_of_promised_and_held_counts() -> None:
+def test_what_is_promised_counts_and_not_what_anybody_wrote_as_held() -> None:
     promised = elastic.write_answer(Answer({"main": 6, "side": 3}))
     held = elastic.write_answer(Answer({"main": 8}))
-    assert elastic.guarantees({MEMORY_PROMISED: promised, MEMORY_HELD: held}) == {"main": 8, "side": 3}
+    assert elastic.guarantees({MEMORY_PROMISED: promised, MEMORY_HELD: held}) == {"main": 6, "side": 3}
+    assert elastic.guarantees({MEMORY_PROMISED: "{}", MEMORY_HELD: held}) == {}
+
+
+def test_what_the_agent_holds_counts_where_no_extender_promises() -> None:
+    assert elastic.guarantees({MEMORY_HELD: elastic.write_answer(Answer({"main": 8}))}) == {"main": 8}
     assert elastic.guarantees({MEMORY_HELD: "nonsense"}) == {}
     assert elastic.guarantees({}) == {}

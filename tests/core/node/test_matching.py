@@ -439,3 +439,32 @@ def free(world: World) -> set[str]:
     """The free shares."""
     every = {name for shared in world.node.shares.gpus for name in shared.shares}
     return every - set().union(*world.taken.values())
+
+
+# --- who may get the answer for another
+
+
+TOLD_APART: dict[str, dict[str, object]] = {
+    "another limit": {"annotations": {"gpu-device-plugin/memory-limit": "10"}},
+    "another namespace": {"name": "team/b"},
+    "other frameworks": {"frameworks": ("jax",)},
+    "another size": {"total_shares": 8},
+}
+
+
+@pytest.mark.parametrize("changed", TOLD_APART.values(), ids=TOLD_APART)
+def test_a_pod_that_is_told_something_else_is_never_taken_for_the_first(changed: dict[str, object]) -> None:
+    """The first one's GPU is full, and that of the other one has room."""
+    one, other = one_each(OF_0, OF_1)
+    call = asking(4, 0, 4, 4)
+    assert whose(match(call, [one, other])) == ("b", "c")
+    assert whose(match(call, [one, replace(other, **changed)])) == ("a", "c")  # type: ignore[arg-type]
+    assert whose(match(replace(call, names_pod=True), [one, other])) == ("a", "c")
+
+
+def test_containers_of_other_names_may_have_other_limits_by_the_same_annotation() -> None:
+    limits = {"annotations": {"gpu-device-plugin/memory-limit": '{"c": 10}'}}
+    one, other = (replace(each, **limits) for each in one_each(OF_0, OF_1))  # type: ignore[arg-type]
+    assert whose(match(asking(4, 0, 4, 4), [one, other])) == ("b", "c")
+    renamed = replace(other, requests=(replace(other.requests[0], container="d"),))
+    assert whose(match(asking(4, 0, 4, 4), [one, renamed])) == ("a", "c")

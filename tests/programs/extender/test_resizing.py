@@ -94,10 +94,10 @@ async def test_a_wish_is_granted_and_counts_and_less_is_taken_back_once_the_agen
         assert w.only.free("a") == [6]
         hold(w, "p", 6)
         wish(w, "p", 4)
-        await w.until(lambda: promised(w, "p") is None)
         await w.seen()
         assert w.only.free("a") == [6], "the agent has not given it back"
         hold(w, "p", 4)
+        await w.until(lambda: promised(w, "p") is None)
         await w.until(lambda: w.only.free("a") == [8])
         assert 'gpushare_extender_resizes_total{outcome="grown"} 1' in await w.metrics()
         assert 'gpushare_extender_resizes_total{outcome="lowered"} 1' in await w.metrics()
@@ -111,6 +111,19 @@ async def test_a_wish_is_refused_without_room_and_granted_when_there_is_some() -
         w.end("q")
         await w.until(lambda: promised(w, "p") == 6)
         await w.until(lambda: w.only.free("a") == [6])
+
+
+async def test_what_an_owner_writes_as_held_takes_nothing_from_others() -> None:
+    """Without policies a pod of one share could keep a whole GPU free, and grow without room."""
+    async with cluster() as w:
+        hold(w, "p", 12)
+        await w.seen()
+        assert w.only.free("a") == [8]
+        await placed(w, "q", 7)
+        wish(w, "p", 12)
+        hold(w, "p", 12)
+        assert "has 1 GiB that is promised to nobody" in (await answered(w, "p"))["why"]
+        assert promised(w, "p") is None
 
 
 async def test_what_is_promised_is_promised_to_nobody_else() -> None:

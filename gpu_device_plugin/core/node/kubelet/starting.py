@@ -32,7 +32,7 @@ class Start:
     named: bool
     """Whether the kubelet's checkpoint has named the container."""
     living: frozenset[str] = frozenset()
-    """The UID of its pod, if the API showed that then, and the pod is not static: the mirror of such a one may vanish."""
+    """The UID of its pod, if the API showed it then and it is not static: the mirror of such a pod may vanish."""
 
 
 def why_not_its_own(
@@ -53,17 +53,14 @@ def why_not_its_own(
         pods: those of the node in the API, by the UID by which the kubelet knows them; None: not known for now.
         listed: the devices that PodResources lists now; None: it was not asked, or does not answer.
     """
-    holds = [ledger.holds.get(name) for name in start.device_ids]
-    if ledger.certain and any(
-        hold is None or hold.freed_at is not None or (hold.granted_at or -math.inf) > start.since for hold in holds
-    ):
-        return FREED
     uids = {owner.pod_uid for owner in owners}
     pod = next((pods[uid] for uid in uids if uid in pods), None) if pods is not None else None
     if pod is not None and pod.deleting and not pod.static_uid:  # the kubelet makes a mirror pod again
         return DELETING
-    if pods is not None and not start.living.issubset(pods):
-        return FREED  # our watch may be ahead of the kubelet's
+    # Our watch may be ahead of the kubelet's.
+    gone = pods is not None and not start.living.issubset(pods)
+    if gone or _left(start, ledger):
+        return FREED
     if listed is not None and start.device_ids.issubset(listed):
         return ""
     if not owners:
@@ -75,3 +72,11 @@ def why_not_its_own(
         return "" if listed is None or init.issuperset(owner.container for owner in owners) else FREED
     # The mirror pod of a static pod may be missing. The UID of such a pod is a hash, without dashes.
     return FREED if pods is not None and any("-" in uid for uid in uids) else ""
+
+
+def _left(start: Start, ledger: Ledger) -> bool:
+    """Return whether the devices have left the ledger, or were given to another container since the call."""
+    holds = [ledger.holds.get(name) for name in start.device_ids]
+    return ledger.certain and any(
+        hold is None or hold.freed_at is not None or (hold.granted_at or -math.inf) > start.since for hold in holds
+    )

@@ -240,11 +240,7 @@ def misdirected(holding: Holding, container: str, meant: Pod | None) -> str:
     pod = holding.pod
     uuid = next(iter(holding.granted))
     told_mib, own_mib = holding.started_mib, holding.limit_mib(uuid)
-    alike = meant is None or (
-        pod is not None
-        and (pod.namespace, pod.containers) == (meant.namespace, meant.containers)
-        and all(pod.annotations.get(key) == meant.annotations.get(key) for key in _TOLD)
-    )
+    alike = meant is None or (pod is not None and _told(pod) == _told(meant))
     if alike and told_mib in {None, own_mib} and holding.enforcement is not Enforcement.CUSTOM:
         return ""
     near = meant is not None and pod is not None and meant.namespace == pod.namespace
@@ -257,6 +253,12 @@ def misdirected(holding: Holding, container: str, meant: Pod | None) -> str:
         "for which pod it asks, and asked in another order than expected. Its memory file is right, and it is not "
         "evicted for this; delete the pod to give it its own variables"
     )
+
+
+def _told(pod: Pod) -> tuple[object, ...]:
+    """Return what of a pod decides what its containers are told, beside the amount for each."""
+    shares = sorted(sum(each.limits.values()) for each in pod.containers if not each.hands_on)
+    return pod.namespace, shares, *(pod.annotations.get(key) for key in _TOLD)
 
 
 def waits(missing_mib: int, gpu: str, asked: Sequence[Asked], now: float, namespace: str) -> str:

@@ -1,4 +1,4 @@
-"""Keep on the node, for each container that may borrow, the file by which its programs know their memory."""
+"""Keep on the node, for each container with shares of one GPU, the file by which its programs know their memory."""
 
 from __future__ import annotations
 

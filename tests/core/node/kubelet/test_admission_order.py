@@ -42,6 +42,12 @@ def test_a_new_pod_in_a_list_beside_a_watch_is_not_shown_before_its_turn() -> No
     assert shown(order.replayed("o", deleted=False)) == "myo"
 
 
+def test_a_kubelet_that_starts_admits_the_pods_that_were_bound_before_by_age() -> None:
+    order = AdmissionOrder().put(YOUNG).put(OLD).compared_with([OLD, YOUNG, MIDDLE]).after_start()
+    assert shown(order) == "omy"
+    assert shown(order.replayed("m", deleted=False).put(replace(MIDDLE, uid="n", name="n"))) == "omyn"
+
+
 def test_a_change_of_the_version_alone_is_no_change() -> None:
     order = AdmissionOrder().put(OLD)
     assert order.put(replace(OLD, resource_version="7")) is order

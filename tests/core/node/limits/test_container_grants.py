@@ -247,6 +247,13 @@ EXTRA = ExtraGrant((("CACHE", "/cache/{pod_uid}"),), (Mount("/opt/{container}", 
 CUSTOM = EnforcementPlan(by(Enforcement.CUSTOM, Enforcement.CUSTOM), extra=EXTRA)
 
 
+def test_a_plan_names_pods_where_a_library_in_force_is_told_the_pod_or_the_container() -> None:
+    assert CUSTOM.names_pods
+    assert not replace(CUSTOM, enforcements=by(Enforcement.ADVISORY)).names_pods
+    assert not replace(CUSTOM, extra=None).names_pods
+    assert not replace(CUSTOM, extra=ExtraGrant((("LIMIT", "{limit_mib}"),))).names_pods
+
+
 def test_an_extra_grant_is_added_where_the_means_is_custom_and_nowhere_else() -> None:
     assert limit_grant([A], CUSTOM, POD) == Grant(
         {"CACHE": f"/cache/{POD.pod_uid}", BY: "custom"}, mounts=(Mount("/opt/main", "/opt/lib"),)

@@ -83,6 +83,7 @@ def test_a_pod_is_unknown_without_its_name_and_with_one_that_would_lead_elsewher
     extra = ExtraGrant((("A_{container}", "1"),), (Mount("/run/{pod_uid}", "/run"),))
     assert extra.unknown(owner) == unknown
     assert ExtraGrant((("A", "{limit_mib}{uuid}{ordinal}"),)).unknown(owner) == ()
+    assert extra.of_the_pod == {"container", "pod_uid"}
 
 
 HALF = "half of a character is in it, an escape between \\ud800 and \\udfff; write the character itself"

@@ -75,6 +75,18 @@ def test_a_container_that_may_borrow_exceeds_beyond_its_limit() -> None:
     assert exceeding(reading(0, less), reading(500, less)) == [PLACE]
 
 
+def test_a_container_that_was_told_the_limit_of_another_may_use_that() -> None:
+    """It exceeds only beyond it: the kubelet, which names nobody, asked in another order than the agent expected."""
+    told = Holding("u", "main", {"GPU-0": 4096}, started_mib=10240, misdirected=True)
+    within, beyond = replace(use(10240), holding=told), replace(use(11264), holding=told)
+    assert exceeding(reading(0, within), reading(500, within)) == []
+    found = watched(reading(0, beyond), reading(500, beyond)).excesses(RULES, {})
+    assert (found[PLACE].limit_mib, found[PLACE].excess_mib) == (10240, 1024)
+    own = replace(told, misdirected=False)
+    assert exceeding(*(reading(at, replace(within, holding=own)) for at in (0, 500))) == [PLACE]
+    assert exceeding(*(reading(at, replace(within, holding=replace(told, started_mib=None))) for at in (0, 500)))
+
+
 def test_one_reading_within_the_part_clears() -> None:
     high = [reading(at, use(6120)) for at in (0, 100, 200, 300)]
     assert exceeding(*high) == [PLACE]

@@ -152,6 +152,14 @@ def test_its_time_ends_after_the_grace_where_it_may_be_evicted(
     assert [(each.pod.name, each.weight) for each in late.candidates()] == ([("a", 8904)] if until else [])
 
 
+def test_who_was_told_the_limit_of_another_container_is_asked_and_never_evicted() -> None:
+    lent = replace(holding("a"), started_mib=12288, lent=True)
+    for held, evicted in ((lent, True), (replace(lent, misdirected=True), False)):
+        short = step(Returns(), 1, [held, NEW, B], {"a": 12288, "b": 0}, EVICT)
+        assert asked(short) == {"a": 4096}
+        assert (short.asked[place("a")].until is not None) is evicted
+
+
 def test_who_takes_again_what_it_has_returned_has_only_what_is_left_of_its_grace() -> None:
     found, at, short_s = Returns(), 0.0, 0.0
     while not found.candidates():

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from gpu_device_plugin.core.contract.keys import MEMORY_LIMIT
 from gpu_device_plugin.core.contract.nodereport import ContainerUse, GpuUse
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.core.model.pods import Pod
+from gpu_device_plugin.core.node.holdings import Holding
 from gpu_device_plugin.core.node.use.over_use import Excess, Response
 from gpu_device_plugin.core.node.use.returns import Asked
 from gpu_device_plugin.core.report.tables.overview import details, summary, wide
@@ -24,6 +26,7 @@ from gpu_device_plugin.core.report.text.use_texts import (
     limit,
     memory_in_use,
     mib,
+    misdirected,
     outlook,
     ultimatum,
     use_of,
@@ -281,6 +284,30 @@ def test_who_waits_is_told_for_whom_and_what_will_happen() -> None:
         "nothing evicts it: it is not known in the API"
     )
     assert waits(3072, "GPU 0", [LADDER], 112, "other").startswith("waits for 3 GiB that another pod borrows")
+
+
+def told_wrongly(pod: Pod, started_mib: int | None = 10240, enforcement: Enforcement = Enforcement.ADVISORY) -> Holding:
+    own = {"GPU-0": 4096}
+    return Holding("u", "main", own, own, enforcement=enforcement, pod=pod, started_mib=started_mib, misdirected=True)
+
+
+def test_who_has_the_variables_of_another_container_is_told_which_and_what_its_own_are() -> None:
+    """Names of other namespaces are not told; of two that are told the same nothing is."""
+    near, far = Pod("v", "default", "a", annotations={MEMORY_LIMIT: "10"}), Pod("v", "secret", "a")
+    note = misdirected(told_wrongly(NB), "first", near)
+    assert note.startswith(
+        "container main was started with the variables of container first of default/a (a limit of 10,240 MiB, and its "
+        "own is 4,096 MiB): the kubelet does not say for which pod it asks"
+    )
+    for pod, meant in ((NB, far), (NB, None)):
+        assert misdirected(told_wrongly(pod), "first", meant).startswith(
+            "container main was started with the variables of a container of another pod (a limit of 10,240 MiB"
+        )
+    assert "of another pod: the kubelet" in misdirected(told_wrongly(NB, 4096), "first", far)
+    twin = replace(NB, uid="v", name="nb-3")
+    for meant in (twin, None):
+        assert misdirected(told_wrongly(NB, 4096), "main", meant) == ""
+        assert misdirected(told_wrongly(NB, 4096, Enforcement.CUSTOM), "main", meant)
 
 
 # --- Memory that is borrowed ------------------------------------------------------------------------------------------
