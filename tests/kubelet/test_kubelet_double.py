@@ -348,6 +348,23 @@ async def test_a_pod_deleted_by_force_while_it_starts_runs_with_what_the_books_s
     assert world.kubelet.running == ()
 
 
+async def test_a_pod_deleted_by_force_while_pre_start_waits_starts_without_what_its_devices_bring(world: World) -> None:
+    """The real one reads that after the answer (GetDeviceRunContainerOptions; seen on 1.36.3)."""
+    plugin = world.plugin(
+        options=DevicePluginOptions(pre_start_required=True),
+        allocate=lambda _: ContainerAllocateResponse(envs={"GPU": "1"}),
+    )
+    await world.start(plugin)
+    plugin.start_gate.hold()
+    admitting = asyncio.create_task(world.kubelet.admit(pod("a", {MEM: 1})))
+    await plugin.start_gate.reached()
+    await world.kubelet.delete(world.kubelet.pod("a"), force=True)
+    await world.listed()
+    plugin.start_gate.release()
+    gone = await admitting
+    assert (gone.only.started, dict(gone.only.received.envs)) == (True, {})
+
+
 async def test_a_delete_waits_for_an_allocate_that_hangs(world: World) -> None:
     plugin = world.plugin()
     await world.start(plugin)
