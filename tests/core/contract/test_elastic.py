@@ -47,7 +47,7 @@ def test_without_the_annotation_there_is_no_wish() -> None:
         *("", "0", "-1", "1.5", "12Gi", "\N{ARABIC-INDIC DIGIT THREE}", "9" * 30, str(elastic.MOST_SHARES + 1)),
         *("{", '{"main": 0}', '{"main": true}', '{"main": [1]}', '{"a":' * 3000, "[" * 5000, TOO_LONG),
         # Each reading of use reads it: a thousand names would take a millisecond of the kubelet's time.
-        json.dumps({str(number): 1 for number in range(65)}),
+        json.dumps({str(number): 1 for number in range(65)}, separators=(",", ":")),
     ],
 )
 def test_any_other_wish_is_refused_with_an_example(text: str) -> None:
