@@ -36,8 +36,8 @@ class NodePods(Store[Pod]):
         """Follow the pods bound to `node`."""
         self._reader = reader
         self._order = AdmissionOrder()
-        self._kubelet = ""
-        """The kubelet process that admits the pods, as far as we were told; empty: not yet."""
+        self._kubelet: str | None = None
+        """The kubelet process that admits the pods; empty: there was none yet; None: we were not told."""
         self.changes: Observable[Mapping[str, Pod]] = Observable(MappingProxyType({}))
         """Every snapshot that differs from the previous one in more than resource versions; and the first list."""
         self.reflector: Reflector[Pod] = Reflector(
@@ -84,9 +84,14 @@ class NodePods(Store[Pod]):
         self._become(self._order.settled())
 
     def kubelet_is(self, identity: str) -> None:
-        """Order the pods as a kubelet process does that starts, if this is another one than the last time."""
+        """Order the pods as a kubelet process does that starts, if this is another one than the last time.
+
+        Empty: its socket is not there. What is bound meanwhile is among what the next one gets at once.
+        """
+        if not identity and self._kubelet is not None:
+            return
         before, self._kubelet = self._kubelet, identity
-        if before and before != identity:
+        if before is not None and before != identity:
             self._become(self._order.after_start())
 
     def put(self, object: Pod) -> None:  # noqa: A002

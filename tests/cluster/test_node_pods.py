@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pytest
 
 QUICK = ReflectorTiming(first_retry_s=0.01, longest_retry_s=0.05, patience_s=0.05)
+OLD, YOUNG = "2026-01-01T00:00:00Z", "2026-01-01T00:00:01Z"
 READER = PodReader([GPU_MEM], lambda key: key == "promise")
 
 
@@ -48,6 +49,42 @@ async def bind_the_young_one_first(server: ApiServer, there: NodePods, eventuall
     server.bind("young", "n")
     server.bind("old", "n")
     await eventually(lambda: len(there.pods) == 2)
+
+
+async def test_the_next_kubelet_admits_by_age_also_what_was_bound_while_there_was_none(
+    server: ApiServer, eventually: Any
+) -> None:
+    server.add(pod("old", created=OLD))
+    server.add(pod("young", created=YOUNG))
+    async with following(server) as there:
+        there.kubelet_is("before")
+        there.kubelet_is("")
+        await bind_the_young_one_first(server, there, eventually)
+        assert names(there) == ["young", "old"]
+        there.kubelet_is("after")
+        assert names(there) == ["old", "young"]
+
+
+async def test_a_kubelet_that_starts_after_the_agent_admits_by_age(server: ApiServer, eventually: Any) -> None:
+    server.add(pod("old", created=OLD))
+    server.add(pod("young", created=YOUNG))
+    async with following(server) as there:
+        there.kubelet_is("")
+        await bind_the_young_one_first(server, there, eventually)
+        there.kubelet_is("first")
+        assert names(there) == ["old", "young"]
+
+
+async def test_a_kubelet_that_was_there_before_the_agent_admits_in_the_order_of_bindings(
+    server: ApiServer, eventually: Any
+) -> None:
+    server.add(pod("old", created=OLD))
+    server.add(pod("young", created=YOUNG))
+    async with following(server) as there:
+        await bind_the_young_one_first(server, there, eventually)
+        there.kubelet_is("first")
+        there.kubelet_is("first")
+        assert names(there) == ["young", "old"]
 
 
 async def test_it_knows_the_pods_of_its_node_only(server: ApiServer, eventually: Any) -> None:

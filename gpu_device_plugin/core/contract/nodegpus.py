@@ -125,7 +125,8 @@ class NodeGpus:
     """MIG instances that are handed out whole, each by the resource of its profile, whose number kube-scheduler
     counts."""
     gone: tuple[ListedGpu, ...] = ()
-    """MIG instances that exist no more and that no container holds: their positions stay taken."""
+    """MIG instances that exist no more and that no container holds, and GPUs that nobody is given: their positions stay
+    taken."""
     unread: tuple[str, ...] = ()
     """A sentence on each GPU or MIG instance that the node's driver counts and its agent could not list."""
     cordons_fault: str = ""
@@ -253,16 +254,17 @@ def node_gpus(
     instances: list[ListedGpu] = []
     gone: list[ListedGpu] = []
     for shared in shares.gpus:
-        uuid, offered = shared.gpu.uuid, shared.offered or (shared.listed if shared.gpu.instance is None else ())
+        uuid, whole = shared.gpu.uuid, shared.gpu.instance is None
+        offered = shared.offered or (shared.listed if whole else ())
         profile = next((profile for kind, profile in offered if kind is Kind.INSTANCE), "")
         why = unhealthy.get(uuid)
-        if shared.gpu.instance is None and offered:
+        if whole and offered:
             gpus.append(_listed(shared, why))
         elif SHARES in offered and shared.shares:
             gpus.append(_listed(shared, _OTHERWISE if why is None and uuid in held_whole else why))
-        elif uuid in held_shares:  # the way of giving instances was changed, or it exists no more
+        elif uuid in held_shares and shared.shares:  # the way of giving instances was changed, or it exists no more
             gpus.append(_listed(shared, _OTHERWISE if why is None else why))
-        elif profile or uuid in held_whole:
+        elif profile or (uuid in held_whole and not whole):
             profile = profile or next((profile for _, profile in shared.listed if profile), "")
             instances.append(_listed(shared, why, f"{mig_domain}/{resource_name(profile)}"))
         else:

@@ -178,11 +178,12 @@ def owned(grown: Mapping[ContainerKey, Growth], holds: Iterable[DeviceHold]) -> 
 def fitting(node: Node) -> Mapping[ContainerKey, Growth]:
     """Return the guarantees beyond requests without those for which their GPU has no room.
 
-    It has none if an agent that did not know of them gave their shares to others.
+    It has none if an agent that did not know of them gave their shares to others. On a GPU that is excluded now, nobody
+    else gets them.
     """
     grown = dict(node.ledger.grown)
     for shared in node.shares.gpus:
-        excess = node.use(shared).taken - len(shared.shares)
+        excess = 0 if shared.vacant else node.use(shared).taken - len(shared.shares)
         for key in sorted(grown, reverse=True):
             if excess > 0 and grown[key].uuid == shared.gpu.uuid:
                 less = min(excess, grown[key].shares)

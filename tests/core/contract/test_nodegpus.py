@@ -498,6 +498,26 @@ def test_an_instance_that_exists_no_more_keeps_its_position_apart_while_nobody_h
     assert (held.gpus[1], held.gone) == (gone, ())
 
 
+@pytest.mark.parametrize("held", ["held_shares", "held_whole"])
+def test_a_gpu_that_is_excluded_while_a_container_has_some_of_it_leaves_the_list_readable(held: str) -> None:
+    """It has no shares, but the ledger has those of the container."""
+    there = Inventory(tuple(Gpu(f"GPU-{n}", n, "Tesla T4", 4096) for n in range(3)))
+    found = node_gpus(Shares(1024).with_inventory(there, ["GPU-1"]), there, {}, "binpack", **{held: {"GPU-1"}})  # type: ignore[arg-type]
+    assert [gpu.position for gpu in found.all] == [0, 2]
+    assert [gpu.position for gpu in found.gone] == [1]
+    assert read_node_gpus(write_node_gpus(found)) == found
+
+
+def test_an_instance_that_a_container_has_shares_of_and_that_went_while_no_agent_ran_leaves_the_list_readable() -> None:
+    gone = Gpu("MIG-9", -1, "NVIDIA H100 MIG 1g.10gb", 9_728, instance=MigInstance("GPU-0", -1, "1g.10gb", 9, 0))
+    (card,) = cards = (Gpu("GPU-0", 0, "Tesla T4", 4096),)
+    there = Inventory(cards, order=(gone, card))
+    shares = Shares(1024).with_inventory(there, mig=MigMode.SHARE)
+    found = node_gpus(shares, there, {}, "binpack", held_shares={"MIG-9"})
+    assert ([gpu.position for gpu in found.gpus], [gpu.position for gpu in found.gone]) == ([1], [0])
+    assert read_node_gpus(write_node_gpus(found)) == found
+
+
 def test_an_instance_that_is_held_in_the_way_that_was_left_is_listed_so_that_nobody_gets_it() -> None:
     """Its shares are held although it is given whole now, or the reverse; with a reason of its own, that is told."""
     other = "a container has it in the other way of giving MIG instances, which was changed on this node"

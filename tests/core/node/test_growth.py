@@ -14,6 +14,7 @@ from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, 
 from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.shares import Shares
 from gpu_device_plugin.core.node.growth import (
     UNDECIDED,
     PodWish,
@@ -26,7 +27,7 @@ from gpu_device_plugin.core.node.growth import (
     taken_over,
 )
 from gpu_device_plugin.core.node.ledger import Growth
-from tests.nodes import ids, node, uuid
+from tests.nodes import ids, inventory, node, uuid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -213,6 +214,12 @@ def test_guarantees_without_room_are_given_up() -> None:
     assert {key[0]: growth.shares for key, growth in fitting(there).items()} == {"a": 3, "b": 1}
     full = there.with_ledger(there.ledger.seen(ids(0, range(12, 15))))
     assert {key[0]: growth.shares for key, growth in fitting(full).items()} == {"a": 1}
+
+
+def test_what_is_guaranteed_on_a_gpu_that_is_excluded_now_stays() -> None:
+    there = grown(node(16, 8, used={0: range(4)}), 3, range(4))
+    excluding = replace(there, shares=Shares(1024).with_inventory(inventory(16, 8), [uuid(0)]))
+    assert fitting(excluding) == there.ledger.grown
 
 
 def test_what_a_former_agent_saved_counts_for_containers_that_still_hold_shares_there() -> None:

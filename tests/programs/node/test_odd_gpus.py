@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.contract.nodegpus import read_node_gpus
 from gpu_device_plugin.settings.knobs import UsageError
 from tests.names import COUNT, MEM
-from tests.programs.node.cluster_harness import cluster
+from tests.programs.node.cluster_harness import cluster, promise
 from tests.programs.node.harness import T4, pod, world
 
 if TYPE_CHECKING:
@@ -63,3 +65,17 @@ async def test_a_way_of_giving_gpus_that_cannot_work_on_the_node_is_not_taken_ov
         assert agent.config.value.undeliverable in agent.config.value.notes
         made = await node.kubelet.admit(pod("a", mem=2))
         assert (made.phase, [*made.only.received.devices]) == ("Running", [])
+
+
+async def test_of_a_node_on_which_a_gpu_in_use_was_excluded_schedulers_still_read_the_list() -> None:
+    async with cluster([T4, T4]) as there:
+        await there.start_agent()
+        made = await there.run(pod("p", mem=3), promise(1, 3))
+        assert there.positions(made) == {1: 3}
+        excluded = there.node.uuids[1]
+        await there.node.stop_agent()
+        await there.start_agent(exclude_gpus=excluded)
+        await there.node.healthy_is(MEM, 14)
+        await there.node.rounds(2)
+        await there.node.until(lambda: [gpu["index"] for gpu in there.said_of_node().get("gone", ())] == [1])
+        assert [gpu.position for gpu in read_node_gpus(json.dumps(there.said_of_node())).gpus] == [0]

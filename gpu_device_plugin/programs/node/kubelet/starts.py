@@ -33,8 +33,13 @@ class Starts:
     """Asks PodResources for the devices in use; None: it does not answer."""
 
     def owners(self, device_ids: Collection[str]) -> Sequence[DeviceHold]:
-        """Return the containers with exactly these devices in the kubelet's records."""
-        ids = frozenset(device_ids)
+        """Return the containers with exactly these devices in the kubelet's records.
+
+        None as long as the records that we have read are older than our grant: those name a former holder.
+        """
+        ids, holds = frozenset(device_ids), self._state.node.ledger.holds
+        if any(name in holds and holds[name].granted_at is not None for name in ids):
+            return ()
         return [hold for hold in self._entries.value if hold.device_ids == ids]
 
     async def began(self, device_ids: Collection[str]) -> Start:
