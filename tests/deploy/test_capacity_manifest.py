@@ -215,3 +215,11 @@ def test_stand_ins_have_the_priority_class_of_the_manifest() -> None:
     (found,) = (each for each in documents(DEPLOY / "optional" / "capacity.yaml") if each["kind"] == "PriorityClass")
 
     assert (found["metadata"]["name"], found["value"]) == (PRIORITY_CLASS, -10)
+
+
+def test_twice_as_many_nodes_as_the_extender_asks_for_are_the_most_by_pods_and_by_buffers() -> None:
+    """By the policy a buffer asks for one node, and by the template of its own name."""
+    quotas = (each["spec"] for each in documents("optional/capacity") if each["kind"] == "ResourceQuota")
+
+    hard = {name: most for spec in quotas for name, most in spec["hard"].items()}
+    assert hard == {"pods": "200", "count/podtemplates": "200"}

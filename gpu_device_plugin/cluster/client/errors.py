@@ -70,6 +70,7 @@ class ApiError(Exception):
         causes: frozenset[str] = frozenset(),
         retry_after_s: float = 0,
         sent: bool = True,
+        denied: bool = False,
     ) -> None:
         super().__init__(f"{call}: {why}")
         self.call = call
@@ -83,6 +84,8 @@ class ApiError(Exception):
         """The delay that the server asks for before a retry; 0 if it asks for none."""
         self.sent = sent
         """False: the request was never sent, so it cannot have had any effect."""
+        self.denied = denied
+        """The account has the right, but an admission policy, a webhook or a quota refused it."""
 
 
 class InvalidError(ApiError):
@@ -193,6 +196,7 @@ def error_from(
         reason=parsed.reason,
         causes=frozenset(cause.reason for cause in details.causes or ()),
         retry_after_s=min(patience, LONGEST_RETRY_AFTER_S),
+        denied=kind is ForbiddenError and not _lacks_right(call, parsed.message),
     )
 
 

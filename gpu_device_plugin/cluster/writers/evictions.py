@@ -94,7 +94,7 @@ def _refused(error: ApiError, manifest: str) -> Eviction:
                 EvictionOutcome.BLOCKED, "its PodDisruptionBudget allows no disruption now", error.retry_after_s
             )
         case ForbiddenError():
-            why = f"{error}; apply {manifest}, which grants it"
+            why = str(error) if error.denied else f"{error}; apply {manifest}, which grants it"
             return Eviction(EvictionOutcome.FORBIDDEN, why)
         case _:
             return Eviction(EvictionOutcome.FAILED, str(error), error.retry_after_s)

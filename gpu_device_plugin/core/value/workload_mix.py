@@ -97,7 +97,8 @@ class WorkloadMix:
             for rank, (kind, weight) in enumerate(sorted(weights.items(), key=lambda item: -item[1]))
         ]
         ranked.sort(key=lambda each: each[:3])
-        large = {name for name, held in self.held.items() if held >= _LARGE * sum(self.held.values())}
+        least = _LARGE * sum(self.held.values())
+        large = {name for name, held in self.held.items() if held >= least}
         self._weights, self._kinds, self._wishes = {}, 0, {}
         of_small: tuple[int, int] = 0, 0
         for _, weight, namespace, kind in ranked:

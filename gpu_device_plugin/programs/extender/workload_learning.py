@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from dataclasses import KW_ONLY, astuple, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.aio.waiting import last_of
@@ -97,7 +97,7 @@ class Learner:
     async def _look_at_holdings(self) -> None:
         self._held_at = self._clock()
         measure = Dominance.of(self._judge.node_types())
-        held = {"": sum(measure.size(0, 0, *astuple(amounts)) for amounts in self.others())}
+        held = {"": sum(measure.size(0, 0, each.cpu_milli, each.memory_mib) for each in self.others())}
         for number, entry in enumerate(list(self.entries())):
             usage, amounts = entry.usage, entry.amounts
             size = measure.size(usage.all_shares, usage.all_gpus, amounts.cpu_milli, amounts.memory_mib)

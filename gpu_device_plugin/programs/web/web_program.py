@@ -15,6 +15,7 @@ from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.client.config import SERVICE_ACCOUNT, ClusterConfigError, config_for
 from gpu_device_plugin.cluster.reflector import ReflectorTiming
+from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE
 from gpu_device_plugin.programs.lifetime import ReloadingProgram, tls_of
 from gpu_device_plugin.programs.web.agent_history import AgentHistory
 from gpu_device_plugin.programs.web.callers import ReviewedCallers
@@ -183,8 +184,8 @@ class ClusterPage(ReloadingProgram[WebSettings]):
 
     settings: WebSettings
     config: ClusterConfig
-    agents_in: str = ""
-    """The namespace of the node agents; empty: wherever they are."""
+    agents_in: str = AGENT_NAMESPACE
+    """The namespace of the node agents."""
     timings: PageTimings = DEFAULT_TIMINGS
     figures_timing: FiguresTiming = DEFAULT_TIMING
     port: int = 0

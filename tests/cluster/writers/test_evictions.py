@@ -63,6 +63,17 @@ async def test_a_missing_right_is_told_with_what_grants_it(server: ApiServer, cl
     )
 
 
+async def test_of_an_eviction_that_a_policy_refuses_no_right_is_said_to_be_missing(
+    server: ApiServer, client: Client
+) -> None:
+    add(server)
+    message = "pods \"p\" is forbidden: ValidatingAdmissionPolicy 'gpushare-own-evictions' with binding denied request"
+    server.fail(Answer(403, message=message))
+    assert await evict(client, POD, most_grace_s=60) == Eviction(
+        EvictionOutcome.FORBIDDEN, f"{CALL}: 403 Forbidden; ValidatingAdmissionPolicy gpushare-own-evictions denied it"
+    )
+
+
 async def test_a_lost_answer_can_be_asked_for_again(server: ApiServer, client: Client) -> None:
     add(server)
     server.fail(Hang(done=True), times=1)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import UserDict
+from typing import TYPE_CHECKING
+
 import pytest
 
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
@@ -18,6 +21,9 @@ from gpu_device_plugin.core.value.workload_mix import (
     kinds_of,
     largest_kind,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import ValuesView
 
 A, B = PodKind(4, 1), PodKind(8, 1)
 
@@ -130,6 +136,20 @@ def test_namespaces_that_hold_nothing_push_out_no_kinds_and_wishes_of_others_how
     mix._forget()
     assert set(mix.by_namespace()["team"]) == {*plain, *choosy}
     assert len(others) <= 2 * MOST_KINDS
+
+
+def test_what_all_namespaces_hold_is_added_up_once_however_many_they_are() -> None:
+    class Held(UserDict[str, float]):
+        sums = 0
+
+        def values(self) -> ValuesView[float]:
+            self.sums += 1
+            return super().values()
+
+    mix = WorkloadMix()
+    mix.held = held = Held({f"team-{number}": 1.0 for number in range(100)})
+    mix._forget()
+    assert held.sums == 1
 
 
 def test_few_different_wishes_are_kept_and_each_once() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.memory import MIB_PER_GIB, format_mib
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.resources import Resource
 
 _OF_OTHERS = ("nvidia.com/*", "amd.com/gpu", "volcano.sh/vgpu-*", *(name for each in OTHERS for name in each.resources))
-_ANNOTATIONS_OF_OTHERS: Mapping[str, tuple[str, ...]] = {
+_PATTERNS_OF_OTHERS: Mapping[str, tuple[str, ...]] = {
     "KAI's and run:ai's": ("gpu-fraction", "gpu-fraction-*", "gpu-memory", "gpu-memory-*", "gpu-compute*"),
     "KAI's": ("kai.scheduler/*",),
     "run:ai's": ("runai/*", "run.ai/*", "*.run.ai/*", "runai-*"),
@@ -34,6 +35,11 @@ _ANNOTATIONS_OF_OTHERS: Mapping[str, tuple[str, ...]] = {
     "Volcano's": ("volcano.sh/vgpu-*",),
 }
 """Patterns of the annotations by which pods ask other systems for a part of a GPU."""
+_ANNOTATIONS_OF_OTHERS = {
+    system: re.compile("|".join(map(translate, patterns))) for system, patterns in _PATTERNS_OF_OTHERS.items()
+}
+_MOST_ANNOTATIONS = 1000
+"""Of one pod, that are compared with them. The API server takes tens of thousands."""
 _SCHEDULERS_OF_OTHERS = ("kai-scheduler*", "runai-scheduler*", "hami-scheduler*", "volcano*")
 _OF_A_PROFILE = re.compile(r"mig|[1-7]g\.", re.ASCII)
 """In the name of a resource for a MIG profile, well written or not."""
@@ -74,7 +80,7 @@ def asks_for_others(
 
 def annotations_of_others(keys: Iterable[str]) -> tuple[str, ...]:
     """Return those annotations by which other systems that share GPUs are asked for a part of one, a few of them."""
-    return tuple(sorted(filter(_whose, keys))[:MOST_NAMED])
+    return tuple(sorted(filter(_whose, islice(keys, _MOST_ANNOTATIONS)))[:MOST_NAMED])
 
 
 def annotated_for_others(
@@ -97,12 +103,7 @@ def annotated_for_others(
 
 def _whose(annotation: str) -> str:
     """Return the system that reads an annotation; empty: none of those known here."""
-    named = (
-        system
-        for system, patterns in _ANNOTATIONS_OF_OTHERS.items()
-        if any(fnmatchcase(annotation, pattern) for pattern in patterns)
-    )
-    return next(named, "")
+    return next((system for system, pattern in _ANNOTATIONS_OF_OTHERS.items() if pattern.match(annotation)), "")
 
 
 def asks_for_several(containers: Iterable[Container]) -> Iterator[Finding]:

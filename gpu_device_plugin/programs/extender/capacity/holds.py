@@ -127,9 +127,12 @@ class Holds:
         """Give back the room whose replacement is bound, and that which no pod has waited for in `_UNCLAIMED_S`."""
         if not self._rooms:
             return
-        for node in {at for at, _ in self._rooms.values()}:
+        on_nodes: dict[str, list[HeldRoom]] = {}
+        for node, room in self._rooms.values():
+            on_nodes.setdefault(node, []).append(room)
+        for node, rooms in on_nodes.items():
             # An extender that ended before the node said so, or that got no answer to the binding, is not noted here.
-            for uid in taken(list(self._on(node)), self._bound_on(node)):
+            for uid in taken(rooms, self._bound_on(node)):
                 self.taken(_PREFIX + uid)
         now, entries = self.clock(), self._fleet.entries
         gone = [

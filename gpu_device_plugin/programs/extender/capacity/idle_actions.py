@@ -102,9 +102,8 @@ class IdleActions:
         try:
             await act()
         except ForbiddenError as error:
-            _log.warning(
-                "idle pods stay", extra={"why": f"{error}; apply {_MANIFEST}, which grants it", "once_per_s": 3600}
-            )
+            hint = "" if error.denied else f"; apply {_MANIFEST}, which grants it"
+            _log.warning("idle pods stay", extra={"why": f"{error}{hint}", "once_per_s": 3600})
         except (ConflictError, NotFoundError):
             return  # something has changed, and the watch shows what
         except ApiError as error:

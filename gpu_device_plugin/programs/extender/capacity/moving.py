@@ -12,7 +12,7 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.cluster.client.errors import ApiError, ConflictError, ForbiddenError, InvalidError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import PODS
 from gpu_device_plugin.cluster.writers.evictions import EvictionOutcome, evict
-from gpu_device_plugin.core.capacity.terms import NO_TERMS, obstacles
+from gpu_device_plugin.core.capacity.terms import NO_TERMS, NOWHERE, obstacles
 from gpu_device_plugin.core.capacity.turns import in_turns
 from gpu_device_plugin.core.cluster.fitting import Unfit, fit
 from gpu_device_plugin.core.cluster.pod_demand import Impossible, ask
@@ -168,7 +168,7 @@ class Mover:
         if there is None or node is None:
             return f"node {name} is not known to the GPU scheduler"
         terms = self._parts.followed.facts(pod.uid).terms
-        if not self._parts.followed.every_pod:
+        if not self._parts.followed.every_pod and terms != NOWHERE:
             terms = replace(NO_TERMS, tolerations=terms.tolerations)  # the labels of nodes are not known
         why = {code for code, _ in obstacles(node, terms)}
         if node.going or why & {"cordoned", "not-ready"}:

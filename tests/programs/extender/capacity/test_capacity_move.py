@@ -171,6 +171,22 @@ async def test_a_pod_stays_where_the_named_node_cannot_take_it() -> None:
         assert w.only.free("full") == [3]
 
 
+@pytest.mark.parametrize("keep_nodes", ["true", "false"])
+async def test_a_pod_whose_terms_are_too_long_to_be_kept_is_not_moved(keep_nodes: str) -> None:
+    """Of such a pod it is not known where it may go, also where the labels of nodes are followed."""
+    names = [f"{number:060}" for number in range(100)]
+    elsewhere = {"matchExpressions": [{"key": "zone", "operator": "NotIn", "values": names}]}
+    node_affinity = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [elsewhere]}}
+    async with capacity_world(keep_nodes=keep_nodes) as w:
+        node(w, "a", 8)
+        node(w, "b", 8)
+        pod(w, "p", at=("a", 0), spec={"affinity": {"nodeAffinity": node_affinity}})
+        await w.start()
+        wants(w, "p", "b")
+        await w.until(lambda: going(w, "p") or bool(refusal(w, "p")))
+        assert refusal(w, "p") == "its own terms, or the node's taints, keep it from node b"
+
+
 async def test_a_pod_goes_to_a_node_that_is_not_ready_if_it_tolerates_that() -> None:
     """As kube-scheduler would have it: what manages nodes runs there."""
     async with capacity_world() as w:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ from gpu_device_plugin.testing.cluster.cluster_requests import Answer
 from tests.resources import RESOURCES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, ValuesView
 
 GPUS = NodeGpus((ListedGpu(0, 8), ListedGpu(1, 8)), share_mib=1024)
 WEB = Owner("ReplicaSet", "web", "uid-web", "apps/v1")
@@ -279,6 +280,29 @@ async def test_room_that_no_pod_waits_for_is_given_back_30_s_after_its_pod_has_g
         h.holds.release()
         assert h.free()[1] == 8
         assert not h.holds.was_taken("p")
+
+
+async def test_the_rooms_are_looked_through_as_often_however_many_nodes_have_some() -> None:
+    """An autoscaler may drain hundreds of nodes at once, and the scheduler's calls wait meanwhile."""
+
+    class Rooms(UserDict[str, tuple[str, HeldRoom]]):
+        looks = 0
+
+        def values(self) -> ValuesView[tuple[str, HeldRoom]]:
+            self.looks += 1
+            return super().values()
+
+    looks = []
+    for number in (1, 100):
+        async with here() as h:
+            for n in range(number):
+                h.fleet.put_node(f"n{n}", GPUS)
+                h.holds.hold(f"n{n}", room(f"p{n}"))
+            rooms = Rooms(h.holds.rooms)
+            h.holds._rooms = rooms  # type: ignore[assignment]
+            h.holds.release()
+            looks.append(rooms.looks)
+    assert looks[0] == looks[1]
 
 
 async def test_room_that_the_next_leader_could_not_read_is_not_held() -> None:
