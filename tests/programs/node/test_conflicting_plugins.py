@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
 from gpu_device_plugin.testing import builders
+from gpu_device_plugin.testing.pod_specs import ContainerSpec, PodSpec
+from tests.kubelet.scripted_plugin import Script, ScriptedPlugin
 from tests.listening import listening
 from tests.names import COUNT, MEM
 from tests.programs.node.cluster_harness import NODE, RIGHTS, cluster
@@ -204,17 +205,16 @@ async def test_beside_another_plugin_the_kubelets_records_are_read_on() -> None:
 UNKNOWN = "example.com/slice"
 
 
-def given(node: NodeWorld, *, resource: str = UNKNOWN) -> str:
-    """Have the kubelet's checkpoint show a GPU that a plugin of an unknown kind gave to a container; return its UID."""
-    path = node.kubelet.device_plugin_dir / "kubelet_internal_checkpoint"
-    content = json.loads(path.read_text())
+async def given(node: NodeWorld) -> str:
+    """Have a plugin of an unknown kind give a GPU to a container, and leave; return the UID of the container's pod."""
     answer = ContainerAllocateResponse(envs={"NVIDIA_VISIBLE_DEVICES": node.uuids[1]})
-    uid = "77" * 16
-    entry = {"PodUID": uid, "ContainerName": "main", "ResourceName": resource, "DeviceIDs": {"-1": ["slot-3"]}}
-    text = base64.b64encode(answer.SerializeToString()).decode()
-    content["Data"]["PodDeviceEntries"] = [*(content["Data"]["PodDeviceEntries"] or ()), entry | {"AllocResp": text}]
-    path.write_text(json.dumps(content))
-    return uid
+    script = Script(allocate=lambda _: answer)
+    plugin = ScriptedPlugin(node.kubelet.device_plugin_dir, UNKNOWN, {"slot-3": True}, script=script)
+    await plugin.start()
+    await node.until(lambda: UNKNOWN in node.kubelet.amounts)
+    made = await node.kubelet.admit(PodSpec("theirs", (ContainerSpec("main", {UNKNOWN: 1}),)))
+    await plugin.stop()
+    return made.uid
 
 
 async def test_a_plugin_that_nobody_knows_is_found_by_the_gpus_that_it_gave() -> None:
@@ -222,7 +222,7 @@ async def test_a_plugin_that_nobody_knows_is_found_by_the_gpus_that_it_gave() ->
         there.node.settings["reconcile_interval"] = "100ms"
         there.api.patch("nodes", NODE, {"status": {"allocatable": {UNKNOWN: "8"}}}, subresource="status")
         agent = await there.node.start_agent()
-        given(there.node)
+        await given(there.node)
         await there.node.until(lambda: agent.state.node.ledger.foreign == {there.node.uuids[1]: UNKNOWN})
         await there.node.until(lambda: bool(there.events("OtherDevicePlugin")))
         (event,) = there.events("OtherDevicePlugin")
@@ -236,7 +236,7 @@ async def test_what_another_plugin_gave_is_not_shared_when_it_has_left_and_nobod
         there.node.show_processes()
         there.node.settings["reconcile_interval"] = "100ms"
         agent = await there.node.start_agent()
-        uid = given(there.node)
+        uid = await given(there.node)
         await there.node.until(lambda: bool(agent.state.node.ledger.foreign))
         there.node.process(77, replace(pod("x"), uid=uid), "5ad9" * 16)
         there.node.hardware(T4, BUSY)
