@@ -591,10 +591,13 @@ async def test_namespaces_take_turns_in_rebalancing() -> None:
             return goal(replace(refused, ask=Ask((Part(Demand(Kind.MEMORY, 9)),))))
 
         rebalancer._goal = looked_at  # type: ignore[method-assign]
+        rebalancer._plan_at = math.inf  # until all of them wait
         for n in range(3):
             pod(w, f"p{n}", 5, rs="big", created=f"2026-01-01T00:00:0{n}Z")
         w.api.add(builders.pod("z", builders.container(mem=5), namespace="z"))
         await w.schedule()
+        await w.until(lambda: len(rebalancer._waiting.without_room(rebalancer.settled_s)) == 4)
+        rebalancer._plan_at = 0.0
         await w.until(lambda: len(looked) >= 3)
         assert looked[1] == "z"
 
