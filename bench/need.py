@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin.core.capacity.leaving import leaving
 from gpu_device_plugin.core.capacity.movable import Resident
-from gpu_device_plugin.core.capacity.need import Waiting, empty, needed
+from gpu_device_plugin.core.capacity.need import Waiting, needed
+from gpu_device_plugin.core.capacity.node_kinds import kind_of
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.usage import Occupant, Usage
@@ -92,11 +93,13 @@ def main() -> None:
     gc.disable()  # as rarely as the extender has it collect
     rng = random.Random(0)  # noqa: S311 - repeatable
     nodes, pods = nodes_of(given.nodes, rng)
-    types: Mapping[str, Candidate] = {node.gpus.gpus[0].model: empty(node) for node in nodes.values()}
+    types: Mapping[str, Candidate] = {
+        node.gpus.gpus[0].model: kind_of(node, {}, (), frozenset()).node for node in nodes.values()
+    }
     kinds = waiting(given.pods, rng)
     need, total, longest = steps(needed(kinds, list(types.values())))
     running = sum(map(len, pods.values()))
-    print(f"| {given.pods:,} pods of {len(kinds)} kinds need {len(need.nodes)} nodes, of {len(types)} types |"
+    print(f"| {given.pods:,} pods of {len(kinds)} kinds need {len(need)} nodes, of {len(types)} types |"
           f" {total:.0f} ms | {longest:.1f} ms |")  # fmt: skip
     found, total, longest = steps(leaving(nodes, pods))
     print(f"| of {given.nodes:,} nodes with {running:,} pods {len(found.may_go):,} may go |"

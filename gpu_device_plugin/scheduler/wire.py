@@ -42,8 +42,6 @@ class Placing:
 
     constraints: int
     """Equal for pods whose own fields keep them from the same nodes."""
-    size: int
-    """Bytes of these fields."""
     nominated_node: str
     """The node that kube-scheduler looks at first; empty: there is none."""
     may_preempt: bool
@@ -169,8 +167,7 @@ def read_placing(pod: Raw) -> Placing:
     relative = (spec.affinity, spec.topology_spread_constraints)
     namespace = "" if relative == (_ABSENT, _ABSENT) else read.metadata.namespace
     fields = [bytes(field) for field in (*relative, spec.node_selector, spec.tolerations)]
-    constraints, size = hash((namespace, *fields)), sum(map(len, fields))
-    return Placing(constraints, size, read.status.nominated_node_name or "", spec.preemption_policy != "Never")
+    return Placing(hash((namespace, *fields)), read.status.nominated_node_name or "", spec.preemption_policy != "Never")
 
 
 def with_identity(pod: Raw) -> bytes:

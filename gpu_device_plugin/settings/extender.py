@@ -175,6 +175,11 @@ class ExtenderSettings(ProgramSettings):
         return self.keep_nodes or self.rebalance > 0
 
     @property
+    def follows_waiting_pods(self) -> bool:
+        """Whether something is done for pods that wait, for which more of them and of nodes is kept."""
+        return self.grow != "off" or self.rebalance > 0
+
+    @property
     def exposed(self) -> bool:
         """Whether clients on other machines can bind pods without a certificate."""
         return not on_loopback(self.listen) and self.client_ca is None

@@ -16,7 +16,8 @@ from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.usage import Occupant, Usage
 from gpu_device_plugin.core.contract.keys import HELD_ROOM, READ_BY_AGENT
 from gpu_device_plugin.core.contract.moves import read_held
-from gpu_device_plugin.view.objects import ApiObject, Named, decoded, readable
+from gpu_device_plugin.core.model.times import epoch_s
+from gpu_device_plugin.view.objects import ApiObject, Condition, Named, decoded, readable
 from gpu_device_plugin.view.poddetails import SchedulingSpec
 
 if TYPE_CHECKING:
@@ -60,8 +61,14 @@ class _Spec(SchedulingSpec):
     topology_spread_constraints: list[_Spread] | None = None
 
 
+class _Status(ApiObject):
+    conditions: list[Condition] | None = None
+    nominated_node_name: str | None = None
+
+
 class _Pod(Named):
     spec: _Spec
+    status: _Status = msgspec.field(default_factory=_Status)
 
 
 class _Selector(ApiObject):
@@ -195,6 +202,21 @@ def evictability(raw: msgspec.Raw) -> Evictability:
         UnreadableObjectError: it is none.
     """
     return _evictability(decoded(raw, _Pod), ())
+
+
+def unschedulable_since(raw: msgspec.Raw) -> float | None:
+    """Return since when no scheduler has found a node for a pod, in seconds since the epoch; 0 if it does not say.
+
+    None: nobody has looked, a scheduling gate holds it back, or it waits for the end of others on a node of its own.
+
+    Raises:
+        UnreadableObjectError: it is none.
+    """
+    status = decoded(raw, _Pod).status
+    for one in status.conditions or ():
+        if one.type == "PodScheduled" and one.status == "False" and one.reason != "SchedulingGated":
+            return None if status.nominated_node_name else epoch_s(one.last_transition_time or "") or 0.0
+    return None
 
 
 def _evictability(pod: _Pod, budgets: Iterable[_Budget]) -> Evictability:

@@ -36,6 +36,7 @@ class Condition(ApiObject):
     status: str = ""
     reason: str | None = None
     message: str | None = None
+    last_transition_time: str | None = None
 
 
 class Resources(ApiObject):

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.core.capacity.stand_ins import IMAGE, PRIORITY_CLASS, Wanted, buffer_of, named, pod_of
+from gpu_device_plugin.core.capacity.asks import IMAGE, PRIORITY_CLASS, Wanted, buffer_of, named, pod_of
+from gpu_device_plugin.core.capacity.terms import Terms, Toleration
 from gpu_device_plugin.core.contract.keys import STARTUP_TAINT
 from gpu_device_plugin.core.contract.nodelabels import kept
-from gpu_device_plugin.core.model.resources import Amounts
 from gpu_device_plugin.testing.builders import container, node, pod
 from tests.deploy.manifests import DEPLOY, documents
 from tests.deploy.policies_world import API, EXTENDER, MERGE, PERSON, Request, create, denial, path_of
@@ -35,7 +35,12 @@ def annotated(**annotations: str) -> Request:
     return on_node(metadata={"annotations": annotations})
 
 
-WANTED = Wanted({"tolerations": [{"key": "dedicated", "operator": "Exists"}]}, ("old",), amounts=Amounts(500, 1024))
+WANTED = Wanted(
+    Terms((Toleration("dedicated", "Exists"),), {"pool": "gpus"}),
+    {"gpu-device-plugin/product": ["Tesla-T4"]},
+    ("old",),
+    ("default/p",),
+)
 EXTENDERS_POD = {"apiVersion": "v1", "kind": "Pod", "name": "extender", "uid": "0b5d1f3a-0000-4000-8000-000000000001"}
 
 

@@ -9,10 +9,12 @@ without the delay of a watch.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn, Self
 
+from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.programs.simulate.sampling import nodes_to_find
 from gpu_device_plugin.testing.cluster.cluster_kinds import NODES, PODS
 from gpu_device_plugin.testing.cluster.cluster_served import StatusError
@@ -309,6 +311,9 @@ class Scheduler:
             return Outcome(reason=reason, message=message)
         if now["metadata"]["uid"] == meta["uid"] and not now["spec"].get("nodeName"):
             told = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
+            before = [one for one in now["status"].get("conditions", []) if one["type"] == "PodScheduled"]
+            since = [one.get("lastTransitionTime") for one in before if one["status"] == told["status"]]
+            told["lastTransitionTime"] = next(iter(since), None) or rfc3339(time.time())
             others = [one for one in now["status"].get("conditions", []) if one["type"] != "PodScheduled"]
             status: Json = {"conditions": [*others, told]}
             # It compares with the pod that it tried: what another client has nominated meanwhile stays.

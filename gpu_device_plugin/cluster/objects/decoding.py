@@ -274,6 +274,8 @@ class NodeRecord:
     capacity: Mapping[str, int] = field(default_factory=dict)
     """Amounts of the selected resources, in whole numbers; resources that the node lacks are absent."""
     allocatable: Mapping[str, int] = field(default_factory=dict)
+    others: frozenset[str] = frozenset()
+    """The extended resources of which it has more to give, besides the selected ones."""
     cpu_and_memory: Amounts | None = None
     """Its allocatable CPU and memory; None if it does not name them."""
     ready: bool = False
@@ -351,6 +353,7 @@ class NodeReader:
             self._kept(meta.annotations),
             self._amounts(status.capacity),
             self._amounts(status.allocatable),
+            self._others(status.allocatable),
             allocatable_amounts(status.allocatable or {}),
             ready=any(one.type == "Ready" and one.status == "True" for one in status.conditions or ()),
             unschedulable=bool(node.spec.unschedulable),
@@ -374,6 +377,11 @@ class NodeReader:
         names = amounts if self._resources is None else self._resources
         found = ((name, whole_quantity(str(amounts[name]))) for name in names if name in amounts)
         return {name: amount for name, amount in found if amount is not None}
+
+    def _others(self, values: Mapping[str, Any] | None) -> frozenset[str]:
+        ours = self._resources or ()
+        names = [sys.intern(name) for name, amount in (values or {}).items() if "/" in name and str(amount) != "0"]
+        return frozenset([name for name in names[:_MOST_REQUESTED] if name not in ours])
 
 
 class _MetadataOnly(msgspec.Struct, gc=False):

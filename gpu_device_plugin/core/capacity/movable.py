@@ -161,16 +161,14 @@ class Residents:
         self._ours = frozenset(resource.name for resource in self._resources)
         self._budgets = budgets
         self._nodes = tuple(nodes)
-        self._known: list[tuple[Terms, frozenset[str]]] = []
+        self._known: dict[Terms, frozenset[str]] = {}
 
     def allowed(self, terms: Terms) -> frozenset[str]:
         """Return the names of the nodes that terms allow."""
-        for known, names in self._known:
-            if known == terms:
-                return names
-        names = frozenset(node.name for node in self._nodes if next(obstacles(node, terms), None) is None)
-        self._known.append((terms, names))
-        return names
+        if terms not in self._known:
+            met = (node.name for node in self._nodes if next(obstacles(node, terms), None) is None)
+            self._known[terms] = frozenset(met)
+        return self._known[terms]
 
     def of(self, pod: Pod, facts: Evictability, occupant: Occupant | None = None) -> Resident:
         """Return a pod that counts on its node as `occupant`; None: it waits."""
@@ -188,6 +186,11 @@ class Residents:
         )
 
 
+def other_resources(pod: Pod, ours: frozenset[str]) -> frozenset[str]:
+    """Return the resources that a pod requests besides those of every node and ours, as far as that is known."""
+    return frozenset([name for name in pod.requests or {} if name not in _STANDARD and name not in ours])
+
+
 def why_it_stays(
     pod: Pod, usage: Usage, facts: Evictability, budgets: Mapping[str, int], ours: frozenset[str]
 ) -> Stays | None:
@@ -196,7 +199,7 @@ def why_it_stays(
     `budgets` are the disruptions that each PodDisruptionBudget still allows, `ours` the names of our resources. Local
     storage counts as it does for the Cluster Autoscaler.
     """
-    others = {name for name in pod.requests or {} if name not in _STANDARD and name not in ours}
+    others = other_resources(pod, ours)
     reasons = (
         (pod.deleting or pod.ended, Stays.ENDING),
         (pod.owner is None, Stays.NO_CONTROLLER),

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.fitting import Unfit, after, fit
 from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts
 
@@ -45,24 +44,9 @@ class NewNode:
     """How many of the pods of each `Waiting`, by its place among all."""
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
-    """The nodes that waiting pods need."""
-
-    nodes: tuple[NewNode, ...] = ()
-    nowhere: tuple[int, ...] = ()
-    """The places of those `Waiting` that fit on no empty node of any type."""
-
-
-def empty(node: Candidate) -> Candidate:
-    """Return a node of the same type as `node`, on which no pod is and every GPU takes pods."""
-    gpus = tuple(replace(gpu, unhealthy="", cordon=None) for gpu in node.gpus.gpus)
-    return candidate("", replace(node.gpus, gpus=gpus, away=False, problem=""), (), node.allocatable)
-
-
 def needed(
     waiting: Sequence[Waiting], types: Sequence[Candidate], coming: Iterable[tuple[int, Candidate]] = ()
-) -> Generator[None, None, Need]:
+) -> Generator[None, None, Sequence[NewNode]]:
     """Return the nodes that pods need which fit on none of those that exist, in steps of some milliseconds.
 
     `types` are empty nodes. `coming` are nodes of these types that are so new that pods may not have been tried on them
@@ -90,7 +74,7 @@ def needed(
         alike = min(left[each] // number for each, number in taken.items())
         nodes += [NewNode(place, taken)] * alike
         left -= Counter({each: alike * number for each, number in taken.items()})
-    return Need(tuple(nodes), tuple(place for place in order if left[place]))
+    return nodes
 
 
 def _filled(

@@ -124,6 +124,19 @@ class Terms:
     affinity: tuple[Alternative, ...] | None = None
     """The terms of its node affinity, of which one is enough; None: it has no node affinity."""
 
+    def __hash__(self) -> int:
+        return hash((self.tolerations, frozenset(self.selector.items()), self.affinity))
+
+    @property
+    def labels(self) -> frozenset[str]:
+        """The labels of a node that decide."""
+        return frozenset([*self.selector, *(one.key for term in self.affinity or () for one in term.labels)])
+
+    @property
+    def nowhere(self) -> bool:
+        """Whether no node meets them: terms of an affinity without conditions match none."""
+        return self.affinity is not None and not any(each.labels or each.fields for each in self.affinity)
+
     @property
     def entries(self) -> int:
         """The number of tolerations, selected labels, and conditions and values of the node affinity."""

@@ -148,8 +148,9 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         # A pod whose JSON names none of our resources asks for none.
         self._ours = tuple(f'"{name}"'.encode() for name in (*names, STAND_IN))
         kept = READ_ON_NODES | FOLLOWED_ON_NODES | {NODE_USE}
-        # Pods that are to go elsewhere may go where the labels of nodes allow it.
-        node_reader = NodeReader(names, kept.__contains__ if not settings.follows_every_pod else lambda _key: True)
+        # Pods that wait, or are to go elsewhere, may go where the labels of nodes allow it.
+        all_labels = settings.follows_every_pod or settings.follows_waiting_pods
+        node_reader = NodeReader(names, lambda key: all_labels or key in kept)
         self._changed = asyncio.Event()
         self.fleet = Fleet(
             resources,
@@ -160,7 +161,9 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             on_change=self._changed.set,
         )
         holds = Holds(self.fleet, self._client, clock=time.monotonic, wall=time.time)
-        self._followed = followed = Followed(holds, every_pod=settings.follows_every_pod)
+        self._followed = followed = Followed(
+            holds, every_pod=settings.follows_every_pod, waiting_pods=settings.follows_waiting_pods
+        )
         nodes = NodeStore(self.fleet, resources, followed)
         self._nodes: Reflector[NodeRecord] = Reflector(
             self._client, NODES, lambda raw: nodes.without_use(node_reader.read(raw)), nodes, timing=timings.follow
@@ -253,7 +256,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         self.capacity = Capacity(
             Parts(self.fleet, followed, holds, self._client, resources, self._metrics, binder, nodes.use_read_at),
             self.verbs.judge,
-            self.verbs.waiting,
+            self.verbs.waiting.named,
             leadership,
             lambda: self.settings,
             catch_up=self._caught_up,
@@ -414,7 +417,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             in_doubt=self.binding.doubts,
             learned=self._learner.in_force,
             distrusted=len(self._learner.distrusted),
-            wanted=len(self.capacity.grower.need.nodes),
+            wanted=len(self.capacity.grower.latest),
             kept=len(self.capacity.keeper.latest.stay),
             held=len(self._followed.holds.rooms),
             watches={

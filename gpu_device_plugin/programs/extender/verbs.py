@@ -51,8 +51,6 @@ _UNTOUCHABLE = 1 << 31
 """A priority above that of every pod."""
 _MOST_TO_EVICT = 16
 """Nodes outside the sample that are compared where pods have to be evicted."""
-_MOST_TERMS = 1 << 14
-"""Bytes of what a pod says of its nodes."""
 _SOON = (
     "there will be room once pods that vanished while running, or whose binding got no answer, no longer count, and "
     "room that is held for others is given back"
@@ -131,13 +129,8 @@ class Verbs:
         why_again = "" if isinstance(asked, Impossible) else self._again(args.names, pod, asked, placing, failed)
         if why_again:
             return wire.filter_error(why_again)
-        refused_since = self.waiting.first_refused(pod.uid)
         self.waiting.filtered(pod.uid, self._reason(asked, failed))
-        large = (
-            pod.bulky or placing.size > _MOST_TERMS
-        )  # too much would have to be remembered: no node is wanted for it
-        if isinstance(asked, Ask) and not placing.nominated_node and not large:
-            self.waiting.refused(pod, asked, placing.constraints, args.names, refused_since)
+        self.waiting.refused(pod.uid, placing.constraints, args.names)
         return self._refused(args, pod, placing, failed, unresolvable)
 
     def _only_node(self, pod: Pod, asked: Ask, names: Sequence[str]) -> str | None:

@@ -14,28 +14,14 @@ from gpu_device_plugin.core.report.gauges import WaitingReason
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from gpu_device_plugin.core.cluster.pod_demand import Ask
-    from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.fleet import Fleet
 
 _SPARE = 256
 """Remembered verdicts beyond two for each waiting pod, before those of pods that no longer wait are forgotten."""
-_NEWEST = 64
-"""Verdicts that are kept then anyway: the scheduler may know a pod before our watch shows it."""
 _MOST_CONSTRAINTS = 256
 """Kinds of pods of which the nodes that kube-scheduler named are kept."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A pod that has room on no GPU of the nodes that kube-scheduler named for it."""
-
-    pod: Pod
-    ask: Ask
-    constraints: int
-    """Of `wire.Placing`."""
-    since: float
-    """Monotonic seconds."""
+_NEWEST = 64
+"""Verdicts that are kept then anyway: the scheduler may know a pod before our watch shows it."""
 
 
 @dataclass(eq=False, repr=False)
@@ -49,23 +35,31 @@ class WaitingObserved:
     _fleet: Fleet
     _wall: Callable[[], float] = time.time
     """Returns seconds since the epoch."""
-    clock: Callable[[], float] = time.monotonic
-    """Returns monotonic seconds."""
 
     def __post_init__(self) -> None:
         self._reasons: dict[str, WaitingReason] = {}
         """By pod UID, the latest verdict at the end."""
-        self._refused: dict[str, Refused] = {}
-        """By pod UID."""
-        self.names: dict[int, Sequence[str]] = {}
-        """By the constraints of refused pods, the nodes named for the latest of them; the latest constraints last.
+        self._constraints: dict[str, int] = {}
+        """By UID of each pod that was refused, `wire.Placing.constraints`."""
+        self._names: dict[int, Sequence[str]] = {}
+        """By these, the nodes named for the latest of them; the latest constraints last."""
 
-        Those of other pods may go whenever somebody awaits.
-        """
+    def refused(self, uid: str, constraints: int, names: Sequence[str]) -> None:
+        """Remember on which nodes a pod has no room, which kube-scheduler has named for it."""
+        self._constraints[uid] = constraints
+        self._names.pop(constraints, None)
+        self._names[constraints] = tuple(map(sys.intern, names))
+        if len(self._names) > _MOST_CONSTRAINTS:
+            del self._names[next(iter(self._names))]
+
+    def named(self, uid: str) -> Sequence[str] | None:
+        """Return the nodes that kube-scheduler has named last for pods like this one, if it was refused last."""
+        constraints = self._constraints.get(uid)
+        return None if constraints is None else self._names.get(constraints)
 
     def filtered(self, uid: str, reason: WaitingReason) -> None:
         """Remember the result of a filter call about a pod."""
-        self._refused.pop(uid, None)
+        self._constraints.pop(uid, None)
         self._reasons.pop(uid, None)
         self._reasons[uid] = reason
         if len(self._reasons) > 2 * len(self._fleet.pending) + _SPARE:
@@ -73,37 +67,7 @@ class WaitingObserved:
             self._reasons = {
                 uid: reason for uid, reason in self._reasons.items() if uid in newest or uid in self._fleet.pending
             }
-            self._forget_others()
-
-    def refused(self, pod: Pod, ask: Ask, constraints: int, names: Sequence[str], since: float | None) -> None:
-        """Remember that a pod has room on none of the named nodes, and (`first_refused`) since when."""
-        self._refused[pod.uid] = Refused(pod, ask, constraints, self.clock() if since is None else since)
-        self.names.pop(constraints, None)
-        self.names[constraints] = list(map(sys.intern, names))
-        if len(self.names) > _MOST_CONSTRAINTS:
-            del self.names[next(iter(self.names))]
-
-    def first_refused(self, uid: str) -> float | None:
-        """Return since when each answer about a pod has refused it, monotonic seconds; None: the last one did not."""
-        refused = self._refused.get(uid)
-        return None if refused is None else refused.since
-
-    def without_room(self, for_s: float) -> Sequence[Refused]:
-        """Return the pods that have been refused for so many seconds, and still wait."""
-        self._forget_others()
-        before = self.clock() - for_s
-        return [each for each in self._refused.values() if each.since <= before]
-
-    def _forget_others(self) -> None:
-        self._refused = {uid: each for uid, each in self._refused.items() if uid in self._fleet.pending}
-
-    def undecided(self, for_s: float) -> bool:
-        """Return whether a pod waits that nobody has asked about, or that has not been refused for so many seconds."""
-        before = self.clock() - for_s
-        return any(
-            uid not in self._reasons or ((refused := self._refused.get(uid)) is not None and refused.since > before)
-            for uid in self._fleet.pending
-        )
+            self._constraints = {uid: each for uid, each in self._constraints.items() if uid in self._reasons}
 
     def preempted(self, uid: str, *, helps: bool) -> None:
         """Remember whether an eviction that the scheduler proposed makes room for a pod.
@@ -111,11 +75,8 @@ class WaitingObserved:
         It proposes only pods of a lower priority: without one that helps, other pods may still end. It asks also about
         a pod that was never filtered, because the sums of no node are sufficient.
         """
-        refused = self._refused.get(uid)
         never = self._reasons.get(uid) is WaitingReason.NEVER_FITS and not helps
         self.filtered(uid, WaitingReason.NEVER_FITS if never else WaitingReason.NO_ROOM)
-        if refused is not None and not helps:
-            self._refused[uid] = refused
 
     def counts(self) -> Mapping[WaitingReason, int]:
         """Return the number of waiting pods by reason."""

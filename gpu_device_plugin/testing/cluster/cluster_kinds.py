@@ -395,6 +395,7 @@ def _workload(plural: str, kind: str) -> Served:
 WORKLOADS = tuple(_workload(f"{kind.lower()}s", kind) for kind in ("Deployment", "ReplicaSet", "StatefulSet"))
 NOTEBOOKS = Served("notebooks", "Notebook", group="kubeflow.org")
 """Of Kubeflow, whose schema is not checked."""
+CONFIG_MAPS = Served("configmaps", "ConfigMap")
 TEMPLATES = Served("podtemplates", "PodTemplate", on_create=_create_template)
 BUFFERS = Served(
     "capacitybuffers",
@@ -406,8 +407,9 @@ BUFFERS = Served(
     on_change=_count_generation,
 )
 """Of the Cluster Autoscaler, by its CustomResourceDefinition; see `ApiServer.without`."""
-_ALL = (PODS, NODES, NAMESPACES, EVENTS, LEASES, BUDGETS, SLICES, CLAIMS, CLASSES, *WORKLOADS, NOTEBOOKS, TEMPLATES)
-KINDS = {(kind.group, kind.plural): kind for kind in (*_ALL, BUFFERS)}
+_CORE = (PODS, NODES, NAMESPACES, EVENTS, LEASES, CONFIG_MAPS, TEMPLATES)
+_ALL = (*_CORE, BUDGETS, SLICES, CLAIMS, CLASSES, *WORKLOADS, NOTEBOOKS, BUFFERS)
+KINDS = {(kind.group, kind.plural): kind for kind in _ALL}
 
 
 def kind_of(plural: str) -> Served:

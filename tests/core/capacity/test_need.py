@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from itertools import combinations_with_replacement
 from typing import TYPE_CHECKING
 
@@ -11,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.capacity.need import NewNode, Waiting, empty, needed
+from gpu_device_plugin.core.capacity.need import NewNode, Waiting, needed
 from gpu_device_plugin.core.cluster.candidate import candidate
-from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.model.resources import Amounts
 from tests.core.cluster.test_fitting import asking, mem, node, whole
@@ -30,9 +28,7 @@ BIG = node(16, 16, models=("A100", "A100"))
 
 def number(waiting: Sequence[Waiting], types: Sequence[Candidate], coming: Sequence[int] = ()) -> dict[int, int]:
     return dict(
-        Counter(
-            new.type for new in result_of(needed(waiting, types, [(place, types[place]) for place in coming])).nodes
-        )
+        Counter(new.type for new in result_of(needed(waiting, types, [(place, types[place]) for place in coming])))
     )
 
 
@@ -61,14 +57,13 @@ def test_pods_are_packed_gpu_by_gpu(waiting: Sequence[Waiting], coming: Sequence
 def test_each_new_node_says_which_pods_it_is_for() -> None:
     need = result_of(needed([Waiting(asking(mem(5)), 6), Waiting(asking(mem(3)), 9)], [FOUR]))
 
-    assert need.nodes == (NewNode(0, {0: 4, 1: 4}), NewNode(0, {0: 2, 1: 5}))
+    assert need == [NewNode(0, {0: 4, 1: 4}), NewNode(0, {0: 2, 1: 5})]
 
 
-def test_pods_that_fit_on_no_empty_node_are_named() -> None:
+def test_pods_that_fit_on_no_empty_node_change_nothing_for_others() -> None:
     need = result_of(needed([Waiting(asking(mem(99))), Waiting(asking(mem(1)))], [FOUR]))
 
-    assert need.nodes == (NewNode(0, {1: 1}),)
-    assert need.nowhere == (0,)
+    assert need == [NewNode(0, {1: 1})]
 
 
 def test_the_pods_wishes_count() -> None:
@@ -82,15 +77,7 @@ def test_cpu_and_memory_count_where_they_are_known() -> None:
 
     assert number([Waiting(asking(mem(1)), 4, Amounts(3000, 10))], [small]) == {0: 4}
     assert number([Waiting(asking(mem(1)), 4, Amounts(3000, 10))], [FOUR]) == {0: 1}
-    assert result_of(needed([Waiting(asking(mem(1)), 1, Amounts(5000, 10))], [small])).nowhere == (0,)
-
-
-def test_a_node_is_emptied_and_repaired() -> None:
-    used = node(8, 8, used={0: 5}, unhealthy=(1,))
-    there = empty(replace(used, gpus=replace(used.gpus, problem="away", away=True), allocatable=Amounts(8, 8)))
-
-    assert unfit(asking(mem(8), mem(8)), there) is None
-    assert there.left == Amounts(8, 8)
+    assert not number([Waiting(asking(mem(1)), 1, Amounts(5000, 10))], [small])
 
 
 def test_many_pods_take_small_steps() -> None:
@@ -124,8 +111,8 @@ def test_it_is_never_more_than_the_optimum_and_one(pods: list[int], sizes: list[
     )
     served = sorted((size for size in pods if size <= max(map(max, sizes))), reverse=True)
 
-    fewer = max(0, len(need.nodes) - 2)
+    fewer = max(0, len(need) - 2)
     for types in combinations_with_replacement(sizes, fewer):
         assert not served or not holds_all(served, tuple(sorted(gpu for gpus in types for gpu in gpus)))
     # And the answer holds them.
-    assert holds_all(served, tuple(sorted(gpu for new in need.nodes for gpu in sizes[new.type])))
+    assert holds_all(served, tuple(sorted(gpu for new in need for gpu in sizes[new.type])))

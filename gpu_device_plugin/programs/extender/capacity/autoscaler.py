@@ -12,7 +12,7 @@ from gpu_device_plugin.cluster.client.answers import translated
 from gpu_device_plugin.cluster.client.api_client import PatchType
 from gpu_device_plugin.cluster.client.errors import Call, ConflictError, ForbiddenError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import PODS, ObjectKind, ObjectMeta, read_metadata
-from gpu_device_plugin.core.capacity.stand_ins import UNSCHEDULABLE, buffer_of, named, pod_of
+from gpu_device_plugin.core.capacity.asks import UNSCHEDULABLE, buffer_of, named, pod_of
 from gpu_device_plugin.core.contract.keys import STAND_IN
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import msgspec
 
     from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.core.capacity.stand_ins import Wanted
+    from gpu_device_plugin.core.capacity.asks import Wanted
     from gpu_device_plugin.programs.extender.capacity.followed import Followed
 
     Templates = Mapping[str, dict[str, Any]]
@@ -56,8 +56,8 @@ class Autoscaler:
         self._looked_at: float | None = None
         self._version = ""
         """Of the CapacityBuffers that the API server has; empty: it has none."""
-        self._buffers: set[str] = set()
-        """The names of ours."""
+        self._buffers: dict[str, str] = {}
+        """By name of ours, what is asked by it (`asks.named`)."""
         self._owners: list[dict[str, Any]] | None = None
         self._told: set[str] = set()
         """UIDs of the pods whose condition is written."""
@@ -67,10 +67,10 @@ class Autoscaler:
         self._looked_at = None
         self._told.clear()
 
-    async def ask(self, wanted: Sequence[Wanted], how: str, *, keep: bool) -> None:
+    async def ask(self, wanted: Sequence[Wanted], how: str) -> None:
         """Have it know what is wanted: by ``buffers``, by ``stand-ins``, or as the API server allows (``auto``).
 
-        What was asked for before stays if `keep` says so, else only if it is wanted still.
+        What is not wanted any more goes first, so that at no time more is asked for than was or is wanted.
         Raises ApiError: among others where ``buffers`` are to be used and the API server has none.
         """
         templates = named(wanted)
@@ -79,28 +79,29 @@ class Autoscaler:
         elif self._looked_at is None:
             await self._look_for_former()
         by_buffers = bool(self._version) and how != "stand-ins"
-        await self._have_pods({} if by_buffers else templates, keep=keep and not by_buffers)
+        await self._have_pods({} if by_buffers else templates)
         if self._version:
-            await self._have_buffers(self._version, templates if by_buffers else {}, keep=keep and by_buffers)
+            await self._have_buffers(self._version, templates if by_buffers else {})
 
     async def clear(self) -> None:
         """Remove what was asked for while the setting was another. Raises ApiError."""
         if self._looked_at is None or self._followed.stand_ins:
-            await self.ask([], "stand-ins", keep=False)
+            await self.ask([], "stand-ins")
 
     # --- Pods ---------------------------------------------------------------------------------------------------------
 
-    async def _have_pods(self, templates: Templates, *, keep: bool) -> None:
-        there = {pod.name: pod for pod in self._followed.stand_ins.values() if pod.namespace == self.namespace}
-        for name, pod in there.items():
-            if name not in templates and not pod.deleting and not keep:
+    async def _have_pods(self, templates: Templates) -> None:
+        there = [pod for pod in self._followed.stand_ins.values() if pod.namespace == self.namespace]
+        for pod in there:
+            if not pod.deleting and pod.annotations.get(STAND_IN) != _asked(templates.get(pod.name)):
                 with suppress(NotFoundError, ConflictError):
-                    await self._client.delete(PODS, name, namespace=self.namespace, uid=pod.uid)
+                    await self._client.delete(PODS, pod.name, namespace=self.namespace, uid=pod.uid)
             elif pod.uid not in self._told and not pod.deleting:
-                await self._tell(name, pod.uid)
+                await self._tell(pod.name, pod.uid)
         self._told.intersection_update(self._followed.stand_ins)
+        right = {(pod.name, pod.annotations.get(STAND_IN)) for pod in there}
         for name, template in templates.items():
-            if name not in there:
+            if (name, _asked(template)) not in right:
                 # One of this name that the watch does not show yet is that which is wanted.
                 with suppress(ConflictError):
                     body = pod_of(name, self.namespace, template, await self._owned())
@@ -140,27 +141,27 @@ class Autoscaler:
         except ForbiddenError:
             self._looked_at = self.clock()  # who may not list them has not made any
 
-    async def _names(self, version: str) -> set[str]:
+    async def _names(self, version: str) -> dict[str, str]:
         return {
-            _meta(raw).name
+            meta.name: (meta.annotations or {}).get(STAND_IN, "")
             async for page in self._client.pages(_BUFFERS[version], namespace=self.namespace, labels=STAND_IN)
-            for raw in page.items or ()
+            for meta in map(_meta, page.items or ())
         }
 
-    async def _have_buffers(self, version: str, templates: Templates, *, keep: bool) -> None:
-        for name in () if keep else self._buffers - templates.keys():
+    async def _have_buffers(self, version: str, templates: Templates) -> None:
+        for name in [name for name, asked in self._buffers.items() if asked != _asked(templates.get(name))]:
             with suppress(NotFoundError):
                 await self._client.delete(_BUFFERS[version], name, namespace=self.namespace)
             with suppress(NotFoundError):
                 await self._client.delete(_TEMPLATES, name, namespace=self.namespace)
-            self._buffers.discard(name)
+            del self._buffers[name]
         for name in templates.keys() - self._buffers:
             template, buffer = buffer_of(name, self.namespace, templates[name], await self._owned(), version)
             with suppress(ConflictError):
                 await self._client.create(_TEMPLATES, template, namespace=self.namespace, timeout_s=_CALL_S)
             with suppress(ConflictError):
                 await self._client.create(_BUFFERS[version], buffer, namespace=self.namespace, timeout_s=_CALL_S)
-            self._buffers.add(name)
+            self._buffers[name] = _asked(templates[name])
             self._log(name, templates[name])
 
     # --- Both ---------------------------------------------------------------------------------------------------------
@@ -178,7 +179,13 @@ class Autoscaler:
 
     def _log(self, name: str, template: Mapping[str, Any]) -> None:
         about = dict(template["metadata"]["annotations"])
+        about.pop(STAND_IN)
         _log.info("a new node is asked for", extra={"object": name, "pods": ", ".join(about.values())})
+
+
+def _asked(template: Mapping[str, Any] | None) -> str:
+    """Return what is asked by a template; empty: nothing is."""
+    return "" if template is None else str(template["metadata"]["annotations"][STAND_IN])
 
 
 def _meta(raw: bytes | msgspec.Raw) -> ObjectMeta:

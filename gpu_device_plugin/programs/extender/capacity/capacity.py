@@ -14,18 +14,19 @@ from gpu_device_plugin.programs.extender.capacity.autoscaler import Autoscaler
 from gpu_device_plugin.programs.extender.capacity.growing import Grower
 from gpu_device_plugin.programs.extender.capacity.idle_actions import IdleActions
 from gpu_device_plugin.programs.extender.capacity.keeping import Keeper
+from gpu_device_plugin.programs.extender.capacity.known_kinds import KnownKinds
 from gpu_device_plugin.programs.extender.capacity.moving import MANIFEST, Mover
 from gpu_device_plugin.programs.extender.capacity.rebalancing import Rebalancer
 from gpu_device_plugin.programs.extender.capacity.starting import Opener
+from gpu_device_plugin.programs.extender.capacity.waiters import Waiters
 from gpu_device_plugin.settings.common import own_namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable
+    from collections.abc import Awaitable, Callable, Hashable, Sequence
 
     from gpu_device_plugin.fleet_judge import Judge
     from gpu_device_plugin.programs.extender.capacity.parts import Parts
     from gpu_device_plugin.programs.extender.resizing import Leadership
-    from gpu_device_plugin.programs.extender.waiting import WaitingObserved
     from gpu_device_plugin.settings.extender import ExtenderSettings
 
 T = TypeVar("T")
@@ -37,11 +38,6 @@ _REST = 20.0
 CPU at most."""
 
 
-_ASKED_S = 330.0
-"""So long after an extender became the active one, kube-scheduler has asked it about every pod that waits: it tries
-those that fitted nowhere again after 5 minutes at the latest."""
-
-
 class Capacity:
     """Does one thing after the other, so that none of them meets the half-done work of another."""
 
@@ -49,7 +45,7 @@ class Capacity:
         self,
         parts: Parts,
         judge: Judge,
-        waiting: WaitingObserved,
+        named: Callable[[str], Sequence[str] | None],
         leadership: Leadership,
         settings: Callable[[], ExtenderSettings],
         *,
@@ -65,21 +61,22 @@ class Capacity:
         self._parts = parts
         self._leadership = leadership
         self._settings = settings
-        self._waiting = waiting
         self._catch_up = catch_up
-        self._settled_s = settled_s
         self._pause_s = pause_s
         self.mover = Mover(parts)
         self.keeper = Keeper(parts)
         self._opener = Opener(parts)
+        waiters = Waiters(parts, judge, named)
         self.rebalancer = Rebalancer(
-            parts, self.mover, waiting, per_hour=lambda: settings().rebalance, settled_s=settled_s
+            parts, self.mover, waiters, per_hour=lambda: settings().rebalance, settled_s=settled_s
         )
         self._events = EventWriter(parts.client, instance=settings().holder())
+        namespace = own_namespace(SERVICE_ACCOUNT, "kube-system")
+        self._kinds = KnownKinds(parts, judge, namespace=namespace)
         self.grower = Grower(
             parts,
-            judge,
-            waiting,
+            self._kinds,
+            waiters,
             node_start_s=lambda: settings().node_start_s,
             events=self._events,
             settled_s=settled_s,
@@ -88,12 +85,11 @@ class Capacity:
         self._autoscaler = Autoscaler(
             parts.client,
             parts.followed,
-            namespace=own_namespace(SERVICE_ACCOUNT, "kube-system"),
+            namespace=namespace,
             own_pod=settings().holder(),
             clock=parts.clock,
         )
         self._term: Hashable | None = None
-        self._active_at = 0.0
         self._decided: tuple[int, int] | None = None
         """The state of fleet and nodes for which it was decided last which nodes may go."""
         self._rested_at: dict[str, float] = {}
@@ -136,7 +132,7 @@ class Capacity:
             self.idle.forget()
             self.rebalancer.forget()
             self._decided = None
-            self._active_at = self._parts.clock()
+            self._kinds.forget()
         self._term = term
         return term is not None
 
@@ -162,10 +158,7 @@ class Capacity:
             # The time of the API's answers does not count: what is wanted no longer has to go soon.
             wanted = await self._resting("grow", self.grower.wanted)
             if wanted is not None:
-                # Of pods that this one has not been asked about, the extender that was active before knew more.
-                new = self._parts.clock() - self._active_at < _ASKED_S
-                keep = new and self._waiting.undecided(self._settled_s)
-                await self._autoscaler.ask(wanted, how, keep=keep)
+                await self._autoscaler.ask(wanted, how)
         else:
             await self._autoscaler.clear()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from gpu_device_plugin.core.contract.keys import (
 from gpu_device_plugin.core.contract.nodelabels import switched_on
 from gpu_device_plugin.core.model.sharing import Shared
 from gpu_device_plugin.core.model.times import epoch_s
-from gpu_device_plugin.view.movable_pods import evictability
+from gpu_device_plugin.view.movable_pods import evictability, unschedulable_since
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -56,7 +57,7 @@ class FollowedNode:
     annotations: Mapping[str, str]
     """Those that keep autoscalers from it."""
     labels: Mapping[str, str]
-    """Where every pod is followed; else none."""
+    """All of them where pods may have to go to other nodes."""
     taints: tuple[Taint, ...]
     unschedulable: bool
     """Cordoned."""
@@ -65,6 +66,8 @@ class FollowedNode:
     """Its label enables sharing, whether or not its agent runs yet."""
     offers: bool
     """Its kubelet has some of our resources to give."""
+    others: frozenset[str]
+    """The extended resources beside ours that it has to give."""
     created_s: float
     """Seconds since the epoch."""
     hostname: str
@@ -89,12 +92,16 @@ class Followed:
     holds: Holds
     every_pod: bool
     """Keep all bound pods, with what decides whether they may be moved; not those alone that somebody wants to move."""
+    waiting_pods: bool = True
+    """Keep what decides which nodes would help the pods that wait."""
     pods: dict[str, Pod] = field(default_factory=dict)
     """By UID, bound and not ended."""
     nodes: dict[str, FollowedNode] = field(default_factory=dict)
     """By name."""
     changes: int = 0
     """How often what is kept of a node has changed."""
+    unschedulable: dict[str, float] = field(default_factory=dict)
+    """By UID of each pod for which its scheduler has found no node: since when, in seconds since the epoch."""
     stand_ins: dict[str, Pod] = field(default_factory=dict)
     """By UID, the pods that stand for wanted room."""
 
@@ -115,7 +122,9 @@ class Followed:
         """Add or update a pod with GPUs."""
         if is_stand_in(pod):
             self.stand_ins[pod.uid] = pod
-        elif pod.ended or not pod.node_name or not (self.every_pod or _ACTED_ON & pod.annotations.keys()):
+        elif not pod.node_name and not pod.ended:
+            self._unbound(pod.uid)
+        elif pod.ended or not (self.every_pod or _ACTED_ON & pod.annotations.keys()):
             self.remove(pod.uid)
         else:
             self.stand_ins.pop(pod.uid, None)
@@ -123,8 +132,19 @@ class Followed:
             self._on_node.setdefault(pod.node_name, {})[pod.uid] = kept
 
     def note(self, pod: Pod, raw: msgspec.Raw) -> None:
-        """Note what of a pod's JSON decides whether it may be moved, before the pod itself is added."""
-        if (self.every_pod or MOVE_TO in pod.annotations) and pod.node_name and not pod.ended:
+        """Note what of a pod's JSON decides to which nodes it may go, before the pod itself is added."""
+        known = self.unschedulable.pop(pod.uid, math.inf)
+        if pod.ended or (pod.deleting and not pod.node_name):
+            return
+        if pod.node_name:
+            follows = self.every_pod or MOVE_TO in pod.annotations
+        else:
+            since = unschedulable_since(raw) if self.waiting_pods and pod.containers else None
+            follows = since is not None
+            if since is not None:
+                # The clock of the API server may be ahead of ours.
+                self.unschedulable[pod.uid] = min(since, known, self.holds.wall())
+        if follows:
             facts = evictability(raw)
             self._facts[pod.uid] = self._shared.one(repr(facts), lambda: facts)
 
@@ -134,8 +154,12 @@ class Followed:
 
     def remove(self, uid: str) -> None:
         """Forget a pod."""
-        self.stand_ins.pop(uid, None)
         self._facts.pop(uid, None)
+        self.unschedulable.pop(uid, None)
+        self._unbound(uid)
+
+    def _unbound(self, uid: str) -> None:
+        self.stand_ins.pop(uid, None)
         pod = self.pods.pop(uid, None)
         if pod is not None:
             there = self._on_node[pod.node_name]
@@ -145,7 +169,7 @@ class Followed:
 
     def replace(self, pods: Mapping[str, Pod]) -> None:
         """Replace all pods with GPUs, given by UID."""
-        for uid in [uid for uid in (*self.pods, *self.stand_ins) if uid not in pods]:
+        for uid in [uid for uid in (*self.pods, *self.stand_ins, *self.unschedulable) if uid not in pods]:
             self.remove(uid)
         for pod in pods.values():
             self.put(pod)
@@ -169,12 +193,13 @@ class Followed:
         now = FollowedNode(
             node.name,
             {key: text for key, text in node.annotations.items() if key in _KEPT},
-            node.labels if self.every_pod else {},
+            node.labels,
             node.taints,
             node.unschedulable,
             node.ready,
             switched_on(node.labels),
             any(node.allocatable.values()),
+            node.others,
             epoch_s(node.created) or 0.0,
             node.labels.get(HOSTNAME, node.name),
             node.resource_version,
@@ -212,11 +237,11 @@ class Followed:
         """Return the host names of all nodes that share GPUs, sorted."""
         return tuple(sorted(node.hostname for node in self.nodes.values() if node.shares_gpus))
 
-    def young(self, since_s: float) -> Iterator[str]:
+    def young(self, since_s: float) -> Iterator[FollowedNode]:
         """Yield the nodes that share GPUs, were made after `since_s` (seconds since the epoch), and are to stay."""
         return (
-            name
-            for name, node in self.nodes.items()
+            node
+            for node in self.nodes.values()
             if node.created_s > since_s and node.shares_gpus and not node.unschedulable and not node.going
         )
 

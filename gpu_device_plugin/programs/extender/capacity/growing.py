@@ -4,67 +4,52 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin.aio.waiting import last_of
-from gpu_device_plugin.cluster.client.answers import translated
-from gpu_device_plugin.cluster.client.errors import Call, NotFoundError
-from gpu_device_plugin.cluster.objects.decoding import PODS, decoded
 from gpu_device_plugin.cluster.writers.events import EventSubject
+from gpu_device_plugin.core.capacity.asks import PRIORITY, Wanted, common_terms
 from gpu_device_plugin.core.capacity.attempts import Asker, Attempts
-from gpu_device_plugin.core.capacity.need import Need, Waiting, empty, needed
-from gpu_device_plugin.core.capacity.stand_ins import Wanted, terms_of
+from gpu_device_plugin.core.capacity.need import Waiting, needed
+from gpu_device_plugin.core.capacity.node_kinds import NodeKind, lasting, likely_labels, unlike
+from gpu_device_plugin.core.capacity.terms import obstacles
 from gpu_device_plugin.core.capacity.turns import in_turns
-from gpu_device_plugin.core.cluster.fitting import unfit
-from gpu_device_plugin.core.contract.keys import NODE_LABELS
-from gpu_device_plugin.core.contract.nodelabels import label_value
+from gpu_device_plugin.core.contract.keys import STARTUP_TAINT
 from gpu_device_plugin.core.model.times import rfc3339
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.cluster.writers.events import EventWriter
-    from gpu_device_plugin.core.cluster.candidate import Candidate
-    from gpu_device_plugin.core.cluster.pod_demand import Ask
-    from gpu_device_plugin.core.model.resources import Amounts
-    from gpu_device_plugin.core.value.node_types import NodeType
-    from gpu_device_plugin.fleet_judge import Judge
+    from gpu_device_plugin.core.capacity.node_kinds import Needs
+    from gpu_device_plugin.core.capacity.terms import Terms
+    from gpu_device_plugin.programs.extender.capacity.followed import FollowedNode
+    from gpu_device_plugin.programs.extender.capacity.known_kinds import KnownKinds
     from gpu_device_plugin.programs.extender.capacity.parts import Parts
-    from gpu_device_plugin.programs.extender.waiting import Refused, WaitingObserved
+    from gpu_device_plugin.programs.extender.capacity.waiters import Waiter, Waiters
+
+    _Node: TypeAlias = tuple[Wanted, Sequence[Waiter]]
+    """A new node, and the pods that it is for."""
 
 _log = logging.getLogger(__name__)
 
 _MOST_NODES, _MOST_NAMED = 100, 80_000
 """Nodes that are asked for at the same time, and present nodes that all of the objects name: some 4 MB."""
-_MOST_TYPES = 64
-_MOST_KINDS = 256
-"""Pods with different terms whose nodes are remembered."""
-_MOST_TERMS = 1 << 14
-"""Bytes of the terms of one pod."""
 _TRIED_S = 60.0
 """A node that has been open to pods for so long is one that kube-scheduler has tried them on: it does so at once."""
-_CALL_S = 5.0
+_EMPTY = "has room on its GPUs, and stays empty: affinity to pods, topology spread or a volume may keep the pod from it"
+_OTHER = "has no GPUs for it, as nodes that were there before"
 
 
 @dataclass(frozen=True, slots=True)
 class _NewNode:
     """A new node that pods can be placed on, as it was last; times are seconds since the epoch."""
 
-    node: Candidate
+    kind: NodeKind
     created_s: float
     open_at: float
-
-
-class _Pod(msgspec.Struct):
-    spec: dict[str, Any] = msgspec.field(default_factory=dict)
-
-
-_SPEC = msgspec.json.Decoder(_Pod)
 
 
 @dataclass(eq=False)
@@ -72,206 +57,175 @@ class Grower:
     """Works out which nodes are wanted."""
 
     _parts: Parts
-    _judge: Judge
-    _waiting: WaitingObserved
+    _kinds: KnownKinds
+    _waiters: Waiters
     _: KW_ONLY
     node_start_s: Callable[[], float]
     """How long a new node takes until pods can be placed on it, seconds."""
     events: EventWriter
     settled_s: float
-    """A pod counts once it has been refused for so many seconds: others may end, or an eviction may make room."""
-    need: Need = field(default_factory=Need, init=False)
+    """A pod counts once it has waited for so many seconds: others may end, or an eviction may make room."""
+    latest: Sequence[Wanted] = field(default=(), init=False)
     """The latest result."""
 
     def __post_init__(self) -> None:
-        self._types: dict[NodeType, Candidate] = {}
-        """The types of nodes that the cluster has or had, with an empty node of each."""
-        self._names: Mapping[int, Sequence[str]] = {}
-        """By the constraints of the pods that are looked at, the nodes that kube-scheduler named."""
-        self._terms: dict[int, Mapping[str, Any]] = {}
-        """By the pods' constraints, what their specs say of nodes."""
         self._attempts = Attempts()
+        self._guessed: set[Asker] = set()
+        """For whose pods nodes of kinds that nobody has seen were asked for."""
         self._young: dict[str, _NewNode] = {}
         """The new nodes that pods can be placed on."""
+        self._present: frozenset[str] = frozenset()
+        """The host names of the nodes that share GPUs, or did while the latest asks stood."""
 
     async def wanted(self) -> Sequence[Wanted]:
-        """Return the room that is wanted of new nodes, one for each node. Raises ApiError."""
-        found_none = self._waiting.without_room(self.settled_s)
-        self._names = {each.constraints: self._waiting.names.get(each.constraints, ()) for each in found_none}
-        refused = await self._still_without_room(found_none)
-        by_type = self._by_type() if refused else {}
-        await self._judge_new_nodes(refused, by_type)
+        """Return the new nodes that are wanted. Raises ApiError."""
+        waiting = [each for each in self._waiters.unschedulable(self.settled_s) if each.pod.priority >= PRIORITY]
+        labels = {key for each in waiting for key in each.needs.terms.labels}
+        kinds = await self._kinds.all(labels)
+        await self._judge_new_nodes(waiting)
         now = self._parts.wall()
-        refused = [each for each in refused if self._attempts.may_ask(_asker(each), now)]
-        if not refused:
-            self.need = Need()
-            return []
-        types = list(self._types)
-        groups: dict[tuple[Ask, Amounts, int], list[Refused]] = {}
-        for each in refused:
-            groups.setdefault((each.ask, each.pod.amounts, each.constraints), []).append(each)
-        allowed = {constraints: self._named_types(constraints, types, by_type) for _, _, constraints in groups}
-        empties = list(self._types.values())
         waiting = [
-            Waiting(asked, len(pods), amounts, self._useful(asked, allowed[constraints], empties))
-            for (asked, amounts, constraints), pods in groups.items()
+            each for each in await self._waiters.without_room(waiting) if self._attempts.may_ask(_asker(each), now)
         ]
-        self.need = await last_of(needed(waiting, empties, self._coming(types, by_type)))
-        left = [iter(in_turns(sorted(pods, key=_age), lambda each: each.pod.namespace)) for pods in groups.values()]
-        nodes = [
-            (types[new.type], [pod for place, number in new.pods.items() for pod in islice(left[place], number)])
-            for new in self.need.nodes
-        ]
-        present = self._parts.followed.hostnames()
-        most = min(_MOST_NODES, max(1, _MOST_NAMED // (len(present) or 1)))
-        chosen = in_turns(nodes, _namespace)[:most]
-        askers = dict.fromkeys(_asker(pod) for _, pods in chosen for pod in pods)
-        self._attempts.asked(askers, now, self.node_start_s())
-        return [await self._room(node_type, present, pods) for node_type, pods in chosen]
-
-    async def _judge_new_nodes(
-        self, refused: Sequence[Refused], by_type: Mapping[NodeType, Sequence[Candidate]]
-    ) -> None:
-        """Note the nodes whose time to start is over, or that have gone, empty, although pods wait that fit there."""
-        followed, now = self._parts.followed, self._parts.wall()
-        young = set(self._young_names()) if by_type else set()
-        before, self._young = self._young, {}
-        for node in [node for found in by_type.values() for node in found if node.name in young]:
-            itself = followed.nodes[node.name]
-            # Its agent lists GPUs before its kubelet offers them, and others may keep pods from it meanwhile.
-            if itself.open and itself.offers and node.name not in followed.starting:
-                open_at = before[node.name].open_at if node.name in before else now
-                self._young[node.name] = _NewNode(node, itself.created_s, open_at)
-        one_each = {_asker(each): each for each in reversed(refused)}
-        tried_s = min(_TRIED_S, self.node_start_s() / 2)
-        for name in before.keys() - young:
-            new = before[name]
-            if new.node.summary.used or now - new.open_at < tried_s:
-                continue
-            for each in one_each.values():
-                left = new.node.left
-                if unfit(each.ask, new.node) is None and (left is None or left.cover(each.pod.amounts)):
-                    self._tell_in_vain(each, name, new.created_s)
+        groups: dict[Needs, list[Waiter]] = {}
+        for each in sorted(waiting, key=lambda one: (one.pod.created, one.pod.uid)):
+            groups.setdefault(each.needs, []).append(each)
+        fitting: dict[Needs, list[int]] = {}
+        for needs in groups:
+            fitting[needs] = [at for at, kind in enumerate(kinds) if kind.allows(needs) and needs.met_by(kind.node)]
             await asyncio.sleep(0)
+        nodes = [
+            *await self._for_known_kinds({needs: groups[needs] for needs in groups if fitting[needs]}, fitting, kinds),
+            *await self._for_unknown_kinds({needs: groups[needs] for needs in groups if not fitting[needs]}, kinds),
+        ]
+        present = frozenset(self._parts.followed.hostnames())
+        self._present = self._present | present if self.latest else present
+        most = min(_MOST_NODES, max(1, _MOST_NAMED // (len(self._present) or 1)))
+        chosen = in_turns(self._not_coming(nodes, kinds), lambda node: node[1][0].pod.namespace)[:most]
+        self._attempts.asked(dict.fromkeys(_asker(pod) for _, pods in chosen for pod in pods), now, self.node_start_s())
+        names = tuple(sorted(self._present))
+        self.latest = [replace(node, present=names, pods=tuple(map(str, pods))) for node, pods in chosen]
+        return self.latest
 
-    def _tell_in_vain(self, refused: Refused, node: str, created_s: float) -> None:
-        now, pod = self._parts.wall(), refused.pod
-        until = self._attempts.in_vain(_asker(refused), created_s, now, self.node_start_s())
+    async def _for_known_kinds(
+        self, groups: Mapping[Needs, Sequence[Waiter]], fitting: Mapping[Needs, list[int]], kinds: Sequence[NodeKind]
+    ) -> Sequence[_Node]:
+        """Return the nodes that pods need which fit on some kind, beside the coming nodes whose agents list GPUs."""
+        coming = [kind for itself, kind in self._young_nodes() if kind is not None and not _takes(itself)]
+        waiting = [
+            Waiting(
+                needs.ask,
+                len(pods),
+                needs.amounts,
+                {*fitting[needs], *(len(kinds) + n for n, kind in enumerate(coming) if kind.allows(needs))},
+            )
+            for needs, pods in groups.items()
+        ]
+        there = [(len(kinds) + n, kind.node) for n, kind in enumerate(coming)]
+        new = await last_of(needed(waiting, [kind.node for kind in kinds], there))
+        left = [iter(in_turns(pods, lambda each: each.pod.namespace)) for pods in groups.values()]
+        found: list[_Node] = []
+        for node in new:
+            pods = [pod for place, number in node.pods.items() for pod in islice(left[place], number)]
+            needs = list(dict.fromkeys(pod.needs for pod in pods))
+            fit = [kinds[place] for place in fitting[needs[0]] if all(place in fitting[each] for each in needs)]
+            terms = common_terms(dict.fromkeys(each.terms for each in needs), fit)
+            found.append((Wanted(terms, unlike(fit, kinds)), pods))
+        return found
+
+    async def _for_unknown_kinds(
+        self, groups: Mapping[Needs, Sequence[Waiter]], kinds: Sequence[NodeKind]
+    ) -> Sequence[_Node]:
+        """Return a node for pods that fit on no kind that anybody has seen, while sums hide that from the autoscaler.
+
+        A group of nodes that never had one may be what they need.
+        """
+        self._guessed.clear()
+        if not all(kind.product for kind in kinds):
+            return ()  # nothing tells these from others: they would come, and be of no use
+        present = self._parts.sharing().values()
+        found: dict[Terms, list[Waiter]] = {}
+        for needs, pods in groups.items():
+            await asyncio.sleep(0)
+            # No new node has a GPU that a pod wants by name.
+            if (
+                not needs.terms.nowhere
+                and not needs.ask.wishes.use_uuids
+                and any(needs.fits_by_sums(node) for node in present)
+            ):
+                found.setdefault(needs.terms, []).extend(pods)
+        self._guessed.update(_asker(pod) for pods in found.values() for pod in pods)
+        return [(Wanted(terms, unlike((), kinds)), pods) for terms, pods in found.items()]
+
+    def _not_coming(self, nodes: Sequence[_Node], kinds: Sequence[NodeKind]) -> Sequence[_Node]:
+        """Leave out what a new node may be whose agent does not list its GPUs yet."""
+        left = list(nodes)
+        known = {taint for kind in kinds for taint in kind.taints}
+        for itself, kind in self._young_nodes():
+            if kind is None:
+                # Taints that no other node has are those of a node that starts.
+                taints = tuple(taint for taint in itself.taints if taint in known)
+                likely = replace(itself, labels=likely_labels(itself.labels, kinds), taints=taints, ready=True)
+                met = (each for each in left if next(obstacles(likely, each[0].may_be), None) is None)
+                if (first := next(met, None)) is not None:
+                    left.remove(first)
+        return left
+
+    def _young_nodes(self) -> Iterator[tuple[FollowedNode, NodeKind | None]]:
+        """Yield the nodes that may still be starting, each as it is now; None: its agent does not list GPUs yet."""
+        for itself in self._parts.followed.young(self._parts.wall() - self.node_start_s()):
+            node = self._parts.fleet.candidates.get(itself.name)
+            if node is None or not node.rooms or node.gpus.problem:
+                yield itself, None
+            else:
+                yield itself, NodeKind(node, itself.labels, lasting(itself.taints), itself.others)
+
+    # --- Nodes that came in vain --------------------------------------------------------------------------------------
+
+    async def _judge_new_nodes(self, waiting: Sequence[Waiter]) -> None:
+        """Note the new nodes that are of no use to pods that wait.
+
+        Of a kind that is no better than those before, or empty once its time to start is over or it has gone, although
+        pods wait that fit there.
+        """
+        now, before, self._young = self._parts.wall(), self._young, {}
+        young = list(self._young_nodes()) if waiting else []
+        # Its agent lists GPUs before its kubelet offers them, and others may keep pods from it meanwhile.
+        for itself, kind in young:
+            if kind is not None and _takes(itself):
+                open_at = before[itself.name].open_at if itself.name in before else now
+                self._young[itself.name] = _NewNode(kind, itself.created_s, open_at)
+        one_each = {_asker(each): each for each in reversed(waiting)}
+        for name in before.keys() - {itself.name for itself, _ in young}:
+            new = before[name]
+            if not new.kind.node.summary.used and now - new.open_at >= min(_TRIED_S, self.node_start_s() / 2):
+                for each in one_each.values():
+                    if new.kind.allows(each.needs) and each.needs.met_by(new.kind.node):
+                        self._tell_in_vain(each, name, new.created_s, _EMPTY)
+            await asyncio.sleep(0)
+        for name in self._young.keys() - before:
+            new = self._young[name]
+            for asker in self._guessed & one_each.keys():
+                needs = one_each[asker].needs
+                if new.kind.allows(needs) and not needs.met_by(new.kind.node):
+                    self._tell_in_vain(one_each[asker], name, new.created_s, _OTHER)
+
+    def _tell_in_vain(self, waiter: Waiter, node: str, created_s: float, why: str) -> None:
+        now, pod = self._parts.wall(), waiter.pod
+        until = self._attempts.in_vain(_asker(waiter), created_s, now, self.node_start_s())
         if until is None:
             return
-        why = (
-            f"node {node} came for it, has room on its GPUs, and stays empty: affinity to pods, topology spread or a "
-            f"volume may keep the pod from it; for pods of its controller no node is asked for until {rfc3339(until)}"
-        )
+        note = f"node {node} came for it, {why}; for pods of its controller no node is asked for until {rfc3339(until)}"
         about = EventSubject("Pod", pod.name, pod.namespace, pod.uid)
-        self.events.post(about, reason="GPUNodeDidNotHelp", note=why, action="Grow", warning=True)
-        _log.warning("a new node did not help", extra={"pod": f"{pod.namespace}/{pod.name}", "why": why})
-
-    async def _still_without_room(self, refused: Sequence[Refused]) -> Sequence[Refused]:
-        """Leave out pods for which there is room by now: kube-scheduler is about to try them again."""
-        found = []
-        known: dict[tuple[Ask, int], bool] = {}
-        for each in refused:
-            key = each.ask, each.constraints
-            if key not in known:
-                known[key] = None in self._judge.verdicts(each.ask, self._names[each.constraints])
-                await asyncio.sleep(0)
-            if not known[key]:
-                found.append(each)
-        return found
-
-    def _by_type(self) -> Mapping[NodeType, Sequence[Candidate]]:
-        """Return the nodes of each type, and remember the types."""
-        found: dict[NodeType, list[Candidate]] = {}
-        for node_type, node in self._judge.by_type():
-            found.setdefault(node_type, []).append(node)
-        for node_type, nodes in found.items():
-            if node_type not in self._types and len(self._types) < _MOST_TYPES:
-                self._types[node_type] = empty(nodes[0])
-        return found
-
-    def _named_types(
-        self, constraints: int, types: Sequence[NodeType], by_type: Mapping[NodeType, Sequence[Candidate]]
-    ) -> set[int]:
-        """Return the types of the nodes that kube-scheduler has named for pods with these constraints."""
-        names = set(self._names[constraints])
-        return {
-            place
-            for place, node_type in enumerate(types)
-            if any(node.name in names for node in by_type.get(node_type, ()))
-        }
-
-    def _useful(self, asked: Ask, named: set[int], empties: Sequence[Candidate]) -> set[int] | None:
-        """Return the types that kube-scheduler allows pods, as far as is known, and where they fit; None: any."""
-        useful = {place for place in named if unfit(asked, empties[place]) is None}
-        # Of other types it may have named no node because none is free by the sums.
-        return useful or None
-
-    def _young_names(self) -> Iterator[str]:
-        return self._parts.followed.young(self._parts.wall() - self.node_start_s())
-
-    def _coming(
-        self, types: Sequence[NodeType], by_type: Mapping[NodeType, Sequence[Candidate]]
-    ) -> Sequence[tuple[int, Candidate]]:
-        """Return the new nodes: those with GPUs as they are, those without yet as what is most likely."""
-        young = set(self._young_names())
-        known = [
-            (place, node)
-            for place, node_type in enumerate(types)
-            for node in by_type.get(node_type, ())
-            if node.name in young
-        ]
-        starting = len(young.difference(node.name for _, node in known))
-        # They are of the types that were wanted last, else of the commonest.
-        last = [new.type for new in self.need.nodes]
-        common = Counter({place: len(by_type.get(node_type, ())) for place, node_type in enumerate(types)})
-        guess = (last or [common.most_common(1)[0][0]] if common else last)[:1]
-        likely = [*last, *(guess * starting)][:starting]
-        empties = list(self._types.values())
-        return [*((place, empty(node)) if node.gpus.problem else (place, node) for place, node in known)] + [
-            (place, empties[place]) for place in likely
-        ]
-
-    async def _room(self, node_type: NodeType, present: tuple[str, ...], pods: Sequence[Refused]) -> Wanted:
-        # Always the same pod stands for the same ones: what is asked changes only if something of it does.
-        pods = sorted(pods, key=lambda each: (each.constraints, each.pod.created, each.pod.uid))
-        amounts = max((each.pod.amounts for each in pods), key=lambda amounts: (amounts.cpu_milli, amounts.memory_mib))
-        about = tuple(f"{each.pod.namespace}/{each.pod.name}" for each in pods)
-        return Wanted(await self._terms_of(pods[0]), present, self._labels(node_type), amounts, about)
-
-    def _labels(self, node_type: NodeType) -> Mapping[str, str]:
-        """Return the labels that tell nodes of a type from those of the others, as far as the agents write some."""
-        models = {gpu.model for gpu in self._types[node_type].gpus.gpus if gpu.uuid and gpu.instance is None}
-        if len(self._types) < 2 or len(models) != 1:
-            return {}
-        return {f"{NODE_LABELS}product": label_value(models.pop())}
-
-    async def _terms_of(self, refused: Refused) -> Mapping[str, Any]:
-        found = self._terms.get(refused.constraints)
-        if found is None:
-            pod = refused.pod
-            try:
-                raw = await self._parts.client.get(PODS, pod.name, namespace=pod.namespace, timeout_s=_CALL_S)
-            except NotFoundError:
-                return {}
-            with translated(Call("get", PODS.plural, namespace=pod.namespace, name=pod.name)):
-                found = terms_of(decoded(_SPEC, raw, "pod").spec)
-            if len(msgspec.json.encode(found)) > _MOST_TERMS:
-                return {}  # another pod by now: those with so many terms are not remembered
-            if len(self._terms) >= _MOST_KINDS:
-                self._terms.clear()
-            self._terms[refused.constraints] = found
-        return found
+        self.events.post(about, reason="GPUNodeDidNotHelp", note=note, action="Grow", warning=True)
+        _log.warning("a new node did not help", extra={"pod": str(waiter), "why": note})
 
 
-def _asker(refused: Refused) -> Asker:
-    pod = refused.pod
+def _takes(node: FollowedNode) -> bool:
+    """Return whether kube-scheduler can place pods on a node whose agent lists GPUs."""
+    return node.open and node.offers and all(taint.key != STARTUP_TAINT for taint in node.taints)
+
+
+def _asker(waiter: Waiter) -> Asker:
+    pod = waiter.pod
     return Asker(pod.namespace, pod.uid if pod.owner is None else pod.owner.uid)
-
-
-def _age(refused: Refused) -> tuple[str, str]:
-    return refused.pod.created, refused.pod.uid
-
-
-def _namespace(node: tuple[NodeType, Sequence[Refused]]) -> str:
-    return node[1][0].pod.namespace

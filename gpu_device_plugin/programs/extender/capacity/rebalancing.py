@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.fleet import FleetEntry
     from gpu_device_plugin.programs.extender.capacity.moving import Mover
     from gpu_device_plugin.programs.extender.capacity.parts import Parts
-    from gpu_device_plugin.programs.extender.waiting import Refused, WaitingObserved
+    from gpu_device_plugin.programs.extender.capacity.waiters import Waiter, Waiters
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Rebalancer:
 
     _parts: Parts
     _mover: Mover
-    _waiting: WaitingObserved
+    _waiters: Waiters
     _: KW_ONLY
     per_hour: Callable[[], int]
     """How many pods may be evicted in an hour; 0: none."""
@@ -82,7 +82,7 @@ class Rebalancer:
         elif self._under_way and not self._parts.holds.was_taken(self._under_way):
             self._stop(self._under_way, "its replacement was not bound in its room")
         self._under_way = ""
-        if self._moves and self._for not in {each.pod.uid for each in self._waiting.without_room(0.0)}:
+        if self._moves and self._for not in self._parts.followed.unschedulable:
             self._stop(self._for, "the pod that it is for does not wait for room any more")
         elif self._moves:
             await self._next()
@@ -114,32 +114,32 @@ class Rebalancer:
         _log.warning("a plan is stopped", extra={"pod": pod, "why": why, "moves_left": left})
 
     async def _plan(self) -> None:
-        refused = self._waiting.without_room(self.settled_s)
         now = self._parts.clock()
         self._tried_at = {uid: at for uid, at in self._tried_at.items() if now - at < _AGAIN * self.settled_s}
-        due = [each for each in refused if each.pod.uid not in self._tried_at]
+        waiting = self._waiters.unschedulable(self.settled_s)
+        due = await self._waiters.without_room([each for each in waiting if each.pod.uid not in self._tried_at])
         if not due:
             return
         self._turn_at = {namespace: at for namespace, at in self._turn_at.items() if now - at < _HOUR_S}
         first = min(due, key=self._importance)
         self._tried_at[first.pod.uid] = self._turn_at[first.pod.namespace] = now
-        goal = self._goal(first)
-        plan = await last_of(planning(await self._sites(), goal))
+        plan = await last_of(planning(await self._sites(), self._goal(first)))
         self._plan_at = self._parts.clock() + _REST * (self._parts.clock() - now)
         if plan.moves and len(plan.moves) <= self._left():
-            about = {"pod": f"{first.pod.namespace}/{first.pod.name}", "moves": len(plan.moves)}
+            about = {"pod": str(first), "moves": len(plan.moves)}
             _log.info("pods are moved so that one that waits has room", extra=about)
             self._moves.extend(plan.moves)
             self._for = first.pod.uid
 
-    def _importance(self, refused: Refused) -> tuple[int, float, str, str]:
+    def _importance(self, waiter: Waiter) -> tuple[int, float, str, str]:
         """Return a key by which the pods sort that a plan may be made for: of equal priority, namespaces take turns."""
-        pod = refused.pod
+        pod = waiter.pod
         return -pod.priority, self._turn_at.get(pod.namespace, -math.inf), pod.created, pod.uid
 
-    def _goal(self, refused: Refused) -> Fits:
-        names = frozenset(self._waiting.names.get(refused.constraints, ()))
-        return Fits(refused.ask, refused.pod.amounts, names, refused.pod.priority)
+    def _goal(self, waiter: Waiter) -> Fits:
+        needs = waiter.needs
+        open_ = [name for name in self._parts.sharing() if self._parts.followed.nodes[name].open]
+        return Fits(needs.ask, needs.amounts, self._parts.residents(open_).allowed(needs.terms), waiter.pod.priority)
 
     async def _sites(self) -> Sequence[Site]:
         fleet, followed = self._parts.fleet, self._parts.followed

@@ -32,8 +32,12 @@ GRANTED = {
     ("delete", "pods"),
     ("create", "events"),
     ("patch", "events"),
+    ("get", "configmaps"),
+    ("patch", "configmaps"),
 }
 """What deploy/optional/capacity.yaml grants the extender."""
+KINDS = "gpushare-node-kinds"
+"""The ConfigMap of the manifest."""
 LONG_AGO = "2026-01-01T00:00:00Z"
 NAMESPACE = "kube-system"
 """Where an extender outside of a cluster makes its objects."""
@@ -47,6 +51,7 @@ async def capacity_world(
 ) -> AsyncIterator[ExtenderWorld]:
     """Make a cluster without nodes whose extenders have the rights to care for its capacity."""
     async with world(settings, allowed=allowed, timings=timings) as w:
+        w.api.add({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": KINDS, "namespace": NAMESPACE}})
         yield w
 
 
@@ -151,11 +156,11 @@ def stand_ins(w: ExtenderWorld) -> list[Json]:
     ]
 
 
-def nodes_left_out(pod: Json) -> list[str]:
-    """Return the host names of the nodes that a stand-in never goes to."""
+def nodes_left_out(pod: Json, key: str = HOSTNAME) -> list[str]:
+    """Return the host names, or the values of another label, of the nodes that a stand-in never goes to."""
     affinity = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     (term,) = affinity["nodeSelectorTerms"]
-    (condition,) = [each for each in term["matchExpressions"] if each["key"] == HOSTNAME]
+    (condition,) = [each for each in term["matchExpressions"] if each["key"] == key]
     assert condition["operator"] == "NotIn"
     return list(condition["values"])
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.core.capacity.stand_ins import PRIORITY_CLASS, SCHEDULER
-from gpu_device_plugin.core.contract.keys import STAND_IN, STARTUP_TAINT
+from gpu_device_plugin.core.capacity.asks import PRIORITY_CLASS, SCHEDULER
+from gpu_device_plugin.core.contract.keys import STAND_IN, STARTUP_TAINT, USE_MODEL, USE_UUID
 from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_MEM
@@ -40,6 +40,21 @@ def two_halves(w: ExtenderWorld, name: str = "a") -> None:
     pod(w, f"{name}-1", 5, at=(name, 1))
 
 
+SCARCE, PRODUCT = "example.com/scarce", "gpu-device-plugin/product"
+
+
+def scarce(w: ExtenderWorld, name: str, amount: int) -> None:
+    """Let a node offer so much of a resource that is not ours."""
+    status = w.api.get("nodes", name)["status"]
+    both = {each: {**status[each], SCARCE: str(amount)} for each in ("capacity", "allocatable")}
+    w.api.patch("nodes", name, {"status": both}, subresource="status")
+
+
+def wanted_for(stand_in: dict[str, Any]) -> str:
+    """Return the pods for which a node is asked for."""
+    return str(stand_in["metadata"]["annotations"]["gpu-device-plugin/wanted-for"])
+
+
 async def lacking_room(w: ExtenderWorld) -> None:
     """Start with such a node and a pod, `p`, that asks for 4 on one GPU."""
     two_halves(w)
@@ -61,6 +76,7 @@ async def test_a_pod_that_no_gpu_has_room_for_has_one_node_asked_for_until_it_ha
         meta, spec = there["metadata"], there["spec"]
         assert meta["labels"] == {STAND_IN: "true"}
         assert meta["annotations"]["gpu-device-plugin/wanted-for"] == "default/p"
+        assert not spec["containers"][0].get("resources"), "it takes nothing of what the pods themselves need"
         assert (spec["schedulerName"], spec["priorityClassName"]) == (SCHEDULER, PRIORITY_CLASS)
         assert {key: spec[key] for key in terms} == terms
         assert nodes_left_out(there) == sorted(each["metadata"]["name"] for each in w.api.all("nodes"))
@@ -111,7 +127,7 @@ async def test_each_node_names_the_pods_that_it_is_for_and_namespaces_take_turns
             w.api.add(builders.pod(f"z{n}", builders.container(mem=5), namespace="z"))
         await w.schedule()
         capacity = w.only.extender.capacity
-        await w.until(lambda: len(w.only.extender.verbs.waiting.without_room(QUICK.settled_s)) == 10)
+        await w.until(lambda: len(capacity.grower._waiters.unschedulable(QUICK.settled_s)) == 10)
         named = [each.pods for each in await capacity.grower.wanted()]
         assert [len(pods) for pods in named] == [2] * 5
         assert sorted(pod for pods in named for pod in pods) == [*(f"default/p{n}" for n in range(8)), "z/z0", "z/z1"]
@@ -131,7 +147,8 @@ async def test_the_node_that_is_asked_for_is_of_the_kind_that_can_take_the_pod()
         await w.until(lambda: len(stand_ins(w)) == 1)
 
         (there,) = stand_ins(w)
-        assert there["spec"]["nodeSelector"] == {"gpushare": "true", "gpu-device-plugin/product": "A100"}
+        assert there["spec"]["nodeSelector"] == {"gpushare": "true"}
+        assert nodes_left_out(there, "gpu-device-plugin/product") == ["Tesla-T4"]
 
 
 async def test_a_new_node_counts_as_coming_until_its_time_to_start_is_over() -> None:
@@ -163,21 +180,23 @@ async def test_a_node_that_never_starts_counts_no_longer_once_its_time_is_over()
 
 
 async def test_a_node_that_does_not_help_is_not_asked_for_again_and_again() -> None:
-    """Something that only kube-scheduler knows keeps the pod from every new node, such as affinity to another pod."""
+    """Something that only kube-scheduler knows keeps the pod from every new node: there is too little of a resource."""
     async with capacity_world(grow="stand-ins", node_start="4s") as w:
-        node(w, "a", 8, 8, labels={"beside": "another-pod"})
-        pod(w, "a-0", 5, at=("a", 0))
-        pod(w, "a-1", 5, at=("a", 1))
+        two_halves(w)
+        scarce(w, "a", 2)
         await w.start()
-        pod(w, "p", 4, spec={"nodeSelector": {"beside": "another-pod"}})
+        pod(w, "p", 4, spec={"containers": [builders.container(mem=4, limits={SCARCE: "2"})]})
         await w.schedule()
         await w.until(lambda: len(stand_ins(w)) == 1)
         node(w, "new", 8, 8, created=NOW)
+        scarce(w, "new", 1)
         await w.until(lambda: any("did not help" in line for line in w.logs))
         began = time.monotonic()
+        w.api.delete("nodes", "new")
         await w.until(lambda: not stand_ins(w))
         await w.until(lambda: len(stand_ins(w)) == 1)
         assert time.monotonic() - began > 7, "twice the time of a node"
+        node(w, "new", 8, 8, created=NOW)
         pod(w, "q", 4, rs="other")
         assert (await w.schedule())["q"].node == "new"
         await w.until(lambda: any(each["reason"] == "GPUNodeDidNotHelp" for each in w.api.all("events")))
@@ -234,16 +253,44 @@ async def test_new_nodes_that_are_not_to_share_gpus_are_not_awaited() -> None:
         await w.until(lambda: len(stand_ins(w)) == 1)
 
 
-async def test_a_pod_that_the_scheduler_never_asks_about_needs_nothing_from_us() -> None:
-    """The sum decides against it, so the autoscaler sees it by itself; one with a gate is nobody's business yet."""
+async def test_a_pod_that_the_scheduler_never_asks_about_has_a_node_asked_for_as_well() -> None:
+    """The sums decide against it, as those of the node that is the autoscaler's example may: it is in use."""
     async with capacity_world(grow="stand-ins") as w:
         two_halves(w)
         await w.start()
         pod(w, "p", 7)
-        pod(w, "gated", 4, spec={"schedulingGates": [{"name": "later"}]})
+        await w.schedule()
+        assert 'pods_waiting{reason="not_asked"} 1.0' in await w.metrics()
+        await w.until(lambda: len(stand_ins(w)) == 1)
+
+
+@pytest.mark.parametrize(
+    ("mem", "more"),
+    [
+        (4, {"spec": {"schedulingGates": [{"name": "later"}]}}),
+        (4, {"spec": {"priority": -11}}),
+        (9, {}),
+        (7, {"annotations": {USE_UUID: "GPU-a-0"}}),
+        (4, {"annotations": {USE_MODEL: "A100"}}),
+        (4, {"spec": {"nodeSelector": {"pool": "elsewhere"}}}),
+    ],
+)
+async def test_nothing_is_asked_for_a_pod_that_no_new_node_helps_nor_for_others_because_of_it(
+    mem: int, more: dict[str, Any]
+) -> None:
+    """By a gate, a priority below which the autoscaler adds none, its size, and wishes that no kind of node meets."""
+    async with capacity_world(grow="stand-ins") as w:
+        two_halves(w)
+        await w.start()
+        pod(w, "p", mem, rs="impossible", **more)
         await w.schedule()
         await some_rounds(w)
-        assert not stand_ins(w)
+        assert not [each for each in stand_ins(w) if not nodes_left_out(each, PRODUCT)]
+        pod(w, "q", 5)
+        await w.schedule()
+        await w.until(lambda: "default/q" in map(wanted_for, stand_ins(w)))
+        await some_rounds(w)
+        assert len([each for each in stand_ins(w) if wanted_for(each) != "default/p"]) == 1
 
 
 async def test_a_pod_for_which_others_are_evicted_has_no_node_asked_for() -> None:

@@ -37,7 +37,7 @@ from tests.programs.extender.harness import ALLOCATION, QUICK, RIGHTS
 
 if TYPE_CHECKING:
     from gpu_device_plugin.core.capacity.places import Fits
-    from gpu_device_plugin.programs.extender.waiting import Refused
+    from gpu_device_plugin.programs.extender.capacity.waiters import Waiter
     from tests.programs.extender.harness import ExtenderWorld
 
 
@@ -586,9 +586,9 @@ async def test_namespaces_take_turns_in_rebalancing() -> None:
         rebalancer = w.only.extender.capacity.rebalancer
         goal = rebalancer._goal
 
-        def looked_at(refused: Refused) -> Fits:
-            looked.append(refused.pod.namespace)
-            return goal(replace(refused, ask=Ask((Part(Demand(Kind.MEMORY, 9)),))))
+        def looked_at(waiter: Waiter) -> Fits:
+            looked.append(waiter.pod.namespace)
+            return goal(replace(waiter, needs=replace(waiter.needs, ask=Ask((Part(Demand(Kind.MEMORY, 9)),)))))
 
         rebalancer._goal = looked_at  # type: ignore[method-assign]
         rebalancer._plan_at = math.inf  # until all of them wait
@@ -596,7 +596,7 @@ async def test_namespaces_take_turns_in_rebalancing() -> None:
             pod(w, f"p{n}", 5, rs="big", created=f"2026-01-01T00:00:0{n}Z")
         w.api.add(builders.pod("z", builders.container(mem=5), namespace="z"))
         await w.schedule()
-        await w.until(lambda: len(rebalancer._waiting.without_room(rebalancer.settled_s)) == 4)
+        await w.until(lambda: len(rebalancer._waiters.unschedulable(rebalancer.settled_s)) == 4)
         rebalancer._plan_at = 0.0
         await w.until(lambda: len(looked) >= 3)
         assert looked[1] == "z"

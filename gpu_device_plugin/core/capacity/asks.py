@@ -1,0 +1,185 @@
+"""The objects by which a cluster's autoscaler learns that nodes are wanted.
+
+An autoscaler adds nodes for pods that fit on none. So a pod stands for each node that is wanted, and may go to no node
+that is there, nor to one with another of its kind: as a template of a CapacityBuffer (``autoscaling.x-k8s.io``), which
+the Cluster Autoscaler reads, or, where that is not served, as a pod that no scheduler ever places. It requests nothing:
+the Cluster Autoscaler takes a node as it is for what a new one will be like, and all GPUs of that may be in use; and it
+packs the waiting pods onto the same coming node, whose CPU and memory they need.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from gpu_device_plugin.core.capacity.terms import NO_TERMS, Alternative, Requirement, Terms, Toleration
+from gpu_device_plugin.core.contract.keys import HOSTNAME, STAND_IN, SWITCH_LABEL, SWITCHED_ON
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from gpu_device_plugin.core.capacity.node_kinds import NodeKind
+
+Json = dict[str, Any]
+
+SCHEDULER = "gpu-device-plugin-stand-in"
+"""The scheduler of these pods, which does not exist."""
+PRIORITY_CLASS = "gpu-device-plugin-stand-in"
+PRIORITY = -10
+"""Its value: the Cluster Autoscaler adds no nodes for pods of a lower one, unless it is told to."""
+IMAGE = "registry.k8s.io/pause:3.10"
+_FOR = "gpu-device-plugin/wanted-for"
+_MOST_NAMED = 10
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_ONE_EACH = {"topologyKey": HOSTNAME, "labelSelector": {"matchLabels": {STAND_IN: "true"}}}
+"""No node is to give the room for two of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A new node that is wanted."""
+
+    terms: Terms = NO_TERMS
+    """Those of the waiting pods: which nodes they may go to."""
+    unlike: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By label the values of nodes on which they have no room."""
+    present: Sequence[str] = ()
+    """The host names of the nodes that share GPUs already."""
+    pods: tuple[str, ...] = ()
+    """Waiting pods that it is for, with their namespaces."""
+
+    @property
+    def may_be(self) -> Terms:
+        """Which nodes it may be, but for those that are present."""
+        return _narrowed(self.terms, self.unlike)
+
+
+def common_terms(terms: Iterable[Terms], kinds: Sequence[NodeKind]) -> Terms:
+    """Return terms of nodes to which pods with each of `terms` may go. The kinds, at least one, meet all of them."""
+    first, *rest = terms
+    if not rest:
+        return first
+    affine: list[Alternative] = []
+    selector, tolerations = dict(first.selector), list(first.tolerations)
+    for each in (first, *rest):
+        selector |= each.selector
+        tolerations = [toleration for toleration in tolerations if toleration in each.tolerations]
+        met = (one for one in each.affinity or () if (one.labels or one.fields) and one.failing(kinds[0]) is None)
+        affine += [one for one in (next(met, None),) if one is not None and one not in affine]
+    # Each pod may tolerate a taint in words of its own.
+    taints = dict.fromkeys(taint for kind in kinds for taint in kind.taints)
+    tolerations += [Toleration(taint.key, "Equal", taint.value, taint.effect) for taint in taints]
+    labels, fields = (tuple([each for one in affine for each in getattr(one, what)]) for what in ("labels", "fields"))
+    return Terms(tuple(tolerations), selector, (Alternative(labels, fields),) if affine else None)
+
+
+def _narrowed(terms: Terms, unlike: Mapping[str, Sequence[str]]) -> Terms:
+    """Return terms without the nodes that have one of some values of a label."""
+    others = tuple([Requirement(key, "NotIn", tuple(values)) for key, values in unlike.items() if values])
+    if not others:
+        return terms
+    # A term without conditions matches no node, a pod without terms every one.
+    met = [each for each in terms.affinity or () if each.labels or each.fields]
+    found = [Alternative((*each.labels, *others), each.fields) for each in met]
+    return Terms(
+        terms.tolerations, terms.selector, tuple(found) if terms.affinity is not None else (Alternative(others),)
+    )
+
+
+def named(wanted: Iterable[Wanted]) -> Mapping[str, Json]:
+    """Return what is wanted as the name of an object and the pod template that it has.
+
+    A name depends on the terms of the pods alone, and those of equal ones are numbered, so that it stays while nodes
+    come: who asks anew under a name asks for no second node. The annotation `STAND_IN` tells what is asked under it.
+    """
+    found: dict[str, Json] = {}
+    numbers: dict[str, int] = {}
+    for each in sorted(wanted, key=lambda one: json.dumps(dict(one.unlike), sort_keys=True)):
+        digest = _digest(_terms(each.terms))
+        numbers[digest] = number = numbers.get(digest, -1) + 1
+        found[f"gpu-room-{digest}-{number}"] = _template(each)
+    return found
+
+
+def _digest(told: object) -> str:
+    return sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def _terms(terms: Terms) -> Json:
+    """Return terms as the fields of a pod's spec."""
+    selector = {**terms.selector, SWITCH_LABEL: SWITCHED_ON}
+    tolerations = [_given(key=t.key, operator=t.operator, value=t.value, effect=t.effect) for t in terms.tolerations]
+    found: Json = {"nodeSelector": selector, "tolerations": tolerations, "affinity": {"nodeAffinity": {}}}
+    if terms.affinity is not None:
+        alternatives = [
+            _given(matchExpressions=_conditions(each.labels), matchFields=_conditions(each.fields))
+            for each in terms.affinity
+        ]
+        found["affinity"]["nodeAffinity"] = {_REQUIRED: {"nodeSelectorTerms": alternatives}}
+    return found
+
+
+def _conditions(requirements: Iterable[Requirement]) -> list[Json]:
+    return [_given(key=one.key, operator=one.operator, values=list(one.values)) for one in requirements]
+
+
+def _given(**fields: Any) -> Json:
+    return {key: value for key, value in fields.items() if value}
+
+
+def _template(wanted: Wanted) -> Json:
+    terms = _terms(_narrowed(wanted.terms, {**wanted.unlike, HOSTNAME: wanted.present}))
+    spec = {
+        **terms,
+        "affinity": {**terms["affinity"], "podAntiAffinity": {_REQUIRED: [_ONE_EACH]}},
+        "schedulerName": SCHEDULER,
+        "priorityClassName": PRIORITY_CLASS,
+        "terminationGracePeriodSeconds": 0,
+        "automountServiceAccountToken": False,
+        "containers": [
+            {
+                "name": "room",
+                "image": IMAGE,
+                "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+            }
+        ],
+        "securityContext": {"runAsNonRoot": True, "runAsUser": 65534, "seccompProfile": {"type": "RuntimeDefault"}},
+    }
+    shown = ", ".join(wanted.pods[:_MOST_NAMED])
+    more = len(wanted.pods) - _MOST_NAMED
+    about = f"{shown} and {more} more" if more > 0 else shown
+    return {
+        "metadata": {"labels": {STAND_IN: "true"}, "annotations": {_FOR: about, STAND_IN: _digest(spec)}},
+        "spec": spec,
+    }
+
+
+def pod_of(name: str, namespace: str, template: Json, owners: Sequence[Json]) -> Json:
+    """Return a pod that stands for wanted room."""
+    meta = {**template["metadata"], "name": name, "namespace": namespace, "ownerReferences": list(owners)}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": template["spec"]}
+
+
+def buffer_of(name: str, namespace: str, template: Json, owners: Sequence[Json], version: str) -> tuple[Json, Json]:
+    """Return a PodTemplate and the CapacityBuffer that wants room for one such pod."""
+    meta = {**template["metadata"], "name": name, "namespace": namespace, "ownerReferences": list(owners)}
+    return (
+        {"apiVersion": "v1", "kind": "PodTemplate", "metadata": meta, "template": template},
+        {
+            "apiVersion": f"autoscaling.x-k8s.io/{version}",
+            "kind": "CapacityBuffer",
+            "metadata": meta,
+            "spec": {"podTemplateRef": {"name": name}, "replicas": 1},
+        },
+    )
+
+
+UNSCHEDULABLE: Mapping[str, Any] = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "message": "It stands for room that the cluster's autoscaler is to provide, and is never placed.",
+}
+"""The condition of a pod for which an autoscaler adds a node; of other pods a scheduler writes it."""

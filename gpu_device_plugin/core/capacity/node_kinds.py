@@ -1,0 +1,166 @@
+"""The kinds of nodes that an autoscaler can bring, by the nodes that are there or were: what a new one will be like."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gpu_device_plugin.core.capacity.terms import obstacles
+from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
+from gpu_device_plugin.core.cluster.fitting import unfit
+from gpu_device_plugin.core.contract.keys import HOSTNAME, NODE_LABELS, STARTUP_TAINT, MalformedAnnotationError
+from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus, read_node_gpus, write_node_gpus
+from gpu_device_plugin.core.contract.nodelabels import label_value
+from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts, Kind
+from gpu_device_plugin.core.model.taints import Taint  # noqa: TC001 - msgspec reads it
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from gpu_device_plugin.core.capacity.terms import Terms
+    from gpu_device_plugin.core.cluster.pod_demand import Ask
+
+PRODUCT = f"{NODE_LABELS}product"
+MACHINE = "node.kubernetes.io/instance-type"
+"""Of Kubernetes: the label with the cloud's type of machine."""
+_MOST_LABELS = 4096
+"""Characters of the labels of a kind; a node with more is not remembered."""
+_STARTING = ("node.kubernetes.io/", "startup-taint.cluster-autoscaler.kubernetes.io/", "ignore-taint.")
+"""How keys of taints begin that a node loses once it has started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a waiting pod needs of a node; a scheduler may treat pods with equal needs alike."""
+
+    ask: Ask
+    terms: Terms
+    amounts: Amounts = NO_AMOUNTS
+    others: frozenset[str] = frozenset()
+    """The resources that it requests besides ours, CPU and memory."""
+
+    def met_by(self, node: Candidate) -> bool:
+        """Return whether a node has room now, on its GPUs and of CPU and memory."""
+        return (node.left is None or node.left.cover(self.amounts)) and unfit(self.ask, node) is None
+
+    def fits_by_sums(self, node: Candidate) -> bool:
+        """Return whether the GPUs that it asks for are free in sum, which is all that an autoscaler looks at."""
+        whole = sum(part.demand.amount for part in self.ask.parts if part.demand.kind is Kind.COUNT)
+        shares = sum(part.demand.amount for part in self.ask.parts if part.demand.kind is Kind.MEMORY)
+        return len(node.summary.unused) >= whole and sum(node.summary.frees) >= shares
+
+
+@dataclass(frozen=True, slots=True)
+class NodeKind:
+    """A node as far as it decides which pods may go there (`terms.NodeFacts`), started and with all that it offers."""
+
+    node: Candidate
+    labels: Mapping[str, str]
+    taints: tuple[Taint, ...] = ()
+    others: frozenset[str] = frozenset()
+    """The resources that it offers besides ours, CPU and memory."""
+    name: str = field(default="", init=False)
+    ready: bool = field(default=True, init=False)
+    unschedulable: bool = field(default=False, init=False)
+
+    def allows(self, needs: Needs) -> bool:
+        """Return whether a pod may go there by its own terms, whatever room there is."""
+        return needs.others <= self.others and next(obstacles(self, needs.terms), None) is None
+
+    @property
+    def product(self) -> str:
+        """The model of its GPUs as agents label it; empty: it is not known."""
+        models = {gpu.model for gpu in self.node.gpus.gpus if gpu.instance is None}
+        return label_value(models.pop()) if len(models) == 1 else "mixed" if models else ""
+
+    @property
+    def marks(self) -> Mapping[str, str]:
+        """The labels by which nodes of this kind are told from others, as far as they are known."""
+        found = {PRODUCT: self.product, MACHINE: self.labels.get(MACHINE, "")}
+        return {key: value for key, value in found.items() if value}
+
+    @property
+    def key(self) -> str:
+        """The same for nodes of one kind, whatever GPUs of theirs are listed at the moment."""
+        told = [sorted(self.marks.items()), sorted(map(str, self.taints))]
+        return sha256(json.dumps(told).encode()).hexdigest()[:16]
+
+
+def kind_of(node: Candidate, labels: Mapping[str, str], taints: Iterable[Taint], others: frozenset[str]) -> NodeKind:
+    """Return the kind of a node: as if no pod were on it, every GPU took pods, and it had started.
+
+    Its GPUs have no UUIDs: no new node has a GPU that a pod may want by name.
+    """
+    cards = node.gpus.cards
+    gpus = tuple(
+        ListedGpu(
+            gpu.position,
+            gpu.shares,
+            model=gpu.model,
+            instance=gpu.instance and replace(gpu.instance, parent=str(cards[gpu.position])),
+        )
+        for gpu in node.gpus.gpus
+    )
+    listed = NodeGpus(gpus, node.gpus.share_mib, node.gpus.policy, divided=node.gpus.divided)
+    empty = candidate("", listed, (), node.allocatable)
+    return NodeKind(empty, {key: labels[key] for key in labels if key != HOSTNAME}, lasting(taints), others)
+
+
+def lasting(taints: Iterable[Taint]) -> tuple[Taint, ...]:
+    """Return the taints that a node keeps once it has started."""
+    return tuple(taint for taint in taints if taint.key != STARTUP_TAINT and not taint.key.startswith(_STARTING))
+
+
+def likely_labels(labels: Mapping[str, str], kinds: Iterable[NodeKind]) -> Mapping[str, str]:
+    """Return the labels of a node with those of the first kind that has all of them: its agent has written none yet."""
+    theirs = {key: value for key, value in labels.items() if key != HOSTNAME}
+    for kind in kinds:
+        if theirs.items() <= kind.labels.items():
+            return {**kind.labels, **kind.marks}
+    return theirs
+
+
+def unlike(fitting: Collection[NodeKind], others: Iterable[NodeKind]) -> Mapping[str, list[str]]:
+    """Return by label the values that none of the fitting kinds has, and some of the others."""
+    found: dict[str, set[str]] = {}
+    for key in (PRODUCT, MACHINE):
+        known = {kind.marks.get(key, "") for kind in fitting}
+        found[key] = {kind.marks.get(key, "") for kind in others} - known - {""}
+    return {key: sorted(values) for key, values in found.items() if values}
+
+
+# --- Kept over restarts -----------------------------------------------------------------------------------------------
+
+
+class _Kept(msgspec.Struct):
+    gpus: str
+    labels: dict[str, str]
+    taints: tuple[Taint, ...]
+    allocatable: Amounts | None
+    others: tuple[str, ...]
+
+
+_KEPT = msgspec.json.Decoder(_Kept)
+
+
+def write_kind(kind: NodeKind) -> str | None:
+    """Return a kind as JSON; None: its labels are too long to be remembered, or another's plugin is on it."""
+    if kind.node.gpus.divided or sum(len(key) + len(value) for key, value in kind.labels.items()) > _MOST_LABELS:
+        return None
+    gpus, others = write_node_gpus(kind.node.gpus), tuple(sorted(kind.others))
+    kept = _Kept(gpus, dict(kind.labels), kind.taints, kind.node.allocatable, others)
+    return msgspec.json.encode(kept, order="sorted").decode()
+
+
+def read_kind(text: str) -> NodeKind | None:
+    """Return a kind from its JSON; None: it is not one, as others may have written it."""
+    try:
+        kept = _KEPT.decode(text)
+        node = candidate("", read_node_gpus(kept.gpus), (), kept.allocatable)
+    except (msgspec.DecodeError, RecursionError, MalformedAnnotationError):
+        return None
+    return NodeKind(node, kept.labels, kept.taints, frozenset(kept.others))

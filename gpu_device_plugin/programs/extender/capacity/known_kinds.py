@@ -1,0 +1,126 @@
+"""The kinds of nodes that the cluster has or had: those that are gone are kept in a ConfigMap over restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gpu_device_plugin.cluster.client.answers import translated
+from gpu_device_plugin.cluster.client.errors import Call, ForbiddenError, NotFoundError
+from gpu_device_plugin.cluster.objects.decoding import ObjectKind, decoded
+from gpu_device_plugin.core.capacity.node_kinds import kind_of, lasting, read_kind, write_kind
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from gpu_device_plugin.core.capacity.node_kinds import NodeKind
+    from gpu_device_plugin.fleet_judge import Judge
+    from gpu_device_plugin.programs.extender.capacity.parts import Parts
+
+_log = logging.getLogger(__name__)
+
+_CONFIG_MAPS = ObjectKind("configmaps")
+_NAME = "gpushare-node-kinds"
+_MOST_KINDS = 64
+_MOST_BYTES = 8192
+"""Of a kind that is remembered: a node with 16 GPUs takes 2 kB, and its labels up to 4 kB."""
+_NODES_AT_ONCE = 64
+_CALL_S = 5.0
+
+
+class _ConfigMap(msgspec.Struct):
+    data: dict[str, str] | None = None
+
+
+_DECODER = msgspec.json.Decoder(_ConfigMap)
+
+
+@dataclass(eq=False)
+class KnownKinds:
+    """Which kinds there are. Where the ConfigMap is missing, those that are gone are forgotten at a restart."""
+
+    _parts: Parts
+    _judge: Judge
+    _: KW_ONLY
+    namespace: str
+
+    def __post_init__(self) -> None:
+        self._kept: dict[str, str] | None = None
+        """By `NodeKind.key`, the JSON of the kinds that are remembered; None: it is to be read."""
+        self._written = True
+        """Whether the ConfigMap is there to be written."""
+        self._found: tuple[object, Sequence[NodeKind]] | None = None
+        """The latest kinds that are there, and for which state of the cluster."""
+
+    def forget(self) -> None:
+        """Read again what is kept: another extender has been active."""
+        self._kept = None
+
+    async def all(self, labels: Collection[str]) -> Sequence[NodeKind]:
+        """Return the kinds, present ones first. Nodes that differ in one of these labels are of different kinds.
+
+        Raises ApiError.
+        """
+        present = await self._there(frozenset(labels))
+        await self._remember(present)
+        there = {kind.key for kind in present}
+        gone = [read_kind(text) for key, text in (self._kept or {}).items() if key not in there]
+        return [*present, *(kind for kind in gone if kind is not None)]
+
+    async def _there(self, labels: frozenset[str]) -> Sequence[NodeKind]:
+        followed = self._parts.followed.nodes
+        state = labels, self._parts.followed.changes, dict(self._judge.node_types())
+        if self._found is not None and self._found[0] == state:
+            return self._found[1]
+        found: dict[object, NodeKind] = {}
+        for number, (node_type, node) in enumerate(self._judge.by_type()):
+            if not number % _NODES_AT_ONCE:
+                await asyncio.sleep(0)
+            itself = followed.get(node.name)
+            if itself is None or node.gpus.claims or len(found) >= _MOST_KINDS:
+                continue
+            told = tuple([itself.labels.get(key) for key in labels])
+            key = node_type, told, lasting(itself.taints), itself.others
+            if key not in found:
+                found[key] = kind_of(node, itself.labels, itself.taints, itself.others)
+        self._found = state, list(found.values())
+        return self._found[1]
+
+    async def _remember(self, present: Sequence[NodeKind]) -> None:
+        if self._kept is None:
+            self._kept = await self._read()
+        # Of a kind of which a node lists fewer GPUs now, as one is broken, the whole one is remembered.
+        texts: dict[str, str] = {}
+        for kind in sorted(present, key=lambda each: each.node.summary.total):
+            text = write_kind(kind)
+            if text is not None and len(text) <= _MOST_BYTES:
+                texts[kind.key] = text
+        new = {key: text for key, text in texts.items() if self._kept.get(key) != text}
+        if not new:
+            return
+        full = [key for key in self._kept if key not in texts][: max(0, len(self._kept | new) - _MOST_KINDS)]
+        changes: dict[str, str | None] = {**new, **dict.fromkeys(full)}
+        self._kept = {key: text for key, text in (self._kept | new).items() if key not in full}
+        if self._written:
+            await self._parts.client.patch(
+                _CONFIG_MAPS, _NAME, {"data": changes}, namespace=self.namespace, timeout_s=_CALL_S
+            )
+
+    async def _read(self) -> dict[str, str]:
+        try:
+            raw = await self._parts.client.get(_CONFIG_MAPS, _NAME, namespace=self.namespace, timeout_s=_CALL_S)
+        except (NotFoundError, ForbiddenError) as error:
+            self._written = False
+            hint = (
+                "apply deploy/optional/capacity.yaml, or kinds of nodes that are gone are not asked for after a restart"
+            )
+            _log.warning("kinds of nodes are not kept", extra={"why": f"{error}; {hint}", "once_per_s": 3600})
+            return {}
+        self._written = True
+        with translated(Call("get", _CONFIG_MAPS.plural, namespace=self.namespace, name=_NAME)):
+            data = decoded(_DECODER, raw, "ConfigMap").data or {}
+        return {key: text for key, text in list(data.items())[:_MOST_KINDS] if len(text) <= _MOST_BYTES}

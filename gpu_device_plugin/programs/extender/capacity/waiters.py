@@ -1,0 +1,93 @@
+"""The pods that wait for room: no scheduler has found a node for them, and by GPUs, CPU and memory none has room."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.capacity.movable import other_resources
+from gpu_device_plugin.core.capacity.node_kinds import Needs
+from gpu_device_plugin.core.cluster.pod_demand import Impossible, ask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.fleet_judge import Judge
+    from gpu_device_plugin.programs.extender.capacity.parts import Parts
+
+
+_NEW_S = 60.0
+"""How long after a node was made kube-scheduler may not have tried a pod on it: it retries one within 10 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """A pod for which its scheduler has found no node."""
+
+    pod: Pod
+    needs: Needs
+
+    def __str__(self) -> str:
+        """Return ``namespace/name``."""
+        return f"{self.pod.namespace}/{self.pod.name}"
+
+
+@dataclass(eq=False)
+class Waiters:
+    """The waiting pods, whichever part of a scheduler refused them."""
+
+    _parts: Parts
+    _judge: Judge
+    _named: Callable[[str], Sequence[str] | None]
+    """Returns the nodes that kube-scheduler has named last for a pod by its UID, if none of them had room."""
+
+    def unschedulable(self, for_s: float) -> Sequence[Waiter]:
+        """Return the pods that have been unschedulable for so many seconds; none whose demand no node can ever meet."""
+        followed, before = self._parts.followed, self._parts.wall() - for_s
+        ours = frozenset(resource.name for resource in self._parts.resources)
+        found = []
+        for uid, pod in self._parts.fleet.pending.items():
+            if followed.unschedulable.get(uid, before + 1) > before:
+                continue
+            asked = ask(pod, self._parts.resources)
+            if not isinstance(asked, Impossible) and asked.parts:
+                terms = followed.facts(uid).terms
+                found.append(Waiter(pod, Needs(asked, terms, pod.amounts, other_resources(pod, ours))))
+        return found
+
+    async def without_room(self, waiting: Sequence[Waiter]) -> Sequence[Waiter]:
+        """Leave out the pods for which there is room, free or held: kube-scheduler is about to try them again."""
+        followed = self._parts.followed
+        residents = self._parts.residents([name for name, node in followed.nodes.items() if node.open and node.offers])
+        new = {node.name for node in followed.young(self._parts.wall() - _NEW_S)}
+        known: dict[object, bool] = {}
+        rooms = Counter(room.owner for _, room in self._parts.holds.rooms.values())
+        found = []
+        for each in waiting:
+            owner = "" if each.pod.owner is None else each.pod.owner.uid
+            if rooms[owner] > 0 and self._parts.holds.for_pod(each.pod, each.needs.ask) is not None:
+                rooms[owner] -= 1
+                continue
+            # Affinity to pods is for kube-scheduler to judge; nodes that it did not know then it tries by itself.
+            named = self._named(each.pod.uid) if followed.facts(each.pod.uid).neighbours else None
+            key = each.needs, None if named is None else id(named)
+            if key not in known:
+                allowed = residents.allowed(each.needs.terms)
+                known[key] = self._has_room(each.needs, allowed if named is None else allowed & new.union(named))
+                await asyncio.sleep(0)
+            if not known[key]:
+                found.append(each)
+        return found
+
+    def _has_room(self, needs: Needs, allowed: frozenset[str]) -> bool:
+        """Return whether one of the nodes that a pod may go to has room for it."""
+        nodes, followed = self._parts.fleet.candidates, self._parts.followed.nodes
+        names = [name for name in allowed if name in nodes and needs.others <= followed[name].others]
+        verdicts = self._judge.verdicts(needs.ask, names)
+        return any(
+            why is None and ((left := nodes[name].left) is None or left.cover(needs.amounts))
+            for name, why in zip(names, verdicts, strict=True)
+        )

@@ -1,0 +1,150 @@
+"""What a new node will be like, by the nodes that are there or were."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from gpu_device_plugin.core.capacity.node_kinds import (
+    MACHINE,
+    PRODUCT,
+    Needs,
+    kind_of,
+    likely_labels,
+    read_kind,
+    unlike,
+    write_kind,
+)
+from gpu_device_plugin.core.capacity.terms import NO_TERMS, Terms, Toleration
+from gpu_device_plugin.core.cluster.candidate import candidate
+from gpu_device_plugin.core.cluster.fitting import unfit
+from gpu_device_plugin.core.contract.keys import HOSTNAME, STARTUP_TAINT
+from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
+from gpu_device_plugin.core.contract.wishes import Wishes
+from gpu_device_plugin.core.model.resources import Amounts
+from gpu_device_plugin.core.model.taints import Taint
+from tests.core.cluster.test_fitting import asking, mem, node, whole
+
+LABELS = {HOSTNAME: "n1", "pool": "gpus", MACHINE: "g4dn.12xlarge"}
+TAINTS = (Taint("dedicated"), Taint(STARTUP_TAINT), Taint("node.kubernetes.io/not-ready"))
+NONE: frozenset[str] = frozenset()
+USED = node(8, 8, used={0: 5}, unhealthy=(1,), models=("Tesla T4", "Tesla T4"))
+T4 = kind_of(
+    replace(USED, gpus=replace(USED.gpus, problem="away", away=True), allocatable=Amounts(8, 8)),
+    LABELS,
+    TAINTS,
+    frozenset({"rdma/hca"}),
+)
+SLICED = candidate(
+    "n",
+    NodeGpus(
+        tuple(
+            ListedGpu(at, 10, f"MIG-{at}", "H100", instance=ListedInstance(card, 0, at, "1g.10gb", at))
+            for at, card in enumerate("aab")
+        ),
+        1024,
+    ),
+    (),
+)
+A100 = kind_of(node(40, 40, models=("A100", "A100")), {"pool": "large"}, (), NONE)
+
+
+def test_a_new_node_is_empty_and_whole_and_has_started() -> None:
+    assert unfit(asking(mem(8), mem(8)), T4.node) is None
+    assert T4.node.left == Amounts(8, 8)
+    assert (T4.labels, T4.taints) == ({"pool": "gpus", MACHINE: "g4dn.12xlarge"}, (Taint("dedicated"),))
+    assert T4.marks == {PRODUCT: "Tesla-T4", MACHINE: "g4dn.12xlarge"}
+    assert A100.marks == {PRODUCT: "A100"}
+
+
+def test_a_new_node_has_no_gpu_that_a_pod_wants_by_name() -> None:
+    (uuid,) = {gpu.uuid for gpu in node(8).gpus.gpus}
+
+    wants = Needs(asking(mem(4), wishes=Wishes(use_uuids={uuid})), NO_TERMS)
+    assert wants.met_by(node(8))
+    assert not wants.met_by(kind_of(node(8), {}, (), NONE).node)
+
+
+def test_kinds_with_several_models_or_none_are_not_told_by_their_product() -> None:
+    mixed = kind_of(node(8, 40, models=("T4", "A100")), {}, (), NONE)
+    nothing = kind_of(node(), {}, (), NONE)
+
+    assert (mixed.product, nothing.product, nothing.marks) == ("mixed", "", {})
+
+
+@pytest.mark.parametrize(
+    ("needs", "allowed"),
+    [
+        (Needs(asking(mem(1)), Terms((Toleration("dedicated", "Exists"),))), True),
+        (Needs(asking(mem(1)), NO_TERMS), False),
+        (
+            Needs(
+                asking(mem(1)),
+                Terms((Toleration(operator="Exists"),), {"pool": "gpus"}),
+                others=frozenset({"rdma/hca"}),
+            ),
+            True,
+        ),
+        (Needs(asking(mem(1)), Terms((Toleration(operator="Exists"),)), others=frozenset({"example.com/x"})), False),
+    ],
+)
+def test_the_pods_terms_and_its_other_resources_decide_where_it_may_go(needs: Needs, *, allowed: bool) -> None:
+    assert T4.allows(needs) == allowed
+
+
+def test_gpus_cpu_and_memory_decide_where_it_has_room() -> None:
+    assert Needs(asking(mem(8)), NO_TERMS, Amounts(8, 8)).met_by(T4.node)
+    assert not Needs(asking(mem(8)), NO_TERMS, Amounts(9, 8)).met_by(T4.node)
+    assert not Needs(asking(mem(9)), NO_TERMS).met_by(T4.node)
+    assert Needs(asking(mem(8)), NO_TERMS, Amounts(9, 8)).met_by(node(8))
+
+
+@pytest.mark.parametrize(("needs", "fits"), [(mem(11), True), (mem(12), False), (whole(1), True), (whole(2), False)])
+def test_an_autoscaler_sees_sums_alone(needs: object, fits: bool) -> None:  # noqa: FBT001
+    assert Needs(asking(needs), NO_TERMS).fits_by_sums(node(8, 8, used={0: 5})) == fits  # type: ignore[arg-type]
+
+
+def test_nodes_of_no_use_are_told_by_labels_that_no_useful_one_has() -> None:
+    same = replace(A100, labels={MACHINE: "g4dn.12xlarge"})
+
+    assert unlike([A100], [T4, A100]) == {PRODUCT: ["Tesla-T4"], MACHINE: ["g4dn.12xlarge"]}
+    assert unlike([same], [T4, A100]) == {PRODUCT: ["Tesla-T4"]}
+    assert unlike([T4, A100], [T4, A100]) == {}
+
+
+def test_a_node_without_its_agents_labels_is_likely_of_the_kind_that_has_all_of_its_labels() -> None:
+    assert likely_labels({HOSTNAME: "n2", "pool": "gpus"}, [A100, T4]) == {**T4.labels, **T4.marks}
+    assert likely_labels({HOSTNAME: "n2", "pool": "new"}, [A100, T4]) == {"pool": "new"}
+
+
+def test_a_kind_is_kept_as_text() -> None:
+    for kind in (T4, A100, kind_of(SLICED, {}, (), NONE)):
+        text = write_kind(kind)
+        assert text is not None
+        again = read_kind(text)
+        assert again == kind
+        assert again.key == kind.key
+    assert len({T4.key, A100.key, replace(T4, taints=()).key}) == 3
+    assert replace(T4, node=node(8, models=("Tesla T4",))).key == T4.key, "one GPU is broken"
+
+
+def test_a_kind_is_not_kept_that_cannot_be() -> None:
+    assert write_kind(replace(T4, labels={"a": "b" * 5000})) is None
+    assert write_kind(replace(T4, node=replace(T4.node, gpus=replace(T4.node.gpus, divided=True)))) is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"gpus": {}}', "[" * 100_000, '{"gpus": 1}'])
+def test_what_others_have_written_is_no_kind(text: str) -> None:
+    assert read_kind(text) is None
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"gpus": "{}"}, {"labels": None}, {"taints": [["a"]]}, {"taints": 1}, {"allocatable": [1]}, {"others": 1}],
+)
+def test_nor_is_a_kind_with_a_part_that_is_none(changed: dict[str, object]) -> None:
+    text = write_kind(T4)
+    assert text is not None
+    assert read_kind(json.dumps(json.loads(text) | changed)) is None
