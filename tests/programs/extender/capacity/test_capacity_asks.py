@@ -1,0 +1,125 @@
+"""Which nodes the autoscaler is asked for: of every kind that may help, one for each that is wanted, by stable names."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from gpu_device_plugin.core.contract.keys import HELD_ROOM, HOSTNAME
+from tests.programs.extender.capacity.capacity_world import (
+    KINDS,
+    NAMESPACE,
+    annotate,
+    capacity_world,
+    node,
+    nodes_left_out,
+    pod,
+    some_rounds,
+    stand_ins,
+)
+from tests.programs.extender.capacity.test_capacity_grow import NOW, PRODUCT, two_halves, wanted_for
+from tests.programs.extender.harness import NODE_GPUS, gpus
+
+
+async def test_all_kinds_of_nodes_that_fit_are_allowed_those_that_are_gone_too_after_a_restart() -> None:
+    """Only the A100 has room for 20. It was there once; the small node is in use, and has a free sum of 22."""
+    async with capacity_world(grow="stand-ins") as w:
+        node(w, "a", 16, 16, labels={"pool": "small"})
+        node(w, "b", 40, model="A100", labels={"pool": "large"})
+        pod(w, "a-0", 5, at=("a", 0))
+        pod(w, "a-1", 5, at=("a", 1))
+        await w.start()
+        await w.until(lambda: len(w.api.get("configmaps", KINDS, NAMESPACE).get("data", {})) == 2)
+        w.api.delete("nodes", "b")
+        await w.restart()
+        pod(w, "p", 20, spec={"nodeSelector": {"pool": "large"}})
+        pod(w, "q", 12)
+        await w.schedule()
+        await w.until(lambda: len(stand_ins(w)) == 1)
+        (there,) = stand_ins(w)
+        assert nodes_left_out(there, PRODUCT) == ["Tesla-T4"]
+        assert there["spec"]["nodeSelector"] == {"gpushare": "true", "pool": "large"}
+        w.force_delete("p")
+        await w.until(lambda: [wanted_for(each) for each in stand_ins(w)] == ["default/q"])
+        (there,) = stand_ins(w)
+        (term,) = there["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+            "nodeSelectorTerms"
+        ]
+        assert [each["key"] for each in term["matchExpressions"]] == [HOSTNAME], "both kinds will do"
+
+
+async def test_a_kind_of_node_that_nobody_has_seen_is_asked_for_where_sums_hide_that_the_pod_has_no_room() -> None:
+    """The free sum of 22 would do for 20. A new node of the same kind is no reason to ask again at once."""
+    async with capacity_world(grow="stand-ins", node_start="4s") as w:
+        node(w, "a", 16, 16)
+        pod(w, "a-0", 5, at=("a", 0))
+        pod(w, "a-1", 5, at=("a", 1))
+        await w.start()
+        pod(w, "p", 20)
+        pod(w, "beyond", 23)
+        await w.schedule()
+        await w.until(lambda: len(stand_ins(w)) == 1)
+        (there,) = stand_ins(w)
+        assert wanted_for(there) == "default/p"
+        assert nodes_left_out(there, PRODUCT) == ["Tesla-T4"]
+        node(w, "new", 16, 16, created=NOW, model="A10")
+        await w.until(lambda: any(each["reason"] == "GPUNodeDidNotHelp" for each in w.api.all("events")))
+        await w.until(lambda: not stand_ins(w))
+
+
+async def test_a_node_that_comes_uses_one_up_and_the_others_keep_their_names() -> None:
+    """Its agent says nothing yet. Under the names that stay, the node that has come is left out."""
+    async with capacity_world(grow="stand-ins", node_start="1h") as w:
+        two_halves(w)
+        await w.start()
+        for n in range(6):
+            pod(w, f"p{n}", 5)
+        await w.schedule()
+        await w.until(lambda: len(stand_ins(w)) == 3)
+        names = {each["metadata"]["name"] for each in stand_ins(w)}
+        node(w, "new", created=NOW)
+        await w.until(lambda: [nodes_left_out(each) for each in stand_ins(w)] == [["a", "new"]] * 2)
+        assert {each["metadata"]["name"] for each in stand_ins(w)} < names
+        made = w.api.count("create", "pods")
+        await w.restart()
+        await some_rounds(w)
+        assert len(stand_ins(w)) == 2
+        assert w.api.count("create", "pods") == made, "another extender asks for the same"
+
+        w.api.patch("nodes", "new", {"metadata": {"annotations": {NODE_GPUS: gpus("new", 8, 8)}}})
+        await w.seen()
+        await some_rounds(w)
+        assert len(stand_ins(w)) == 2, "its kubelet offers nothing yet"
+        assert w.api.count("create", "pods") == made
+
+
+async def test_pods_with_different_terms_share_a_new_node_where_a_kind_meets_all_of_them() -> None:
+    async with capacity_world(grow="stand-ins") as w:
+        node(w, "a", 8, 8, labels={"pool": "gpus", "zone": "z"})
+        pod(w, "a-0", 5, at=("a", 0))
+        pod(w, "a-1", 5, at=("a", 1))
+        await w.start()
+        pod(w, "p", 5, spec={"nodeSelector": {"pool": "gpus"}})
+        pod(w, "q", 5, spec={"nodeSelector": {"zone": "z"}})
+        await w.schedule()
+        await w.until(
+            lambda: (
+                [each["spec"]["nodeSelector"] for each in stand_ins(w)]
+                == [{"gpushare": "true", "pool": "gpus", "zone": "z"}]
+            )
+        )
+
+
+async def test_a_pod_that_waits_for_held_room_has_a_node_asked_for_and_the_one_that_it_is_held_for_has_not() -> None:
+    """Both are told to try again: that is no refusal."""
+    async with capacity_world(grow="stand-ins", keep_nodes="true") as w:
+        two_halves(w)
+        until = time.time() + 3600
+        room = {"uid-gone": {"owner": "uid-web", "namespace": "default", "gpus": {"0": 4}, "until": until}}
+        node(w, "b", 4)
+        annotate(w, "b", **{HELD_ROOM: json.dumps(room)})
+        await w.start()
+        pod(w, "other", 4, rs="other")
+        results = await w.schedule()
+        assert results["other"].reason == "SchedulerError"
+        await w.until(lambda: [wanted_for(each) for each in stand_ins(w)] == ["default/other"])
