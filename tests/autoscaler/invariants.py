@@ -9,7 +9,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
-from tests.autoscaler.world import GPUS, SHARES, live, ours
+from tests.autoscaler.cloud import GPUS, SHARES
+from tests.autoscaler.world import live, ours
 from tests.patience import stretched
 from tests.programs.extender.harness import held
 

@@ -14,6 +14,8 @@ from tests.programs.extender.harness import held
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from tests.autoscaler.cloud import Group
+
 Json = dict[str, Any]
 
 MERGE = "application/merge-patch+json"
@@ -25,9 +27,8 @@ class Kubelets:
     """Looks at all nodes and pods again and again, and does what their kubelets and agents would."""
 
     ask: Callable[..., Awaitable[Json]]
-    gpus: int
-    shares: int
-    """Of each GPU."""
+    group_of: Callable[[str], Group]
+    """The group of a node by its name."""
     late: Mapping[str, object]
     """Nodes whose agents have not started yet."""
     pause_s: float = 0.1
@@ -79,9 +80,10 @@ class Kubelets:
             if pod["spec"].get("nodeName") == name and pod["status"]["phase"] not in {"Succeeded", "Failed"}:
                 shares.update(dict(held(pod, GPU_MEM)))
                 whole.update(dict(held(pod, GPU_COUNT)))
+        group = self.group_of(name)
         offered = {
-            GPU_MEM: str((self.gpus - len(whole)) * self.shares),
-            GPU_COUNT: str(self.gpus - sum(number > 0 for number in shares.values())),
+            GPU_MEM: str((group.gpus - len(whole)) * group.shares),
+            GPU_COUNT: str(group.gpus - sum(number > 0 for number in shares.values())),
         }
         if any(node["status"]["allocatable"].get(key) != amount for key, amount in offered.items()):
             status = {"status": {"allocatable": offered}}

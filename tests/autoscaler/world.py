@@ -22,7 +22,7 @@ from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing import builders
 from tests.autoscaler.buffers import CAPACITY_BUFFER
-from tests.autoscaler.cloud import Cloud
+from tests.autoscaler.cloud import Cloud, Group
 from tests.autoscaler.kubelets import MERGE, STATUS, Kubelets
 from tests.cluster.conftest import processes
 from tests.cluster.conftest import programs as api_server_programs
@@ -32,17 +32,15 @@ from tests.deploy.test_scheduler_manifest import ACCOUNT
 from tests.kubeconfig import kubeconfig
 from tests.patience import REAL_S, beside, eventually, stretched
 from tests.ports import free_port
-from tests.programs.extender.harness import NODE_GPUS, PREFIX, QUICK, gpus, patient
+from tests.programs.extender.harness import NODE_GPUS, PREFIX, QUICK, patient
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
     from tests.cluster.conftest import RealServer
 
 Json = dict[str, Any]
 
-GPUS, SHARES = 4, 8
-"""Of every node."""
 SCHEDULER = "gpushare-scheduler"
 
 _QUICK = {
@@ -102,8 +100,7 @@ class AutoscaledCluster:
     """From then on until its agent has told of its GPUs."""
     taint: str = ""
     """Key of the taint with which a node registers."""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    """That the cloud puts on its nodes."""
+    groups: Sequence[Group] = field(default_factory=lambda: [Group()])
     nodes: list[Json] = field(default_factory=list)
     pods: list[Json] = field(default_factory=list)
     """As they were last seen."""
@@ -113,8 +110,8 @@ class AutoscaledCluster:
     _late: dict[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.cloud = Cloud(lambda name: node_like(name, self.labels), self._boot, self._remove)
-        self.kubelets = Kubelets(self.ask, GPUS, SHARES, self._late, looked=[self._look])
+        self.cloud = Cloud(self.groups, self._boot, self._remove)
+        self.kubelets = Kubelets(self.ask, self.cloud.group_of, self._late, looked=[self._look])
 
     def _look(self, nodes: list[Json], pods: list[Json]) -> None:
         self.nodes, self.pods = nodes, pods
@@ -134,11 +131,11 @@ class AutoscaledCluster:
 
     # Nodes
 
-    async def _boot(self, node: Json) -> None:
+    async def _boot(self, group: Group, name: str) -> None:
         """Have a machine join as a node, be ready after a while, and have its agent tell of its GPUs after that."""
-        name = node["metadata"]["name"]
-        whole = json.loads(json.dumps(node))
+        node, whole = group.node(name), group.node(name)
         self._late[name] = True
+        node["metadata"]["labels"] = {"kubernetes.io/hostname": name, **group.clouds_labels()}
         node["spec"]["providerID"] = f"double://{name}"
         node["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
         node["metadata"].pop("annotations")
@@ -165,19 +162,19 @@ class AutoscaledCluster:
         await self.ask("PATCH", f"/api/v1/nodes/{name}/status", {"status": {"conditions": [ready]}}, STATUS)
 
     async def _tell(self, name: str, node: Json) -> None:
-        annotations, status = node["metadata"]["annotations"], node["status"]
+        meta, status = node["metadata"], node["status"]
         amounts = {each: status[each] for each in ("capacity", "allocatable")}
         await self.ask("PATCH", f"/api/v1/nodes/{name}/status", {"status": amounts}, STATUS, missing=True)
-        noted = {"metadata": {"annotations": annotations}}
+        noted = {"metadata": {"annotations": meta["annotations"], "labels": meta["labels"]}}
         await self.ask("PATCH", f"/api/v1/nodes/{name}", noted, MERGE, missing=True)
         self._late.pop(name)
 
     async def _remove(self, name: str) -> None:
         await self.ask("DELETE", f"/api/v1/nodes/{name}", missing=True)
 
-    async def grown(self, number: int = 1, *, age_s: float = 0.0) -> list[str]:
+    async def grown(self, number: int = 1, *, age_s: float = 0.0, group: str = "") -> list[str]:
         """Have nodes at once, ready for as long as `age_s`: after a minute one is the autoscaler's example."""
-        names = self.cloud.start(number)
+        names = self.cloud.start(number, group)
         await self.until(lambda: set(names) <= self.ready_names(), f"{names} are ready")
         for name in names:
             await self._ready(name, datetime.now(UTC) - timedelta(seconds=age_s))
@@ -194,9 +191,12 @@ class AutoscaledCluster:
 
     # Pods
 
-    async def pod(self, name: str, **amounts: int) -> None:
-        """Make a pod without a controller that asks for mem=, or count=."""
-        await self.ask("POST", "/api/v1/namespaces/default/pods", _pod(name, amounts))
+    async def pod(self, name: str, more: Json | None = None, /, **amounts: int) -> None:
+        """Make a pod without a controller that asks for mem=, or count=; `more`: its annotations, and of its spec."""
+        body = _pod(name, amounts)
+        body["metadata"]["annotations"] = (more or {}).get("annotations", {})
+        body["spec"] |= (more or {}).get("spec", {})
+        await self.ask("POST", "/api/v1/namespaces/default/pods", body)
 
     async def deployment(self, name: str, replicas: int, **amounts: int) -> None:
         """Make a Deployment of such pods."""
@@ -228,10 +228,10 @@ class AutoscaledCluster:
         """Wait until there are so many pods of ours, each on a node."""
         await self.until(lambda: len(self.places()) == number and not self.waiting(), f"{number} pods have their place")
 
-    async def until(self, condition: Callable[[], Any], what: str = "") -> None:
+    async def until(self, condition: Callable[[], Any], what: str = "", *, quiet_s: float = REAL_S) -> None:
         """Wait for what real programs do."""
         try:
-            await eventually(condition, what, quiet_s=REAL_S, pause_s=0.1)
+            await eventually(condition, what, quiet_s=quiet_s, pause_s=0.1)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self}") from None
 
@@ -260,23 +260,6 @@ def ours(pod: Json) -> bool:
 def live(pod: Json) -> bool:
     """Whether a pod has neither ended nor been told to."""
     return "deletionTimestamp" not in pod["metadata"] and pod["status"]["phase"] not in {"Succeeded", "Failed"}
-
-
-def node_like(name: str, more: Mapping[str, str]) -> Json:
-    """Return a node of the group as its kubelet and its agent describe it."""
-    labels = {
-        "gpushare": "true",
-        "gpu-device-plugin/product": "Tesla-T4",
-        "gpu-device-plugin/product.Tesla-T4": "true",
-        "pool": "gpus",
-    }
-    return builders.node(
-        name,
-        mem=GPUS * SHARES,
-        count=GPUS,
-        labels=labels | dict(more),
-        annotations={NODE_GPUS: gpus(name, *[SHARES] * GPUS)},
-    )
 
 
 def _pod(name: str, amounts: Mapping[str, int]) -> Json:
