@@ -365,11 +365,11 @@ async def account(cluster: AutoscaledCluster) -> ClusterConfig:
     """Have what the manifests have of accounts, rights and policies; return the access of the extender's account."""
     for manifest in ("daemonset", "scheduler", "optional/capacity"):
         for each in documents(manifest):
-            if each["kind"] in {"Namespace", "ServiceAccount", "ClusterRole", "Role", "PriorityClass"} or (
+            if each["kind"] in {"Namespace", "ServiceAccount", "ClusterRole", "Role", "PriorityClass", "ConfigMap"} or (
                 "Binding" in each["kind"] or each["kind"] == "ValidatingAdmissionPolicy"
             ):
                 await cluster.ask("POST", path_of(each), each, missing=True)
-                if each["metadata"].get("namespace") and "Role" in each["kind"]:
+                if each["metadata"].get("namespace") and ("Role" in each["kind"] or each["kind"] == "ConfigMap"):
                     # Not in a pod, it works in this namespace instead of its own.
                     each["metadata"]["namespace"] = "kube-system"
                     await cluster.ask("POST", path_of(each), each, missing=True)

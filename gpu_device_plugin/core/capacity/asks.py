@@ -10,6 +10,7 @@ packs the waiting pods onto the same coming node, whose CPU and memory they need
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
@@ -91,15 +92,15 @@ def _narrowed(terms: Terms, unlike: Mapping[str, Sequence[str]]) -> Terms:
 def named(wanted: Iterable[Wanted]) -> Mapping[str, Json]:
     """Return what is wanted as the name of an object and the pod template that it has.
 
-    A name depends on the terms of the pods alone, and those of equal ones are numbered, so that it stays while nodes
-    come: who asks anew under a name asks for no second node. The annotation `STAND_IN` tells what is asked under it.
+    A name does not depend on the nodes that are present, and those of equal ones are numbered, so that it stays while
+    nodes come: who asks anew under it asks for no second node. The annotation `STAND_IN` tells what is asked now.
     """
     found: dict[str, Json] = {}
-    numbers: dict[str, int] = {}
-    for each in sorted(wanted, key=lambda one: json.dumps(dict(one.unlike), sort_keys=True)):
-        digest = _digest(_terms(each.terms))
-        numbers[digest] = number = numbers.get(digest, -1) + 1
-        found[f"gpu-room-{digest}-{number}"] = _template(each)
+    numbers: Counter[str] = Counter()
+    for each in wanted:
+        digest = _digest(_terms(each.may_be))
+        found[f"gpu-room-{digest}-{numbers[digest]}"] = _template(each)
+        numbers[digest] += 1
     return found
 
 

@@ -256,7 +256,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         self.capacity = Capacity(
             Parts(self.fleet, followed, holds, self._client, resources, self._metrics, binder, nodes.use_read_at),
             self.verbs.judge,
-            self.verbs.waiting.named,
+            self.verbs.waiting.refused,
             leadership,
             lambda: self.settings,
             catch_up=self._caught_up,

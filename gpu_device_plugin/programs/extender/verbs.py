@@ -130,7 +130,6 @@ class Verbs:
         if why_again:
             return wire.filter_error(why_again)
         self.waiting.filtered(pod.uid, self._reason(asked, failed))
-        self.waiting.refused(pod.uid, placing.constraints, args.names)
         return self._refused(args, pod, placing, failed, unresolvable)
 
     def _only_node(self, pod: Pod, asked: Ask, names: Sequence[str]) -> str | None:

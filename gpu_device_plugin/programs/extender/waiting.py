@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -12,14 +11,12 @@ from gpu_device_plugin.core.model.times import epoch_s
 from gpu_device_plugin.core.report.gauges import WaitingReason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from gpu_device_plugin.fleet import Fleet
 
 _SPARE = 256
 """Remembered verdicts beyond two for each waiting pod, before those of pods that no longer wait are forgotten."""
-_MOST_CONSTRAINTS = 256
-"""Kinds of pods of which the nodes that kube-scheduler named are kept."""
 _NEWEST = 64
 """Verdicts that are kept then anyway: the scheduler may know a pod before our watch shows it."""
 
@@ -39,27 +36,13 @@ class WaitingObserved:
     def __post_init__(self) -> None:
         self._reasons: dict[str, WaitingReason] = {}
         """By pod UID, the latest verdict at the end."""
-        self._constraints: dict[str, int] = {}
-        """By UID of each pod that was refused, `wire.Placing.constraints`."""
-        self._names: dict[int, Sequence[str]] = {}
-        """By these, the nodes named for the latest of them; the latest constraints last."""
 
-    def refused(self, uid: str, constraints: int, names: Sequence[str]) -> None:
-        """Remember on which nodes a pod has no room, which kube-scheduler has named for it."""
-        self._constraints[uid] = constraints
-        self._names.pop(constraints, None)
-        self._names[constraints] = tuple(map(sys.intern, names))
-        if len(self._names) > _MOST_CONSTRAINTS:
-            del self._names[next(iter(self._names))]
-
-    def named(self, uid: str) -> Sequence[str] | None:
-        """Return the nodes that kube-scheduler has named last for pods like this one, if it was refused last."""
-        constraints = self._constraints.get(uid)
-        return None if constraints is None else self._names.get(constraints)
+    def refused(self, uid: str) -> bool:
+        """Return whether none of the nodes that kube-scheduler has named last for a pod had room for it."""
+        return self._reasons.get(uid) in {WaitingReason.NO_ROOM, WaitingReason.NEVER_FITS}
 
     def filtered(self, uid: str, reason: WaitingReason) -> None:
         """Remember the result of a filter call about a pod."""
-        self._constraints.pop(uid, None)
         self._reasons.pop(uid, None)
         self._reasons[uid] = reason
         if len(self._reasons) > 2 * len(self._fleet.pending) + _SPARE:
@@ -67,7 +50,6 @@ class WaitingObserved:
             self._reasons = {
                 uid: reason for uid, reason in self._reasons.items() if uid in newest or uid in self._fleet.pending
             }
-            self._constraints = {uid: each for uid, each in self._constraints.items() if uid in self._reasons}
 
     def preempted(self, uid: str, *, helps: bool) -> None:
         """Remember whether an eviction that the scheduler proposed makes room for a pod.

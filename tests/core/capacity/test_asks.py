@@ -121,6 +121,7 @@ def test_equal_ones_are_numbered_and_a_name_stays_while_nodes_come() -> None:
     assert first.keys() == again.keys()
     assert all(name.startswith("gpu-room-") and len(name) <= 63 for name in first)
     assert named([wanted()]).keys() < first.keys()
+    assert not named([wanted(unlike={PRODUCT: ["T4"]})]).keys() & first.keys(), "it is for other kinds of nodes"
     assert named([]) == {}
 
 
@@ -130,12 +131,6 @@ def test_what_is_asked_under_a_name_is_told_by_an_annotation() -> None:
 
     assert asked(wanted("default/a")) == asked(wanted("default/b"))
     assert len({asked(wanted()), asked(wanted(present=("n1",))), asked(wanted(unlike={PRODUCT: ["T4"]}))}) == 3
-
-
-def test_those_for_which_more_kinds_of_nodes_will_do_come_first_always() -> None:
-    choosy = wanted(unlike={PRODUCT: ["T4"]})
-
-    assert list(named([choosy, wanted()]).values()) == list(named([wanted(), choosy]).values())
 
 
 KIND = NodeKind(node(8), {"zone": "a", "pool": "gpu"}, (Taint("dedicated", "gpu"), Taint("nvidia.com/gpu")))

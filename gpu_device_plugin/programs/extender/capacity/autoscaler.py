@@ -16,7 +16,7 @@ from gpu_device_plugin.core.capacity.asks import UNSCHEDULABLE, buffer_of, named
 from gpu_device_plugin.core.contract.keys import STAND_IN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     import msgspec
 
@@ -58,6 +58,8 @@ class Autoscaler:
         """Of the CapacityBuffers that the API server has; empty: it has none."""
         self._buffers: dict[str, str] = {}
         """By name of ours, what is asked by it (`asks.named`)."""
+        self._wanted: Collection[str] = ()
+        """The names under which something was wanted last."""
         self._owners: list[dict[str, Any]] | None = None
         self._told: set[str] = set()
         """UIDs of the pods whose condition is written."""
@@ -73,12 +75,16 @@ class Autoscaler:
         What is not wanted any more goes first, so that at no time more is asked for than was or is wanted.
         Raises ApiError: among others where ``buffers`` are to be used and the API server has none.
         """
-        templates = named(wanted)
         if how != "stand-ins":
             await self._look(must=how == "buffers")
         elif self._looked_at is None:
             await self._look_for_former()
         by_buffers = bool(self._version) and how != "stand-ins"
+        # Pods may have found a place, and nodes come, while it was worked out: what is new has to be wanted twice.
+        known = {*self._wanted, *self._buffers, *(pod.name for pod in self._followed.stand_ins.values())}
+        all_wanted = named(wanted)
+        templates = {name: template for name, template in all_wanted.items() if name in known}
+        self._wanted = all_wanted.keys()
         await self._have_pods({} if by_buffers else templates)
         if self._version:
             await self._have_buffers(self._version, templates if by_buffers else {})

@@ -22,7 +22,7 @@ from gpu_device_plugin.programs.extender.capacity.waiters import Waiters
 from gpu_device_plugin.settings.common import own_namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable, Sequence
+    from collections.abc import Awaitable, Callable, Hashable
 
     from gpu_device_plugin.fleet_judge import Judge
     from gpu_device_plugin.programs.extender.capacity.parts import Parts
@@ -45,7 +45,7 @@ class Capacity:
         self,
         parts: Parts,
         judge: Judge,
-        named: Callable[[str], Sequence[str] | None],
+        refused: Callable[[str], bool],
         leadership: Leadership,
         settings: Callable[[], ExtenderSettings],
         *,
@@ -66,7 +66,7 @@ class Capacity:
         self.mover = Mover(parts)
         self.keeper = Keeper(parts)
         self._opener = Opener(parts)
-        waiters = Waiters(parts, judge, named)
+        waiters = Waiters(parts, judge, refused)
         self.rebalancer = Rebalancer(
             parts, self.mover, waiters, per_hour=lambda: settings().rebalance, settled_s=settled_s
         )

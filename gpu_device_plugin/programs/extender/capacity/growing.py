@@ -20,7 +20,7 @@ from gpu_device_plugin.core.contract.keys import STARTUP_TAINT
 from gpu_device_plugin.core.model.times import rfc3339
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.cluster.writers.events import EventWriter
     from gpu_device_plugin.core.capacity.node_kinds import Needs
@@ -87,6 +87,7 @@ class Grower:
         waiting = [
             each for each in await self._waiters.without_room(waiting) if self._attempts.may_ask(_asker(each), now)
         ]
+        young = list(self._young_nodes())
         groups: dict[Needs, list[Waiter]] = {}
         for each in sorted(waiting, key=lambda one: (one.pod.created, one.pod.uid)):
             groups.setdefault(each.needs, []).append(each)
@@ -94,24 +95,34 @@ class Grower:
         for needs in groups:
             fitting[needs] = [at for at, kind in enumerate(kinds) if kind.allows(needs) and needs.met_by(kind.node)]
             await asyncio.sleep(0)
+        # Nodes whose agents list GPUs, and on which kube-scheduler cannot place pods yet.
+        coming = [kind for itself, kind in young if kind is not None and not _takes(itself)]
         nodes = [
-            *await self._for_known_kinds({needs: groups[needs] for needs in groups if fitting[needs]}, fitting, kinds),
+            *await self._for_known_kinds(
+                {needs: groups[needs] for needs in groups if fitting[needs]}, fitting, kinds, coming
+            ),
             *await self._for_unknown_kinds({needs: groups[needs] for needs in groups if not fitting[needs]}, kinds),
         ]
         present = frozenset(self._parts.followed.hostnames())
         self._present = self._present | present if self.latest else present
         most = min(_MOST_NODES, max(1, _MOST_NAMED // (len(self._present) or 1)))
-        chosen = in_turns(self._not_coming(nodes, kinds), lambda node: node[1][0].pod.namespace)[:most]
+        chosen = in_turns(
+            _without(nodes, [itself for itself, kind in young if kind is None], kinds),
+            lambda node: node[1][0].pod.namespace,
+        )[:most]
         self._attempts.asked(dict.fromkeys(_asker(pod) for _, pods in chosen for pod in pods), now, self.node_start_s())
         names = tuple(sorted(self._present))
         self.latest = [replace(node, present=names, pods=tuple(map(str, pods))) for node, pods in chosen]
         return self.latest
 
     async def _for_known_kinds(
-        self, groups: Mapping[Needs, Sequence[Waiter]], fitting: Mapping[Needs, list[int]], kinds: Sequence[NodeKind]
+        self,
+        groups: Mapping[Needs, Sequence[Waiter]],
+        fitting: Mapping[Needs, list[int]],
+        kinds: Sequence[NodeKind],
+        coming: Sequence[NodeKind],
     ) -> Sequence[_Node]:
-        """Return the nodes that pods need which fit on some kind, beside the coming nodes whose agents list GPUs."""
-        coming = [kind for itself, kind in self._young_nodes() if kind is not None and not _takes(itself)]
+        """Return the nodes that pods need which fit on some kind, beside those that are coming."""
         waiting = [
             Waiting(
                 needs.ask,
@@ -156,20 +167,6 @@ class Grower:
                 found.setdefault(needs.terms, []).extend(pods)
         self._guessed.update(_asker(pod) for pods in found.values() for pod in pods)
         return [(Wanted(terms, unlike((), kinds)), pods) for terms, pods in found.items()]
-
-    def _not_coming(self, nodes: Sequence[_Node], kinds: Sequence[NodeKind]) -> Sequence[_Node]:
-        """Leave out what a new node may be whose agent does not list its GPUs yet."""
-        left = list(nodes)
-        known = {taint for kind in kinds for taint in kind.taints}
-        for itself, kind in self._young_nodes():
-            if kind is None:
-                # Taints that no other node has are those of a node that starts.
-                taints = tuple(taint for taint in itself.taints if taint in known)
-                likely = replace(itself, labels=likely_labels(itself.labels, kinds), taints=taints, ready=True)
-                met = (each for each in left if next(obstacles(likely, each[0].may_be), None) is None)
-                if (first := next(met, None)) is not None:
-                    left.remove(first)
-        return left
 
     def _young_nodes(self) -> Iterator[tuple[FollowedNode, NodeKind | None]]:
         """Yield the nodes that may still be starting, each as it is now; None: its agent does not list GPUs yet."""
@@ -224,6 +221,20 @@ class Grower:
 def _takes(node: FollowedNode) -> bool:
     """Return whether kube-scheduler can place pods on a node whose agent lists GPUs."""
     return node.open and node.offers and all(taint.key != STARTUP_TAINT for taint in node.taints)
+
+
+def _without(nodes: Sequence[_Node], starting: Iterable[FollowedNode], kinds: Sequence[NodeKind]) -> Sequence[_Node]:
+    """Leave out of the wanted nodes what new ones may be whose agents do not list their GPUs yet."""
+    left = list(nodes)
+    known = {taint for kind in kinds for taint in kind.taints}
+    for itself in starting:
+        # Taints that no other node has are those of a node that starts.
+        taints = tuple(taint for taint in itself.taints if taint in known)
+        likely = replace(itself, labels=likely_labels(itself.labels, kinds), taints=taints, ready=True)
+        met = (each for each in left if next(obstacles(likely, each[0].may_be), None) is None)
+        if (first := next(met, None)) is not None:
+            left.remove(first)
+    return left
 
 
 def _asker(waiter: Waiter) -> Asker:

@@ -41,8 +41,8 @@ class Waiters:
 
     _parts: Parts
     _judge: Judge
-    _named: Callable[[str], Sequence[str] | None]
-    """Returns the nodes that kube-scheduler has named last for a pod by its UID, if none of them had room."""
+    _refused: Callable[[str], bool]
+    """Returns whether none of the nodes that kube-scheduler has named for a pod had room, by its UID."""
 
     def unschedulable(self, for_s: float) -> Sequence[Waiter]:
         """Return the pods that have been unschedulable for so many seconds; none whose demand no node can ever meet."""
@@ -50,8 +50,8 @@ class Waiters:
         ours = frozenset(resource.name for resource in self._parts.resources)
         found = []
         for uid, pod in self._parts.fleet.pending.items():
-            if followed.unschedulable.get(uid, before + 1) > before:
-                continue
+            if followed.unschedulable.get(uid, before + 1) > before or uid in self._parts.fleet.entries:
+                continue  # it was refused not long ago, or has its place and is being bound
             asked = ask(pod, self._parts.resources)
             if not isinstance(asked, Impossible) and asked.parts:
                 terms = followed.facts(uid).terms
@@ -63,7 +63,7 @@ class Waiters:
         followed = self._parts.followed
         residents = self._parts.residents([name for name, node in followed.nodes.items() if node.open and node.offers])
         new = {node.name for node in followed.young(self._parts.wall() - _NEW_S)}
-        known: dict[object, bool] = {}
+        known: dict[tuple[Needs, bool], bool] = {}
         rooms = Counter(room.owner for _, room in self._parts.holds.rooms.values())
         found = []
         for each in waiting:
@@ -71,12 +71,12 @@ class Waiters:
             if rooms[owner] > 0 and self._parts.holds.for_pod(each.pod, each.needs.ask) is not None:
                 rooms[owner] -= 1
                 continue
-            # Affinity to pods is for kube-scheduler to judge; nodes that it did not know then it tries by itself.
-            named = self._named(each.pod.uid) if followed.facts(each.pod.uid).neighbours else None
-            key = each.needs, None if named is None else id(named)
+            # Affinity to pods is for kube-scheduler to judge: if it found no room, only nodes it has not tried count.
+            only_new = followed.facts(each.pod.uid).neighbours and self._refused(each.pod.uid)
+            key = each.needs, only_new
             if key not in known:
                 allowed = residents.allowed(each.needs.terms)
-                known[key] = self._has_room(each.needs, allowed if named is None else allowed & new.union(named))
+                known[key] = self._has_room(each.needs, allowed & new if only_new else allowed)
                 await asyncio.sleep(0)
             if not known[key]:
                 found.append(each)

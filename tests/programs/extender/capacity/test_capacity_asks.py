@@ -1,4 +1,4 @@
-"""Which nodes the autoscaler is asked for: of every kind that may help, one for each that is wanted, by stable names."""
+"""Which nodes the autoscaler is asked for: of each kind that helps, as many as are wanted, under names that stay."""
 
 from __future__ import annotations
 
