@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.core.contract.keys import HELD_ROOM, HOSTNAME, KEPT_NODE
+from tests.autoscaler.conftest import AGED_S, growing
 from tests.autoscaler.invariants import Watch
 from tests.autoscaler.kubelets import MERGE
-from tests.autoscaler.test_five_cases import AGED_S, growing, how
 from tests.autoscaler.world import UNNEEDED_S, WAITS_S
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.autoscaler.world import AutoscaledCluster
-
-__all__ = ["how"]  # a fixture
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.autoscaler.conftest import growing
 from tests.autoscaler.invariants import EMPTY, Watch, demand, fitting
-from tests.autoscaler.world import UNNEEDED_S, autoscaled, live, ours
+from tests.autoscaler.world import UNNEEDED_S, live, ours
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -140,9 +141,8 @@ class Episode:
 async def test_nobody_waits_nothing_is_bought_in_vain_and_nobody_evicted(tmp_path: Path, seed: int) -> None:
     """The way in which the autoscaler is told alternates."""
     how = "buffers" if seed % 2 else "stand-ins"
-    settings = {"grow": how, "keep_nodes": "true", "node_start": "20s"}
     watch = Watch(IDLE_S)
-    async with autoscaled(tmp_path, buffers=how == "buffers", extender=settings) as cluster:
+    async with growing(tmp_path, how) as cluster:
         cluster.cloud.max_nodes = MAX_NODES
         watch.more = lambda: cluster.cloud.size < MAX_NODES
         cluster.kubelets.looked.append(watch.look)

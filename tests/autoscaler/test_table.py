@@ -8,7 +8,7 @@ import pytest
 
 from gpu_device_plugin.core.contract.keys import USE_MODEL, USE_UUID
 from tests.autoscaler.cloud import Group
-from tests.autoscaler.test_five_cases import AGED_S, growing, how
+from tests.autoscaler.conftest import AGED_S, growing
 from tests.autoscaler.world import WAITS_S
 
 if TYPE_CHECKING:
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.autoscaler.world import AutoscaledCluster
-
-__all__ = ["how"]  # a fixture
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -31,12 +29,6 @@ IMPOSSIBLE: dict[str, tuple[Json, dict[str, int]]] = {
     "no-such-model": ({"annotations": {USE_MODEL: "H100"}}, {"mem": 2}),
 }
 """Wishes that no node of four GPUs of 8 can fulfil: annotations, and amounts."""
-
-
-@pytest.fixture(params=["aged", "young"])
-def age_s(request: pytest.FixtureRequest) -> float:
-    """How long the first node has been ready: an aged one is what the autoscaler takes new ones to be like."""
-    return AGED_S if request.param == "aged" else 0.0
 
 
 async def settled(cluster: AutoscaledCluster, placed: int, bought: dict[str, int], waiting: int = 0) -> None:
