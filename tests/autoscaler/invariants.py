@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 from tests.autoscaler.cloud import GPUS, SHARES
-from tests.autoscaler.world import live, ours
+from tests.autoscaler.world import WAITS_S, live, ours
 from tests.patience import stretched
 from tests.programs.extender.harness import held
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Collection, Iterable
 
 Json = dict[str, Any]
 Demand = tuple[int, int]
@@ -80,6 +80,10 @@ class Watch:
     """How long a node may be there that is not needed, on a quiet machine."""
     waits_s: float = 5.0
     """How long a pod of whose kind one was evicted may wait for room, likewise."""
+    more: Callable[[], bool] = lambda: False
+    """Whether another node could come."""
+    node_s: float = WAITS_S
+    """How long a pod may wait if one could, likewise."""
     wanted: dict[str, int] = field(default_factory=dict)
     """Replicas by Deployment."""
     wrong: list[str] = field(default_factory=list)
@@ -100,6 +104,12 @@ class Watch:
         self.wrong += [f"a GPU of node {name} has too much on it" for name in ready if rooms(name, here)[0] < 0]
         self.needless = {name for name in ready if needless(name, ready, here)}
         self._last("node", self.needless, self.idle_s, "is not needed, and stays")
+        spare: list[str] = []
+        for name in sorted(self.needless):
+            spare += [name] if needless(name, ready, here, spare) else []
+        self._last("group", {"of all"} if len(spare) > 1 else set(), self.idle_s, "has more than one node too many")
+        waiting = {pod["metadata"]["name"] for pod in here if live(pod) and _unschedulable(pod)}
+        self._last("pod", waiting if self.more() else set(), self.node_s, "waits for a node that could come")
         self.evicted |= {
             pod["metadata"]["uid"]
             for pod in here
@@ -134,13 +144,17 @@ class Watch:
                 self.wrong.append(f"{kind} {name} {what}: {waited_s:.0f} s")
 
 
-def needless(name: str, nodes: list[str], pods: list[Json]) -> bool:
-    """Whether all that runs on a node has room on the others, beside what waits; what has no controller must stay."""
-    on_it = [pod for pod in pods if pod["spec"].get("nodeName") == name]
+def needless(name: str, nodes: list[str], pods: list[Json], others_gone: Collection[str] = ()) -> bool:
+    """Whether all that runs on a node, and on those gone before, has room on the rest, beside what waits.
+
+    What has no controller must stay.
+    """
+    gone = {name, *others_gone}
+    on_it = [pod for pod in pods if pod["spec"].get("nodeName") in gone]
     if any(not pod["metadata"].get("ownerReferences") for pod in on_it):
         return False
     waiting = [pod for pod in pods if live(pod) and not pod["spec"].get("nodeName")]
-    others = [rooms(other, pods) for other in nodes if other != name]
+    others = [rooms(other, pods) for other in nodes if other not in gone]
     return fitting([demand(pod) for pod in (*on_it, *waiting) if live(pod)], others)
 
 

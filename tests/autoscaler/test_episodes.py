@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import random
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.autoscaler.conftest import growing
 from tests.autoscaler.invariants import EMPTY, Watch, demand, fitting
-from tests.autoscaler.world import UNNEEDED_S, autoscaled, live, ours
+from tests.autoscaler.world import UNNEEDED_S, live, ours
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,6 +24,8 @@ EPISODES = int(os.environ.get("AUTOSCALER_EPISODES", "3"))
 STEPS = 14
 MAX_NODES = 6
 IDLE_S = 12 * UNNEEDED_S
+KILLS_S = 2.0, 14.0
+"""Between two kills of the extender."""
 
 SIZES: tuple[tuple[dict[str, int], ...], ...] = (
     ({"mem": 5},),
@@ -51,6 +55,9 @@ class Episode:
         self.alone: set[str] = set()
         """Workloads that are one pod without a controller."""
         self.born = 0
+        self.kills = 0
+        self._fate = random.Random(f"{seed} kills")  # noqa: S311 - of its own: how long steps take changes no step
+        self._kill = asyncio.Lock()
 
     async def step(self) -> None:
         """Let one thing happen."""
@@ -106,7 +113,18 @@ class Episode:
                 await self.cluster.scale(name, 0)
 
     async def _restarts(self) -> None:
-        await self.cluster.extender.restart()
+        async with self._kill:
+            await self.cluster.extender.restart()
+        self.kills += 1
+
+    async def haunted(self, over: asyncio.Event) -> None:
+        """Kill the extender now and then, whatever it is at."""
+        while not over.is_set():
+            try:
+                async with asyncio.timeout(self._fate.uniform(*KILLS_S)):
+                    await over.wait()
+            except TimeoutError:
+                await self._restarts()
 
     def settled(self) -> bool:
         """Whether every pod that is wanted has its place, and every node something to do."""
@@ -123,18 +141,23 @@ class Episode:
 async def test_nobody_waits_nothing_is_bought_in_vain_and_nobody_evicted(tmp_path: Path, seed: int) -> None:
     """The way in which the autoscaler is told alternates."""
     how = "buffers" if seed % 2 else "stand-ins"
-    settings = {"grow": how, "keep_nodes": "true", "node_start": "20s"}
     watch = Watch(IDLE_S)
-    async with autoscaled(tmp_path, buffers=how == "buffers", extender=settings) as cluster:
+    async with growing(tmp_path, how) as cluster:
         cluster.cloud.max_nodes = MAX_NODES
+        watch.more = lambda: cluster.cloud.size < MAX_NODES
         cluster.kubelets.looked.append(watch.look)
-        episode = Episode(cluster, watch, seed)
-        for _ in range(STEPS):
-            await episode.step()
-        await cluster.until(lambda: episode.settled() or watch.wrong, "all pods have their places and no node is idle")
+        episode, over = Episode(cluster, watch, seed), asyncio.Event()
+        async with asyncio.TaskGroup() as beside:
+            beside.create_task(episode.haunted(over))
+            for _ in range(STEPS):
+                await episode.step()
+            await cluster.until(
+                lambda: episode.settled() or watch.wrong, "all pods have their places and no node is idle"
+            )
+            over.set()
         assert not watch.wrong, f"{watch.wrong}\n{cluster}"
         made = {f"gpu-{n + 1}" for n in range(sum(number for what, number in cluster.cloud.calls if what == "more"))}
         _log.info(
-            "seed %s by %s: %s; %s evicted; never used %s",
-            seed, how, cluster.cloud.calls, len(watch.evicted), sorted(made - watch.used),
+            "seed %s by %s: %s; %s evicted; never used %s; %s kills",
+            seed, how, cluster.cloud.calls, len(watch.evicted), sorted(made - watch.used), episode.kills,
         )  # fmt: skip

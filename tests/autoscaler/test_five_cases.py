@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from gpu_device_plugin.core.contract.keys import STARTUP_TAINT
-from tests.autoscaler.world import autoscaled
+from tests.autoscaler.conftest import AGED_S, growing
 
 if TYPE_CHECKING:
-    from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
     from tests.autoscaler.world import AutoscaledCluster
 
 pytestmark = pytest.mark.timeout(600)
-
-AGED_S = 120.0
-"""A node that has been ready for more than a minute is the autoscaler's example of its group, fences and all."""
-
-
-@pytest.fixture(params=["buffers", "stand-ins"])
-def how(request: pytest.FixtureRequest) -> str:
-    """How the autoscaler is told."""
-    return str(request.param)
-
-
-def growing(folder: Path, how: str, **more: Any) -> AbstractAsyncContextManager[AutoscaledCluster]:
-    settings = {"grow": how, "keep_nodes": "true", "node_start": "20s"}
-    return autoscaled(folder, buffers=how == "buffers", extender=settings, **more)
 
 
 async def full_of_fives(cluster: AutoscaledCluster) -> str:

@@ -64,6 +64,8 @@ _QUICK = {
 }
 """The autoscaler's minutes as seconds."""
 UNNEEDED_S = 5.0
+WAITS_S = 60.0
+"""How long a pod may wait for a node that could come, on a quiet machine."""
 
 
 def programs() -> Mapping[str, str]:
@@ -224,9 +226,13 @@ class AutoscaledCluster:
         """Return the pods of ours that are nowhere."""
         return sorted(name for name, node in self.places().items() if not node)
 
-    async def placed(self, number: int) -> None:
-        """Wait until there are so many pods of ours, each on a node."""
-        await self.until(lambda: len(self.places()) == number and not self.waiting(), f"{number} pods have their place")
+    async def placed(self, number: int, *, waiting: int = 0, quiet_s: float = REAL_S) -> None:
+        """Wait until there are so many pods of ours, each on a node, beside those that wait."""
+        await self.until(
+            lambda: len(self.places()) == number + waiting and len(self.waiting()) == waiting,
+            f"{number} pods have their place" + (f", and {waiting} wait" if waiting else ""),
+            quiet_s=quiet_s,
+        )
 
     async def until(self, condition: Callable[[], Any], what: str = "", *, quiet_s: float = REAL_S) -> None:
         """Wait for what real programs do."""
