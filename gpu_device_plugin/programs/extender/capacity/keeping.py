@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.waiting import last_of
@@ -14,6 +13,7 @@ from gpu_device_plugin.cluster.objects.decoding import NODES
 from gpu_device_plugin.core.capacity.leaving import Leaving, leaving, refuges
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.contract.nodelabels import kept, let_go
+from gpu_device_plugin.core.model.times import epoch_s
 from gpu_device_plugin.programs.extender.capacity.followed import replaceable
 from gpu_device_plugin.programs.extender.capacity.moving import room_for
 
@@ -115,34 +115,46 @@ class Keeper:
     async def shelter(self, moving: Collection[str] = ()) -> None:
         """Hold places for the pods of nodes that are being drained; `moving` have theirs."""
         self._give_back(moving)
-        awaited = Counter(pod.owner.uid for pod in self._parts.fleet.pending.values() if pod.owner is not None)
-        awaited.subtract(
-            room.owner for uid, (_, room) in self._parts.holds.rooms.items() if uid not in self._parts.followed.pods
-        )
+        if not self._parts.followed.draining:
+            return
+        awaited = self._awaited()
         for name in tuple(self._parts.followed.draining):
             node = self._parts.followed.nodes.get(name)
             if node is None:
                 continue
-            leavers = []
+            leavers: list[tuple[Pod, float]] = []
             for pod in self._parts.followed.on_node(name):
                 owner = replaceable(pod)
                 if owner is None or pod.uid in self._parts.holds.rooms:
                     continue
                 if pod.deleting:
                     # Its replacement waits already, or has found a place.
-                    awaited[owner.uid] -= 1
-                    if awaited[owner.uid] >= 0:
-                        leavers.append(pod)
+                    if made_s := awaited.get(owner.uid):
+                        leavers.append((pod, made_s.pop()))
                 elif node.going:
-                    leavers.append(pod)
+                    leavers.append((pod, self._parts.wall()))
             if leavers:
                 await self._hold_for(name, leavers)
 
-    async def _hold_for(self, name: str, leavers: Sequence[Pod]) -> None:
+    def _awaited(self) -> Mapping[str, list[float]]:
+        """Return by controller when the pods were made, the newest last, that wait and have no room held."""
+        found: dict[str, list[float]] = {}
+        for pod in self._parts.fleet.pending.values():
+            if pod.owner is not None:
+                found.setdefault(pod.owner.uid, []).append(epoch_s(pod.created) or self._parts.wall())
+        for made_s in found.values():
+            made_s.sort()
+        for uid, (_, room) in self._parts.holds.rooms.items():
+            left = self._parts.followed.pods.get(uid)
+            if left is None or left.deleting:
+                del found.get(room.owner, [])[:1]
+        return found
+
+    async def _hold_for(self, name: str, leavers: Sequence[tuple[Pod, float]]) -> None:
         nodes, may_go = self._open(), self.latest.may_go
-        pods = {pod.uid: pod for pod in leavers}
+        pods = {pod.uid: (pod, since_s) for pod, since_s in leavers}
         known = self._parts.residents(nodes)
-        residents = [self._resident(known, pod) for pod in leavers]
+        residents = [self._resident(known, pod) for pod, _ in leavers]
         places: list[Move] = []
         # Those that stay first: a place on a node that may go itself would have to be left again.
         for some in ({each for each in nodes if each not in may_go}, set(may_go)):
@@ -150,24 +162,23 @@ class Keeper:
             found = refuges({each: node for each, node in nodes.items() if each in some}, rest)
             places += await last_of(found)
         for place in places:
-            pod = pods[place.pod.pod.uid]
+            pod, since_s = pods[place.pod.pod.uid]
             there = self._parts.fleet.candidates.get(place.node)
             # Meanwhile another pod may have taken the room; then the next look finds other room.
             if pod.owner is None or there is None or unfit(place.pod.ask, there.restricted(place.shares)) is not None:
                 continue
             room = room_for(pod, pod.owner, tuple(place.shares.items()), self._parts.wall())
-            if self._parts.holds.hold(place.node, room):
+            if self._parts.holds.hold(place.node, replace(room, since_s=since_s)):
                 _log.info(
                     "a place is held for a pod of a node that goes",
                     extra={"pod": str(place.pod), "from": name, "to": place.node},
                 )
 
     def _give_back(self, moving: Collection[str]) -> None:
-        """Give back the places of pods that stay after all."""
-        for uid in tuple(self._parts.holds.rooms):
-            pod = self._parts.followed.pods.get(uid)
-            if pod is None or pod.deleting or uid in moving:
-                continue
-            node = self._parts.followed.nodes.get(pod.node_name)
-            if node is not None and not node.going:
+        """Give back the places of pods that stay after all, and those on nodes that no pod may come to any more."""
+        nodes = self._parts.followed.nodes
+        for uid, (name, _) in tuple(self._parts.holds.rooms.items()):
+            pod, to = self._parts.followed.pods.get(uid), nodes.get(name)
+            node = None if pod is None or pod.deleting or uid in moving else nodes.get(pod.node_name)
+            if (to is not None and (to.unschedulable or to.going)) or (node is not None and not node.going):
                 self._parts.holds.let_go(uid)
