@@ -48,6 +48,10 @@ _NO_CLAIM = (
 )
 
 
+async def _nothing(_node: str, _pod: PodRef) -> None:
+    return
+
+
 @dataclass(frozen=True, slots=True)
 class _Doubt:
     """A binding that the API server may have made, or may still make. All requests for it are identical."""
@@ -78,6 +82,8 @@ class Binding:
     """Returns room that is held for a pod on one of these nodes, as its UID and its node without any other room."""
     taken: Callable[[str, str], None] = lambda _held, _pod: None
     """Called with the UIDs of held room and of the pod once that is bound to it."""
+    before_bind: Callable[[str, PodRef], Awaitable[None]] = _nothing
+    """Awaited before the API server is asked to bind a pod to a node, once the fleet counts it there; never raises."""
     used_mib: Callable[[str], Mapping[int, int]] = lambda _node: {}
     """Returns the memory in use on the GPUs of a node by position, where it is known."""
     timeout_s: Callable[[], float]
@@ -217,13 +223,15 @@ class Binding:
         # No await between the choice and this line: the next request finds the GPU claimed.
         claimed = replace(pod, node_name=node, annotations={**pod.annotations, **promised})
         self._fleet.claim(claimed)
-        if wait_s > 0:
-            try:
-                await asyncio.sleep(wait_s)
-            except BaseException:
-                self._fleet.release(ref.uid)
-                raise
         again = ref.uid in self._doubts
+        try:
+            await self.before_bind(node, ref)
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+        except BaseException:
+            if not again:
+                self._fleet.release(ref.uid)
+            raise
         try:
             await self._binder.bind(ref, node, promised)
         except BindError:

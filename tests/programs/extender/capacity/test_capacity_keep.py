@@ -365,8 +365,7 @@ async def test_no_room_stays_held_on_a_node_that_goes_itself() -> None:
         await w.until(lambda: uid in held(w, "c"))
         node(w, "d", 4)
         taint(w, "c", GOING)
-        await w.until(lambda: uid in held(w, "d"))
-        assert not held(w, "c")
+        await w.until(lambda: uid in held(w, "d") and not held(w, "c"))
 
 
 # --- What the watch shows ---------------------------------------------------------------------------------------------
