@@ -48,8 +48,8 @@ _NO_CLAIM = (
 )
 
 
-async def _nothing(_node: str, _pod: PodRef) -> None:
-    return
+async def _nothing(_node: str, _pod: PodRef) -> str:
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,9 @@ class Binding:
     """Returns room that is held for a pod on one of these nodes, as its UID and its node without any other room."""
     taken: Callable[[str, str], None] = lambda _held, _pod: None
     """Called with the UIDs of held room and of the pod once that is bound to it."""
-    before_bind: Callable[[str, PodRef], Awaitable[None]] = _nothing
-    """Awaited before the API server is asked to bind a pod to a node, once the fleet counts it there; never raises."""
+    before_bind: Callable[[str, PodRef], Awaitable[str]] = _nothing
+    """Awaited before the API server is asked to bind a pod to a node, once the fleet counts it there; returns why the
+    pod must not be bound, or an empty text. Never raises."""
     used_mib: Callable[[str], Mapping[int, int]] = lambda _node: {}
     """Returns the memory in use on the GPUs of a node by position, where it is known."""
     timeout_s: Callable[[], float]
@@ -224,14 +225,16 @@ class Binding:
         claimed = replace(pod, node_name=node, annotations={**pod.annotations, **promised})
         self._fleet.claim(claimed)
         again = ref.uid in self._doubts
+        sent = False
         try:
-            await self.before_bind(node, ref)
+            if why := await self.before_bind(node, ref):
+                return why
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
-        except BaseException:
-            if not again:
+            sent = True
+        finally:
+            if not (sent or again):
                 self._fleet.release(ref.uid)
-            raise
         try:
             await self._binder.bind(ref, node, promised)
         except BindError:

@@ -98,7 +98,7 @@ class Resizer:
     clock: Callable[[], float]
     """Returns monotonic seconds."""
     check_doubts_s: float
-    before_write: Callable[[str, object], Awaitable[None]]
+    before_write: Callable[[str, object], Awaitable[object]]
     """Awaited before a promise is written that the fleet counts on a node already, with the node and the pod's name."""
     pause_s: float = _PAUSE_S
 

@@ -193,23 +193,28 @@ class Capacity:
         finally:
             self._marked.change(self._term)
 
-    async def before_bind(self, node: str, pod: object) -> None:
+    async def before_bind(self, node: str, pod: object) -> str:
         """Have all nodes kept that a pod leaves without room elsewhere, which counts on its node but is not bound yet.
 
-        Within `_KEEP_S`. Scheduling goes first: it never fails.
+        Return an empty text, or why the pod must not come: pods that leave their node need its room. Never raises:
+        where nodes cannot be marked within `_KEEP_S`, scheduling goes first.
         """
         if not self._settings().keep_nodes:
-            return
+            return ""
         try:
             async with asyncio.timeout(_KEEP_S):
                 # What was read before the scheduler asked for a binding may be older than its Lease.
                 term = await self._leadership.term() or await self._leadership.term(within_s=0.0)
-                if term is not None:
-                    await self._marked.meets(lambda marked: marked == term)
-                    await self.keeper.secure(node, f"pod {pod} takes room on node {node}")
+                if term is None:
+                    return ""
+                await self._marked.meets(lambda marked: marked == term)
+                marked = await self.keeper.secure(node, f"pod {pod} takes room on node {node}")
         except (ApiError, TimeoutError) as error:
             why = str(error) or f"it took longer than {_KEEP_S:g} s"
             _log.warning("nodes that must stay are not marked yet", extra={"why": why, "once_per_s": 60})
+            return ""
+        gone = await self.keeper.going(marked)
+        return f"node {node}: an autoscaler is removing node {gone}, whose pods need the room" if gone else ""
 
     async def _resting(self, name: str, work: Callable[[], Awaitable[T]]) -> T | None:
         """Do what may take seconds in a large cluster, and return its result; None: it was done a moment ago."""

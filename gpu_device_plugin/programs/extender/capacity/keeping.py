@@ -41,6 +41,11 @@ _PODS_AT_ONCE = 16
 _CALL_S = 2.0
 _LOOKS = 3
 """How often nodes are marked before others are let go, as pods come to some of these meanwhile."""
+_LOOP_S, _LOOK_S = 2.0, 0.05
+"""How long an autoscaler's loop may take from reading the nodes to the taints of those that it removes, and how often
+these are looked at."""
+_DOOMED = "DeletionCandidateOfClusterAutoscaler"
+"""Key of the taint that the Cluster Autoscaler puts on nodes long before it removes them."""
 _HELD = "room is held on it for pods that are being moved"
 _ALONE = "it has a pod that no controller replaces"
 _COMING = "a pod is being bound to it"
@@ -62,6 +67,8 @@ class Keeper:
     """By name, nodes as they were written last, until the watch shows them so."""
     _doubted: dict[str, str] = field(default_factory=dict, init=False)
     """By name of a node, the version on which the removal of its mark got no answer, and may still be made."""
+    _marked_at: dict[str, float] = field(default_factory=dict, init=False)
+    """By name of a node, when it was marked, monotonic seconds."""
     _writing: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary, init=False)
     """By name of a node, held while it is written."""
 
@@ -112,21 +119,37 @@ class Keeper:
         self.latest = Leaving(dict.fromkeys(self._parts.followed.marked, ()))
         return await self._write_all(self._due(dict.fromkeys(self.latest.may_go, "")))
 
-    async def secure(self, name: str, why: str) -> None:
+    async def secure(self, name: str, why: str) -> Collection[str]:
         """Mark a node to which something has come in the fleet, and those whose pods have no place because of that.
 
-        Raises one of the ApiErrors once all have been tried.
+        Return their names. Raises one of the ApiErrors once all have been tried.
         """
         node = self._parts.fleet.candidates.get(name)
         if node is None or not node.rooms or node.gpus.claims:
-            return
+            return ()
         names = (name, *self.latest.displaced(node))
         done = await asyncio.gather(*(self._write(each, why) for each in names), return_exceptions=True)
-        kept_names = [each for each, written in zip(names, done, strict=True) if written is True]
-        self.latest = self.latest.without(kept_names, why)
+        written = [each for each, result in zip(names, done, strict=True) if result is True]
+        self.latest = self.latest.without(written, why)
         for error in done:
             if isinstance(error, BaseException):
                 raise error
+        return names
+
+    async def going(self, names: Collection[str]) -> str:
+        """Return the first of these nodes that an autoscaler removes though they are marked, once it has read that.
+
+        It has read its nodes at the beginning of a loop; those that it may remove in this one it has tainted before.
+        """
+        nodes = self._parts.followed.nodes
+        while there := [nodes[name] for name in names if name in nodes]:
+            if gone := next((node.name for node in there if node.going), ""):
+                return gone
+            recently = self._parts.clock() - _LOOP_S
+            if not any(self._marked_at.get(each.name, recently) > recently and _doomed(each) for each in there):
+                break
+            await asyncio.sleep(_LOOK_S)
+        return ""
 
     def _due(self, reasons: Mapping[str, str]) -> Sequence[tuple[str, str]]:
         """Return those of these nodes that have to be written, given by name why they stay; empty: they may go."""
@@ -182,7 +205,9 @@ class Keeper:
                     del self._doubted[name]
                     self._noted(node, after)
                     break
+        self._marked_at.pop(name, None)
         if why:
+            self._marked_at[name] = self._parts.clock()
             _log.info("a node is kept from autoscalers", extra={"node": name, "why": why})
         return True
 
@@ -275,3 +300,7 @@ class Keeper:
             node = None if pod is None or pod.deleting or uid in moving else nodes.get(pod.node_name)
             if (to is not None and (to.unschedulable or to.going)) or (node is not None and not node.going):
                 self._parts.holds.let_go(uid)
+
+
+def _doomed(node: FollowedNode) -> bool:
+    return any(taint.key == _DOOMED for taint in node.taints)

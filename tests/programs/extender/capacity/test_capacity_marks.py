@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +15,18 @@ from gpu_device_plugin.testing.builders import GPU_MEM
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Hang, Late, Reset, Slow
 from tests.patience import rounds
 from tests.programs.extender.capacity.capacity_world import (
+    GOING,
     KARPENTER,
     KEPT,
     annotate,
     capacity_world,
+    held,
     kept,
     node,
     notes_on,
     pod,
     some_rounds,
+    taint,
 )
 from tests.programs.extender.harness import HASTY, NODE_GPUS
 from tests.programs.extender.harness import held as shares_of
@@ -297,3 +301,50 @@ async def test_whatever_comes_and_goes_no_node_without_a_mark_is_needed(seed: in
         await some_rounds(w)
         check(w, since)
         assert w.api.count("patch", "nodes") > 10
+
+
+# --- The loop of an autoscaler that began before the mark -------------------------------------------------------------
+
+DOOMED = {"key": "DeletionCandidateOfClusterAutoscaler", "value": "1", "effect": "PreferNoSchedule"}
+
+
+async def test_a_pod_gives_way_to_those_of_a_node_that_is_removed_though_it_has_the_mark() -> None:
+    """The autoscaler has read the nodes before; its soft taint tells which of them it may remove in this loop."""
+    async with capacity_world(keep_nodes="true") as w:
+        await spread(w)
+        taint(w, "a", DOOMED)
+        await settled(w)
+        pod(w, "x", 4, rs="")
+        await w.seen()
+        binding = asyncio.create_task(w.bind("x", "b"))
+        await w.until(lambda: kept(w, "a") == "true")
+        taint(w, "a", DOOMED, GOING)
+        assert "an autoscaler is removing node a" in await binding
+        assert not w.where("x")
+        await w.until(lambda: sum(len(held(w, name)) for name in "bcd") == 2)
+
+
+async def test_a_pod_is_bound_as_soon_as_the_autoscaler_has_seen_the_mark() -> None:
+    async with capacity_world(keep_nodes="true") as w:
+        await spread(w)
+        taint(w, "a", DOOMED)
+        await settled(w)
+        pod(w, "x", 4, rs="")
+        await w.seen()
+        binding = asyncio.create_task(w.bind("x", "b"))
+        await w.until(lambda: kept(w, "a") == "true")
+        taint(w, "a")
+        assert await binding == ""
+
+
+async def test_a_pod_waits_two_seconds_for_the_autoscaler_and_no_longer() -> None:
+    async with capacity_world(keep_nodes="true") as w:
+        await spread(w)
+        taint(w, "a", DOOMED)
+        await settled(w)
+        began = time.monotonic()
+        await bound(w, "x", "b")
+        assert time.monotonic() - began >= 1.9
+        began = time.monotonic()
+        await bound(w, "y", "c")
+        assert time.monotonic() - began < 1.9, "the node has had the mark for long"
