@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ from gpu_device_plugin.core.cluster.fitting import Unfit, after, fit
 from gpu_device_plugin.core.cluster.packing import Packer
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Generator, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.pod_demand import Ask
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _AT_ONCE = 32
 """Places that are tried in one step, each within a tenth of a millisecond."""
 _POLICY = "binpack"
+_CHANGED = "something has come to it, or to where its pods would go, since that was decided"
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
@@ -30,6 +31,39 @@ class Leaving:
     """By name, the moves of its pods to nodes that stay."""
     stay: Mapping[str, str] = field(default_factory=dict)
     """By name, the reason, as a sentence."""
+    relying: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By name of a node that stays, those that rely on room there."""
+
+    def displaced(self, node: Candidate) -> Sequence[str]:
+        """Return the nodes that may go some of whose pods have no place on a node any more, as it is now."""
+        found: list[str] = []
+        for name in self.relying.get(node.name, ()):
+            left = node
+            for move in self.may_go.get(name, ()):
+                if move.node != node.name:
+                    continue
+                place = fit(move.pod.ask, left, _POLICY)
+                if isinstance(place, Unfit) or not (left.left is None or left.left.cover(move.pod.amounts)):
+                    found.append(name)
+                    break
+                left = after(left, place, move.pod.amounts)
+            else:
+                node = left
+        return found
+
+    def without(self, names: Iterable[str], why: str) -> Leaving:
+        """Return the same but for these nodes, which stay."""
+        stay = {name: why for name in names if name in self.may_go}
+        may_go = {name: moves for name, moves in self.may_go.items() if name not in stay}
+        return replace(self, may_go=may_go, stay={**self.stay, **stay}) if stay else self
+
+    def after_changes(self, nodes: Mapping[str, Candidate], changed: Iterable[str]) -> Leaving:
+        """Return what is left of it, given the nodes as they are now and the names of those that have changed since."""
+        lost: set[str] = set()
+        for name in changed:
+            node = nodes.get(name)
+            lost.update((name,), self.relying.get(name, ()) if node is None else self.displaced(node))
+        return self.without(lost, _CHANGED)
 
 
 class _Trial:
@@ -37,8 +71,8 @@ class _Trial:
 
     def __init__(self, nodes: Mapping[str, Candidate]) -> None:
         self.nodes = dict(nodes)
-        self.destinations: dict[str, str] = {}
-        """By name of a node that others rely on, the first of those."""
+        self.destinations: dict[str, list[str]] = {}
+        """By name of a node that others rely on, those."""
         self._fullest = sorted(nodes, key=lambda name: (sum(nodes[name].summary.frees), name))
         self._worth_trying: dict[Ask, list[str]] = {}
         """Where an equal pod may still fit: room only becomes less."""
@@ -54,8 +88,8 @@ class _Trial:
                 return pod
             found.append(place)
         self.nodes.update(after_them)
-        for place in found:
-            self.destinations.setdefault(place.node, leaver)
+        for name in after_them:
+            self.destinations.setdefault(name, []).append(leaver)
         del self.nodes[leaver]
         return tuple(found)
 
@@ -122,7 +156,7 @@ def leaving(
     stay: dict[str, str] = {}
     for name in sorted(nodes, key=lambda name: (nodes[name].summary.used, name)):
         if name in trial.destinations:
-            stay[name] = f"it has the room for the pods of node {trial.destinations[name]}"
+            stay[name] = f"it has the room for the pods of node {trial.destinations[name][0]}"
             continue
         if name in tied:
             stay[name] = tied[name]
@@ -134,4 +168,4 @@ def leaving(
         else:
             may_go[name] = found
         yield
-    return Leaving(may_go, stay)
+    return Leaving(may_go, stay, trial.destinations)

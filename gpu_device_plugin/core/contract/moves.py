@@ -43,7 +43,7 @@ class HeldRoom:
     until_s: float
     """When the room is given back, seconds since the epoch."""
     since_s: float | None = None
-    """Since when it is held, in the same time; None: whoever wrote it did not say."""
+    """When the replacement was made at the earliest, in the same time; None: whoever wrote it did not say."""
 
 
 def read_destination(text: str) -> Destination:

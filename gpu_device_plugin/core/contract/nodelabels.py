@@ -93,10 +93,8 @@ def kept(annotations: Mapping[str, str], why: str) -> Mapping[str, str | None]:
 
     An annotation that a person wrote stays as it is, whatever its value.
     """
-    if KEPT_NODE in annotations and own_keeps(annotations):
-        return {}
     keys = [key for key in KEEPS if key not in annotations]
-    if not keys:
+    if not keys or (KEPT_NODE in annotations and own_keeps(annotations)):
         return {}
     return {**dict.fromkeys(keys, _ON), KEPT_NODE: json.dumps({"keys": keys, "why": why[: _LONGEST_MARK // 4]})}
 

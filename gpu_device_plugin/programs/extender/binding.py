@@ -19,7 +19,7 @@ from gpu_device_plugin.core.contract.keys import ALLOCATION, IDX, INIT_ALLOCATIO
 from gpu_device_plugin.core.model.resources import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
     from gpu_device_plugin.cluster.writers.binder import Binder, PodRef
     from gpu_device_plugin.core.cluster.candidate import Candidate
@@ -48,6 +48,10 @@ _NO_CLAIM = (
 )
 
 
+async def _nothing(_node: str, _pod: PodRef) -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class _Doubt:
     """A binding that the API server may have made, or may still make. All requests for it are identical."""
@@ -74,10 +78,13 @@ class Binding:
     gpu_policy: Callable[[], str]
     ranks: Callable[[Candidate, Amounts], Ranks | None]
     """Returns what the policy `fit` prefers on a node, for a pod that requests these amounts."""
-    held: Callable[[Pod, Ask], tuple[str, Candidate] | None] = lambda _pod, _ask: None
-    """Returns room that is held for a pod, as its UID and its node without any other room."""
-    taken: Callable[[str], None] = lambda _uid: None
-    """Called with the UID of held room once the pod is bound to it."""
+    held: Callable[[Pod, Ask, Collection[str]], tuple[str, Candidate] | None] = lambda _pod, _ask, _nodes: None
+    """Returns room that is held for a pod on one of these nodes, as its UID and its node without any other room."""
+    taken: Callable[[str, str], None] = lambda _held, _pod: None
+    """Called with the UIDs of held room and of the pod once that is bound to it."""
+    before_bind: Callable[[str, PodRef], Awaitable[str]] = _nothing
+    """Awaited before the API server is asked to bind a pod to a node, once the fleet counts it there; returns why the
+    pod must not be bound, or an empty text. Never raises."""
     used_mib: Callable[[str], Mapping[int, int]] = lambda _node: {}
     """Returns the memory in use on the GPUs of a node by position, where it is known."""
     timeout_s: Callable[[], float]
@@ -149,7 +156,7 @@ class Binding:
         if there is None:
             return f"node {node} is not known to the GPU scheduler"
         held = ""
-        if (kept := self.held(pod, asked)) is not None and kept[1].name == node:
+        if (kept := self.held(pod, asked, (node,))) is not None:
             held, there = kept
         if by_claims(asked, there):
             return await self._without_promise(asked, pod, ref, there)
@@ -160,7 +167,7 @@ class Binding:
         why = await self._claimed(pod, ref, node, promised, wait_s)
         if held and not why:
             # Until now the room counted twice. If the binding had failed, it would still be held.
-            self.taken(held)
+            self.taken(held, ref.uid)
         return why
 
     def _unbindable(self, pod: Pod, ref: PodRef, node: str) -> str | None:
@@ -217,13 +224,17 @@ class Binding:
         # No await between the choice and this line: the next request finds the GPU claimed.
         claimed = replace(pod, node_name=node, annotations={**pod.annotations, **promised})
         self._fleet.claim(claimed)
-        if wait_s > 0:
-            try:
-                await asyncio.sleep(wait_s)
-            except BaseException:
-                self._fleet.release(ref.uid)
-                raise
         again = ref.uid in self._doubts
+        sent = False
+        try:
+            if why := await self.before_bind(node, ref):
+                return why
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+            sent = True
+        finally:
+            if not (sent or again):
+                self._fleet.release(ref.uid)
         try:
             await self._binder.bind(ref, node, promised)
         except BindError:

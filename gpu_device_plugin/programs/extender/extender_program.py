@@ -226,6 +226,16 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             identity=settings.holder(),
             clock=time.monotonic,
         )
+        self.capacity = Capacity(
+            Parts(self.fleet, followed, holds, self._client, resources, self._metrics, binder, nodes.use_read_at),
+            self.verbs.judge,
+            self.verbs.waiting.refused,
+            leadership,
+            lambda: self.settings,
+            catch_up=self._caught_up,
+            pause_s=timings.capacity_s,
+            settled_s=timings.settled_s,
+        )
         self._resizer = Resizer(
             self.resizes,
             self._client,
@@ -236,6 +246,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             catch_up=catch_up,
             clock=time.monotonic,
             check_doubts_s=timings.check_doubts_s,
+            before_write=self.capacity.before_bind,
             pause_s=timings.resize_s,
         )
         self.binding = Binding(
@@ -247,21 +258,12 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             ranks=self._learner.ranks,
             held=holds.for_pod,
             taken=holds.taken,
+            before_bind=self.capacity.before_bind,
             used_mib=lambda node: nodes.used_mib.get(node, {}),
             timeout_s=lambda: self.settings.bind_timeout_s,
             clock=time.monotonic,
             wall_ns=time.time_ns,
             check_doubts_s=timings.check_doubts_s,
-        )
-        self.capacity = Capacity(
-            Parts(self.fleet, followed, holds, self._client, resources, self._metrics, binder, nodes.use_read_at),
-            self.verbs.judge,
-            self.verbs.waiting.refused,
-            leadership,
-            lambda: self.settings,
-            catch_up=self._caught_up,
-            pause_s=timings.capacity_s,
-            settled_s=timings.settled_s,
         )
         self.routes = ExtenderRoutes(
             self.verbs,

@@ -65,17 +65,17 @@ class Leadership:
     def __post_init__(self) -> None:
         self._read: tuple[float, Hashable | None] | None = None
 
-    async def term(self) -> Hashable | None:
+    async def term(self, within_s: float = _TERM_S) -> Hashable | None:
         """Return what stays equal for as long as no other extender can have been active; None: this one is not.
 
-        Raises ApiError.
+        The Lease was read at most `within_s` ago. Raises ApiError.
         """
         if self._readiness.unready():
             return None
         if self.lease is None:
             return ("elected", self._readiness.term)
         now = self.clock()
-        if self._read is None or now - self._read[0] > _TERM_S:
+        if self._read is None or now - self._read[0] > within_s:
             holder, transitions = await holder_of(self._client, *self.lease, timeout_s=_READ_S)
             ours = holder.rpartition("_")[0] == self.identity
             self._read = now, (holder, transitions) if ours else None
@@ -98,6 +98,8 @@ class Resizer:
     clock: Callable[[], float]
     """Returns monotonic seconds."""
     check_doubts_s: float
+    before_write: Callable[[str, object], Awaitable[object]]
+    """Awaited before a promise is written that the fleet counts on a node already, with the node and the pod's name."""
     pause_s: float = _PAUSE_S
 
     def __post_init__(self) -> None:
@@ -150,7 +152,7 @@ class Resizer:
                 self._resizes.postpone(pod.uid)
                 self._told(pod, f"the bound of its namespace cannot be read: {error}")
                 return
-        # No await between the decision, which claims, and the patch.
+        # The decision claims: what is awaited before the patch does not matter.
         outcome, patch = self._resizes.decide(pod.uid, labels)
         if patch is not None and await self._write(patch):
             self._metrics.count(m.RESIZES, outcome)
@@ -160,6 +162,7 @@ class Resizer:
 
     async def _write(self, patch: Patch) -> bool:
         try:
+            await self.before_write(patch.pod.node_name, f"{patch.pod.namespace}/{patch.pod.name}")
             after = await self._binder.annotate(patch.pod, {MEMORY_PROMISED: patch.promised})
         except (ConflictError, InvalidError, NotFoundError):
             self._resizes.failed(patch, certain=True, outdated=True)

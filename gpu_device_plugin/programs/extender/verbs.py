@@ -78,8 +78,8 @@ class Verbs:
     metrics: Metrics
     closed: Collection[str] = ()
     """The nodes that kube-scheduler's plugins refuse: cordoned, or not ready."""
-    held: Callable[[Pod, Ask], tuple[str, Candidate] | None] = lambda _pod, _ask: None
-    """Returns room that is held for a pod, as its UID and its node."""
+    held: Callable[[Pod, Ask, Collection[str]], tuple[str, Candidate] | None] = lambda _pod, _ask, _nodes: None
+    """Returns room that is held for a pod on one of these nodes, as its UID and its node."""
 
     def __post_init__(self) -> None:
         self.waiting = WaitingObserved(self._fleet)
@@ -138,8 +138,8 @@ class Verbs:
         if claim is not None and claim.claimed:
             # Its binding got no answer. Its own claim takes the room on that node, and it must not go to another.
             return claim.node
-        held = self.held(pod, asked)
-        return held[1].name if held is not None and held[1].name in names else None
+        held = self.held(pod, asked, names)
+        return held[1].name if held is not None else None
 
     def _refused(
         self, args: wire.ExtenderArgs, pod: Pod, placing: wire.Placing, failed: dict[str, str], final: dict[str, str]

@@ -194,12 +194,13 @@ class ApiServer:
         resources: Iterable[str] = (),
         tokens: Iterable[str] = (),
         times: float = math.inf,
+        spared: int = 0,
     ) -> Fault:
-        """Inject `trouble` into requests with these `verbs`, `resources` and `tokens`.
+        """Inject `trouble` into requests with these `verbs`, `resources` and `tokens`, but not into the first `spared`.
 
         An empty argument matches all requests. `heal` ends the fault.
         """
-        fault = Fault(trouble, frozenset(verbs), frozenset(resources), frozenset(tokens), times)
+        fault = Fault(trouble, frozenset(verbs), frozenset(resources), frozenset(tokens), times, spared)
         self._faults.append(fault)
         return fault
 

@@ -157,13 +157,14 @@ Trouble: TypeAlias = Answer | Hang | Reset | Slow | Garbage | Late
 
 @dataclass(eq=False, slots=True)
 class Fault:
-    """A trouble that ends after `times` matching requests; infinite by default."""
+    """A trouble that ends after `times` matching requests; infinite by default. It spares the first `spared`."""
 
     trouble: Trouble
     verbs: frozenset[str]
     resources: frozenset[str]
     tokens: frozenset[str] = frozenset()
     times: float = math.inf
+    spared: int = 0
     happened: int = 0
 
     def strikes(self, request: ApiRequest) -> bool:
@@ -174,6 +175,9 @@ class Fault:
             and (not self.resources or request.resource in self.resources)
             and (not self.tokens or request.token in self.tokens)
         )
+        if hit and self.spared:
+            self.spared -= 1
+            return False
         self.happened += hit
         return hit
 

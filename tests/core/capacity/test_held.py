@@ -1,10 +1,17 @@
-"""Which held room is over: that whose replacement is bound in it, and that which no pod waits for."""
+"""Which held room is over: that whose replacement is bound, and that which no pod waits for."""
 
 from __future__ import annotations
 
-from gpu_device_plugin.core.capacity.held import BoundPod, taken, unclaimed
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpu_device_plugin.core.capacity.held import BoundPod, over_rooms
 from gpu_device_plugin.core.contract.moves import HeldRoom
 from gpu_device_plugin.core.model.pods import Owner, Pod
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
 
 HELD_AT, CREATED, BEFORE = 1_764_410_400.4, "2025-11-29T10:00:00Z", "2025-11-29T09:59:59Z"
 
@@ -13,12 +20,26 @@ def room(uid: str = "p", *gpus: int, owner: str = "rs", since_s: float | None = 
     return HeldRoom(uid, "team", owner, tuple((gpu, 4) for gpu in gpus or (0,)), HELD_AT + 330, since_s)
 
 
-def bound(*gpus: int, created: str = CREATED, owner: str = "rs", namespace: str = "team", uid: str = "new") -> BoundPod:
-    return BoundPod(uid, namespace, owner, created, frozenset(gpus or (0,)))
+def bound(
+    *gpus: int, created: str = CREATED, owner: str = "rs", namespace: str = "team", uid: str = "new", node: str = "a"
+) -> BoundPod:
+    return BoundPod(uid, namespace, owner, created, node, frozenset(gpus or (0,)))
 
 
 def waiting(owner: str = "rs", namespace: str = "team") -> Pod:
     return Pod("w", namespace, "w", owner=Owner("ReplicaSet", "x", owner, "apps/v1"))
+
+
+def taken(
+    rooms: Iterable[HeldRoom], pods: Iterable[BoundPod], wait: Iterable[Pod] = (), leave: Collection[str] = ()
+) -> list[str]:
+    """Return the pods whose room on `a` is over: the replacement is bound; `leave` are those that end or have gone."""
+    found = over_rooms({each.uid: ("a", each) for each in rooms}, pods, wait, leave.__contains__)
+    return [*found.taken, *found.elsewhere]
+
+
+def unclaimed(rooms: Iterable[HeldRoom], wait: Iterable[Pod], leave: Collection[str] = ()) -> Sequence[HeldRoom]:
+    return over_rooms({each.uid: ("a", each) for each in rooms}, (), wait, leave.__contains__).unclaimed
 
 
 def test_room_is_taken_by_a_pod_of_its_controller_that_was_made_since_it_is_held() -> None:
@@ -33,19 +54,40 @@ def test_no_other_pod_takes_it() -> None:
         bound(created="soon"),
         bound(owner="other"),
         bound(namespace="other"),
-        bound(1),
-        bound(0, 1),
         bound(uid="p"),
     ):
-        assert taken([room()], [other]) == [], other
-    assert taken([room(since_s=None)], [bound()]) == [], "an earlier version did not say since when it is held"
-    assert taken([room()], [BoundPod("new", "team", "rs", CREATED, frozenset())]) == [], "its GPU is not known"
+        assert taken([room()], [other], leave={"p"}) == [], other
+    assert taken([room(since_s=None)], [bound()], leave={"p"}) == [], "who wrote it did not say since when it is held"
+
+
+ELSEWHERE = {
+    "another GPU": bound(1),
+    "one GPU more": bound(0, 1),
+    "another node": bound(node="b"),
+    "an unknown GPU": BoundPod("new", "team", "rs", CREATED, "a", frozenset()),
+}
+
+
+@pytest.mark.parametrize("pod", ELSEWHERE.values(), ids=ELSEWHERE)
+def test_room_is_over_wherever_its_replacement_is_bound_once_its_pod_ends(pod: BoundPod) -> None:
+    assert taken([room()], [pod]) == [], "before that it replaces none"
+    assert taken([room()], [pod], leave={"p"}) == ["p"]
+    assert taken([room()], [pod], [waiting()], {"p"}) == [], "the one that waits is the replacement"
+    assert taken([room("q", 2), room()], [pod], [waiting()], {"p"}) == [], "likewise: q has not been replaced yet"
+    assert taken([room("q", 2), room()], [pod], [waiting()], {"p", "q"}) == ["p"]
 
 
 def test_one_pod_takes_one_room() -> None:
     rooms = [room("p"), room("q"), room("r", 1)]
     assert taken(rooms, [bound()]) == ["p"]
     assert taken(rooms, [bound(), bound(uid="other")]) == ["p", "q"]
+    assert taken(rooms, [bound()], leave={"p", "q", "r"}) == ["p"]
+    assert taken(rooms, [bound(), bound(uid="other", node="b")], leave={"p", "q", "r"}) == ["p", "r"]
+
+
+def test_a_pod_takes_no_room_that_was_held_after_it_was_made() -> None:
+    rooms = [room("old", 1, since_s=HELD_AT - 1), room("new", 2, since_s=HELD_AT + 9)]
+    assert taken(rooms, [bound()], leave={"old", "new"}) == ["old"]
 
 
 def test_a_pod_that_waits_claims_one_room_of_its_controller_the_newest_first() -> None:
@@ -56,3 +98,4 @@ def test_a_pod_that_waits_claims_one_room_of_its_controller_the_newest_first() -
     assert unclaimed(rooms, [waiting()]) == [old, unknown, others]
     assert unclaimed(rooms, [waiting(), waiting(), waiting("other")]) == [unknown]
     assert unclaimed(rooms, [waiting(namespace="x"), Pod("w", "team", "w")]) == rooms
+    assert unclaimed(rooms, [waiting()], {"unknown"}) == [new, old, others], "that of a pod that ends before all"

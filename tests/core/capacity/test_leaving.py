@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -131,6 +132,63 @@ def test_pods_that_must_leave_get_as_many_places_as_there_are() -> None:
     assert [(place.pod.pod.uid, place.node) for place in places] == [("2", "a"), ("3", "b")]
 
 
+def moved(cluster: Cluster, name: str, *used: int) -> Candidate:
+    """Return a node of a cluster once so much of each of its GPUs is in use."""
+    there = node(*[8] * len(cluster[name]), used={at: shares for at, shares in enumerate(used) if shares})
+    return replace(there, name=name)
+
+
+def test_a_node_must_stay_once_something_takes_room_that_its_pods_rely_on() -> None:
+    """The pods of `a` and `b` may go to `c`, each to a GPU of its own, or both to one of them."""
+    cluster: Cluster = {"a": [[3]], "b": [[4]], "c": [[5], [4]]}
+    result = found(cluster, frozenset({"c"}))
+
+    assert set(result.may_go) == {"a", "b"}
+    assert result.relying == {"c": ["a", "b"]}
+    assert result.displaced(moved(cluster, "c", 5, 4)) == []
+    assert result.displaced(moved(cluster, "c", 6, 4)) == ["b"], "a has taken what is left"
+    assert result.displaced(moved(cluster, "c", 5, 5)) == ["b"]
+    assert result.displaced(moved(cluster, "c", 5, 8)) == ["b"]
+    assert result.displaced(moved(cluster, "c", 8, 8)) == ["a", "b"]
+    assert result.displaced(moved(cluster, "c", 0, 8)) == [], "any GPU of the node will do"
+    assert result.displaced(moved(cluster, "a", 8)) == [], "nobody relies on that"
+
+
+def test_a_node_whose_pods_go_to_several_must_stay_if_one_of_these_is_full() -> None:
+    cluster: Cluster = {"a": [[3], [3]], "b": [[5]], "c": [[5]]}
+    result = result_of(leaving(nodes_of(cluster), residents_of(cluster), tied={"b": "kept", "c": "kept"}))
+
+    assert [place.node for place in result.may_go["a"]] == ["b", "c"]
+    for name in ("b", "c"):
+        assert result.displaced(moved(cluster, name, 5)) == []
+        assert result.displaced(moved(cluster, name, 6)) == ["a"]
+
+
+def test_cpu_that_is_taken_counts_as_well() -> None:
+    residents = {"a": [pod("1", mem(1), amounts=Amounts(200, 1))]}
+    free = candidate("b", node(8).gpus, (Usage(((0, 1),)),), Amounts(1000, 100), [])
+    full = candidate("b", node(8).gpus, (Usage(((0, 1),)),), Amounts(1000, 100), [Amounts(900, 0)])
+    result = result_of(leaving({"a": node(8, used={0: 1}), "b": free}, residents, tied={"b": "kept"}))
+
+    assert result.displaced(free) == []
+    assert result.displaced(full) == ["a"]
+
+
+def test_what_has_changed_while_it_was_decided_keeps_the_nodes_that_it_concerns() -> None:
+    cluster: Cluster = {"a": [[2]], "b": [[3]], "c": [[5]], "d": [[5]]}
+    result = found(cluster)
+    nodes = nodes_of(cluster)
+
+    assert {name: [place.node for place in moves] for name, moves in result.may_go.items()} == {"a": ["c"], "b": ["d"]}
+    assert result.after_changes(nodes, ["c", "d"]) is result, "there is room as before"
+    assert set(result.after_changes(nodes, ["a"]).may_go) == {"b"}
+    assert set(result.after_changes({**nodes, "c": moved(cluster, "c", 7)}, ["c"]).may_go) == {"b"}
+    gone = result.after_changes({name: node for name, node in nodes.items() if name != "d"}, ["d"])
+    assert set(gone.may_go) == {"a"}
+    assert "since that was decided" in gone.stay["b"]
+    assert gone.displaced(moved(cluster, "d", 8)) == [], "it stays already"
+
+
 POD = st.integers(1, 8)
 
 
@@ -167,3 +225,27 @@ def test_any_of_them_may_go_and_all_of_their_pods_fit(cluster: Cluster, data: st
                 for at, shares in placement.shares:
                     used[place.node, at] += shares
     assert all(shares <= 8 for (name, _), shares in used.items() if name not in gone)
+
+
+@given(clusters(), st.data())
+@settings(deadline=None)
+def test_once_pods_have_come_those_that_need_not_be_marked_may_still_go_together(
+    cluster: Cluster, data: st.DataObject
+) -> None:
+    result = found(cluster)
+    nodes = nodes_of(cluster)
+    for _ in range(data.draw(st.integers(1, 3))):
+        name = data.draw(st.sampled_from(sorted(nodes)))
+        at, shares = data.draw(st.integers(0, len(cluster[name]) - 1)), data.draw(POD)
+        sums = [sum(pods) for pods in cluster[name]]
+        sums[at] = min(8, sums[at] + shares)
+        nodes[name] = moved(cluster, name, *sums)
+        cluster[name] = [[each] if each else [] for each in sums]
+        result = result.without([name, *result.displaced(nodes[name])], "a pod has come")
+    staying = {name: node for name, node in nodes.items() if name not in result.may_go}
+    pods = [move.pod for moves in result.may_go.values() for move in moves]
+
+    assert all(move.node in staying for moves in result.may_go.values() for move in moves)
+    for name, there in staying.items():
+        here = [move.pod for moves in result.may_go.values() for move in moves if move.node == name]
+        assert len(result_of(refuges({name: there}, here))) == len(here), (cluster, pods)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
+from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together
 from gpu_device_plugin.cluster.client.config import SERVICE_ACCOUNT
 from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError
@@ -38,6 +39,10 @@ _REST = 20.0
 CPU at most."""
 
 
+_KEEP_S = 2.0
+"""Timeout of marking nodes before a pod is bound."""
+
+
 class Capacity:
     """Does one thing after the other, so that none of them meets the half-done work of another."""
 
@@ -63,7 +68,7 @@ class Capacity:
         self._settings = settings
         self._catch_up = catch_up
         self._pause_s = pause_s
-        self.mover = Mover(parts)
+        self.mover = Mover(parts, self.before_bind)
         self.keeper = Keeper(parts)
         self._opener = Opener(parts)
         waiters = Waiters(parts, judge, refused)
@@ -90,6 +95,8 @@ class Capacity:
             clock=parts.clock,
         )
         self._term: Hashable | None = None
+        self._marked: Observable[Hashable | None] = Observable(None)
+        """The term for which it has been decided which nodes may go, or tried to."""
         self._decided: tuple[int, int] | None = None
         """The state of fleet and nodes for which it was decided last which nodes may go."""
         self._rested_at: dict[str, float] = {}
@@ -111,11 +118,11 @@ class Capacity:
                     for step in (
                         self._opener.open,
                         self._shelter,
+                        self._keep,
                         self.mover.obey,
                         self.rebalancer.look,
                         self.idle.look,
                         self._grow,
-                        self._keep,
                     ):
                         await self._done(step)
             except (ApiError, TimeoutError) as error:
@@ -131,6 +138,8 @@ class Capacity:
             self._autoscaler.forget()
             self.idle.forget()
             self.rebalancer.forget()
+            self.keeper.forget()
+            self._rested_at.clear()
             self._decided = None
             self._kinds.forget()
         self._term = term
@@ -165,10 +174,42 @@ class Capacity:
     async def _keep(self) -> None:
         before = 0 if self._decided is None else self._decided[0]
         state = self._parts.fleet.now.changed_since(before)[0], self._parts.followed.changes
-        if state != self._decided:
-            work = self.keeper.mark if self._settings().keep_nodes else self.keeper.release
-            if await self._resting("keep", work):
+        try:
+            if state == self._decided:
+                return
+            if not self._settings().keep_nodes:
+                done = await self.keeper.release()
+            else:
+                # The time of the API's answers does not count here either.
+                decision = await self._resting("keep", self.keeper.decide)
+                done = decision is not None and await self.keeper.mark(*decision)
+            if done:
                 self._decided = state
+        finally:
+            self._marked.change(self._term)
+
+    async def before_bind(self, node: str, pod: object) -> str:
+        """Have all nodes kept that a pod leaves without room elsewhere, which counts on its node but is not bound yet.
+
+        Return an empty text, or why the pod must not come: pods that leave their node need its room. Never raises:
+        where nodes cannot be marked within `_KEEP_S`, scheduling goes first.
+        """
+        if not self._settings().keep_nodes:
+            return ""
+        try:
+            async with asyncio.timeout(_KEEP_S):
+                # What was read before the scheduler asked for a binding may be older than its Lease.
+                term = await self._leadership.term() or await self._leadership.term(within_s=0.0)
+                if term is None:
+                    return ""
+                await self._marked.meets(lambda marked: marked == term)
+                marked = await self.keeper.secure(node, f"pod {pod} takes room on node {node}")
+        except (ApiError, TimeoutError) as error:
+            why = str(error) or f"it took longer than {_KEEP_S:g} s"
+            _log.warning("nodes that must stay are not marked yet", extra={"why": why, "once_per_s": 60})
+            return ""
+        gone = await self.keeper.going(marked)
+        return f"node {node}: an autoscaler is removing node {gone}, whose pods need the room" if gone else ""
 
     async def _resting(self, name: str, work: Callable[[], Awaitable[T]]) -> T | None:
         """Do what may take seconds in a large cluster, and return its result; None: it was done a moment ago."""

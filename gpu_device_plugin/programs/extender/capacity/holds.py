@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.client.answers import translated
 from gpu_device_plugin.cluster.client.errors import ApiError, Call, ForbiddenError, InvalidError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import NODES, read_version, version_number
-from gpu_device_plugin.core.capacity.held import BoundPod, taken, unclaimed
+from gpu_device_plugin.core.capacity.held import BoundPod, OverRooms, over_rooms
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.contract.keys import HELD_ROOM
@@ -17,7 +16,7 @@ from gpu_device_plugin.core.contract.moves import HeldRoom, holdable, read_held,
 from gpu_device_plugin.fleet import FleetEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
@@ -58,7 +57,8 @@ class Holds:
         """By node, the version that has what was written last: the watch may still show older ones."""
         self._shown: dict[str, str] = {}
         """By node, what its annotation says, where it says anything."""
-        self._taken: deque[str] = deque(maxlen=_REMEMBERED)
+        self._taken: dict[str, tuple[str, bool]] = {}
+        """By the UID of a pod that is replaced, that of the pod that is bound in its place, and whether in its room."""
         self._unclaimed_at: dict[str, float] = {}
         """By the UID of a pod that is gone, since when no other claims its room, monotonic seconds."""
 
@@ -72,15 +72,19 @@ class Holds:
 
     # --- For the scheduler's calls ------------------------------------------------------------------------------------
 
-    def for_pod(self, pod: Pod, asked: Ask) -> tuple[str, Candidate] | None:
-        """Return room that is held for a pod, as its UID in the fleet and its node without other room.
+    def for_pod(self, pod: Pod, asked: Ask, nodes: Collection[str]) -> tuple[str, Candidate] | None:
+        """Return room that is held for a pod on one of these nodes.
 
-        None: there is none that it fits in.
+        As its UID in the fleet, and its node without other room. None: there is none that it fits in.
         """
         if pod.owner is None or not self._rooms:
             return None
-        for uid, (_, room) in self._rooms.items():
-            if (room.owner, room.namespace) == (pod.owner.uid, pod.namespace) and uid != pod.uid:
+        own = pod.owner.uid, pod.namespace
+        uids = [uid for uid, (_, room) in self._rooms.items() if (room.owner, room.namespace) == own and uid != pod.uid]
+        among = frozenset(nodes) if uids else ()
+        # The room of a pod that is still to leave is for a replacement that is still to come.
+        for uid in sorted(uids, key=self._leaves, reverse=True):
+            if self._rooms[uid][0] in among:
                 there = self._fleet.with_held_room(_PREFIX + uid)
                 if there is not None and unfit(asked, there) is None:
                     return _PREFIX + uid, there
@@ -107,15 +111,17 @@ class Holds:
             self._fleet.let_go(_PREFIX + uid)
             self._unwritten.add(found[0])
 
-    def taken(self, held: str) -> None:
-        """Note that a pod is bound in the room that `for_pod` returned with this UID."""
+    def taken(self, held: str, by: str, *, elsewhere: bool = False) -> None:
+        """Note that the pod with the UID `by` is bound in the room that `for_pod` returned as `held`, or elsewhere."""
         uid = held.removeprefix(_PREFIX)
-        self._taken.append(uid)
+        self._taken.setdefault(uid, (by, not elsewhere))
+        if len(self._taken) > _REMEMBERED:
+            del self._taken[next(iter(self._taken))]
         self.let_go(uid)
 
     def was_taken(self, uid: str) -> bool:
-        """Return whether room is gone because a replacement is bound in it, not because of its time or its node."""
-        return uid in self._taken
+        """Return whether room is gone because a replacement is bound in it, not elsewhere, nor for its time or node."""
+        return self._taken.get(uid, ("", False))[1]
 
     def expire(self) -> None:
         """Give back the room whose time has run out."""
@@ -127,34 +133,46 @@ class Holds:
         """Give back the room whose replacement is bound, and that which no pod has waited for in `_UNCLAIMED_S`."""
         if not self._rooms:
             return
-        on_nodes: dict[str, list[HeldRoom]] = {}
-        for node, room in self._rooms.values():
-            on_nodes.setdefault(node, []).append(room)
-        for node, rooms in on_nodes.items():
-            # An extender that ended before the node said so, or that got no answer to the binding, is not noted here.
-            for uid in taken(rooms, self._bound_on(node)):
-                self.taken(_PREFIX + uid)
-        now, entries = self.clock(), self._fleet.entries
-        gone = [
-            room.uid
-            for room in self.unclaimed()
-            if (entry := entries.get(room.uid)) is None or entry.until is not None  # it vanished, or has ended
-        ]
+        now, over = self.clock(), self._over()
+        # Whoever bound the pod there may have ended before the node said so, or got no answer to the binding.
+        for uid, by in over.taken.items():
+            self.taken(uid, by)
+        for uid, by in over.elsewhere.items():
+            self.taken(uid, by, elsewhere=True)
+        gone = [room.uid for room in over.unclaimed if not self._stays(room.uid)]
         self._unclaimed_at = {uid: self._unclaimed_at.get(uid, now) for uid in gone}
         for uid, since in self._unclaimed_at.items():
             if now - since >= _UNCLAIMED_S:
                 self.let_go(uid)
 
     def unclaimed(self) -> Sequence[HeldRoom]:
-        """Return the rooms for which no pod waits."""
-        return unclaimed([room for _, room in self._rooms.values()], self._fleet.pending.values())
+        """Return the rooms for which no pod waits, and none is bound."""
+        return self._over().unclaimed
 
-    def _bound_on(self, node: str) -> Iterator[BoundPod]:
-        for entry in self._fleet.on_node(node):
-            if entry.owner and not entry.claimed:
-                usage = entry.usage
-                positions = frozenset([*dict(usage.shares), *usage.whole])
-                yield BoundPod(entry.uid, entry.namespace, entry.owner, entry.created, positions)
+    def _over(self) -> OverRooms:
+        owners = {room.owner for _, room in self._rooms.values()}
+        known = {by for by, _ in self._taken.values()}
+        bound = [
+            BoundPod(
+                entry.uid,
+                entry.namespace,
+                entry.owner,
+                entry.created,
+                entry.node,
+                frozenset([*dict(entry.usage.shares), *entry.usage.whole]),
+            )
+            for entry in self._fleet.entries.values()
+            if entry.owner in owners and not entry.claimed and entry.uid not in known
+        ]
+        return over_rooms(self._rooms, bound, self._fleet.pending.values(), self._leaves)
+
+    def _leaves(self, uid: str) -> bool:
+        """Return whether a pod ends, or has gone."""
+        return not self._stays(uid) or self._fleet.entries[uid].deleting
+
+    def _stays(self, uid: str) -> bool:
+        entry = self._fleet.entries.get(uid)
+        return entry is not None and entry.until is None  # else it has vanished, or has ended
 
     def forget(self) -> None:
         """Hold what the nodes say and no more: another extender has been active."""

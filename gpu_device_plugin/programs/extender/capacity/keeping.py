@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from gpu_device_plugin.aio.waiting import last_of
-from gpu_device_plugin.cluster.client.errors import ConflictError, InvalidError, NotFoundError
-from gpu_device_plugin.cluster.objects.decoding import NODES
+from gpu_device_plugin.cluster.client.answers import translated
+from gpu_device_plugin.cluster.client.errors import ApiError, Call, ConflictError, InvalidError, NotFoundError
+from gpu_device_plugin.cluster.objects.decoding import NODES, read_metadata, version_number
 from gpu_device_plugin.core.capacity.leaving import Leaving, leaving, refuges
 from gpu_device_plugin.core.cluster.fitting import unfit
+from gpu_device_plugin.core.contract.keys import KEEPS, KEPT_NODE
 from gpu_device_plugin.core.contract.nodelabels import kept, let_go
+from gpu_device_plugin.core.model.times import epoch_s
 from gpu_device_plugin.programs.extender.capacity.followed import replaceable
 from gpu_device_plugin.programs.extender.capacity.moving import room_for
 
@@ -34,28 +38,51 @@ _AT_ONCE = 8
 """Nodes that are written at the same time."""
 _PODS_AT_ONCE = 16
 """Pods that are looked at in one step."""
-_CALL_S = 5.0
+_CALL_S = 2.0
+_LOOKS = 3
+"""How often nodes are marked before others are let go, as pods come to some of these meanwhile."""
+_LOOP_S, _LOOK_S = 2.0, 0.05
+"""How long an autoscaler's loop may take from reading the nodes to the taints of those that it removes, and how often
+these are looked at."""
+_DOOMED = "DeletionCandidateOfClusterAutoscaler"
+"""Key of the taint that the Cluster Autoscaler puts on nodes long before it removes them."""
 _HELD = "room is held on it for pods that are being moved"
 _ALONE = "it has a pod that no controller replaces"
+_COMING = "a pod is being bound to it"
 
 
 @dataclass(eq=False)
 class Keeper:
-    """Decides which nodes may go, and writes it on them."""
+    """Decides which nodes may go, and writes it on them.
+
+    A node is marked before anything takes the room that its pods would go to, and let go after all others are marked.
+    """
 
     _parts: Parts
     latest: Leaving = field(default_factory=Leaving, init=False)
-    """The latest decision."""
+    """The latest decision, without the nodes that had to be marked since: what is in force for all without a mark."""
+    _began: int = field(default=0, init=False)
+    """The state of the fleet that it was decided on."""
+    _written: dict[str, FollowedNode] = field(default_factory=dict, init=False)
+    """By name, nodes as they were written last, until the watch shows them so."""
+    _doubted: dict[str, str] = field(default_factory=dict, init=False)
+    """By name of a node, the version on which the removal of its mark got no answer, and may still be made."""
+    _marked_at: dict[str, float] = field(default_factory=dict, init=False)
+    """By name of a node, when it was marked, monotonic seconds."""
+    _writing: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary, init=False)
+    """By name of a node, held while it is written."""
 
-    async def mark(self) -> bool:
-        """Decide which nodes may go, and write on the others that they must not; return whether all is written.
+    def forget(self) -> None:
+        """Drop the latest decision: another extender has been active."""
+        self.latest = Leaving()
 
-        Raises ApiError.
-        """
+    async def decide(self) -> tuple[int, Leaving]:
+        """Return which nodes may go, after the state of the fleet that it was decided on."""
+        began, _ = self._parts.fleet.now.changed_since(self._began)
         nodes = self._open()
-        followed = {name: self._parts.followed.nodes[name] for name in nodes}
-        others = [node for name, node in self._parts.followed.nodes.items() if name not in nodes]
         tied = dict.fromkeys((at for at, _ in self._parts.holds.rooms.values()), _HELD)
+        # The watch has not shown these pods yet, so that they are on no node here.
+        tied |= {entry.node: _COMING for entry in self._parts.fleet.entries.values() if not entry.seen}
         residents = self._parts.residents(nodes)
         on_nodes: dict[str, list[Resident]] = {}
         pods = [(name, pod) for name in nodes for pod in self._parts.followed.on_node(name)]
@@ -66,41 +93,130 @@ class Keeper:
                 on_nodes.setdefault(name, []).append(self._resident(residents, pod))
             elif pod.owner is None:
                 tied.setdefault(name, _ALONE)
-        self.latest = await last_of(leaving(nodes, on_nodes, tied))
-        changes = [
-            *((followed[name], kept(followed[name].annotations, why)) for name, why in self.latest.stay.items()),
-            *((followed[name], let_go(followed[name].annotations)) for name in self.latest.may_go),
-            # Nobody needs a node that is cordoned or broken and has no pods to lose.
-            *((node, let_go(node.annotations)) for node in others if not self._parts.followed.on_node(node.name)),
-        ]
-        due = [(node, change) for node, change in changes if change]
-        return await self._write_all(due)
+        return began, await last_of(leaving(nodes, on_nodes, tied))
+
+    async def mark(self, began: int, found: Leaving) -> bool:
+        """Mark the nodes that stay, and then let the others go; return whether all is written. Raises ApiError."""
+        fleet, followed = self._parts.fleet, self._parts.followed
+        for _ in range(_LOOKS):
+            changed = fleet.now.changed_since(began)[1]
+            found = found.after_changes(fleet.candidates, found.may_go if changed is None else changed)
+            due = self._due(found.stay)
+            if not due:
+                break
+            if not await self._write_all(due):
+                return False
+        else:
+            return False
+        # No await since it was compared with the fleet: whatever comes from now on heeds this decision.
+        self.latest, self._began = found, began
+        # Nobody needs a node that is cordoned or broken and has no pods to lose.
+        others = [name for name in followed.nodes if name not in found.stay and not followed.on_node(name)]
+        return await self._write_all(self._due(dict.fromkeys((*found.may_go, *others), "")))
 
     async def release(self) -> bool:
         """Remove what was written on nodes; return whether all is removed. Raises ApiError."""
-        self.latest = Leaving()
-        nodes = [self._parts.followed.nodes[name] for name in self._parts.followed.marked]
-        return await self._write_all([(node, change) for node in nodes if (change := let_go(node.annotations))])
+        self.latest = Leaving(dict.fromkeys(self._parts.followed.marked, ()))
+        return await self._write_all(self._due(dict.fromkeys(self.latest.may_go, "")))
 
-    async def _write_all(self, due: Sequence[tuple[FollowedNode, Changes]]) -> bool:
+    async def secure(self, name: str, why: str) -> Collection[str]:
+        """Mark a node to which something has come in the fleet, and those whose pods have no place because of that.
+
+        Return their names. Raises one of the ApiErrors once all have been tried.
+        """
+        node = self._parts.fleet.candidates.get(name)
+        if node is None or not node.rooms or node.gpus.claims:
+            return ()
+        names = (name, *self.latest.displaced(node))
+        done = await asyncio.gather(*(self._write(each, why) for each in names), return_exceptions=True)
+        written = [each for each, result in zip(names, done, strict=True) if result is True]
+        self.latest = self.latest.without(written, why)
+        for error in done:
+            if isinstance(error, BaseException):
+                raise error
+        return names
+
+    async def going(self, names: Collection[str]) -> str:
+        """Return the first of these nodes that an autoscaler removes though they are marked, once it has read that.
+
+        It has read its nodes at the beginning of a loop; those that it may remove in this one it has tainted before.
+        """
+        nodes = self._parts.followed.nodes
+        while there := [nodes[name] for name in names if name in nodes]:
+            if gone := next((node.name for node in there if node.going), ""):
+                return gone
+            recently = self._parts.clock() - _LOOP_S
+            if not any(self._marked_at.get(each.name, recently) > recently and _doomed(each) for each in there):
+                break
+            await asyncio.sleep(_LOOK_S)
+        return ""
+
+    def _due(self, reasons: Mapping[str, str]) -> Sequence[tuple[str, str]]:
+        """Return those of these nodes that have to be written, given by name why they stay; empty: they may go."""
+        nodes = ((self._as_is(name), why) for name, why in reasons.items())
+        return [(node.name, why) for node, why in nodes if node is not None and self._change(node, why)]
+
+    def _change(self, node: FollowedNode, why: str) -> Changes:
+        notes, latest = node.annotations, self.latest
+        if why:
+            # In doubt it is written again, so that a removal of that state of the node cannot be made any more.
+            gone = let_go(notes) if self._doubted.get(node.name) == node.version else ()
+            return kept({key: text for key, text in notes.items() if key not in gone}, why)
+        needed = node.name in latest.stay or self._parts.fleet.on_node(node.name)
+        return let_go(notes) if node.name in latest.may_go or not needed else {}
+
+    def _as_is(self, name: str) -> FollowedNode | None:
+        """Return a node as it was written or seen last, whichever is newer; None: it is gone."""
+        seen, written = self._parts.followed.nodes.get(name), self._written.get(name)
+        if seen is None or written is None or version_number(seen.version) >= version_number(written.version):
+            self._written.pop(name, None)
+            return seen
+        return written
+
+    async def _write_all(self, due: Sequence[tuple[str, str]]) -> bool:
         written = True
         for first in range(0, len(due), _AT_ONCE):
             done = await asyncio.gather(*(self._write(*each) for each in due[first : first + _AT_ONCE]))
             written = written and all(done)
         return written
 
-    async def _write(self, node: FollowedNode, change: Changes) -> bool:
-        # Only on the node as it was decided on: a person may have written the same annotations since.
-        body = {"metadata": {"resourceVersion": node.version, "annotations": dict(change)}}
-        try:
-            await self._parts.client.patch(NODES, node.name, body, timeout_s=_CALL_S)
-        except NotFoundError:
-            return True
-        except (ConflictError, InvalidError):
-            return False  # it has changed since: the watch shows it as it is now
-        if node.name in self.latest.stay:
-            _log.info("a node is kept from autoscalers", extra={"node": node.name, "why": self.latest.stay[node.name]})
+    async def _write(self, name: str, why: str) -> bool:
+        """Mark a node for a reason, or let it go without one; return whether it is so. Raises ApiError."""
+        # The lock spans awaits on purpose: what comes while a mark is being removed waits for that, and marks it again.
+        async with self._writing.setdefault(name, asyncio.Lock()):
+            node = self._as_is(name)
+            for last in (not why, True):
+                if node is None or not (change := self._change(node, why)):
+                    return True
+                # Only on the node as it was decided on: a person may have written the same annotations since.
+                body = {"metadata": {"resourceVersion": node.version, "annotations": dict(change)}}
+                self._doubted[name] = node.version
+                try:
+                    after = await self._parts.client.patch(NODES, name, body, timeout_s=_CALL_S)
+                except NotFoundError:
+                    return True
+                except (ConflictError, InvalidError):
+                    del self._doubted[name]
+                    if last:
+                        return False  # the watch will show it as it is now
+                    after = await self._parts.client.get(NODES, name, timeout_s=_CALL_S)
+                    node = self._noted(node, after)
+                else:
+                    del self._doubted[name]
+                    self._noted(node, after)
+                    break
+        self._marked_at.pop(name, None)
+        if why:
+            self._marked_at[name] = self._parts.clock()
+            _log.info("a node is kept from autoscalers", extra={"node": name, "why": why})
         return True
+
+    def _noted(self, node: FollowedNode, raw: bytes) -> FollowedNode:
+        with translated(Call("patch", NODES.plural, name=node.name)):
+            meta = read_metadata(raw)
+        notes = {key: text for key, text in (meta.annotations or {}).items() if key in {KEPT_NODE, *KEEPS}}
+        self._written[node.name] = now = replace(node, annotations=notes, version=meta.resource_version)
+        return now
 
     def _open(self) -> Mapping[str, Candidate]:
         """Return the nodes that pods with GPUs may come to."""
@@ -115,34 +231,46 @@ class Keeper:
     async def shelter(self, moving: Collection[str] = ()) -> None:
         """Hold places for the pods of nodes that are being drained; `moving` have theirs."""
         self._give_back(moving)
-        awaited = Counter(pod.owner.uid for pod in self._parts.fleet.pending.values() if pod.owner is not None)
-        awaited.subtract(
-            room.owner for uid, (_, room) in self._parts.holds.rooms.items() if uid not in self._parts.followed.pods
-        )
+        if not self._parts.followed.draining:
+            return
+        awaited = self._awaited()
         for name in tuple(self._parts.followed.draining):
             node = self._parts.followed.nodes.get(name)
             if node is None:
                 continue
-            leavers = []
+            leavers: list[tuple[Pod, float]] = []
             for pod in self._parts.followed.on_node(name):
                 owner = replaceable(pod)
                 if owner is None or pod.uid in self._parts.holds.rooms:
                     continue
                 if pod.deleting:
                     # Its replacement waits already, or has found a place.
-                    awaited[owner.uid] -= 1
-                    if awaited[owner.uid] >= 0:
-                        leavers.append(pod)
+                    if made_s := awaited.get(owner.uid):
+                        leavers.append((pod, made_s.pop()))
                 elif node.going:
-                    leavers.append(pod)
+                    leavers.append((pod, self._parts.wall()))
             if leavers:
                 await self._hold_for(name, leavers)
 
-    async def _hold_for(self, name: str, leavers: Sequence[Pod]) -> None:
+    def _awaited(self) -> Mapping[str, list[float]]:
+        """Return by controller when the pods were made, the newest last, that wait and have no room held."""
+        found: dict[str, list[float]] = {}
+        for pod in self._parts.fleet.pending.values():
+            if pod.owner is not None:
+                found.setdefault(pod.owner.uid, []).append(epoch_s(pod.created) or self._parts.wall())
+        for made_s in found.values():
+            made_s.sort()
+        for uid, (_, room) in self._parts.holds.rooms.items():
+            left = self._parts.followed.pods.get(uid)
+            if left is None or left.deleting:
+                del found.get(room.owner, [])[:1]
+        return found
+
+    async def _hold_for(self, name: str, leavers: Sequence[tuple[Pod, float]]) -> None:
         nodes, may_go = self._open(), self.latest.may_go
-        pods = {pod.uid: pod for pod in leavers}
+        pods = {pod.uid: (pod, since_s) for pod, since_s in leavers}
         known = self._parts.residents(nodes)
-        residents = [self._resident(known, pod) for pod in leavers]
+        residents = [self._resident(known, pod) for pod, _ in leavers]
         places: list[Move] = []
         # Those that stay first: a place on a node that may go itself would have to be left again.
         for some in ({each for each in nodes if each not in may_go}, set(may_go)):
@@ -150,24 +278,29 @@ class Keeper:
             found = refuges({each: node for each, node in nodes.items() if each in some}, rest)
             places += await last_of(found)
         for place in places:
-            pod = pods[place.pod.pod.uid]
+            pod, since_s = pods[place.pod.pod.uid]
             there = self._parts.fleet.candidates.get(place.node)
             # Meanwhile another pod may have taken the room; then the next look finds other room.
             if pod.owner is None or there is None or unfit(place.pod.ask, there.restricted(place.shares)) is not None:
                 continue
             room = room_for(pod, pod.owner, tuple(place.shares.items()), self._parts.wall())
-            if self._parts.holds.hold(place.node, room):
+            if self._parts.holds.hold(place.node, replace(room, since_s=since_s)):
                 _log.info(
                     "a place is held for a pod of a node that goes",
                     extra={"pod": str(place.pod), "from": name, "to": place.node},
                 )
+                with suppress(ApiError):  # the next decision marks them
+                    await self.secure(place.node, f"room on node {place.node} is held for pods that are being moved")
 
     def _give_back(self, moving: Collection[str]) -> None:
-        """Give back the places of pods that stay after all."""
-        for uid in tuple(self._parts.holds.rooms):
-            pod = self._parts.followed.pods.get(uid)
-            if pod is None or pod.deleting or uid in moving:
-                continue
-            node = self._parts.followed.nodes.get(pod.node_name)
-            if node is not None and not node.going:
+        """Give back the places of pods that stay after all, and those on nodes that no pod may come to any more."""
+        nodes = self._parts.followed.nodes
+        for uid, (name, _) in tuple(self._parts.holds.rooms.items()):
+            pod, to = self._parts.followed.pods.get(uid), nodes.get(name)
+            node = None if pod is None or pod.deleting or uid in moving else nodes.get(pod.node_name)
+            if (to is not None and (to.unschedulable or to.going)) or (node is not None and not node.going):
                 self._parts.holds.let_go(uid)
+
+
+def _doomed(node: FollowedNode) -> bool:
+    return any(taint.key == _DOOMED for taint in node.taints)

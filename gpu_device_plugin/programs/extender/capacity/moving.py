@@ -23,7 +23,7 @@ from gpu_device_plugin.logs import audit
 from gpu_device_plugin.programs.extender.capacity.followed import replaceable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.model.pods import Owner, Pod
@@ -50,6 +50,8 @@ class Mover:
     """Moves one pod after the other."""
 
     _parts: Parts
+    _before_taking: Callable[[str, object], Awaitable[str]]
+    """Awaited once room of a node is held, as before a binding (`Capacity.before_bind`)."""
     moving: set[str] = field(default_factory=set, init=False)
     """The UIDs of the pods that are evicted, until the watch shows it."""
     _tried: dict[str, tuple[str, float, float]] = field(default_factory=dict, init=False)
@@ -189,7 +191,10 @@ class Mover:
             self._parts.holds.let_go(pod.uid)
             hint = f"; apply {MANIFEST}" if isinstance(error, ForbiddenError) else ""
             return f"the room could not be held: {error}{hint}"
-        return ""
+        why = await self._before_taking(node, f"{pod.namespace}/{pod.name}")
+        if why:
+            self._parts.holds.let_go(pod.uid)
+        return why
 
     async def _evicted(self, pod: Pod) -> str:
         """Evict a pod for which room is held; return an empty text, or why it stays."""

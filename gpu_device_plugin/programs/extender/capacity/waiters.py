@@ -68,7 +68,7 @@ class Waiters:
         found = []
         for each in waiting:
             owner = "" if each.pod.owner is None else each.pod.owner.uid
-            if rooms[owner] > 0 and self._parts.holds.for_pod(each.pod, each.needs.ask) is not None:
+            if rooms[owner] > 0 and self._parts.holds.for_pod(each.pod, each.needs.ask, followed.nodes) is not None:
                 rooms[owner] -= 1
                 continue
             # Affinity to pods is for kube-scheduler to judge: if it found no room, only nodes it has not tried count.

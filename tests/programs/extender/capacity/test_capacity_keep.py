@@ -16,6 +16,7 @@ from tests.programs.extender.capacity.capacity_world import (
     GOING,
     KARPENTER,
     KEPT,
+    LONG_AGO,
     annotate,
     capacity_world,
     cordon,
@@ -253,6 +254,118 @@ async def test_held_room_is_given_back_when_its_time_is_over() -> None:
         await w.until(lambda: HELD_ROOM not in notes_on(w, "a"))
         pod(w, "p", 8)
         assert (await w.schedule())["p"].node == "a"
+
+
+async def two_pods_of_one_deployment_have_to_leave(w: ExtenderWorld) -> tuple[str, str]:
+    """Each from a node of its own, one at once; `c` and `d` have room for one of them each. Return their UIDs."""
+    node(w, "a", 4)
+    node(w, "b", 4)
+    uids = pod(w, "p", 4, at=("a", 0)), pod(w, "q", 4, at=("b", 0))
+    node(w, "c", 4)
+    node(w, "d", 4)
+    await w.start()
+    taint(w, "a", GOING)
+    await w.until(lambda: uids[0] in {**held(w, "c"), **held(w, "d")})
+    taint(w, "b", GOING)
+    await w.until(lambda: held(w, "c").keys() | held(w, "d").keys() == set(uids))
+    return uids
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["", "killed"])
+@pytest.mark.parametrize("ended", [False, True], ids=["ending", "ended"])
+async def test_room_is_not_held_for_a_replacement_that_is_bound_elsewhere(*, killed: bool, ended: bool) -> None:
+    """A node comes that takes the replacement of one of two pods; the room of the other one stays held."""
+    async with capacity_world(keep_nodes="true") as w:
+        await two_pods_of_one_deployment_have_to_leave(w)
+        node(w, "e", 4)
+        w.delete("p")
+        pod(w, "p-2", 4)
+        await w.seen()
+        assert await w.bind("p-2", "e") == ""
+        if ended:
+            w.finish("p")
+        if killed:
+            await w.restart()
+        await w.until(lambda: len(held(w, "c")) + len(held(w, "d")) == 1)
+        await some_rounds(w)
+        assert len(held(w, "c")) + len(held(w, "d")) == 1
+        w.delete("q")
+        pod(w, "q-2", 4)
+        assert (await w.schedule())["q-2"].node in {"c", "d"}
+        await w.until(lambda: not held(w, "c") and not held(w, "d"))
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["", "killed"])
+async def test_room_that_is_held_once_a_replacement_waits_is_given_back_wherever_that_is_bound(*, killed: bool) -> None:
+    """The replacement has waited for a while, as no other node had room before."""
+    async with capacity_world(keep_nodes="true") as w:
+        node(w, "a", 4)
+        uid = pod(w, "p", 4, at=("a", 0))
+        await w.start()
+        cordon(w, "a")
+        evict(w, "p")
+        pod(w, "p-2", 4, created=LONG_AGO)
+        await some_rounds(w)
+        node(w, "c", 4)
+        await w.until(lambda: uid in held(w, "c"))
+        node(w, "d", 4)
+        await w.seen()
+        assert await w.bind("p-2", "d") == ""
+        if killed:
+            await w.restart()
+        await w.until(lambda: not held(w, "c"))
+
+
+async def test_a_replacement_gets_the_room_among_those_of_its_controller_whose_node_it_may_go_to() -> None:
+    """`c` or `d`, whichever has the first room, is out of CPU: the scheduler does not name it."""
+    for full in ("c", "d"):
+        async with capacity_world(keep_nodes="true") as w:
+            await two_pods_of_one_deployment_have_to_leave(w)
+            w.delete("p")
+            pod(w, "p-2", 4)
+            await w.seen()
+            (other,) = {"c", "d"} - {full}
+            found = await w.filter(w.get("p-2"), other)
+            assert found["NodeNames"] == [other], found
+            assert await w.bind("p-2", other) == ""
+            await w.until(lambda other=other: not held(w, other))  # type: ignore[misc]
+            await some_rounds(w)
+            assert len(held(w, full)) == 1
+
+
+async def test_a_pod_that_waits_for_one_room_has_no_second_one_held() -> None:
+    """The replacement of `q` was bound at once; that of `p` waits, and its room is held."""
+    async with capacity_world(keep_nodes="true") as w:
+        for name in ("a", "b", "c", "d", "e"):
+            node(w, name, 4)
+        uid = pod(w, "p", 4, at=("a", 0))
+        pod(w, "q", 4, at=("b", 0))
+        await w.start()
+        cordon(w, "a")
+        evict(w, "p")
+        pod(w, "p-2", 4)
+        await w.until(lambda: any(uid in held(w, name) for name in "cde"))
+        rooms = {name: held(w, name) for name in "cde"}
+        cordon(w, "b")
+        evict(w, "q")
+        pod(w, "q-2", 4)
+        await w.seen()
+        assert await w.bind("q-2", next(name for name in "cde" if not rooms[name])) == ""
+        await some_rounds(w)
+        assert sum(len(held(w, name)) for name in "cde") <= 1
+
+
+async def test_no_room_stays_held_on_a_node_that_goes_itself() -> None:
+    async with capacity_world(keep_nodes="true") as w:
+        node(w, "a", 4)
+        uid = pod(w, "p", 4, at=("a", 0))
+        node(w, "c", 4)
+        await w.start()
+        taint(w, "a", GOING)
+        await w.until(lambda: uid in held(w, "c"))
+        node(w, "d", 4)
+        taint(w, "c", GOING)
+        await w.until(lambda: uid in held(w, "d") and not held(w, "c"))
 
 
 # --- What the watch shows ---------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 GPUS = NodeGpus((ListedGpu(0, 8), ListedGpu(1, 8)), share_mib=1024)
 WEB = Owner("ReplicaSet", "web", "uid-web", "apps/v1")
+NODES = ("a", "b")
 FOUR = Ask((Part(Demand(Kind.MEMORY, 4)),))
 
 
@@ -84,7 +85,7 @@ async def test_held_room_is_free_for_a_pod_of_its_controller_alone() -> None:
     async with here() as h:
         h.holds.hold("a", room())
         assert h.free() == [4, 8]
-        found = h.holds.for_pod(pod(), FOUR)
+        found = h.holds.for_pod(pod(), FOUR, NODES)
         assert found is not None
         assert [each.free for each in found[1].rooms] == [4, 0]
         for other in (
@@ -93,9 +94,50 @@ async def test_held_room_is_free_for_a_pod_of_its_controller_alone() -> None:
             pod(owner=Owner("ReplicaSet", "web", "uid-other", "apps/v1")),
             pod(namespace="kube-system"),
         ):
-            assert h.holds.for_pod(other, FOUR) is None
-        assert h.holds.for_pod(pod(), Ask((Part(Demand(Kind.MEMORY, 5)),))) is None, "its template has changed"
-        assert h.holds.for_pod(pod(), Ask((Part(Demand(Kind.COUNT, 1)),))) is None
+            assert h.holds.for_pod(other, FOUR, NODES) is None
+        assert h.holds.for_pod(pod(), Ask((Part(Demand(Kind.MEMORY, 5)),)), NODES) is None, "its template has changed"
+        assert h.holds.for_pod(pod(), Ask((Part(Demand(Kind.COUNT, 1)),)), NODES) is None
+
+
+async def test_of_several_rooms_a_pod_gets_one_that_it_may_go_to_and_first_that_of_a_pod_which_has_gone() -> None:
+    async with here() as h:
+        h.fleet.put_pod(bound("p"))
+        h.holds.hold("a", room("p", gpu=1))
+        h.holds.hold("b", room("gone"))
+        for nodes, name in ((NODES, "b"), (("b",), "b"), (("a",), "a")):
+            found = h.holds.for_pod(pod("p-2"), FOUR, nodes)
+            assert found is not None
+            assert found[1].name == name
+        assert h.holds.for_pod(pod(), FOUR, ("c",)) is None
+
+
+async def test_one_room_serves_one_pod() -> None:
+    """Of two that were bound at the same time both were told of the same room, or one was bound elsewhere."""
+    async with here() as h:
+        for uid, at in (("p", 0), ("q", 1), ("r", 1)):
+            h.holds.hold("b", replace(room(uid, gpu=at), since_s=10.0))
+        for uid in ("p-2", "q-2"):
+            h.fleet.put_pod(bound(uid))
+            h.holds.taken("held/p", uid)
+        for _ in range(3):
+            h.holds.release()
+            assert len(h.holds.rooms) == 1, "p-2 has taken a room already, and q-2 takes one"
+        h.fleet.put_pod(bound("r-2"))
+        h.holds.release()
+        assert not h.holds.rooms
+
+
+async def test_room_that_is_given_back_is_given_back_on_its_node_whoever_had_held_it() -> None:
+    async with here() as h:
+        h.api.patch(
+            "nodes", "b", {"metadata": {"annotations": {HELD_ROOM: write_held([replace(room(), since_s=10.0)])}}}
+        )
+        h.watch("b")
+        h.fleet.put_pod(bound())
+        h.holds.release()
+        await h.holds.write()
+        assert not h.written("b")
+        assert not h.holds.was_taken("p"), "the pod is bound on another node"
 
 
 async def test_room_that_the_fleet_counts_no_longer_is_none() -> None:
@@ -104,12 +146,12 @@ async def test_room_that_the_fleet_counts_no_longer_is_none() -> None:
         h.holds.hold("a", room(until_s=100))
         h.now = 100
         h.fleet.expire(h.now)
-        assert h.holds.for_pod(pod(), FOUR) is None
+        assert h.holds.for_pod(pod(), FOUR, NODES) is None
         h.holds.expire()
         assert not h.holds.rooms
         h.watch("b", text=write_held([room(until_s=99)]))
         assert h.free("b") == [8, 8], "nor does that which a node says of the past"
-        assert h.holds.for_pod(pod(), FOUR) is None
+        assert h.holds.for_pod(pod(), FOUR, NODES) is None
         h.holds.expire()
         assert not h.holds.rooms
 
@@ -178,9 +220,9 @@ async def test_room_that_is_taken_does_not_come_back_with_a_new_term() -> None:
     async with here() as h:
         h.api.patch("nodes", "a", {"metadata": {"annotations": {HELD_ROOM: write_held([room()])}}})
         h.watch()
-        found = h.holds.for_pod(pod(), FOUR)
+        found = h.holds.for_pod(pod(), FOUR, NODES)
         assert found is not None
-        h.holds.taken(found[0])
+        h.holds.taken(found[0], "p-2")
         h.holds.forget()
         assert h.holds.was_taken("p")
         assert h.free() == [8, 8]
@@ -221,7 +263,7 @@ async def test_a_node_that_is_gone_holds_nothing_and_is_not_written() -> None:
         h.holds.remove_node("a")
         h.fleet.remove_node("a")
         assert not h.holds.rooms
-        assert h.holds.for_pod(pod(), FOUR) is None
+        assert h.holds.for_pod(pod(), FOUR, NODES) is None
         await h.holds.write()
         assert h.api.count("patch", "nodes") == 1
 

@@ -136,10 +136,11 @@ class Extenders(RuleBasedStateMachine):
         node, room = self._one(n)
         ((_, shares),) = room.shares
         owner = Owner("ReplicaSet", "web", room.owner, "apps/v1")
-        found = self.holds.for_pod(Pod("new", "default", "new", owner=owner), Ask((Part(Demand(Kind.MEMORY, shares)),)))
+        pod, asked = Pod(f"new-{room.uid}", "default", "new", owner=owner), Ask((Part(Demand(Kind.MEMORY, shares)),))
+        found = self.holds.for_pod(pod, asked, NODES)
         if found is not None:
             assert found[1].name == node
-            self.holds.taken(found[0])
+            self.holds.taken(found[0], pod.uid)
             self.bound.add(room.uid)
             del self.held[room.uid]
 
