@@ -77,8 +77,8 @@ class Cloud:
 
     groups: Sequence[Group]
     """The first one is meant where none is named."""
-    boot: Callable[[Group, str], Awaitable[None]]
-    """Makes a node, by its name; returns once it is ready."""
+    boot: Callable[[Group, str, int], Awaitable[None]]
+    """Makes a node, by its group, its name and its place in the order; returns once it is ready."""
     remove: Callable[[str], Awaitable[None]]
     """Removes a node, and what runs there, by its name."""
     calls: list[tuple[Any, ...]] = field(default_factory=list)
@@ -149,8 +149,8 @@ class Cloud:
         """Start machines; return their names."""
         group = self.group(group_id)
         names = self._promised(number, group)
-        for name in names:
-            task = asyncio.create_task(self._boot(group, name))
+        for at, name in enumerate(names):
+            task = asyncio.create_task(self._boot(group, name, at))
             self._booting.add(task)
             task.add_done_callback(self._booted)
         return names
@@ -161,8 +161,8 @@ class Cloud:
             self.instances[name], self._of[name] = _CREATING, group
         return names
 
-    async def _boot(self, group: Group, name: str) -> None:
-        await self.boot(group, name)
+    async def _boot(self, group: Group, name: str, at: int) -> None:
+        await self.boot(group, name, at)
         if name in self.instances:
             self.instances[name] = _RUNNING
 

@@ -145,8 +145,8 @@ async def test_the_next_type_comes_when_the_first_has_none_left(
 async def test_three_nodes_are_bought_for_those_whom_they_help(
     tmp_path: Path, how: str, impossible: str, nodes: int
 ) -> None:
-    """A node takes four of the pods. Another pod waits, which no node takes."""
-    async with growing(tmp_path, how) as cluster:
+    """A node takes four of the pods; nodes come one after the other. Another pod waits, which no node takes."""
+    async with growing(tmp_path, how, apart_s=4.0) as cluster:
         if nodes:
             await node_of_fives(cluster, AGED_S)
         more, amounts = IMPOSSIBLE[impossible]

@@ -98,6 +98,8 @@ class AutoscaledCluster:
     programs: Mapping[str, str]
     boot_s: float = 0.5
     """From an order to a node that is ready."""
+    apart_s: float = 0.0
+    """How much later each further node of one order is."""
     agent_s: float = 0.0
     """From then on until its agent has told of its GPUs."""
     taint: str = ""
@@ -133,7 +135,7 @@ class AutoscaledCluster:
 
     # Nodes
 
-    async def _boot(self, group: Group, name: str) -> None:
+    async def _boot(self, group: Group, name: str, at: int) -> None:
         """Have a machine join as a node, be ready after a while, and have its agent tell of its GPUs after that."""
         node, whole = group.node(name), group.node(name)
         self._late[name] = True
@@ -145,7 +147,7 @@ class AutoscaledCluster:
         for amounts in (node["status"]["capacity"], node["status"]["allocatable"]):
             for resource in (builders.GPU_MEM, builders.GPU_COUNT):
                 del amounts[resource]
-        await asyncio.sleep(self.boot_s / 2)
+        await asyncio.sleep(self.boot_s / 2 + at * self.apart_s)
         await self.ask("POST", "/api/v1/nodes", node)
         await asyncio.sleep(self.boot_s / 2)
         if not self.agent_s:
