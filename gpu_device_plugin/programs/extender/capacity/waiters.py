@@ -62,6 +62,14 @@ class Waiters:
         """Leave out the pods for which there is room, free or held: kube-scheduler is about to try them again."""
         followed = self._parts.followed
         residents = self._parts.residents([name for name, node in followed.nodes.items() if node.open and node.offers])
+        fleet = self._parts.fleet
+        # Pods that have vanished make room in less time than a node takes.
+        soon = {
+            name: node.occupied(
+                [each.usage for each in fleet.on_node(name) if each.held_for or not (each.temporary or each.settling)]
+            )
+            for name, node in fleet.without_terminating.candidates.items()
+        }
         new = {node.name for node in followed.young(self._parts.wall() - _NEW_S)}
         known: dict[tuple[Needs, bool], bool] = {}
         rooms = Counter(room.owner for _, room in self._parts.holds.rooms.values())
@@ -76,7 +84,9 @@ class Waiters:
             key = each.needs, only_new
             if key not in known:
                 allowed = residents.allowed(each.needs.terms)
-                known[key] = self._has_room(each.needs, allowed & new if only_new else allowed)
+                known[key] = self._has_room(each.needs, allowed & new if only_new else allowed) or any(
+                    name in allowed and each.needs.met_by(node) for name, node in soon.items()
+                )
                 await asyncio.sleep(0)
             if not known[key]:
                 found.append(each)

@@ -310,6 +310,19 @@ async def test_a_pod_for_which_others_are_evicted_has_no_node_asked_for() -> Non
         assert not stand_ins(w)
 
 
+async def test_room_of_a_pod_that_has_vanished_is_waited_for() -> None:
+    """Its containers may still run; a node would take longer."""
+    async with capacity_world(grow="stand-ins", vanished_grace="1h") as w:
+        two_halves(w)
+        await w.start()
+        w.force_delete("a-0")
+        await w.seen()
+        pod(w, "p", 4)
+        assert (await w.schedule())["p"].reason == "SchedulerError"
+        await some_rounds(w)
+        assert not stand_ins(w)
+
+
 async def test_buffers_are_used_where_the_cluster_has_them_and_no_pods_beside() -> None:
     async with capacity_world(grow="auto") as w:
         w.api.without.clear()
