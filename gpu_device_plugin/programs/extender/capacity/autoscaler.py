@@ -163,7 +163,10 @@ class Autoscaler:
             del self._buffers[name]
         for name in templates.keys() - self._buffers:
             template, buffer = buffer_of(name, self.namespace, templates[name], await self._owned(), version)
-            with suppress(ConflictError):
+            try:
+                await self._client.create(_TEMPLATES, template, namespace=self.namespace, timeout_s=_CALL_S)
+            except ConflictError:  # an extender ended before it had removed this one, which may leave out other nodes
+                await self._client.delete(_TEMPLATES, name, namespace=self.namespace)
                 await self._client.create(_TEMPLATES, template, namespace=self.namespace, timeout_s=_CALL_S)
             with suppress(ConflictError):
                 await self._client.create(_BUFFERS[version], buffer, namespace=self.namespace, timeout_s=_CALL_S)

@@ -388,6 +388,21 @@ async def test_a_half_made_buffer_is_completed() -> None:
         assert len(w.api.all("podtemplates")) == 1
 
 
+async def test_a_template_that_was_left_over_is_replaced() -> None:
+    """It may leave out other nodes than those that are there."""
+    async with capacity_world(grow="buffers") as w:
+        w.api.without.clear()
+        await lacking_room(w)
+        await w.until(lambda: len(w.api.all("capacitybuffers")) == 1)
+        await w.stop()
+        w.api.delete("capacitybuffers", w.api.all("capacitybuffers")[0]["metadata"]["name"], NAMESPACE)
+        two_halves(w, "b")
+        await w.start()
+        await w.until(lambda: len(w.api.all("capacitybuffers")) == 1)
+        (template,) = w.api.all("podtemplates")
+        assert nodes_left_out(template["template"]) == ["a", "b"]
+
+
 async def test_where_only_buffers_may_be_used_and_there_are_none_that_is_told_and_the_rest_goes_on() -> None:
     async with capacity_world(grow="buffers", keep_nodes="true") as w:
         await lacking_room(w)
