@@ -166,8 +166,8 @@ class Keeper:
             # In doubt it is written again, so that a removal of that state of the node cannot be made any more.
             gone = let_go(notes) if self._doubted.get(node.name) == node.version else ()
             return kept({key: text for key, text in notes.items() if key not in gone}, why)
-        needed = node.name in latest.stay or self._parts.fleet.on_node(node.name)
-        return let_go(notes) if node.name in latest.may_go or not needed else {}
+        may_go = node.name in latest.may_go or not (node.name in latest.stay or self._parts.fleet.on_node(node.name))
+        return let_go(notes) if may_go else {}
 
     def _as_is(self, name: str) -> FollowedNode | None:
         """Return a node as it was written or seen last, whichever is newer; None: it is gone."""
