@@ -182,7 +182,7 @@ class Capacity:
             else:
                 # The time of the API's answers does not count here either.
                 decision = await self._resting("keep", self.keeper.decide)
-                done = decision is not None and await self.keeper.mark(*decision)
+                done = decision is not None and await self.keeper.mark(decision, state[0])
             if done:
                 self._decided = state
         finally:

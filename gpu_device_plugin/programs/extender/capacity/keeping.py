@@ -61,8 +61,6 @@ class Keeper:
     _parts: Parts
     latest: Leaving = field(default_factory=Leaving, init=False)
     """The latest decision, without the nodes that had to be marked since: what is in force for all without a mark."""
-    _began: int = field(default=0, init=False)
-    """The state of the fleet that it was decided on."""
     _written: dict[str, FollowedNode] = field(default_factory=dict, init=False)
     """By name, nodes as they were written last, until the watch shows them so."""
     _doubted: dict[str, str] = field(default_factory=dict, init=False)
@@ -76,9 +74,8 @@ class Keeper:
         """Drop the latest decision: another extender has been active."""
         self.latest = Leaving()
 
-    async def decide(self) -> tuple[int, Leaving]:
-        """Return which nodes may go, after the state of the fleet that it was decided on."""
-        began, _ = self._parts.fleet.now.changed_since(self._began)
+    async def decide(self) -> Leaving:
+        """Return which nodes may go."""
         nodes = self._open()
         tied = dict.fromkeys((at for at, _ in self._parts.holds.rooms.values()), _HELD)
         # The watch has not shown these pods yet, so that they are on no node here.
@@ -93,11 +90,17 @@ class Keeper:
                 on_nodes.setdefault(name, []).append(self._resident(residents, pod))
             elif pod.owner is None:
                 tied.setdefault(name, _ALONE)
-        return began, await last_of(leaving(nodes, on_nodes, tied))
+        return await last_of(leaving(nodes, on_nodes, tied))
 
-    async def mark(self, began: int, found: Leaving) -> bool:
-        """Mark the nodes that stay, and then let the others go; return whether all is written. Raises ApiError."""
+    async def mark(self, found: Leaving, began: int) -> bool:
+        """Mark the nodes that stay, and then let the others go; return whether all is written. Raises ApiError.
+
+        `began` is the state of the fleet for which that was decided, or an earlier one.
+        """
         fleet, followed = self._parts.fleet, self._parts.followed
+        for known in (self._written, self._doubted, self._marked_at):
+            for name in known.keys() - followed.nodes.keys():
+                del known[name]
         for _ in range(_LOOKS):
             changed = fleet.now.changed_since(began)[1]
             found = found.after_changes(fleet.candidates, found.may_go if changed is None else changed)
@@ -109,7 +112,7 @@ class Keeper:
         else:
             return False
         # No await since it was compared with the fleet: whatever comes from now on heeds this decision.
-        self.latest, self._began = found, began
+        self.latest = found
         # Nobody needs a node that is cordoned or broken and has no pods to lose.
         others = [name for name in followed.nodes if name not in found.stay and not followed.on_node(name)]
         return await self._write_all(self._due(dict.fromkeys((*found.may_go, *others), "")))
@@ -146,7 +149,8 @@ class Keeper:
             if gone := next((node.name for node in there if node.going), ""):
                 return gone
             recently = self._parts.clock() - _LOOP_S
-            if not any(self._marked_at.get(each.name, recently) > recently and _doomed(each) for each in there):
+            marked = [each for each in there if self._marked_at.get(each.name, recently) > recently]
+            if not any(taint.key == _DOOMED for each in marked for taint in each.taints):
                 break
             await asyncio.sleep(_LOOK_S)
         return ""
@@ -162,8 +166,8 @@ class Keeper:
             # In doubt it is written again, so that a removal of that state of the node cannot be made any more.
             gone = let_go(notes) if self._doubted.get(node.name) == node.version else ()
             return kept({key: text for key, text in notes.items() if key not in gone}, why)
-        needed = node.name in latest.stay or self._parts.fleet.on_node(node.name)
-        return let_go(notes) if node.name in latest.may_go or not needed else {}
+        may_go = node.name in latest.may_go or not (node.name in latest.stay or self._parts.fleet.on_node(node.name))
+        return let_go(notes) if may_go else {}
 
     def _as_is(self, name: str) -> FollowedNode | None:
         """Return a node as it was written or seen last, whichever is newer; None: it is gone."""
@@ -196,13 +200,12 @@ class Keeper:
                 except NotFoundError:
                     return True
                 except (ConflictError, InvalidError):
-                    del self._doubted[name]
+                    self._doubted.pop(name, None)
                     if last:
                         return False  # the watch will show it as it is now
-                    after = await self._parts.client.get(NODES, name, timeout_s=_CALL_S)
-                    node = self._noted(node, after)
+                    node = self._noted(node, await self._parts.client.get(NODES, name, timeout_s=_CALL_S))
                 else:
-                    del self._doubted[name]
+                    self._doubted.pop(name, None)
                     self._noted(node, after)
                     break
         self._marked_at.pop(name, None)
@@ -300,7 +303,3 @@ class Keeper:
             node = None if pod is None or pod.deleting or uid in moving else nodes.get(pod.node_name)
             if (to is not None and (to.unschedulable or to.going)) or (node is not None and not node.going):
                 self._parts.holds.let_go(uid)
-
-
-def _doomed(node: FollowedNode) -> bool:
-    return any(taint.key == _DOOMED for taint in node.taints)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_PROMISED, RESIZE_BOUND
 from gpu_device_plugin.testing.builders import GPU_MEM
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Hang, Late, Reset, Slow
 from tests.patience import rounds
@@ -20,6 +21,7 @@ from tests.programs.extender.capacity.capacity_world import (
     KEPT,
     annotate,
     capacity_world,
+    going,
     held,
     kept,
     node,
@@ -27,12 +29,13 @@ from tests.programs.extender.capacity.capacity_world import (
     pod,
     some_rounds,
     taint,
+    wants,
 )
 from tests.programs.extender.harness import HASTY, NODE_GPUS
 from tests.programs.extender.harness import held as shares_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from gpu_device_plugin.testing.cluster.cluster_requests import Trouble
     from tests.programs.extender.harness import ExtenderWorld
@@ -120,10 +123,10 @@ async def spread(w: ExtenderWorld) -> None:
     await w.until(lambda: kept(w, "b") == kept(w, "c") == "true" and kept(w, "a") is None)
 
 
-async def bound(w: ExtenderWorld, name: str, to: str) -> None:
-    """Have a pod of 4 bound to a node, if it is not yet, as a scheduler that tries again."""
+async def bound(w: ExtenderWorld, name: str, to: str, mem: int = 4, **rest: Any) -> None:
+    """Have a pod bound to a node, if it is not yet, as a scheduler that tries again."""
     if not any(each["metadata"]["name"] == name for each in w.api.all("pods")):
-        pod(w, name, 4, rs="")
+        pod(w, name, mem, rs="", **rest)
         await w.seen()
     while not w.where(name):
         await w.bind(name, to)
@@ -348,3 +351,52 @@ async def test_a_pod_waits_two_seconds_for_the_autoscaler_and_no_longer() -> Non
         began = time.monotonic()
         await bound(w, "y", "c")
         assert time.monotonic() - began < 1.9, "the node has had the mark for long"
+
+
+# --- Other things that take room --------------------------------------------------------------------------------------
+
+
+def order(w: ExtenderWorld, *happened: Callable[[Objects, Objects], bool]) -> bool:
+    """Return whether each of these was so at an earlier state of the API server than the next one."""
+    first = [next((at for at, (_, *now) in enumerate(states(w, 0)) if each(*now)), None) for each in happened]
+    assert None not in first, first
+    return first == sorted(set(first))  # type: ignore[type-var]
+
+
+def marked(nodes: Objects, _pods: Objects) -> bool:
+    return bool(nodes.get("a", {}).get("metadata", {}).get("annotations", {}).get(KEPT) == "true")
+
+
+async def test_a_pod_is_moved_to_room_that_a_node_relies_on_once_that_has_the_mark() -> None:
+    async with capacity_world(keep_nodes="true") as w:
+        await spread(w)
+        node(w, "e", 4, 4)
+        pod(w, "stays-e", 4, rs="", at=("e", 0))
+        pod(w, "moves", 4, rs="y", at=("e", 1))
+        await settled(w)
+        assert kept(w, "a") is None
+        wants(w, "moves", "b")
+        await w.until(lambda: going(w, "moves"))
+        assert order(w, marked, lambda _, pods: "deletionTimestamp" in pods.get("moves", {}).get("metadata", {}))
+
+
+async def test_memory_is_promised_that_a_node_relies_on_once_that_has_the_mark() -> None:
+    async with capacity_world(keep_nodes="true") as w:
+        labels = {RESIZE_BOUND: "100"}
+        w.api.add({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default", "labels": labels}})
+        node(w, "a", 4)
+        pod(w, "p", 4, at=("a", 0))
+        node(w, "b", 8)
+        await w.start()
+        await bound(w, "x", "b", 2)
+        w.run("x")
+        await w.until(lambda: kept(w, "b") == "true")
+        await settled(w)
+        assert kept(w, "a") is None
+        w.api.patch("pods", "x", {"metadata": {"annotations": {MEMORY_GUARANTEE: "5"}}})
+
+        def promised(_nodes: Objects, pods: Objects) -> bool:
+            return "5" in pods.get("x", {"metadata": {}})["metadata"].get("annotations", {}).get(MEMORY_PROMISED, "")
+
+        await w.until(lambda: promised({}, {"x": w.get("x")}))
+        assert order(w, marked, promised)
