@@ -30,6 +30,7 @@ MOMENT_S = 3.0
 """How long the replacement of an evicted pod may wait for a node, on a quiet machine."""
 UNNEEDED = "DeletionCandidateOfClusterAutoscaler"
 """The autoscaler's taint on a node that it will remove soon."""
+DRAINED = "ToBeDeletedByClusterAutoscaler"
 _COST = "controller.kubernetes.io/pod-deletion-cost"
 
 
@@ -102,6 +103,24 @@ async def test_no_room_stays_held_after_drains(tmp_path: Path, how: str, left: t
         assert HELD_ROOM not in notes(cluster), str(cluster)
         assert watch.evicted, "no node was drained"
         assert len(cluster.cloud.instances) == len(left), str(cluster)
+
+
+async def test_no_room_stays_held_for_what_is_deleted_in_a_drain(tmp_path: Path, how: str) -> None:
+    async with growing(tmp_path, how) as cluster:
+        await cluster.grown(2, age_s=AGED_S)
+        await cluster.deployment("fives", 8, mem=5)
+        await cluster.placed(8)
+        await leave(cluster, "fives", (2, 2))
+        await cluster.until(
+            lambda: any(DRAINED in taints(cluster, name) for name in cluster.cloud.instances), "a drain begins"
+        )
+        await cluster.ask("DELETE", "/apis/apps/v1/namespaces/default/deployments/fives")
+        await cluster.placed(0)
+        await cluster.pod("four", count=4)
+        await cluster.placed(1, quiet_s=WAITS_S)
+        await cluster.loops(10)
+        assert HELD_ROOM not in notes(cluster), str(cluster)
+        assert not cluster.cloud.bought, str(cluster)
 
 
 async def leave(cluster: AutoscaledCluster, name: str, numbers: Sequence[int]) -> None:
