@@ -35,3 +35,21 @@ def test_every_text_counts_with_its_characters_and_one_more(terms: Terms, size: 
 
 def test_terms_that_are_too_long_to_be_kept_lead_nowhere() -> None:
     assert [code for code, _ in obstacles(node_view("n", (80,)), NOWHERE)] == ["affinity-terms"]
+
+
+def test_terms_tell_which_labels_decide_and_whether_any_node_can_meet_them() -> None:
+    zone = Alternative((Requirement("zone", "Exists"),))
+    named = Alternative(fields=(Requirement("metadata.name", "In", ("n",)),))
+    terms = Terms(selector={"pool": "a"}, affinity=(zone, named, Alternative()))
+
+    assert (terms.labels, terms.nowhere) == ({"pool", "zone"}, False)
+    assert (NO_TERMS.labels, NO_TERMS.nowhere) == (frozenset(), False)
+    assert NOWHERE.nowhere
+    assert Terms(affinity=(Alternative(),)).nowhere
+
+
+def test_equal_terms_have_equal_hashes_whatever_the_order_of_their_labels() -> None:
+    one, other = Terms(selector={"a": "1", "b": "2"}), Terms(selector={"b": "2", "a": "1"})
+
+    assert (one, hash(one)) == (other, hash(other))
+    assert len({one, other, NO_TERMS}) == 2
