@@ -20,7 +20,7 @@ from gpu_device_plugin.core.contract.keys import STARTUP_TAINT
 from gpu_device_plugin.core.model.times import rfc3339
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.cluster.writers.events import EventWriter
     from gpu_device_plugin.core.capacity.node_kinds import Needs
@@ -97,12 +97,15 @@ class Grower:
             await asyncio.sleep(0)
         # Nodes whose agents list GPUs, and on which kube-scheduler cannot place pods yet.
         coming = [kind for itself, kind in young if kind is not None and not _takes(itself)]
-        nodes = [
-            *await self._for_known_kinds(
-                {needs: groups[needs] for needs in groups if fitting[needs]}, fitting, kinds, coming
-            ),
-            *await self._for_unknown_kinds({needs: groups[needs] for needs in groups if not fitting[needs]}, kinds),
-        ]
+        useful = {needs: groups[needs] for needs in groups if fitting[needs]}
+        nodes = [*await _packed(useful, fitting, kinds, coming, range(len(kinds)))]
+        # They are counted by the kind that takes most. Where the autoscaler has brought another, more are asked for of
+        # that alone: once it has none left, others would come in their number.
+        keys = {kind.key for _, kind in young if kind is not None}
+        recent = [at for at, kind in enumerate(kinds) if kind.key in keys]
+        if nodes and 0 < len(recent) < len(kinds):
+            nodes += (await _packed(useful, fitting, kinds, coming, recent))[len(nodes) :]
+        nodes += await self._for_unknown_kinds({needs: groups[needs] for needs in groups if not fitting[needs]}, kinds)
         present = frozenset(self._parts.followed.hostnames())
         self._present = self._present | present if self.latest else present
         most = min(_MOST_NODES, max(1, _MOST_NAMED // (len(self._present) or 1)))
@@ -114,35 +117,6 @@ class Grower:
         names = tuple(sorted(self._present))
         self.latest = [replace(node, present=names, pods=tuple(map(str, pods))) for node, pods in chosen]
         return self.latest
-
-    async def _for_known_kinds(
-        self,
-        groups: Mapping[Needs, Sequence[Waiter]],
-        fitting: Mapping[Needs, list[int]],
-        kinds: Sequence[NodeKind],
-        coming: Sequence[NodeKind],
-    ) -> Sequence[_Node]:
-        """Return the nodes that pods need which fit on some kind, beside those that are coming."""
-        waiting = [
-            Waiting(
-                needs.ask,
-                len(pods),
-                needs.amounts,
-                {*fitting[needs], *(len(kinds) + n for n, kind in enumerate(coming) if kind.allows(needs))},
-            )
-            for needs, pods in groups.items()
-        ]
-        there = [(len(kinds) + n, kind.node) for n, kind in enumerate(coming)]
-        new = await last_of(needed(waiting, [kind.node for kind in kinds], there))
-        left = [iter(in_turns(pods, lambda each: each.pod.namespace)) for pods in groups.values()]
-        found: list[_Node] = []
-        for node in new:
-            pods = [pod for place, number in node.pods.items() for pod in islice(left[place], number)]
-            needs = list(dict.fromkeys(pod.needs for pod in pods))
-            fit = [kinds[place] for place in fitting[needs[0]] if all(place in fitting[each] for each in needs)]
-            terms = common_terms(dict.fromkeys(each.terms for each in needs), fit)
-            found.append((Wanted(terms, unlike(fit, kinds)), pods))
-        return found
 
     async def _for_unknown_kinds(
         self, groups: Mapping[Needs, Sequence[Waiter]], kinds: Sequence[NodeKind]
@@ -221,6 +195,38 @@ class Grower:
 def _takes(node: FollowedNode) -> bool:
     """Return whether kube-scheduler can place pods on a node whose agent lists GPUs."""
     return node.open and node.offers and all(taint.key != STARTUP_TAINT for taint in node.taints)
+
+
+async def _packed(
+    groups: Mapping[Needs, Sequence[Waiter]],
+    fitting: Mapping[Needs, Sequence[int]],
+    kinds: Sequence[NodeKind],
+    coming: Sequence[NodeKind],
+    allowed: Collection[int],
+) -> Sequence[_Node]:
+    """Return the nodes that pods need of the kinds at some places, beside those that are coming."""
+    waiting = [
+        Waiting(
+            needs.ask,
+            len(pods),
+            needs.amounts,
+            {
+                *(at for at in fitting[needs] if at in allowed),
+                *(len(kinds) + n for n, kind in enumerate(coming) if kind.allows(needs)),
+            },
+        )
+        for needs, pods in groups.items()
+    ]
+    there = [(len(kinds) + n, kind.node) for n, kind in enumerate(coming)]
+    new = await last_of(needed(waiting, [kind.node for kind in kinds], there))
+    left = [iter(in_turns(pods, lambda each: each.pod.namespace)) for pods in groups.values()]
+    found: list[_Node] = []
+    for node in new:
+        pods = [pod for place, number in node.pods.items() for pod in islice(left[place], number)]
+        needs = list(dict.fromkeys(pod.needs for pod in pods))
+        fit = [kinds[at] for at in allowed if all(at in fitting[each] for each in needs)]
+        found.append((Wanted(common_terms(dict.fromkeys(each.terms for each in needs), fit), unlike(fit, kinds)), pods))
+    return found
 
 
 def _without(nodes: Sequence[_Node], starting: Iterable[FollowedNode], kinds: Sequence[NodeKind]) -> Sequence[_Node]:

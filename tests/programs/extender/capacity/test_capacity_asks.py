@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 from gpu_device_plugin.core.contract.keys import HELD_ROOM, HOSTNAME
 from tests.programs.extender.capacity.capacity_world import (
@@ -123,3 +124,31 @@ async def test_a_pod_that_waits_for_held_room_has_a_node_asked_for_and_the_one_t
         results = await w.schedule()
         assert results["other"].reason == "SchedulerError"
         await w.until(lambda: [wanted_for(each) for each in stand_ins(w)] == ["default/other"])
+
+
+async def test_of_the_kind_that_came_last_as_many_are_asked_for_as_pods_fill_and_of_others_no_more_than_enough() -> (
+    None
+):
+    """Twelve pods need one A100, or six T4, of which one has just come. Two of them are on that."""
+    async with capacity_world(grow="stand-ins", node_start="1h") as w:
+        node(w, "large", *[40] * 4, model="A100")
+        for at in range(4):
+            pod(w, f"large-{at}", 40, at=("large", at))
+        two_halves(w)
+        await w.start()
+        for n in range(12):
+            pod(w, f"p{n}", 5)
+        await w.schedule()
+        await w.until(lambda: len(stand_ins(w)) == 1)
+        node(w, "new", 8, 8, created=NOW)
+        await w.schedule()
+        await w.until(lambda: len(stand_ins(w)) == 5)
+        await some_rounds(w)
+
+        def allows_all(stand_in: dict[str, Any]) -> bool:
+            affinity = stand_in["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+            (term,) = affinity["nodeSelectorTerms"]
+            return [each["key"] for each in term["matchExpressions"]] == [HOSTNAME]
+
+        others = [each for each in stand_ins(w) if not allows_all(each)]
+        assert [nodes_left_out(each, PRODUCT) for each in others] == [["A100"]] * 4
