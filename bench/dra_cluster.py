@@ -19,7 +19,7 @@ from bench.cluster import uid
 from gpu_device_plugin.core.contract.dra import DRIVER
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
-from gpu_device_plugin.testing.cluster.dra_scheduler import Allocator, exactly
+from tests.scheduler_double.dra_scheduler import Allocator, exactly
 
 MEMORY = "4Gi"
 """What each claim asks for."""

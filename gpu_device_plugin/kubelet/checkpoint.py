@@ -137,7 +137,7 @@ def _hold(entry: Any, names: Names) -> DeviceHold:
         gpus=_gpus(answer) if kind is None else None,
         enforcement=_enforcement(answer),
         limit_mib=_limit_mib(answer),
-        granted_to=_granted_to(answer),
+        granted_to=(_value(answer, _GRANTED_TO) or b"")[1:].decode(errors="replace"),
     )
 
 
@@ -174,7 +174,3 @@ def _enforcement(answer: bytes) -> Enforcement | None:
 def _limit_mib(answer: bytes) -> int | None:
     digits = (_value(answer, _LIMIT) or b"")[1:]
     return int(digits) if digits.isdigit() else None
-
-
-def _granted_to(answer: bytes) -> str:
-    return (_value(answer, _GRANTED_TO) or b"")[1:].decode(errors="replace")

@@ -88,8 +88,7 @@ class _BudgetStatus(ApiObject):
     disruptions_allowed: int = 0
 
 
-class _Budget(ApiObject):
-    metadata: ObjectMeta
+class _Budget(Named):
     spec: _BudgetSpec = msgspec.field(default_factory=_BudgetSpec)
     status: _BudgetStatus = msgspec.field(default_factory=_BudgetStatus)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from gpu_device_plugin.cluster.objects import decoding
 from gpu_device_plugin.cluster.objects.decoding import ObjectMeta, Page, UnreadableObjectError
+from gpu_device_plugin.cluster.objects.requests import Resources  # noqa: TC001 - msgspec reads it
 from gpu_device_plugin.core.cluster.agentpods import AgentPod
 
 if TYPE_CHECKING:
@@ -37,13 +38,6 @@ class Condition(ApiObject):
     reason: str | None = None
     message: str | None = None
     last_transition_time: str | None = None
-
-
-class Resources(ApiObject):
-    """The limits and requests of a container."""
-
-    limits: dict[str, Any] | None = None
-    requests: dict[str, Any] | None = None
 
 
 class Env(ApiObject):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from gpu_device_plugin.cluster.objects import requests
 from gpu_device_plugin.cluster.objects.bounds import (
     LONGEST_KEY,
     LONGEST_LABEL,
@@ -17,7 +18,7 @@ from gpu_device_plugin.cluster.objects.bounds import (
     bounded,
     fits,
 )
-from gpu_device_plugin.cluster.objects.decoding import ObjectMeta, PodReader
+from gpu_device_plugin.cluster.objects.decoding import ObjectMeta, OwnedMeta, PodReader
 from gpu_device_plugin.core.capacity.terms import MOST_TERMS, NO_TERMS, Alternative, Requirement, Terms, Toleration
 from gpu_device_plugin.core.contract.keys import (
     FRAMEWORKS,
@@ -32,7 +33,7 @@ from gpu_device_plugin.core.report.text.printing import shortened
 from gpu_device_plugin.core.report.why.mistaken_requests import annotations_of_others
 from gpu_device_plugin.core.report.why.pod_causes import DEFAULT_SCHEDULER, SchedulingStatus
 from gpu_device_plugin.settings.knobs import nearest
-from gpu_device_plugin.view.objects import ApiObject, Condition, Resources, decoded, readable
+from gpu_device_plugin.view.objects import ApiObject, Condition, decoded, readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -57,7 +58,7 @@ class _Gate(ApiObject):
 
 
 class _Container(ApiObject):
-    resources: Resources = msgspec.field(default_factory=Resources)
+    resources: requests.Resources = msgspec.field(default_factory=requests.Resources)
 
 
 class _Alternative(ApiObject):
@@ -97,44 +98,23 @@ class SchedulingSpec(ApiObject):
         return Terms(self.tolerations, self.node_selector or {}, None if required is None else alternatives)
 
 
-class _PodClaim(ApiObject):
-    name: str = ""
-    resource_claim_name: str | None = None
-    resource_claim_template_name: str | None = None
-
-
 class _PodSpec(SchedulingSpec):
-    resource_claims: list[_PodClaim] | None = None
+    resource_claims: list[requests.PodClaim] | None = None
     containers: list[_Container] | None = None
     init_containers: list[_Container] | None = None
     scheduler_name: str | None = None
 
 
 class _PodStatus(ApiObject):
-    resource_claim_statuses: list[_PodClaim] | None = None
-    extended_resource_claim_status: _PodClaim | None = None
+    resource_claim_statuses: list[requests.PodClaim] | None = None
+    extended_resource_claim_status: requests.PodClaim | None = None
     reason: str | None = None
     message: str | None = None
     conditions: list[Condition] | None = None
 
 
-class _Owner(ApiObject):
-    kind: str = ""
-    name: str = ""
-    controller: bool | None = None
-
-    @property
-    def makes(self) -> bool:
-        """Whether it makes pods like this one; the node of a mirror pod does not."""
-        return bool(self.controller) and self.kind != "Node"
-
-
-class _Meta(ObjectMeta, rename="camel"):
-    owner_references: list[_Owner] | None = None
-
-
 class _Pod(ApiObject):
-    metadata: _Meta
+    metadata: OwnedMeta
     spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
     status: _PodStatus = msgspec.field(default_factory=_PodStatus)
 
@@ -158,6 +138,8 @@ def scheduling_status(raw: msgspec.Raw, ignored: Iterable[str]) -> SchedulingSta
     more = decoded(raw, _Pod)
     spec, status = more.spec, more.status
     conditions = status.conditions or ()
+    # The node of a mirror pod makes no other pods like it.
+    makers = (each for each in more.metadata.owner_references or () if each.controller and each.kind != "Node")
     refused = next((one for one in conditions if one.type == "PodScheduled" and one.status != "True"), Condition())
     return SchedulingStatus(
         scheduler=spec.scheduler_name or DEFAULT_SCHEDULER,
@@ -175,9 +157,7 @@ def scheduling_status(raw: msgspec.Raw, ignored: Iterable[str]) -> SchedulingSta
             for name in {**(each.resources.limits or {}), **(each.resources.requests or {})}
         ),
         claims=tuple(_claims(spec, status)),
-        controller=next(
-            (f"{each.kind} {each.name}" for each in more.metadata.owner_references or () if each.makes), ""
-        ),
+        controller=next((f"{each.kind} {each.name}" for each in makers), ""),
     )
 
 

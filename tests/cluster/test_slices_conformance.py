@@ -15,8 +15,7 @@ import pytest
 from gpu_device_plugin.cluster.client.api_client import Client, PatchType, Timing
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.client.errors import ConflictError, InvalidError
-from gpu_device_plugin.cluster.objects.resource_claims import CLAIMS, SLICES
-from gpu_device_plugin.cluster.writers.resource_slices import read_slice
+from gpu_device_plugin.cluster.objects.resource_claims import CLAIMS, SLICES, read_slice
 from gpu_device_plugin.core.dra.devices import SliceInputs
 from gpu_device_plugin.core.dra.pool import contents, dropped, plain_contents, writes
 from gpu_device_plugin.core.model.mig import MigMode

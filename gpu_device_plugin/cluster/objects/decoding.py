@@ -102,9 +102,14 @@ class ObjectMeta(msgspec.Struct, rename="camel", gc=False):
 M = TypeVar("M", bound=ObjectMeta)
 
 
-class _PodMeta(ObjectMeta, rename="camel", gc=False):
-    deletion_grace_period_seconds: int | None = None
+class OwnedMeta(ObjectMeta, rename="camel", gc=False):
+    """The metadata of an object with its owners."""
+
     owner_references: list[OwnerReference] | None = None
+
+
+class _PodMeta(OwnedMeta, rename="camel", gc=False):
+    deletion_grace_period_seconds: int | None = None
 
 
 class _Pod(msgspec.Struct, gc=False):

@@ -1,4 +1,4 @@
-"""Decode ResourceClaims of the Kubernetes API into the compact values that we keep."""
+"""Decode ResourceClaims and ResourceSlices of the Kubernetes API into the compact values that we keep."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from gpu_device_plugin.cluster.objects.bounds import LONGEST_NAME, LONGEST_UID, 
 from gpu_device_plugin.cluster.objects.decoding import ObjectKind, ObjectMeta, decoded, named
 from gpu_device_plugin.cluster.objects.quantity import whole_quantity
 from gpu_device_plugin.core.contract.dra import COMPUTE, DRIVER, MEMORY, TAKE_WHOLE
+from gpu_device_plugin.core.dra.pool import Content, Present
 from gpu_device_plugin.core.model.resource_claims import Claim, Consumer, Device, DeviceRequest, Parameters
 
 GROUP = "resource.k8s.io"
@@ -97,7 +98,24 @@ class _Claim(_Shape):
     status: _Status = msgspec.field(default_factory=_Status)
 
 
+class _Pool(_Shape):
+    name: str = ""
+    generation: int = 0
+    resource_slice_count: int = 0
+
+
+class _SliceSpec(_Shape):
+    pool: _Pool = msgspec.field(default_factory=_Pool)
+    devices: list[dict[str, Any]] | None = None
+
+
+class _Slice(_Shape):
+    metadata: ObjectMeta
+    spec: _SliceSpec = msgspec.field(default_factory=_SliceSpec)
+
+
 _DECODER = msgspec.json.Decoder(_Claim)
+_SLICE = msgspec.json.Decoder(_Slice)
 
 
 def read_claim(raw: bytes | msgspec.Raw) -> Claim:
@@ -123,6 +141,16 @@ def read_claim(raw: bytes | msgspec.Raw) -> Claim:
             if one.resource == "pods" and fits(one.uid, LONGEST_UID) and fits(one.name, LONGEST_NAME)
         ),
         resource_version=meta.resource_version,
+    )
+
+
+def read_slice(raw: bytes | msgspec.Raw) -> Present:
+    """Return a ResourceSlice. Raises UnreadableObjectError."""
+    found = decoded(_SLICE, raw, "ResourceSlice")
+    meta, spec, pool = named(found.metadata, "ResourceSlice"), found.spec, found.spec.pool
+    content: Content = {"devices": spec.devices or []}
+    return Present(
+        meta.name, meta.resource_version, pool.generation, pool.resource_slice_count, content, meta.uid, pool.name
     )
 
 

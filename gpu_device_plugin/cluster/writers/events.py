@@ -110,7 +110,8 @@ class EventWriter:
         """
         now, moment = self.clock(), datetime.now(UTC)
         self._forget(now)
-        key = self._folded(_EventKey(about, reason[:_LONGEST_WORD], action[:_LONGEST_WORD], _cut(note), warning))
+        note = note.encode()[:_LONGEST_NOTE].decode(errors="ignore")
+        key = self._folded(_EventKey(about, reason[:_LONGEST_WORD], action[:_LONGEST_WORD], note, warning))
         series = self._series.get(key)
         if series is None:
             # The name is chosen before the first attempt, so that a retry after a lost answer makes no second Event.
@@ -220,7 +221,3 @@ def _repeated(series: _Series) -> dict[str, Any]:
     if series.count < 2:
         return {}
     return {"series": {"count": series.count, "lastObservedTime": micro_time(series.last)}}
-
-
-def _cut(note: str) -> str:
-    return note.encode()[:_LONGEST_NOTE].decode(errors="ignore")

@@ -17,14 +17,11 @@ from gpu_device_plugin.cluster.client.backoff import Backoff
 from gpu_device_plugin.cluster.client.errors import ApiError, ConflictError, ForbiddenError, InvalidError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import (
     NODES,
-    ObjectMeta,
     UnreadableObjectError,
-    decoded,
-    named,
     read_metadata,
     version_number,
 )
-from gpu_device_plugin.cluster.objects.resource_claims import CLAIMS, GROUP, SLICES, read_claim
+from gpu_device_plugin.cluster.objects.resource_claims import CLAIMS, GROUP, SLICES, read_claim, read_slice
 from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
 from gpu_device_plugin.cluster.store import Store
 from gpu_device_plugin.cluster.writers.own_node import keep_written
@@ -42,34 +39,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _TIMING = ReflectorTiming(longest_retry_s=30.0)
-
-
-class _Pool(msgspec.Struct, rename="camel", gc=False):
-    name: str = ""
-    generation: int = 0
-    resource_slice_count: int = 0
-
-
-class _Spec(msgspec.Struct, rename="camel", gc=False):
-    pool: _Pool = msgspec.field(default_factory=_Pool)
-    devices: list[dict[str, Any]] | None = None
-
-
-class _Slice(msgspec.Struct, gc=False):
-    metadata: ObjectMeta
-    spec: _Spec = msgspec.field(default_factory=_Spec)
-
-
-_DECODER = msgspec.json.Decoder(_Slice)
-
-
-def read_slice(raw: bytes | msgspec.Raw) -> Present:
-    """Return a ResourceSlice. Raises UnreadableObjectError."""
-    found = decoded(_DECODER, raw, "ResourceSlice")
-    meta, spec = named(found.metadata, "ResourceSlice"), found.spec
-    content: Content = {"devices": spec.devices or []}
-    pool = spec.pool
-    return Present(meta.name, meta.resource_version, pool.generation, pool.resource_slice_count, content, meta.uid)
 
 
 class FieldsDroppedError(Exception):

@@ -10,8 +10,8 @@ import msgspec
 
 from gpu_device_plugin.cluster.client.answers import answered, translated
 from gpu_device_plugin.cluster.client.errors import Call, NotFoundError
-from gpu_device_plugin.cluster.objects.decoding import NOT_ENDED, PODS, ObjectKind, ObjectMeta, read_metadata
-from gpu_device_plugin.cluster.objects.requests import OwnerReference, controller_of
+from gpu_device_plugin.cluster.objects.decoding import NOT_ENDED, PODS, ObjectKind, OwnedMeta, read_metadata
+from gpu_device_plugin.cluster.objects.requests import controller_of
 from gpu_device_plugin.core.capacity.idle import Workload
 from gpu_device_plugin.core.contract.keys import NOTEBOOK_STOPPED, REPLICAS_BEFORE_IDLE
 
@@ -34,10 +34,6 @@ OWNERS: Mapping[str, ObjectKind] = MappingProxyType(
 
 class NotScalableError(Exception):
     """Why a pod has no workload that can be scaled to zero, as a clause about the pod."""
-
-
-class _Meta(ObjectMeta, rename="camel", gc=False):
-    owner_references: list[OwnerReference] | None = None
 
 
 class _Replicas(msgspec.Struct, gc=False):
@@ -73,7 +69,7 @@ class _Spec(_Replicas):
 
 
 class _Controller(msgspec.Struct, gc=False):
-    metadata: _Meta
+    metadata: OwnedMeta
     spec: _Spec = msgspec.field(default_factory=_Spec)
     status: _Replicas = msgspec.field(default_factory=_Replicas)
 

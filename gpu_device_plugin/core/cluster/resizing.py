@@ -188,8 +188,6 @@ def _unsuitable(room: Room, size: Size) -> str:
 
 
 def _amount(shares: int, node: Candidate) -> str:
-    return _units(shares) if node.gpus.share_mib is None else format_mib(shares * node.gpus.share_mib)
-
-
-def _units(number: int) -> str:
-    return f"{number} unit{'' if number == 1 else 's'}"
+    if node.gpus.share_mib is not None:
+        return format_mib(shares * node.gpus.share_mib)
+    return f"{shares} unit{'' if shares == 1 else 's'}"

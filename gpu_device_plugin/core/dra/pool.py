@@ -37,6 +37,7 @@ class Present:
     content: Content
     """With the times that the API server adds to taints."""
     uid: str = ""
+    pool: str = ""
 
 
 @dataclass(frozen=True, slots=True)

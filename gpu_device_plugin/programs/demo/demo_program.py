@@ -15,7 +15,7 @@ from gpu_device_plugin.programs.demo.node_table import Look, ShareTone, table
 from gpu_device_plugin.programs.demo.scenes import DEFAULT_GPUS, SCENES, WITH_PAGE
 from gpu_device_plugin.programs.demo.story import Story
 from gpu_device_plugin.programs.demo.world import DemoError, world
-from gpu_device_plugin.programs.terminal import discard_output
+from gpu_device_plugin.programs.terminal import discard_output, encodes
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
 
@@ -135,7 +135,7 @@ class DemoStage:
         self._live = live
         self._colour = live and colour
         self._drawn: list[str] = []
-        self._marks = ("█", "░") if _can_write(stream, "█░") else ("#", ".")
+        self._marks = ("█", "░") if stream.encoding and encodes(stream, "█░") else ("#", ".")
 
     def introduce(self, gpus: str) -> None:
         """Describe the parts of the demo."""
@@ -229,10 +229,3 @@ def _paragraph(text: str, width: int, indent: str = "") -> list[str]:
     together = text.replace(" GiB", "\N{NO-BREAK SPACE}GiB")  # an amount stays on one line
     lines = wrap(together, width, subsequent_indent=indent, break_on_hyphens=False)
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
-
-
-def _can_write(stream: TextIO, text: str) -> bool:
-    with suppress(UnicodeEncodeError, LookupError):
-        text.encode(stream.encoding or "ascii")
-        return True
-    return False

@@ -16,7 +16,7 @@ from gpu_device_plugin.cluster.objects.decoding import (
     PodReader,
     UnreadableObjectError,
 )
-from gpu_device_plugin.cluster.objects.resource_claims import CLAIMS, GROUP, SLICES
+from gpu_device_plugin.cluster.objects.resource_claims import CLAIMS, GROUP, SLICES, read_slice
 from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE
 from gpu_device_plugin.core.contract.dra import DRIVER
 from gpu_device_plugin.core.contract.keys import (
@@ -387,21 +387,6 @@ def _texts(kubectl: Kubectl, place: str, name: str) -> list[tuple[str, str]]:
     return [file for config in found for file in (config.data or {}).items()]
 
 
-class _Pool(ApiObject):
-    name: str = ""
-    generation: int = 0
-    resource_slice_count: int = 0
-
-
-class _SliceSpec(ApiObject):
-    pool: _Pool = msgspec.field(default_factory=_Pool)
-    devices: list[dict[str, Any]] | None = None
-
-
-class _Slice(Named):
-    spec: _SliceSpec = msgspec.field(default_factory=_SliceSpec)
-
-
 class _ClassSpec(ApiObject):
     extended_resource_name: str | None = None
 
@@ -415,13 +400,13 @@ def _slices(kubectl: Kubectl) -> tuple[SliceSeen, ...]:
     raw = kubectl.items(SLICES.path(), [f"spec.driver={DRIVER}"], optional=True)
     return tuple(
         SliceSeen(
-            pool=spec.pool.name,
-            generation=spec.pool.generation,
-            of=spec.pool.resource_slice_count,
-            devices=len(spec.devices or ()),
-            shared=any(device.get("allowMultipleAllocations") for device in spec.devices or ()),
+            pool=found.pool,
+            generation=found.generation,
+            of=found.count,
+            devices=len(found.content["devices"]),
+            shared=any(device.get("allowMultipleAllocations") for device in found.content["devices"]),
         )
-        for spec in (decoded(each, _Slice).spec for each in raw)
+        for found in map(read_slice, raw)
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import __version__, files
@@ -23,6 +22,7 @@ from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import Hardware, HardwareContextLost, MonitorTimings
 from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
+from gpu_device_plugin.kubelet.procfs import boot_time
 from gpu_device_plugin.programs.lifetime import ReloadingProgram
 from gpu_device_plugin.settings.knobs import UsageError
 
@@ -113,7 +113,7 @@ class LimitHelper:
 
     async def _set_due(self) -> None:
         self._attempts = {key: old for key, old in self._attempts.items() if key in self._wanted}
-        due = setting.due(self._wanted, self._attempts, _now_s())
+        due = setting.due(self._wanted, self._attempts, boot_time())
         if not due:
             return
         leaves = self._tree.leaves({_owner(key) for key in self._wanted})
@@ -148,7 +148,7 @@ class LimitHelper:
 
     def _attempted(self, key: LimitKey, why: str) -> None:
         limit, before = self._wanted[key], self._attempts.get(key)
-        self._attempts[key] = after = setting.attempted(limit, why, before, _now_s())
+        self._attempts[key] = after = setting.attempted(limit, why, before, boot_time())
         if before is None or before.outcome != after.outcome:
             extra = {**key._asdict(), "hard_mib": limit.hard_mib, **({"why": why} if why else {})}
             level, what = (logging.WARNING, "not set") if why else (logging.INFO, "set")
@@ -157,7 +157,7 @@ class LimitHelper:
     async def _publish(self) -> NoReturn:
         while True:
             self._changed.clear()
-            state = LimitsState({key: old.outcome for key, old in self._attempts.items()}, _now_s())
+            state = LimitsState({key: old.outcome for key, old in self._attempts.items()}, boot_time())
             try:
                 files.replace_below(self._directory, STATE_FILE, write_state(state).encode(), lasting=False)
                 self._complain(STATE_FILE, "")
@@ -168,11 +168,6 @@ class LimitHelper:
 
 def _owner(key: LimitKey) -> CgroupOwner:
     return CgroupOwner(key.pod_uid, key.container_id)
-
-
-def _now_s() -> float:
-    """Return the seconds since the machine started."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def main(sources: Sources[LimitSettings], texts: Texts, settings: LimitSettings) -> int:

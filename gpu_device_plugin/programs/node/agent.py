@@ -51,10 +51,9 @@ from gpu_device_plugin.programs.node.node_events import Reports
 from gpu_device_plugin.programs.node.orphaned_instances import OrphanedInstances
 from gpu_device_plugin.programs.node.use.borrowing import Borrowing
 from gpu_device_plugin.programs.node.use.history import History
-from gpu_device_plugin.programs.node.use.idle_watch import IdlePods
 from gpu_device_plugin.programs.node.use.memory_files import MemoryFiles
-from gpu_device_plugin.programs.node.use.over_use_watch import OverUse
 from gpu_device_plugin.programs.node.use.use_reader import UseReports, UseWatch
+from gpu_device_plugin.programs.node.use.use_watches import IdlePods, OverUse
 from gpu_device_plugin.programs.probes import serving_probes
 from gpu_device_plugin.settings.knobs import UsageError, reload
 

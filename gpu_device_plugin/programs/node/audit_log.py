@@ -68,7 +68,8 @@ class AuditLog:
         pods = () if self._cluster is None else (self._cluster.followed.changes,)
         sources: tuple[Observable[Any], ...] = (self._use.entries, self._state.nodes, *pods)
         try:
-            await together(self._rounds(began_s), *(each.follow(self._wake, settle_s=0.2) for each in sources))
+            following = (each.follow(lambda _: self._woken.set(), settle_s=0.2) for each in sources)
+            await together(self._rounds(began_s), *following)
         finally:
             if self._found:
                 self._life_sign.write(rfc3339(self.clock()))
@@ -81,9 +82,6 @@ class AuditLog:
                 self._look()
                 self._life_sign.write(rfc3339(self.clock()))
             await within(self.life_sign_s if self._found else 1.0, self._woken.wait())
-
-    def _wake(self, _: object) -> None:
-        self._woken.set()
 
     def _look(self) -> None:
         now, shares, before = rfc3339(self.clock()), self._state.node.shares, self._grants

@@ -189,7 +189,8 @@ class Guarantees:
         answers, so what grows does so only if the decision is still the same; otherwise the next round has another.
         """
         before = self._state.node.ledger.grown
-        lower = {key: min(growth, grown[key], key=_shares) for key, growth in before.items() if key in grown}
+        both = ((key, growth, grown[key]) for key, growth in before.items() if key in grown)
+        lower = {key: old if old.shares <= new.shares else new for key, old, new in both}
         self._state.update(Ledger.with_grown, lower)
         refused = {}
         saved = await self._save(grown)
@@ -249,7 +250,3 @@ class Guarantees:
             return
         note = f"The guarantee of GPU memory stays as it is: {new.why}."
         self._api.pod_event(wish.pod, "GPUMemoryNotResized", note, "Resize")
-
-
-def _shares(growth: Growth) -> int:
-    return growth.shares

@@ -8,17 +8,15 @@ from gpu_device_plugin.core.capacity.movable import Resident, Site, Stays
 from gpu_device_plugin.core.capacity.places import Fits
 from gpu_device_plugin.core.capacity.plans import plan
 from gpu_device_plugin.core.cluster.candidate import candidate
-from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.usage import Occupant, Usage
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
-from gpu_device_plugin.core.model.placing import Demand
-from gpu_device_plugin.core.model.resources import Amounts, Kind
+from gpu_device_plugin.core.model.resources import Amounts
+from gpu_device_plugin.programs.simulate.policies.extender_policies import asked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpu_device_plugin.core.capacity.movable import Move
-    from gpu_device_plugin.core.value.workload_mix import PodKind
     from gpu_device_plugin.programs.simulate.model import Start
     from gpu_device_plugin.programs.simulate.placer import Placer
 
@@ -38,7 +36,7 @@ class Rebalancer:
         """Move up to `part` of the pods that have come; `nodes` are those that `placer` places on."""
         self._placer = placer
         self._part = part
-        self._kinds = [_ask(kind) for kind in placer.kinds]
+        self._kinds = [asked(kind) for kind in placer.kinds]
         self._nodes = [_empty(node, row) for row, node in enumerate(nodes)]
         """The GPUs of each row, and the usage of the pods that run there from the beginning and stay."""
         self._sites: dict[int, Site] = {}
@@ -102,7 +100,7 @@ class Rebalancer:
             rooms = self._placer.rooms
             left = Amounts(int(rooms.cpu[row]), int(rooms.memory[row]))
             residents = (*stays, *pods)
-            node = candidate(_name(row), gpus, [each.pod.usage for each in residents], left)
+            node = candidate(f"{row:08}", gpus, [each.pod.usage for each in residents], left)
             known = self._sites[row] = Site(node, residents)
         return known
 
@@ -114,10 +112,6 @@ class Rebalancer:
         return Resident(occupant, self._kinds[kind], Amounts(pod.cpu_milli, pod.memory_mib))
 
 
-def _name(row: int) -> str:
-    return f"{row:08}"
-
-
 def _empty(node: Start, row: int) -> tuple[NodeGpus, Usage]:
     gpus = zip(node.shape.gpus, node.left.frees, strict=True)
     listed = [
@@ -127,10 +121,3 @@ def _empty(node: Start, row: int) -> tuple[NodeGpus, Usage]:
     sizes = node.shape.sizes
     fixed = [(at, sizes[at] - free) for at, free in enumerate(node.left.frees) if 0 <= free < sizes[at]]
     return NodeGpus(tuple(listed)), Usage(tuple(fixed))
-
-
-def _ask(kind: PodKind) -> Ask:
-    if not kind.gpus:
-        return Ask()
-    demand = Demand(Kind.MEMORY, kind.shares * kind.gpus, kind.gpus) if kind.shares else Demand(Kind.COUNT, kind.gpus)
-    return Ask((Part(demand),), kind.wishes)

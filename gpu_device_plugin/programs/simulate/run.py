@@ -18,8 +18,7 @@ from gpu_device_plugin.programs.simulate.placer import Placer
 from gpu_device_plugin.programs.simulate.policies.extender_policies import ByFullness, ByValue
 from gpu_device_plugin.programs.simulate.policies.fgd import BestFit, Fgd, LeastAllocated
 from gpu_device_plugin.programs.simulate.rebalancing import Rebalancer
-from gpu_device_plugin.programs.simulate.rooms import Rooms
-from gpu_device_plugin.programs.simulate.sampling import NodeSampling
+from gpu_device_plugin.programs.simulate.rooms import NodeSampling, Rooms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -28,7 +28,6 @@ from gpu_device_plugin.testing.cluster.cluster_kinds import (
     scaled,
     without_new_fields,
 )
-from gpu_device_plugin.testing.cluster.cluster_proxy import proxied, to_pod
 from gpu_device_plugin.testing.cluster.cluster_reads import Reads
 from gpu_device_plugin.testing.cluster.cluster_requests import (
     Answer,
@@ -38,9 +37,11 @@ from gpu_device_plugin.testing.cluster.cluster_requests import (
     Late,
     Reset,
     Trouble,
+    proxied,
     refusal,
     reset,
     suffered,
+    to_pod,
     understood,
 )
 from gpu_device_plugin.testing.cluster.cluster_reviews import (

@@ -21,8 +21,8 @@ from gpu_device_plugin.core.contract.mpsfiles import (
 )
 from gpu_device_plugin.programs.mps.nvidia import MpsProcesses
 from gpu_device_plugin.programs.mps.places import Places
-from gpu_device_plugin.testing.mps_double import MpsPrograms
 from tests.patience import stretched, until
+from tests.programs.mps.mps_double import MpsPrograms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,8 +13,8 @@ import pytest
 from gpu_device_plugin.core.node.mps.mps_daemon import DEFAULT, EXCLUSIVE
 from gpu_device_plugin.programs.mps.nvidia import CommandDeadlines, MpsError, Nvidia
 from gpu_device_plugin.programs.mps.places import GpuDirectory
-from gpu_device_plugin.testing.mps_double import MpsPrograms
 from tests.patience import eventually
+from tests.programs.mps.mps_double import MpsPrograms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,11 +11,11 @@ from gpu_device_plugin.core.contract.dra import DRIVER
 from gpu_device_plugin.kubelet.dra_loop import DraTimings
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
-from gpu_device_plugin.testing.cluster.dra_scheduler import Allocator, exactly
 from gpu_device_plugin.testing.kubelet.dra_kubelet import DraKubelet, Started
 from tests.patience import stretched
 from tests.programs.node.cluster_harness import NODE, RIGHTS, Cluster
 from tests.programs.node.harness import world
+from tests.scheduler_double.dra_scheduler import Allocator, exactly
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence

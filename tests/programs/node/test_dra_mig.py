@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.testing.cluster.dra_scheduler import exactly
 from tests.programs.node.cluster_harness import NODE
 from tests.programs.node.dra_harness import claims
+from tests.scheduler_double.dra_scheduler import exactly
 
 if TYPE_CHECKING:
     from tests.programs.node.dra_harness import Claims

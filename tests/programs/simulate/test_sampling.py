@@ -17,9 +17,8 @@ from gpu_device_plugin.programs.simulate.model import Arrivals, Start, Workload
 from gpu_device_plugin.programs.simulate.placer import Placer
 from gpu_device_plugin.programs.simulate.policies.extender_policies import ByFullness, ByValue
 from gpu_device_plugin.programs.simulate.policies.fgd import BestFit, Fgd
-from gpu_device_plugin.programs.simulate.rooms import Rooms
+from gpu_device_plugin.programs.simulate.rooms import NodeSampling, Rooms, nodes_to_find
 from gpu_device_plugin.programs.simulate.run import run
-from gpu_device_plugin.programs.simulate.sampling import NodeSampling, nodes_to_find
 
 T4 = NodeType((16, 16), ("T4", "T4"), 32_000, 131_072)
 MIXED = NodeType((16, 24, 8, 8), ("T4", "A10", "A30", "A30"), 32_000, 131_072, (None, None, 2, 2))

@@ -185,12 +185,8 @@ def focus_csv(costs: Costs, rates: Sequence[Rate], account_name: str) -> str:
             if writer is None:
                 writer = csv.DictWriter(out, list(line))
                 writer.writeheader()
-            writer.writerow({name: _cell(text) for name, text in line.items()})
+            writer.writerow({name: _FORMULA.sub(r"\1\2'", printable(text)) for name, text in line.items()})
     return out.getvalue()
-
-
-def _cell(text: str) -> str:
-    return _FORMULA.sub(r"\1\2'", printable(text))
 
 
 def _decimal(value: Fraction, places: int) -> str:

@@ -53,15 +53,11 @@ def _third(goal: str) -> str:
 
 def move_lines(moves: Sequence[Move], width: int) -> list[Line]:
     """Return a table of moves, in the order in which they are made."""
-    rows = [
-        Row((str(number), str(move.pod), _from(move), f"{move.node} GPU {ranges(move.shares)}"))
-        for number, move in enumerate(moves, 1)
-    ]
+    rows = []
+    for number, move in enumerate(moves, 1):
+        now, then = ranges(sorted(positions(move.pod))), ranges(move.shares)
+        rows.append(Row((str(number), str(move.pod), f"{move.origin} GPU {now}", f"{move.node} GPU {then}")))
     return table(_MOVES, rows, width)
-
-
-def _from(move: Move) -> str:
-    return f"{move.origin} GPU {ranges(sorted(positions(move.pod)))}"
 
 
 def positions(pod: Resident) -> Mapping[int, int]:

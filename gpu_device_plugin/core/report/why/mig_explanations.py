@@ -68,13 +68,11 @@ def _gives_none(node: NodeView) -> tuple[str, ...]:
 def in_use(offer: Instances) -> str:
     """Return how many instances of a node are in use, by which pods, and which give none."""
     facts = [f"{offer.used}/{len(offer.instances)} in use"]
-    facts += [f"{gpu.instance.label if gpu.instance else ''} {_closed(gpu)}" for gpu in offer.closed]
+    for gpu in offer.closed:
+        why = f"out of service ({gpu.unhealthy})" if gpu.unhealthy else gpu.closed
+        facts.append(f"{gpu.instance.label if gpu.instance else ''} {why}")
     held = holders(offer)
     return ", ".join(facts) + (f": {held}" if held else "")
-
-
-def _closed(gpu: ListedGpu) -> str:
-    return f"out of service ({gpu.unhealthy})" if gpu.unhealthy else gpu.closed
 
 
 def holders(offer: Instances) -> str:

@@ -140,12 +140,12 @@ class NodeClaims:
         async with self._lock:
             before = self.prepared.value.get(claim.uid)
             verdict = self._judged(claim, before)
-            if not isinstance(verdict, Refused) and before is not None and _same(before, verdict):
+            if isinstance(verdict, Refused):
+                return verdict
+            if before is not None and (before.devices, before.device_ids) == (verdict.devices, verdict.device_ids):
                 await self._done(self._store.write, before)  # a reboot removes one file, and a full disk keeps out both
                 self._memory_mounts(before)
                 return before
-            if isinstance(verdict, Refused):
-                return verdict
             try:
                 made = await self._limited(claim, verdict, before, owners)
                 if isinstance(made, Refused):
@@ -304,7 +304,3 @@ class NodeClaims:
             raise NotPreparedError(f"{error}; this is tried again") from error
         finally:
             self._metrics.took(m.RPCS, time.perf_counter() - began, "files of a claim")
-
-
-def _same(before: PreparedClaim, verdict: Preparation) -> bool:
-    return (before.devices, before.device_ids) == (verdict.devices, verdict.device_ids)

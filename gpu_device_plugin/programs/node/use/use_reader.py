@@ -208,15 +208,12 @@ class UseReports:
         """Publish until cancelled, see `due_in_s`; nothing before the first reading."""
         await self._watch.reading.after(0)
         sources: tuple[Observable[Any], ...] = (self._watch.reading, self._limits, self._over, self.returns, self.idle)
-        await together(self._writings(), *(source.follow(self._wake) for source in sources))
+        await together(self._writings(), *(source.follow(lambda _: self._changed.set()) for source in sources))
 
     async def _writings(self) -> NoReturn:
         while True:
             self._changed.clear()
             await within(self._write_if_due(), self._changed.wait())
-
-    def _wake(self, _: object) -> None:
-        self._changed.set()
 
     def _report(self, *, fresh: bool) -> NodeUse:
         watch = self._watch

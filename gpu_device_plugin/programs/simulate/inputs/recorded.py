@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import ceil, isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -13,9 +13,6 @@ from gpu_device_plugin.core.value.workload_mix import PodKind
 from gpu_device_plugin.programs.simulate.inputs.entries import EntryError
 from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Recording, Workload, counted
 from gpu_device_plugin.settings.forms import duration
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _MOST_VALUES = 5_000_000
 """Of all recordings together."""
@@ -111,8 +108,9 @@ def _of_prometheus(matrix: _Matrix) -> tuple[Workload, tuple[str, ...]]:
         values = tuple(_bytes(text) / _GIB for _, text in series.values)
         if not values:
             continue
-        key = _container(series.metric)
-        if series.metric.get("is") == GRANTED:
+        metric = series.metric
+        key = metric.get("namespace", ""), metric.get("pod", ""), metric.get("container", "")
+        if metric.get("is") == GRANTED:
             granted[key] = max(values)
             continue
         used.setdefault(key, []).append(values)
@@ -139,10 +137,6 @@ def _of_prometheus(matrix: _Matrix) -> tuple[Workload, tuple[str, ...]]:
         step_s,
     )
     return workload, tuple(notes)
-
-
-def _container(metric: Mapping[str, str]) -> tuple[str, str, str]:
-    return metric.get("namespace", ""), metric.get("pod", ""), metric.get("container", "")
 
 
 def _bytes(text: str) -> float:

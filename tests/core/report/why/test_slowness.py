@@ -14,8 +14,7 @@ from gpu_device_plugin.core.contract.history import ContainerHistory, GpuHistory
 from gpu_device_plugin.core.model.condition import GpuCondition, Throttle
 from gpu_device_plugin.core.report.finding import Severity
 from gpu_device_plugin.core.report.why.gpu_window import windows
-from gpu_device_plugin.core.report.why.slow_causes import CHECKS
-from gpu_device_plugin.core.report.why.slowness import gpus_of, slowness
+from gpu_device_plugin.core.report.why.slowness import CHECKS, gpus_of, slowness
 from tests.findings import facts
 from tests.slow_pods import (
     AT,

@@ -19,11 +19,11 @@ from gpu_device_plugin.core.contract.mpsfiles import MpsStatus
 from gpu_device_plugin.kubelet._proto import dra_v1_pb2
 from gpu_device_plugin.kubelet.sockets import DirectoryGoneError
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer
-from gpu_device_plugin.testing.cluster.dra_scheduler import exactly
 from tests.programs.node.cluster_harness import NODE, RIGHTS
 from tests.programs.node.dra_harness import Claims, claims
 from tests.programs.node.harness import T4
 from tests.programs.node.mps_supervisor import Supervisor
+from tests.scheduler_double.dra_scheduler import exactly
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

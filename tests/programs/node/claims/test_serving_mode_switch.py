@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.node.serving_mode import ServingMode
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer
-from gpu_device_plugin.testing.cluster.dra_scheduler import exactly
 from tests.names import COUNT, MEM
 from tests.programs.node.cluster_harness import NODE
 from tests.programs.node.dra_harness import Claims, claims
 from tests.programs.node.harness import envs_of, pod
+from tests.scheduler_double.dra_scheduler import exactly
 
 if TYPE_CHECKING:
     import pytest

@@ -1,4 +1,4 @@
-"""Stand in for nvidia-cuda-mps-control and nvidia-smi: `testing.mps_double` copies this file under these names.
+"""Stand in for nvidia-cuda-mps-control and nvidia-smi: `mps_double` copies this file under these names.
 
 It is protocol 2 of MPS (drivers up to 610), as NVIDIA's documentation and its device plugin show it. Only the standard
 library is used, because it runs outside of the package.
@@ -76,7 +76,7 @@ def smi(words: list[str]) -> int:
 
 def control(words: list[str]) -> int:
     """Start the daemon, or give it the commands on the standard input."""
-    pipe = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))  # noqa: S108 - the default of MPS
+    pipe = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
     troubles = _state("troubles")
     if "-d" in words or "-f" in words:
         if troubles.get("one_user") and "-multiuser-server" in words:

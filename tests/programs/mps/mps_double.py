@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.testing import mps_programs
+from tests.programs.mps import mps_programs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
