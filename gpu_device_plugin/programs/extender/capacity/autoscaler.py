@@ -91,7 +91,7 @@ class Autoscaler:
 
     async def clear(self) -> None:
         """Remove what was asked for while the setting was another. Raises ApiError."""
-        if self._looked_at is None or self._followed.stand_ins:
+        if self._looked_at is None or self._followed.stand_ins or self._buffers:
             await self.ask([], "stand-ins")
 
     # --- Pods ---------------------------------------------------------------------------------------------------------

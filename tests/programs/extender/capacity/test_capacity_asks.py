@@ -6,6 +6,7 @@ import json
 import time
 
 from gpu_device_plugin.core.contract.keys import HELD_ROOM, HOSTNAME
+from gpu_device_plugin.testing.cluster.cluster_requests import Answer
 from tests.programs.extender.capacity.capacity_world import (
     KINDS,
     NAMESPACE,
@@ -17,8 +18,10 @@ from tests.programs.extender.capacity.capacity_world import (
     some_rounds,
     stand_ins,
 )
-from tests.programs.extender.capacity.test_capacity_grow import NOW, PRODUCT, two_halves, wanted_for
+from tests.programs.extender.capacity.test_capacity_grow import NOW, PRODUCT, lacking_room, two_halves, wanted_for
 from tests.programs.extender.harness import NODE_GPUS, gpus
+
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 async def test_all_kinds_of_nodes_that_fit_are_allowed_those_that_are_gone_too_after_a_restart() -> None:
@@ -123,3 +126,15 @@ async def test_a_pod_that_waits_for_held_room_has_a_node_asked_for_and_the_one_t
         results = await w.schedule()
         assert results["other"].reason == "SchedulerError"
         await w.until(lambda: [wanted_for(each) for each in stand_ins(w)] == ["default/other"])
+
+
+async def test_buffers_go_with_the_setting_though_the_api_server_failed_the_first_time() -> None:
+    async with capacity_world(grow="buffers") as w:
+        w.api.without.clear()
+        await lacking_room(w)
+        await w.until(lambda: len(w.api.all("capacitybuffers")) == 1)
+        w.api.fail(Answer(500), verbs={"delete"}, resources={"capacitybuffers", "podtemplates"})
+        await w.restart(grow="off")
+        await w.until(lambda: any("capacity waits" in line for line in w.logs))
+        w.api.heal()
+        await w.until(lambda: not w.api.all("capacitybuffers") and not w.api.all("podtemplates"))
