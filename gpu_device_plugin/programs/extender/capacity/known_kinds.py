@@ -13,6 +13,7 @@ from gpu_device_plugin.cluster.client.answers import translated
 from gpu_device_plugin.cluster.client.errors import Call, ForbiddenError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import ObjectKind, decoded
 from gpu_device_plugin.core.capacity.node_kinds import kind_of, lasting, read_kind, write_kind
+from gpu_device_plugin.core.contract.keys import HOSTNAME
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -65,7 +66,8 @@ class KnownKinds:
 
         Raises ApiError.
         """
-        present = await self._there(frozenset(labels))
+        # A kind has no host name: nodes that differ in theirs alone are of one kind.
+        present = await self._there(frozenset(labels) - {HOSTNAME})
         await self._remember(present)
         there = {kind.key for kind in present}
         gone = [read_kind(text) for key, text in (self._kept or {}).items() if key not in there]

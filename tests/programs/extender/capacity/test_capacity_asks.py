@@ -138,3 +138,20 @@ async def test_buffers_go_with_the_setting_though_the_api_server_failed_the_firs
         await w.until(lambda: any("capacity waits" in line for line in w.logs))
         w.api.heal()
         await w.until(lambda: not w.api.all("capacitybuffers") and not w.api.all("podtemplates"))
+
+
+async def test_a_pod_whose_terms_name_hosts_does_not_hide_kinds_of_nodes() -> None:
+    """So many nodes of one kind, each with a host name of its own, that no place is left for another kind."""
+    async with capacity_world(grow="stand-ins") as w:
+        for n in range(70):
+            node(w, f"small-{n:02}", 8)
+            pod(w, f"s-{n}", 8, at=(f"small-{n:02}", 0))
+        await w.start()
+        not_there = {"key": HOSTNAME, "operator": "NotIn", "values": ["broken"]}
+        affinity = {REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": [not_there]}]}}
+        pod(w, "p", 12, spec={"affinity": {"nodeAffinity": affinity}})
+        await w.schedule()
+        await some_rounds(w)
+        node(w, "large", 16, model="A100")
+        pod(w, "l-0", 16, at=("large", 0))
+        await w.until(lambda: [nodes_left_out(each, PRODUCT) for each in stand_ins(w)] == [["Tesla-T4"]])
