@@ -116,12 +116,18 @@ def lasting(taints: Iterable[Taint]) -> tuple[Taint, ...]:
 
 
 def likely_labels(labels: Mapping[str, str], kinds: Iterable[NodeKind]) -> Mapping[str, str]:
-    """Return the labels of a node with those of the first kind that has all of them: its agent has written none yet."""
+    """Return the labels of a node with those of the kind that it is likely of: its agent has written none yet.
+
+    That has most of its labels, and either all of them or the same machine: nodes of a group may be in several zones.
+    """
     theirs = {key: value for key, value in labels.items() if key != HOSTNAME}
-    for kind in kinds:
-        if theirs.items() <= kind.labels.items():
-            return {**kind.labels, **kind.marks}
-    return theirs
+    alike = [
+        kind
+        for kind in kinds
+        if theirs.items() <= kind.labels.items() or theirs.get(MACHINE, "") == kind.marks.get(MACHINE)
+    ]
+    best = max(alike, key=lambda kind: len(theirs.items() & kind.labels.items()), default=None)
+    return theirs if best is None else {**best.labels, **best.marks, **theirs}
 
 
 def unlike(fitting: Collection[NodeKind], others: Iterable[NodeKind]) -> Mapping[str, list[str]]:

@@ -119,6 +119,16 @@ def test_a_node_without_its_agents_labels_is_likely_of_the_kind_that_has_all_of_
     assert likely_labels({HOSTNAME: "n2", "pool": "new"}, [A100, T4]) == {"pool": "new"}
 
 
+def test_a_node_of_a_known_machine_is_likely_of_the_kind_with_most_of_its_labels_though_some_differ() -> None:
+    """Groups of nodes span zones, of which the node that is the example is in one."""
+    v100 = replace(A100, labels={"pool": "fast", MACHINE: "g4dn.12xlarge", "zone": "a"})
+    kinds = [replace(A100, labels={"pool": "gpus", "zone": "b"}), v100, replace(T4, labels={**T4.labels, "zone": "a"})]
+    new = {"pool": "gpus", MACHINE: "g4dn.12xlarge", "zone": "b"}
+
+    assert likely_labels({HOSTNAME: "n2", **new}, kinds) == {**new, PRODUCT: "Tesla-T4"}
+    assert likely_labels({**new, MACHINE: "unseen"}, kinds) == {**new, MACHINE: "unseen"}
+
+
 def test_a_kind_is_kept_as_text() -> None:
     for kind in (T4, A100, kind_of(SLICED, {}, (), NONE)):
         text = write_kind(kind)
