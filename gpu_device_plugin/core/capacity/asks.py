@@ -35,6 +35,8 @@ PRIORITY = -10
 IMAGE = "registry.k8s.io/pause:3.10"
 _FOR = "gpu-device-plugin/wanted-for"
 _MOST_NAMED = 10
+_FEW, _MOST_VALUES = 3, 16_000
+"""Alternatives that all are asked for, whichever kinds meet them; values in all of them: the API takes some 1.5 MB."""
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _ONE_EACH = {"topologyKey": HOSTNAME, "labelSelector": {"matchLabels": {STAND_IN: "true"}}}
 """No node is to give the room for two of them."""
@@ -62,7 +64,7 @@ class Wanted:
 def common_terms(terms: Iterable[Terms], kinds: Sequence[NodeKind]) -> Terms:
     """Return terms of nodes to which pods with each of `terms` may go. The kinds, at least one, meet all of them."""
     first, *rest = terms
-    if not rest:
+    if not rest and len(first.affinity or ()) <= _FEW:
         return first
     selector, tolerations = dict(first.selector), set(first.tolerations)
     for each in rest:
@@ -95,9 +97,9 @@ def _narrowed(terms: Terms, unlike: Mapping[str, Sequence[str]]) -> Terms:
     # A term without conditions matches no node, a pod without terms every one.
     met = [each for each in terms.affinity or () if each.labels or each.fields]
     found = [Alternative((*each.labels, *others), each.fields) for each in met]
-    return Terms(
-        terms.tolerations, terms.selector, tuple(found) if terms.affinity is not None else (Alternative(others),)
-    )
+    most = max(1, _MOST_VALUES // sum(len(each.values) for each in others))
+    affinity = tuple(found[:most]) if terms.affinity is not None else (Alternative(others),)
+    return Terms(terms.tolerations, terms.selector, affinity)
 
 
 def named(wanted: Iterable[Wanted]) -> Mapping[str, Json]:
