@@ -18,6 +18,7 @@ from gpu_device_plugin.core.capacity.terms import obstacles
 from gpu_device_plugin.core.capacity.turns import in_turns
 from gpu_device_plugin.core.contract.keys import STARTUP_TAINT
 from gpu_device_plugin.core.model.times import rfc3339
+from gpu_device_plugin.programs.extender.capacity.followed import replaceable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -79,7 +80,12 @@ class Grower:
 
     async def wanted(self) -> Sequence[Wanted]:
         """Return the new nodes that are wanted. Raises ApiError."""
-        waiting = [each for each in self._waiters.unschedulable(self.settled_s) if each.pod.priority >= PRIORITY]
+        # An autoscaler adds no nodes for pods of a lower priority, nor for those that have a node of their own.
+        waiting = [
+            each
+            for each in self._waiters.unschedulable(self.settled_s)
+            if each.pod.priority >= PRIORITY and (each.pod.owner is None or replaceable(each.pod))
+        ]
         labels = {key for each in waiting for key in each.needs.terms.labels}
         kinds = await self._kinds.all(labels)
         await self._judge_new_nodes(waiting)

@@ -155,3 +155,18 @@ async def test_a_pod_whose_terms_name_hosts_does_not_hide_kinds_of_nodes() -> No
         node(w, "large", 16, model="A100")
         pod(w, "l-0", 16, at=("large", 0))
         await w.until(lambda: [nodes_left_out(each, PRODUCT) for each in stand_ins(w)] == [["Tesla-T4"]])
+
+
+async def test_nothing_is_asked_for_pods_that_can_run_on_their_node_alone() -> None:
+    """Autoscalers add no nodes for a DaemonSet's pods either: a new node has pods of its own."""
+    async with capacity_world(grow="stand-ins") as w:
+        two_halves(w)
+        await w.start()
+        named = {"key": "metadata.name", "operator": "In", "values": ["a"]}
+        affinity = {REQUIRED: {"nodeSelectorTerms": [{"matchFields": [named]}]}}
+        pod(w, "d", 4, rs="daemons", kind="DaemonSet", spec={"affinity": {"nodeAffinity": affinity}})
+        pod(w, "p", 4)
+        await w.schedule()
+        await w.until(lambda: bool(stand_ins(w)))
+        await some_rounds(w)
+        assert [wanted_for(each) for each in stand_ins(w)] == ["default/p"]
