@@ -38,6 +38,8 @@ _log = logging.getLogger(__name__)
 
 _MOST_NODES, _MOST_NAMED = 100, 80_000
 """Nodes that are asked for at the same time, and present nodes that all of the objects name: some 4 MB."""
+_GONE = 100
+"""Nodes that have gone and are named still: to leave one out is to ask anew."""
 _TRIED_S = 60.0
 """A node that has been open to pods for so long is one that kube-scheduler has tried them on: it does so at once."""
 _EMPTY = "has room on its GPUs, and stays empty: affinity to pods, topology spread or a volume may keep the pod from it"
@@ -110,7 +112,8 @@ class Grower:
             *await self._for_unknown_kinds({needs: groups[needs] for needs in groups if not fitting[needs]}, kinds),
         ]
         present = frozenset(self._parts.followed.hostnames())
-        self._present = self._present | present if self.latest else present
+        known = self._present | present
+        self._present = known if self.latest and len(known) <= 2 * len(present) + _GONE else present
         most = min(_MOST_NODES, max(1, _MOST_NAMED // (len(self._present) or 1)))
         chosen = in_turns(
             _without(nodes, [itself for itself, kind in young if kind is None], kinds),

@@ -170,3 +170,16 @@ async def test_nothing_is_asked_for_pods_that_can_run_on_their_node_alone() -> N
         await w.until(lambda: bool(stand_ins(w)))
         await some_rounds(w)
         assert [wanted_for(each) for each in stand_ins(w)] == ["default/p"]
+
+
+async def test_nodes_that_come_and_go_while_one_is_asked_for_are_forgotten_in_the_end() -> None:
+    """What is asked for names all of them, and grows with them: the API takes some 1.5 MB."""
+    async with capacity_world(grow="stand-ins") as w:
+        await lacking_room(w)
+        await w.until(lambda: len(stand_ins(w)) == 1)
+        for n in range(150):
+            node(w, f"spot-{n}")
+        await w.until(lambda: [len(nodes_left_out(each)) for each in stand_ins(w)] == [151])
+        for n in range(150):
+            w.api.delete("nodes", f"spot-{n}")
+        await w.until(lambda: [nodes_left_out(each) for each in stand_ins(w)] == [["a"]])
