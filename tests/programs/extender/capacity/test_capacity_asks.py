@@ -183,3 +183,18 @@ async def test_nodes_that_come_and_go_while_one_is_asked_for_are_forgotten_in_th
         for n in range(150):
             w.api.delete("nodes", f"spot-{n}")
         await w.until(lambda: [nodes_left_out(each) for each in stand_ins(w)] == [["a"]])
+
+
+async def test_buffers_that_go_with_the_pod_of_a_former_extender_are_soon_made_again() -> None:
+    """This one has taken them over, and the garbage collector removes them a moment later."""
+    async with capacity_world(grow="buffers") as w:
+        w.api.without.clear()
+        await lacking_room(w)
+        await w.until(lambda: len(w.api.all("capacitybuffers")) == 1)
+        made = w.api.count("create", "capacitybuffers")
+        await w.restart()
+        await some_rounds(w)
+        for kind in ("capacitybuffers", "podtemplates"):
+            w.api.delete(kind, w.api.all(kind)[0]["metadata"]["name"], NAMESPACE)
+        await w.until(lambda: len(w.api.all("capacitybuffers")) == 1)
+        assert w.api.count("create", "capacitybuffers") == made + 1
