@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from gpu_device_plugin.cluster.client.answers import translated
-from gpu_device_plugin.cluster.client.errors import Call, ForbiddenError, NotFoundError
+from gpu_device_plugin.cluster.client.errors import Call, ForbiddenError, InvalidError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import ObjectKind, decoded
 from gpu_device_plugin.core.capacity.node_kinds import kind_of, lasting, read_kind, write_kind
 from gpu_device_plugin.core.contract.keys import HOSTNAME
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from gpu_device_plugin.core.capacity.node_kinds import NodeKind
     from gpu_device_plugin.fleet_judge import Judge
@@ -106,23 +107,28 @@ class KnownKinds:
             return
         full = [key for key in self._kept if key not in texts][: max(0, len(self._kept | new) - _MOST_KINDS)]
         changes: dict[str, str | None] = {**new, **dict.fromkeys(full)}
-        self._kept = {key: text for key, text in (self._kept | new).items() if key not in full}
         if self._written:
-            await self._parts.client.patch(
-                _CONFIG_MAPS, _NAME, {"data": changes}, namespace=self.namespace, timeout_s=_CALL_S
-            )
+            body = {"data": changes}
+            with self._told():
+                await self._parts.client.patch(_CONFIG_MAPS, _NAME, body, namespace=self.namespace, timeout_s=_CALL_S)
+        self._kept = {key: text for key, text in (self._kept | new).items() if key not in full}
 
     async def _read(self) -> dict[str, str]:
-        try:
+        self._written, raw = True, b"{}"
+        with self._told():
             raw = await self._parts.client.get(_CONFIG_MAPS, _NAME, namespace=self.namespace, timeout_s=_CALL_S)
-        except (NotFoundError, ForbiddenError) as error:
+        with translated(Call("get", _CONFIG_MAPS.plural, namespace=self.namespace, name=_NAME)):
+            data = decoded(_DECODER, raw, "ConfigMap").data or {}
+        return {key: text for key, text in list(data.items())[:_MOST_KINDS] if len(text) <= _MOST_BYTES}
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Do without the ConfigMap where it is not there, or may not be read or be written like that."""
+        try:
+            yield
+        except (NotFoundError, ForbiddenError, InvalidError) as error:
             self._written = False
             hint = (
                 "apply deploy/optional/capacity.yaml, or kinds of nodes that are gone are not asked for after a restart"
             )
             _log.warning("kinds of nodes are not kept", extra={"why": f"{error}; {hint}", "once_per_s": 3600})
-            return {}
-        self._written = True
-        with translated(Call("get", _CONFIG_MAPS.plural, namespace=self.namespace, name=_NAME)):
-            data = decoded(_DECODER, raw, "ConfigMap").data or {}
-        return {key: text for key, text in list(data.items())[:_MOST_KINDS] if len(text) <= _MOST_BYTES}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import time
+
+import pytest
 
 from gpu_device_plugin.core.contract.keys import HELD_ROOM, HOSTNAME
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer
@@ -198,3 +201,15 @@ async def test_buffers_that_go_with_the_pod_of_a_former_extender_are_soon_made_a
             w.api.delete(kind, w.api.all(kind)[0]["metadata"]["name"], NAMESPACE)
         await w.until(lambda: len(w.api.all("capacitybuffers")) == 1)
         assert w.api.count("create", "capacitybuffers") == made + 1
+
+
+@pytest.mark.parametrize("trouble", [500, 403])
+async def test_kinds_of_nodes_are_kept_though_the_api_server_failed_once_and_asked_for_where_it_forbids_it(
+    trouble: int,
+) -> None:
+    async with capacity_world(grow="stand-ins") as w:
+        times = 2 if trouble == 500 else math.inf
+        w.api.fail(Answer(trouble), verbs={"patch"}, resources={"configmaps"}, times=times)
+        await lacking_room(w)
+        await w.until(lambda: len(stand_ins(w)) == 1)
+        assert bool(w.api.get("configmaps", KINDS, NAMESPACE).get("data")) == (trouble == 500)
