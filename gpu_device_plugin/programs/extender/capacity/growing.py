@@ -73,8 +73,8 @@ class Grower:
 
     def __post_init__(self) -> None:
         self._attempts = Attempts()
-        self._guessed: set[Asker] = set()
-        """For whose pods nodes of kinds that nobody has seen were asked for."""
+        self._guessed: dict[Asker, Mapping[str, Sequence[str]]] = {}
+        """For whose pods nodes of kinds that nobody has seen were asked for; by label the values that they had not."""
         self._young: dict[str, _NewNode] = {}
         """The new nodes that pods can be placed on."""
         self._present: frozenset[str] = frozenset()
@@ -160,7 +160,7 @@ class Grower:
 
         A group of nodes that never had one may be what they need.
         """
-        self._guessed.clear()
+        before, self._guessed = self._guessed, {}
         if not all(kind.product for kind in kinds):
             return ()  # nothing tells these from others: they would come, and be of no use
         present = self._parts.sharing().values()
@@ -174,8 +174,10 @@ class Grower:
                 and any(needs.fits_by_sums(node) for node in present)
             ):
                 found.setdefault(needs.terms, []).extend(pods)
-        self._guessed.update(_asker(pod) for pods in found.values() for pod in pods)
-        return [(Wanted(terms, unlike((), kinds)), pods) for terms, pods in found.items()]
+        other = unlike((), kinds)
+        askers = {_asker(pod) for pods in found.values() for pod in pods}
+        self._guessed = {asker: before.get(asker, other) for asker in askers}
+        return [(Wanted(terms, other), pods) for terms, pods in found.items()]
 
     def _young_nodes(self) -> Iterator[tuple[FollowedNode, NodeKind | None]]:
         """Yield the nodes that may still be starting, each as it is now; None: its agent does not list GPUs yet."""
@@ -205,15 +207,18 @@ class Grower:
         for name in before.keys() - {itself.name for itself, _ in young}:
             new = before[name]
             if not new.kind.node.summary.used and now - new.open_at >= min(_TRIED_S, self.node_start_s() / 2):
-                for each in one_each.values():
-                    if new.kind.allows(each.needs) and each.needs.met_by(new.kind.node):
-                        self._tell_in_vain(each, name, new.created_s, _EMPTY)
+                for asker, each in one_each.items():
+                    met = each.needs.met_by(new.kind.node)
+                    if new.kind.allows(each.needs) and (met or asker in self._guessed):
+                        self._tell_in_vain(each, name, new.created_s, _EMPTY if met else _OTHER)
             await asyncio.sleep(0)
         for name in self._young.keys() - before:
             new = self._young[name]
-            for asker in self._guessed & one_each.keys():
-                needs = one_each[asker].needs
-                if new.kind.allows(needs) and not needs.met_by(new.kind.node):
+            for asker in self._guessed.keys() & one_each.keys():
+                needs, marks = one_each[asker].needs, new.kind.marks.items()
+                # One of another kind may have come for other pods: it is of no use once it stays empty.
+                known = any(value in self._guessed[asker].get(key, ()) for key, value in marks)
+                if not known and new.kind.allows(needs) and not needs.met_by(new.kind.node):
                     self._tell_in_vain(one_each[asker], name, new.created_s, _OTHER)
 
     def _tell_in_vain(self, waiter: Waiter, node: str, created_s: float, why: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from gpu_device_plugin.core.contract.keys import HELD_ROOM, HOSTNAME
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer
+from tests.patience import rounds
 from tests.programs.extender.capacity.capacity_world import (
     KINDS,
     NAMESPACE,
@@ -213,3 +214,26 @@ async def test_kinds_of_nodes_are_kept_though_the_api_server_failed_once_and_ask
         await lacking_room(w)
         await w.until(lambda: len(stand_ins(w)) == 1)
         assert bool(w.api.get("configmaps", KINDS, NAMESPACE).get("data")) == (trouble == 500)
+
+
+async def test_a_node_that_came_for_others_is_not_in_vain_for_a_pod_that_waits_for_another_kind() -> None:
+    """The one that `p` waits for is of no kind that anybody has seen; small ones come and go all the time."""
+    async with capacity_world(grow="stand-ins", node_start="2s") as w:
+        node(w, "a", 16, 16)
+        pod(w, "a-0", 5, at=("a", 0))
+        pod(w, "a-1", 5, at=("a", 1))
+        await w.start()
+        pod(w, "p", 20)
+        pod(w, "q", 12, rs="other")
+        await w.schedule()
+        await w.until(lambda: len(stand_ins(w)) == 2)
+        node(w, "new", 16, 16, created=NOW)
+        await w.seen()
+        assert (await w.schedule())["q"].node == "new"
+        await rounds(4, 1)
+        assert [wanted_for(each) for each in stand_ins(w)] == ["default/p"]
+        assert not any("did not help" in line for line in w.logs)
+        node(w, "second", 16, 16, created=NOW)
+        await w.until(
+            lambda: any("second came for it, has no GPUs for it" in str(each) for each in w.api.all("events"))
+        )
