@@ -116,7 +116,7 @@ class Grower:
         self._present = known if self.latest and len(known) <= 2 * len(present) + _GONE else present
         most = min(_MOST_NODES, max(1, _MOST_NAMED // (len(self._present) or 1)))
         chosen = in_turns(
-            _without(nodes, [itself for itself, kind in young if kind is None], kinds),
+            await _without(nodes, [itself for itself, kind in young if kind is None], kinds),
             lambda node: node[1][0].pod.namespace,
         )[:most]
         self._attempts.asked(dict.fromkeys(_asker(pod) for _, pods in chosen for pod in pods), now, self.node_start_s())
@@ -237,7 +237,9 @@ def _takes(node: FollowedNode) -> bool:
     return node.open and node.offers and all(taint.key != STARTUP_TAINT for taint in node.taints)
 
 
-def _without(nodes: Sequence[_Node], starting: Iterable[FollowedNode], kinds: Sequence[NodeKind]) -> Sequence[_Node]:
+async def _without(
+    nodes: Sequence[_Node], starting: Iterable[FollowedNode], kinds: Sequence[NodeKind]
+) -> Sequence[_Node]:
     """Leave out of the wanted nodes what new ones may be whose agents do not list their GPUs yet."""
     left = list(nodes)
     known = {taint for kind in kinds for taint in kind.taints}
@@ -248,6 +250,7 @@ def _without(nodes: Sequence[_Node], starting: Iterable[FollowedNode], kinds: Se
         met = (each for each in left if next(obstacles(likely, each[0].may_be), None) is None)
         if (first := next(met, None)) is not None:
             left.remove(first)
+        await asyncio.sleep(0)
     return left
 
 
