@@ -28,7 +28,9 @@ PRODUCT = f"{NODE_LABELS}product"
 MACHINE = "node.kubernetes.io/instance-type"
 """Of Kubernetes: the label with the cloud's type of machine."""
 _MOST_LABELS = 4096
-"""Characters of the labels of a kind; a node with more is not remembered."""
+"""Characters of the labels of a kind that are remembered; one with more is not."""
+_FEATURES = "feature.node.kubernetes.io/"
+"""Of Node Feature Discovery: how keys of labels begin that are not remembered of a node with more."""
 _STARTING = ("node.kubernetes.io/", "startup-taint.cluster-autoscaler.kubernetes.io/", "ignore-taint.")
 """How keys of taints begin that a node loses once it has started."""
 
@@ -155,11 +157,18 @@ _KEPT = msgspec.json.Decoder(_Kept)
 
 def write_kind(kind: NodeKind) -> str | None:
     """Return a kind as JSON; None: its labels are too long to be remembered, or another's plugin is on it."""
-    if kind.node.gpus.divided or sum(len(key) + len(value) for key, value in kind.labels.items()) > _MOST_LABELS:
+    labels = dict(kind.labels)
+    if _size(labels) > _MOST_LABELS:
+        labels = {key: value for key, value in labels.items() if not key.startswith(_FEATURES)}
+    if kind.node.gpus.divided or _size(labels) > _MOST_LABELS:
         return None
     gpus, others = write_node_gpus(kind.node.gpus), tuple(sorted(kind.others))
-    kept = _Kept(gpus, dict(kind.labels), kind.taints, kind.node.allocatable, others)
+    kept = _Kept(gpus, labels, kind.taints, kind.node.allocatable, others)
     return msgspec.json.encode(kept, order="sorted").decode()
+
+
+def _size(labels: Mapping[str, str]) -> int:
+    return sum(len(key) + len(value) for key, value in labels.items())
 
 
 def read_kind(text: str) -> NodeKind | None:

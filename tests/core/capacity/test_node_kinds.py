@@ -140,6 +140,15 @@ def test_a_kind_is_kept_as_text() -> None:
     assert replace(T4, node=node(8, models=("Tesla T4",))).key == T4.key, "one GPU is broken"
 
 
+def test_of_a_node_with_all_labels_of_node_feature_discovery_the_others_are_kept() -> None:
+    """These take some five thousand characters of a node with GPUs."""
+    features = {f"feature.node.kubernetes.io/cpu-cpuid.FEATURE-{n:03}": "true" for n in range(100)}
+    text = write_kind(replace(T4, labels={**T4.labels, **features}))
+
+    assert text is not None
+    assert read_kind(text) == T4
+
+
 def test_a_kind_is_not_kept_that_cannot_be() -> None:
     assert write_kind(replace(T4, labels={"a": "b" * 5000})) is None
     assert write_kind(replace(T4, node=replace(T4.node, gpus=replace(T4.node.gpus, divided=True)))) is None
