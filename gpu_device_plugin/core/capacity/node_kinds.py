@@ -12,7 +12,13 @@ import msgspec
 from gpu_device_plugin.core.capacity.terms import obstacles
 from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
 from gpu_device_plugin.core.cluster.fitting import unfit
-from gpu_device_plugin.core.contract.keys import HOSTNAME, NODE_LABELS, STARTUP_TAINT, MalformedAnnotationError
+from gpu_device_plugin.core.contract.keys import (
+    GROUP_LABELS,
+    HOSTNAME,
+    NODE_LABELS,
+    STARTUP_TAINT,
+    MalformedAnnotationError,
+)
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus, read_node_gpus, write_node_gpus
 from gpu_device_plugin.core.contract.nodelabels import label_value
 from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts, Kind
@@ -88,7 +94,9 @@ class NodeKind:
     @property
     def key(self) -> str:
         """The same for nodes of one kind, whatever GPUs of theirs are listed at the moment."""
-        told = [sorted(self.marks.items()), sorted(map(str, self.taints))]
+        # Groups of the same machines differ in labels that pods select.
+        groups = sorted((key, self.labels[key]) for key in self.labels.keys() & GROUP_LABELS)
+        told = [sorted(self.marks.items()), sorted(map(str, self.taints)), groups]
         return sha256(json.dumps(told).encode()).hexdigest()[:16]
 
 

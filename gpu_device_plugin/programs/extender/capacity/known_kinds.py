@@ -14,7 +14,7 @@ from gpu_device_plugin.cluster.client.answers import translated
 from gpu_device_plugin.cluster.client.errors import Call, ForbiddenError, InvalidError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import ObjectKind, decoded
 from gpu_device_plugin.core.capacity.node_kinds import kind_of, lasting, read_kind, write_kind
-from gpu_device_plugin.core.contract.keys import HOSTNAME
+from gpu_device_plugin.core.contract.keys import GROUP_LABELS, HOSTNAME
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -68,7 +68,7 @@ class KnownKinds:
         Raises ApiError.
         """
         # A kind has no host name: nodes that differ in theirs alone are of one kind.
-        present = await self._there(frozenset(labels) - {HOSTNAME})
+        present = await self._there(frozenset([*labels, *GROUP_LABELS]) - {HOSTNAME})
         await self._remember(present)
         there = {kind.key for kind in present}
         gone = [read_kind(text) for key, text in (self._kept or {}).items() if key not in there]

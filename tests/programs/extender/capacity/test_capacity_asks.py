@@ -237,3 +237,22 @@ async def test_a_node_that_came_for_others_is_not_in_vain_for_a_pod_that_waits_f
         await w.until(
             lambda: any("second came for it, has no GPUs for it" in str(each) for each in w.api.all("events"))
         )
+
+
+async def test_a_group_that_is_gone_is_remembered_beside_another_of_the_same_machines() -> None:
+    """Users' labels tell them apart, and those of the cloud."""
+    group = "cloud.google.com/gke-nodepool"
+    async with capacity_world(grow="stand-ins") as w:
+        node(w, "a", 8, 8, labels={group: "a"})
+        node(w, "b", 8, 8, labels={group: "b", "team": "b"})
+        pod(w, "a-0", 5, at=("a", 0))
+        await w.start()
+        await w.until(lambda: bool(w.api.get("configmaps", KINDS, NAMESPACE).get("data")))
+        w.api.delete("nodes", "b")
+        await w.restart()
+        pod(w, "p", 4, spec={"nodeSelector": {"team": "b"}})
+        await w.schedule()
+        await w.until(lambda: len(stand_ins(w)) == 1)
+        (there,) = stand_ins(w)
+        terms = there["spec"]["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+        assert [each["key"] for term in terms for each in term["matchExpressions"]] == [HOSTNAME]
