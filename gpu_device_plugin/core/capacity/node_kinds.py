@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from gpu_device_plugin.core.capacity.terms import obstacles
 from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
 from gpu_device_plugin.core.cluster.fitting import unfit
@@ -17,26 +15,21 @@ from gpu_device_plugin.core.contract.keys import (
     HOSTNAME,
     NODE_LABELS,
     STARTUP_TAINT,
-    MalformedAnnotationError,
 )
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus, read_node_gpus, write_node_gpus
+from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.contract.nodelabels import label_value
 from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts, Kind
-from gpu_device_plugin.core.model.taints import Taint  # noqa: TC001 - msgspec reads it
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from gpu_device_plugin.core.capacity.terms import Terms
     from gpu_device_plugin.core.cluster.pod_demand import Ask
+    from gpu_device_plugin.core.model.taints import Taint
 
 PRODUCT = f"{NODE_LABELS}product"
 MACHINE = "node.kubernetes.io/instance-type"
 """Of Kubernetes: the label with the cloud's type of machine."""
-_MOST_LABELS = 4096
-"""Characters of the labels of a kind that are remembered; one with more is not."""
-_FEATURES = "feature.node.kubernetes.io/"
-"""Of Node Feature Discovery: how keys of labels begin that are not remembered of a node with more."""
 _STARTING = ("node.kubernetes.io/", "startup-taint.cluster-autoscaler.kubernetes.io/", "ignore-taint.")
 """How keys of taints begin that a node loses once it has started."""
 
@@ -147,43 +140,3 @@ def unlike(fitting: Collection[NodeKind], others: Iterable[NodeKind]) -> Mapping
         known = {kind.marks.get(key, "") for kind in fitting}
         found[key] = {kind.marks.get(key, "") for kind in others} - known - {""}
     return {key: sorted(values) for key, values in found.items() if values}
-
-
-# --- Kept over restarts -----------------------------------------------------------------------------------------------
-
-
-class _Kept(msgspec.Struct):
-    gpus: str
-    labels: dict[str, str]
-    taints: tuple[Taint, ...]
-    allocatable: Amounts | None
-    others: tuple[str, ...]
-
-
-_KEPT = msgspec.json.Decoder(_Kept)
-
-
-def write_kind(kind: NodeKind) -> str | None:
-    """Return a kind as JSON; None: its labels are too long to be remembered, or another's plugin is on it."""
-    labels = dict(kind.labels)
-    if _size(labels) > _MOST_LABELS:
-        labels = {key: value for key, value in labels.items() if not key.startswith(_FEATURES)}
-    if kind.node.gpus.divided or _size(labels) > _MOST_LABELS:
-        return None
-    gpus, others = write_node_gpus(kind.node.gpus), tuple(sorted(kind.others))
-    kept = _Kept(gpus, labels, kind.taints, kind.node.allocatable, others)
-    return msgspec.json.encode(kept, order="sorted").decode()
-
-
-def _size(labels: Mapping[str, str]) -> int:
-    return sum(len(key) + len(value) for key, value in labels.items())
-
-
-def read_kind(text: str) -> NodeKind | None:
-    """Return a kind from its JSON; None: it is not one, as others may have written it."""
-    try:
-        kept = _KEPT.decode(text)
-        node = candidate("", read_node_gpus(kept.gpus), (), kept.allocatable)
-    except (msgspec.DecodeError, RecursionError, MalformedAnnotationError):
-        return None
-    return NodeKind(node, kept.labels, kept.taints, frozenset(kept.others))

@@ -42,7 +42,7 @@ def test_terms_tell_which_labels_decide_and_whether_any_node_can_meet_them() -> 
     named = Alternative(fields=(Requirement("metadata.name", "In", ("n",)),))
     terms = Terms(selector={"pool": "a"}, affinity=(zone, named, Alternative()))
 
-    assert (terms.labels, terms.nowhere) == ({"pool", "zone"}, False)
+    assert (terms.labels, terms.nowhere) == (frozenset({"pool", "zone"}), False)
     assert (NO_TERMS.labels, NO_TERMS.nowhere) == (frozenset(), False)
     assert NOWHERE.nowhere
     assert Terms(affinity=(Alternative(),)).nowhere
