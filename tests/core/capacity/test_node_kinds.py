@@ -124,3 +124,12 @@ def test_a_node_of_a_known_machine_is_likely_of_the_kind_with_most_of_its_labels
 
     assert likely_labels({HOSTNAME: "n2", **new}, kinds) == {**new, PRODUCT: "Tesla-T4"}
     assert likely_labels({**new, MACHINE: "unseen"}, kinds) == {**new, MACHINE: "unseen"}
+
+
+def test_a_kind_is_known_again_by_product_machine_taints_and_group() -> None:
+    group = {"eks.amazonaws.com/nodegroup": "b"}
+
+    assert replace(T4, node=node(8, models=("Tesla T4",))).key == T4.key, "one GPU is broken"
+    assert replace(T4, labels={**T4.labels, "team": "b"}).key == T4.key
+    others = A100, replace(T4, taints=()), replace(T4, labels={**T4.labels, **group})
+    assert len({T4.key, *(each.key for each in others)}) == 4
