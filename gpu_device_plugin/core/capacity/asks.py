@@ -13,7 +13,8 @@ import json
 from collections import Counter
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpu_device_plugin.core.capacity.terms import NO_TERMS, Alternative, Requirement, Terms, Toleration
 from gpu_device_plugin.core.contract.keys import HOSTNAME, STAND_IN, SWITCH_LABEL, SWITCHED_ON
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.capacity.node_kinds import NodeKind
 
 Json = dict[str, Any]
+T = TypeVar("T")
 
 SCHEDULER = "gpu-device-plugin-stand-in"
 """The scheduler of these pods, which does not exist."""
@@ -33,6 +35,8 @@ PRIORITY = -10
 IMAGE = "registry.k8s.io/pause:3.10"
 _FOR = "gpu-device-plugin/wanted-for"
 _MOST_NAMED = 10
+_FEW, _MOST_VALUES = 3, 16_000
+"""Alternatives that all are asked for, whichever kinds meet them; values in all of them: the API takes some 1.5 MB."""
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _ONE_EACH = {"topologyKey": HOSTNAME, "labelSelector": {"matchLabels": {STAND_IN: "true"}}}
 """No node is to give the room for two of them."""
@@ -60,20 +64,29 @@ class Wanted:
 def common_terms(terms: Iterable[Terms], kinds: Sequence[NodeKind]) -> Terms:
     """Return terms of nodes to which pods with each of `terms` may go. The kinds, at least one, meet all of them."""
     first, *rest = terms
-    if not rest:
+    if not rest and len(first.affinity or ()) <= _FEW:
         return first
-    affine: list[Alternative] = []
-    selector, tolerations = dict(first.selector), list(first.tolerations)
-    for each in (first, *rest):
+    selector, tolerations = dict(first.selector), set(first.tolerations)
+    for each in rest:
         selector |= each.selector
-        tolerations = [toleration for toleration in tolerations if toleration in each.tolerations]
-        met = (one for one in each.affinity or () if (one.labels or one.fields) and one.failing(kinds[0]) is None)
-        affine += [one for one in (next(met, None),) if one is not None and one not in affine]
+        tolerations.intersection_update(each.tolerations)
     # Each pod may tolerate a taint in words of its own.
-    taints = dict.fromkeys(taint for kind in kinds for taint in kind.taints)
-    tolerations += [Toleration(taint.key, "Equal", taint.value, taint.effect) for taint in taints]
-    labels, fields = (tuple([each for one in affine for each in getattr(one, what)]) for what in ("labels", "fields"))
-    return Terms(tuple(tolerations), selector, (Alternative(labels, fields),) if affine else None)
+    tolerations |= {Toleration(each.key, "Equal", each.value, each.effect) for kind in kinds for each in kind.taints}
+    affine = set()
+    for kind in kinds:
+        labels, fields = set[Requirement](), set[Requirement]()
+        for each in (first, *rest):
+            met = (one for one in each.affinity or () if (one.labels or one.fields) and one.failing(kind) is None)
+            for one in islice(met, 1):
+                labels.update(one.labels)
+                fields.update(one.fields)
+        affine.add(Alternative(_in_order(labels), _in_order(fields)))
+    return Terms(_in_order(tolerations), selector, None if affine == {Alternative()} else _in_order(affine))
+
+
+def _in_order(parts: Iterable[T]) -> tuple[T, ...]:
+    """Return parts in an order that depends on nothing else: names are made of them."""
+    return tuple(sorted(parts, key=str))
 
 
 def _narrowed(terms: Terms, unlike: Mapping[str, Sequence[str]]) -> Terms:
@@ -84,9 +97,9 @@ def _narrowed(terms: Terms, unlike: Mapping[str, Sequence[str]]) -> Terms:
     # A term without conditions matches no node, a pod without terms every one.
     met = [each for each in terms.affinity or () if each.labels or each.fields]
     found = [Alternative((*each.labels, *others), each.fields) for each in met]
-    return Terms(
-        terms.tolerations, terms.selector, tuple(found) if terms.affinity is not None else (Alternative(others),)
-    )
+    most = max(1, _MOST_VALUES // sum(len(each.values) for each in others))
+    affinity = tuple(found[:most]) if terms.affinity is not None else (Alternative(others),)
+    return Terms(terms.tolerations, terms.selector, affinity)
 
 
 def named(wanted: Iterable[Wanted]) -> Mapping[str, Json]:

@@ -7,28 +7,29 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from gpu_device_plugin.core.capacity.terms import obstacles
 from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
 from gpu_device_plugin.core.cluster.fitting import unfit
-from gpu_device_plugin.core.contract.keys import HOSTNAME, NODE_LABELS, STARTUP_TAINT, MalformedAnnotationError
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus, read_node_gpus, write_node_gpus
+from gpu_device_plugin.core.contract.keys import (
+    GROUP_LABELS,
+    HOSTNAME,
+    NODE_LABELS,
+    STARTUP_TAINT,
+)
+from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.contract.nodelabels import label_value
 from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts, Kind
-from gpu_device_plugin.core.model.taints import Taint  # noqa: TC001 - msgspec reads it
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from gpu_device_plugin.core.capacity.terms import Terms
     from gpu_device_plugin.core.cluster.pod_demand import Ask
+    from gpu_device_plugin.core.model.taints import Taint
 
 PRODUCT = f"{NODE_LABELS}product"
 MACHINE = "node.kubernetes.io/instance-type"
 """Of Kubernetes: the label with the cloud's type of machine."""
-_MOST_LABELS = 4096
-"""Characters of the labels of a kind; a node with more is not remembered."""
 _STARTING = ("node.kubernetes.io/", "startup-taint.cluster-autoscaler.kubernetes.io/", "ignore-taint.")
 """How keys of taints begin that a node loses once it has started."""
 
@@ -86,7 +87,9 @@ class NodeKind:
     @property
     def key(self) -> str:
         """The same for nodes of one kind, whatever GPUs of theirs are listed at the moment."""
-        told = [sorted(self.marks.items()), sorted(map(str, self.taints))]
+        # Groups of the same machines differ in labels that pods select.
+        groups = sorted((key, self.labels[key]) for key in self.labels.keys() & GROUP_LABELS)
+        told = [sorted(self.marks.items()), sorted(map(str, self.taints)), groups]
         return sha256(json.dumps(told).encode()).hexdigest()[:16]
 
 
@@ -116,12 +119,18 @@ def lasting(taints: Iterable[Taint]) -> tuple[Taint, ...]:
 
 
 def likely_labels(labels: Mapping[str, str], kinds: Iterable[NodeKind]) -> Mapping[str, str]:
-    """Return the labels of a node with those of the first kind that has all of them: its agent has written none yet."""
+    """Return the labels of a node with those of the kind that it is likely of: its agent has written none yet.
+
+    That has most of its labels, and either all of them or the same machine: nodes of a group may be in several zones.
+    """
     theirs = {key: value for key, value in labels.items() if key != HOSTNAME}
-    for kind in kinds:
-        if theirs.items() <= kind.labels.items():
-            return {**kind.labels, **kind.marks}
-    return theirs
+    alike = [
+        kind
+        for kind in kinds
+        if theirs.items() <= kind.labels.items() or theirs.get(MACHINE, "") == kind.marks.get(MACHINE)
+    ]
+    best = max(alike, key=lambda kind: len(theirs.items() & kind.labels.items()), default=None)
+    return theirs if best is None else {**best.labels, **best.marks, **theirs}
 
 
 def unlike(fitting: Collection[NodeKind], others: Iterable[NodeKind]) -> Mapping[str, list[str]]:
@@ -131,36 +140,3 @@ def unlike(fitting: Collection[NodeKind], others: Iterable[NodeKind]) -> Mapping
         known = {kind.marks.get(key, "") for kind in fitting}
         found[key] = {kind.marks.get(key, "") for kind in others} - known - {""}
     return {key: sorted(values) for key, values in found.items() if values}
-
-
-# --- Kept over restarts -----------------------------------------------------------------------------------------------
-
-
-class _Kept(msgspec.Struct):
-    gpus: str
-    labels: dict[str, str]
-    taints: tuple[Taint, ...]
-    allocatable: Amounts | None
-    others: tuple[str, ...]
-
-
-_KEPT = msgspec.json.Decoder(_Kept)
-
-
-def write_kind(kind: NodeKind) -> str | None:
-    """Return a kind as JSON; None: its labels are too long to be remembered, or another's plugin is on it."""
-    if kind.node.gpus.divided or sum(len(key) + len(value) for key, value in kind.labels.items()) > _MOST_LABELS:
-        return None
-    gpus, others = write_node_gpus(kind.node.gpus), tuple(sorted(kind.others))
-    kept = _Kept(gpus, dict(kind.labels), kind.taints, kind.node.allocatable, others)
-    return msgspec.json.encode(kept, order="sorted").decode()
-
-
-def read_kind(text: str) -> NodeKind | None:
-    """Return a kind from its JSON; None: it is not one, as others may have written it."""
-    try:
-        kept = _KEPT.decode(text)
-        node = candidate("", read_node_gpus(kept.gpus), (), kept.allocatable)
-    except (msgspec.DecodeError, RecursionError, MalformedAnnotationError):
-        return None
-    return NodeKind(node, kept.labels, kept.taints, frozenset(kept.others))

@@ -181,6 +181,15 @@ node's agent writes it too, where the setting `cordon_on` asks for that."""
 
 HOSTNAME = "kubernetes.io/hostname"
 """Of Kubernetes: a label with a value of its own on every node."""
+NODE_POOL = "karpenter.sh/nodepool"
+GROUP_LABELS = (
+    "eks.amazonaws.com/nodegroup",
+    "alpha.eksctl.io/nodegroup-name",
+    "cloud.google.com/gke-nodepool",
+    "kubernetes.azure.com/agentpool",
+    NODE_POOL,
+)
+"""The labels by which clouds and Karpenter name the group of a node."""
 STARTUP_TAINT = "startup-taint.cluster-autoscaler.kubernetes.io/gpushare"
 """Taint of nodes that an autoscaler makes: the extender removes it once the node offers its GPUs. Until then the
 Cluster Autoscaler counts the node as coming; without it, it makes another one in each of its rounds."""

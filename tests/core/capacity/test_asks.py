@@ -188,6 +188,31 @@ def test_pods_that_share_a_node_have_terms_in_common_that_the_kind_of_node_meets
     assert len(terms) == 1 or KIND.allows(Needs(asking(mem(1)), found))
 
 
+def test_pods_that_share_a_node_may_go_to_every_kind_that_each_of_them_may_go_to_whichever_comes_first() -> None:
+    """Each kind meets another of their alternatives: where one group is full, the autoscaler goes on to the next."""
+    in_b = Alternative((Requirement("zone", "In", ("b",)),))
+    kinds = [KIND, replace(KIND, labels={"zone": "b"}, taints=())]
+    terms = [Terms((ANY,), affinity=(ZONE, in_b)), Terms((ANY, EXISTS), affinity=(in_b, ZONE, ON_NODE))]
+
+    found = common_terms(terms, kinds)
+    assert all(kind.allows(Needs(asking(mem(1)), found)) for kind in kinds)
+    assert not replace(KIND, labels={"zone": "c"}).allows(Needs(asking(mem(1)), found))
+    assert common_terms(reversed(terms), list(reversed(kinds))) == found, "the name of what is asked for stays"
+
+
+def test_however_many_terms_a_pod_has_what_is_asked_stays_below_the_limit_of_the_api_and_allows_what_fits() -> None:
+    """Each term names all nodes that are there; etcd takes 1.5 MiB."""
+    zones = tuple(Alternative((Requirement("zone", "In", (f"z{n}",)),)) for n in range(40))
+    hosts = tuple(f"gke-cluster-1-gpu-pool-2-0123abcd-{n:04}" for n in range(5000))
+    kinds = [replace(KIND, labels={"zone": zone}) for zone in ("z20", "z39")]
+
+    pods = Terms((ANY,), affinity=zones)
+    fitting = of_nodes(wanted(terms=common_terms([pods], kinds), present=hosts))
+    assert [each["matchExpressions"][0]["values"] for each in fitting] == [["z20"], ["z39"]]
+    for asked in (fitting, of_nodes(wanted(terms=pods, present=hosts))):
+        assert len(json.dumps(asked)) < 1_000_000
+
+
 def test_a_pod_stands_for_the_room_or_a_buffer_with_a_template_does() -> None:
     made = template(wanted("default/a"))
 

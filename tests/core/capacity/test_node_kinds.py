@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -13,9 +12,7 @@ from gpu_device_plugin.core.capacity.node_kinds import (
     Needs,
     kind_of,
     likely_labels,
-    read_kind,
     unlike,
-    write_kind,
 )
 from gpu_device_plugin.core.capacity.terms import NO_TERMS, Terms, Toleration
 from gpu_device_plugin.core.cluster.candidate import candidate
@@ -119,32 +116,20 @@ def test_a_node_without_its_agents_labels_is_likely_of_the_kind_that_has_all_of_
     assert likely_labels({HOSTNAME: "n2", "pool": "new"}, [A100, T4]) == {"pool": "new"}
 
 
-def test_a_kind_is_kept_as_text() -> None:
-    for kind in (T4, A100, kind_of(SLICED, {}, (), NONE)):
-        text = write_kind(kind)
-        assert text is not None
-        again = read_kind(text)
-        assert again == kind
-        assert again.key == kind.key
-    assert len({T4.key, A100.key, replace(T4, taints=()).key}) == 3
+def test_a_node_of_a_known_machine_is_likely_of_the_kind_with_most_of_its_labels_though_some_differ() -> None:
+    """Groups of nodes span zones, of which the node that is the example is in one."""
+    v100 = replace(A100, labels={"pool": "fast", MACHINE: "g4dn.12xlarge", "zone": "a"})
+    kinds = [replace(A100, labels={"pool": "gpus", "zone": "b"}), v100, replace(T4, labels={**T4.labels, "zone": "a"})]
+    new = {"pool": "gpus", MACHINE: "g4dn.12xlarge", "zone": "b"}
+
+    assert likely_labels({HOSTNAME: "n2", **new}, kinds) == {**new, PRODUCT: "Tesla-T4"}
+    assert likely_labels({**new, MACHINE: "unseen"}, kinds) == {**new, MACHINE: "unseen"}
+
+
+def test_a_kind_is_known_again_by_product_machine_taints_and_group() -> None:
+    group = {"eks.amazonaws.com/nodegroup": "b"}
+
     assert replace(T4, node=node(8, models=("Tesla T4",))).key == T4.key, "one GPU is broken"
-
-
-def test_a_kind_is_not_kept_that_cannot_be() -> None:
-    assert write_kind(replace(T4, labels={"a": "b" * 5000})) is None
-    assert write_kind(replace(T4, node=replace(T4.node, gpus=replace(T4.node.gpus, divided=True)))) is None
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"gpus": {}}', "[" * 100_000, '{"gpus": 1}'])
-def test_what_others_have_written_is_no_kind(text: str) -> None:
-    assert read_kind(text) is None
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [{"gpus": "{}"}, {"labels": None}, {"taints": [["a"]]}, {"taints": 1}, {"allocatable": [1]}, {"others": 1}],
-)
-def test_nor_is_a_kind_with_a_part_that_is_none(changed: dict[str, object]) -> None:
-    text = write_kind(T4)
-    assert text is not None
-    assert read_kind(json.dumps(json.loads(text) | changed)) is None
+    assert replace(T4, labels={**T4.labels, "team": "b"}).key == T4.key
+    others = A100, replace(T4, taints=()), replace(T4, labels={**T4.labels, **group})
+    assert len({T4.key, *(each.key for each in others)}) == 4

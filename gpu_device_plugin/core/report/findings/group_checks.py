@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.keys import SWITCH_LABEL
+from gpu_device_plugin.core.contract.keys import GROUP_LABELS, NODE_POOL, SWITCH_LABEL
 from gpu_device_plugin.core.report.finding import Unknown, names_by, note, warning
 
 if TYPE_CHECKING:
@@ -13,15 +13,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.report.finding import Finding
     from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms
 
-_NODE_POOL = "karpenter.sh/nodepool"
-GROUP_LABELS = (
-    "eks.amazonaws.com/nodegroup",
-    "alpha.eksctl.io/nodegroup-name",
-    "cloud.google.com/gke-nodepool",
-    "kubernetes.azure.com/agentpool",
-    _NODE_POOL,
-)
-"""The labels by which clouds and Karpenter name the group of a node."""
 GPU_LABELS = frozenset(
     {
         "k8s.amazonaws.com/accelerator",
@@ -58,7 +49,7 @@ def groups(cluster: ClusterSymptoms) -> Iterator[Finding]:
         yield note("label-of-gpus", text, "docs/platforms.md (From zero) names the labels to leave out", nodes=unready)
     found = cluster.karpenter
     if isinstance(found, Unknown):
-        if any(_NODE_POOL in node.labels for node in cluster.nodes):
+        if any(NODE_POOL in node.labels for node in cluster.nodes):
             yield found
     elif found.pools and cluster.memory_resource not in found.resources:
         yield warning(

@@ -33,7 +33,7 @@ _BUFFERS: Mapping[str, ObjectKind] = MappingProxyType(
 )
 """CapacityBuffers by version, the newest first."""
 _TEMPLATES = ObjectKind("podtemplates")
-_LOOK_S = 60.0
+_LOOK_S = 10.0
 """How often to look which buffers there are, and whether the API server has any."""
 _CALL_S = 5.0
 
@@ -91,7 +91,7 @@ class Autoscaler:
 
     async def clear(self) -> None:
         """Remove what was asked for while the setting was another. Raises ApiError."""
-        if self._looked_at is None or self._followed.stand_ins:
+        if self._looked_at is None or self._followed.stand_ins or self._buffers:
             await self.ask([], "stand-ins")
 
     # --- Pods ---------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from gpu_device_plugin.core.capacity.terms import obstacles
 from gpu_device_plugin.core.capacity.turns import in_turns
 from gpu_device_plugin.core.contract.keys import STARTUP_TAINT
 from gpu_device_plugin.core.model.times import rfc3339
+from gpu_device_plugin.programs.extender.capacity.followed import replaceable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -37,6 +38,8 @@ _log = logging.getLogger(__name__)
 
 _MOST_NODES, _MOST_NAMED = 100, 80_000
 """Nodes that are asked for at the same time, and present nodes that all of the objects name: some 4 MB."""
+_GONE = 100
+"""Nodes that have gone and are named still: to leave one out is to ask anew."""
 _TRIED_S = 60.0
 """A node that has been open to pods for so long is one that kube-scheduler has tried them on: it does so at once."""
 _EMPTY = "has room on its GPUs, and stays empty: affinity to pods, topology spread or a volume may keep the pod from it"
@@ -70,8 +73,8 @@ class Grower:
 
     def __post_init__(self) -> None:
         self._attempts = Attempts()
-        self._guessed: set[Asker] = set()
-        """For whose pods nodes of kinds that nobody has seen were asked for."""
+        self._guessed: dict[Asker, Mapping[str, Sequence[str]]] = {}
+        """For whose pods nodes of kinds that nobody has seen were asked for; by label the values that they had not."""
         self._young: dict[str, _NewNode] = {}
         """The new nodes that pods can be placed on."""
         self._present: frozenset[str] = frozenset()
@@ -79,7 +82,12 @@ class Grower:
 
     async def wanted(self) -> Sequence[Wanted]:
         """Return the new nodes that are wanted. Raises ApiError."""
-        waiting = [each for each in self._waiters.unschedulable(self.settled_s) if each.pod.priority >= PRIORITY]
+        # An autoscaler adds no nodes for pods of a lower priority, nor for those that have a node of their own.
+        waiting = [
+            each
+            for each in self._waiters.unschedulable(self.settled_s)
+            if each.pod.priority >= PRIORITY and (each.pod.owner is None or replaceable(each.pod))
+        ]
         labels = {key for each in waiting for key in each.needs.terms.labels}
         kinds = await self._kinds.all(labels)
         await self._judge_new_nodes(waiting)
@@ -107,10 +115,11 @@ class Grower:
             nodes += (await _packed(useful, fitting, kinds, coming, recent))[len(nodes) :]
         nodes += await self._for_unknown_kinds({needs: groups[needs] for needs in groups if not fitting[needs]}, kinds)
         present = frozenset(self._parts.followed.hostnames())
-        self._present = self._present | present if self.latest else present
+        known = self._present | present
+        self._present = known if self.latest and len(known) <= 2 * len(present) + _GONE else present
         most = min(_MOST_NODES, max(1, _MOST_NAMED // (len(self._present) or 1)))
         chosen = in_turns(
-            _without(nodes, [itself for itself, kind in young if kind is None], kinds),
+            await _without(nodes, [itself for itself, kind in young if kind is None], kinds),
             lambda node: node[1][0].pod.namespace,
         )[:most]
         self._attempts.asked(dict.fromkeys(_asker(pod) for _, pods in chosen for pod in pods), now, self.node_start_s())
@@ -125,7 +134,7 @@ class Grower:
 
         A group of nodes that never had one may be what they need.
         """
-        self._guessed.clear()
+        before, self._guessed = self._guessed, {}
         if not all(kind.product for kind in kinds):
             return ()  # nothing tells these from others: they would come, and be of no use
         present = self._parts.sharing().values()
@@ -139,8 +148,10 @@ class Grower:
                 and any(needs.fits_by_sums(node) for node in present)
             ):
                 found.setdefault(needs.terms, []).extend(pods)
-        self._guessed.update(_asker(pod) for pods in found.values() for pod in pods)
-        return [(Wanted(terms, unlike((), kinds)), pods) for terms, pods in found.items()]
+        other = unlike((), kinds)
+        askers = {_asker(pod) for pods in found.values() for pod in pods}
+        self._guessed = {asker: before.get(asker, other) for asker in askers}
+        return [(Wanted(terms, other), pods) for terms, pods in found.items()]
 
     def _young_nodes(self) -> Iterator[tuple[FollowedNode, NodeKind | None]]:
         """Yield the nodes that may still be starting, each as it is now; None: its agent does not list GPUs yet."""
@@ -170,15 +181,18 @@ class Grower:
         for name in before.keys() - {itself.name for itself, _ in young}:
             new = before[name]
             if not new.kind.node.summary.used and now - new.open_at >= min(_TRIED_S, self.node_start_s() / 2):
-                for each in one_each.values():
-                    if new.kind.allows(each.needs) and each.needs.met_by(new.kind.node):
-                        self._tell_in_vain(each, name, new.created_s, _EMPTY)
+                for asker, each in one_each.items():
+                    met = each.needs.met_by(new.kind.node)
+                    if new.kind.allows(each.needs) and (met or asker in self._guessed):
+                        self._tell_in_vain(each, name, new.created_s, _EMPTY if met else _OTHER)
             await asyncio.sleep(0)
         for name in self._young.keys() - before:
             new = self._young[name]
-            for asker in self._guessed & one_each.keys():
-                needs = one_each[asker].needs
-                if new.kind.allows(needs) and not needs.met_by(new.kind.node):
+            for asker in self._guessed.keys() & one_each.keys():
+                needs, marks = one_each[asker].needs, new.kind.marks.items()
+                # One of another kind may have come for other pods: it is of no use once it stays empty.
+                known = any(value in self._guessed[asker].get(key, ()) for key, value in marks)
+                if not known and new.kind.allows(needs) and not needs.met_by(new.kind.node):
                     self._tell_in_vain(one_each[asker], name, new.created_s, _OTHER)
 
     def _tell_in_vain(self, waiter: Waiter, node: str, created_s: float, why: str) -> None:
@@ -229,7 +243,9 @@ async def _packed(
     return found
 
 
-def _without(nodes: Sequence[_Node], starting: Iterable[FollowedNode], kinds: Sequence[NodeKind]) -> Sequence[_Node]:
+async def _without(
+    nodes: Sequence[_Node], starting: Iterable[FollowedNode], kinds: Sequence[NodeKind]
+) -> Sequence[_Node]:
     """Leave out of the wanted nodes what new ones may be whose agents do not list their GPUs yet."""
     left = list(nodes)
     known = {taint for kind in kinds for taint in kind.taints}
@@ -240,6 +256,7 @@ def _without(nodes: Sequence[_Node], starting: Iterable[FollowedNode], kinds: Se
         met = (each for each in left if next(obstacles(likely, each[0].may_be), None) is None)
         if (first := next(met, None)) is not None:
             left.remove(first)
+        await asyncio.sleep(0)
     return left
 
 

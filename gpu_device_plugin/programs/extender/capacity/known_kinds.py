@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from gpu_device_plugin.cluster.client.answers import translated
-from gpu_device_plugin.cluster.client.errors import Call, ForbiddenError, NotFoundError
+from gpu_device_plugin.cluster.client.errors import Call, ForbiddenError, InvalidError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import ObjectKind, decoded
-from gpu_device_plugin.core.capacity.node_kinds import kind_of, lasting, read_kind, write_kind
+from gpu_device_plugin.core.capacity.node_kinds import NodeKind, kind_of, lasting
+from gpu_device_plugin.core.cluster.candidate import candidate
+from gpu_device_plugin.core.contract.keys import GROUP_LABELS, HOSTNAME, MalformedAnnotationError
+from gpu_device_plugin.core.contract.nodegpus import read_node_gpus, write_node_gpus
+from gpu_device_plugin.core.model.resources import Amounts  # noqa: TC001 - msgspec reads it
+from gpu_device_plugin.core.model.taints import Taint  # noqa: TC001 - msgspec reads it
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.core.capacity.node_kinds import NodeKind
     from gpu_device_plugin.fleet_judge import Judge
     from gpu_device_plugin.programs.extender.capacity.parts import Parts
 
@@ -28,6 +33,10 @@ _NAME = "gpushare-node-kinds"
 _MOST_KINDS = 64
 _MOST_BYTES = 8192
 """Of a kind that is remembered: a node with 16 GPUs takes 2 kB, and its labels up to 4 kB."""
+_MOST_LABELS = 4096
+"""Characters of the labels of a kind that are remembered; one with more is not."""
+_FEATURES = "feature.node.kubernetes.io/"
+"""Of Node Feature Discovery: how keys of labels begin that are not remembered of a node with more."""
 _NODES_AT_ONCE = 64
 _CALL_S = 5.0
 
@@ -65,7 +74,8 @@ class KnownKinds:
 
         Raises ApiError.
         """
-        present = await self._there(frozenset(labels))
+        # A kind has no host name: nodes that differ in theirs alone are of one kind.
+        present = await self._there(frozenset([*labels, *GROUP_LABELS]) - {HOSTNAME})
         await self._remember(present)
         there = {kind.key for kind in present}
         gone = [read_kind(text) for key, text in (self._kept or {}).items() if key not in there]
@@ -104,23 +114,65 @@ class KnownKinds:
             return
         full = [key for key in self._kept if key not in texts][: max(0, len(self._kept | new) - _MOST_KINDS)]
         changes: dict[str, str | None] = {**new, **dict.fromkeys(full)}
-        self._kept = {key: text for key, text in (self._kept | new).items() if key not in full}
         if self._written:
-            await self._parts.client.patch(
-                _CONFIG_MAPS, _NAME, {"data": changes}, namespace=self.namespace, timeout_s=_CALL_S
-            )
+            body = {"data": changes}
+            with self._told():
+                await self._parts.client.patch(_CONFIG_MAPS, _NAME, body, namespace=self.namespace, timeout_s=_CALL_S)
+        self._kept = {key: text for key, text in (self._kept | new).items() if key not in full}
 
     async def _read(self) -> dict[str, str]:
-        try:
+        self._written, raw = True, b"{}"
+        with self._told():
             raw = await self._parts.client.get(_CONFIG_MAPS, _NAME, namespace=self.namespace, timeout_s=_CALL_S)
-        except (NotFoundError, ForbiddenError) as error:
+        with translated(Call("get", _CONFIG_MAPS.plural, namespace=self.namespace, name=_NAME)):
+            data = decoded(_DECODER, raw, "ConfigMap").data or {}
+        return {key: text for key, text in list(data.items())[:_MOST_KINDS] if len(text) <= _MOST_BYTES}
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Do without the ConfigMap where it is not there, or may not be read or be written like that."""
+        try:
+            yield
+        except (NotFoundError, ForbiddenError, InvalidError) as error:
             self._written = False
             hint = (
                 "apply deploy/optional/capacity.yaml, or kinds of nodes that are gone are not asked for after a restart"
             )
             _log.warning("kinds of nodes are not kept", extra={"why": f"{error}; {hint}", "once_per_s": 3600})
-            return {}
-        self._written = True
-        with translated(Call("get", _CONFIG_MAPS.plural, namespace=self.namespace, name=_NAME)):
-            data = decoded(_DECODER, raw, "ConfigMap").data or {}
-        return {key: text for key, text in list(data.items())[:_MOST_KINDS] if len(text) <= _MOST_BYTES}
+
+
+class _Kept(msgspec.Struct):
+    gpus: str
+    labels: dict[str, str]
+    taints: tuple[Taint, ...]
+    allocatable: Amounts | None
+    others: tuple[str, ...]
+
+
+_KEPT = msgspec.json.Decoder(_Kept)
+
+
+def write_kind(kind: NodeKind) -> str | None:
+    """Return a kind as JSON; None: its labels are too long to be remembered, or another's plugin is on it."""
+    labels = dict(kind.labels)
+    if _size(labels) > _MOST_LABELS:
+        labels = {key: value for key, value in labels.items() if not key.startswith(_FEATURES)}
+    if kind.node.gpus.divided or _size(labels) > _MOST_LABELS:
+        return None
+    gpus, others = write_node_gpus(kind.node.gpus), tuple(sorted(kind.others))
+    kept = _Kept(gpus, labels, kind.taints, kind.node.allocatable, others)
+    return msgspec.json.encode(kept, order="sorted").decode()
+
+
+def _size(labels: Mapping[str, str]) -> int:
+    return sum(len(key) + len(value) for key, value in labels.items())
+
+
+def read_kind(text: str) -> NodeKind | None:
+    """Return a kind from its JSON; None: it is not one, as others may have written it."""
+    try:
+        kept = _KEPT.decode(text)
+        node = candidate("", read_node_gpus(kept.gpus), (), kept.allocatable)
+    except (msgspec.DecodeError, RecursionError, MalformedAnnotationError):
+        return None
+    return NodeKind(node, kept.labels, kept.taints, frozenset(kept.others))
