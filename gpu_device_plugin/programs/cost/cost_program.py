@@ -13,18 +13,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
-from gpu_device_plugin.core.cost.accounting import GIVEN, MEMORY, Period, account
+from gpu_device_plugin.core.cost.accounting import GIVEN, MEMORY, Period, account, owners, recorded
 from gpu_device_plugin.core.cost.charges import By, NoRateError, Rate, cents, rows
-from gpu_device_plugin.core.cost.recorded import owners, recorded
 from gpu_device_plugin.core.model.times import epoch_s, rfc3339, seconds
 from gpu_device_plugin.core.report.tables.cost_forms import Costs, cost_document, cost_table, focus_csv
 from gpu_device_plugin.core.report.text.columns import Line
 from gpu_device_plugin.core.report.text.printing import counted, first
 from gpu_device_plugin.core.report.text.use_texts import duration
 from gpu_device_plugin.programs.commandline import FAILED, OK
-from gpu_device_plugin.programs.cost.audit_logs import audit_lines
-from gpu_device_plugin.programs.cost.samples import Prometheus, SamplesError, checked, content, header, in_file
-from gpu_device_plugin.programs.cost.selecting import matchers
+from gpu_device_plugin.programs.cost.samples import (
+    Prometheus,
+    SamplesError,
+    audit_lines,
+    checked,
+    content,
+    header,
+    in_file,
+    matchers,
+)
 from gpu_device_plugin.programs.terminal import discard_output, say, show, width
 from gpu_device_plugin.settings.knobs import UsageError
 

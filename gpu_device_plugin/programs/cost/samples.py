@@ -1,15 +1,19 @@
-"""Read samples: over Prometheus' HTTP API, and from files with its answers."""
+"""Read samples: over Prometheus' HTTP API, and from files with its answers; of one cluster in a store with several.
+
+Audit records are read in logs of agents, also as collectors of logs keep them.
+"""
 
 from __future__ import annotations
 
 import http.client
+import json
 import re
 import ssl
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode, urlsplit
 from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
@@ -25,14 +29,57 @@ from gpu_device_plugin.core.cost.accounting import (
     REPLICASET_OWNER,
     Series,
 )
+from gpu_device_plugin.core.cost.audit import AuditRecord
 from gpu_device_plugin.core.report.text.printing import shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from gpu_device_plugin.core.cost.accounting import Period
-    from gpu_device_plugin.programs.cost.selecting import Matcher
+
+
+_MATCHER = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*("(?:[^"\\\n]|\\.)*")\s*(?:,|$)')
+_OPERATORS: Mapping[str, Callable[[str, str], bool]] = {
+    "=": lambda text, value: text == value,
+    "!=": lambda text, value: text != value,
+    "=~": lambda text, value: re.fullmatch(value, text) is not None,
+    "!~": lambda text, value: re.fullmatch(value, text) is None,
+}
+
+
+class Matcher(NamedTuple):
+    """A condition for one label, as PromQL writes it."""
+
+    label: str
+    operator: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.label}{self.operator}{json.dumps(self.value, ensure_ascii=False)}"
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Return whether a series with these labels is selected; a label that it lacks is empty."""
+        return _OPERATORS[self.operator](labels.get(self.label, ""), self.value)
+
+
+def matchers(text: str) -> tuple[Matcher, ...]:
+    """Return what ``cluster="a",env=~"b|c"`` selects. Raises ValueError, with a sentence."""
+    found: list[Matcher] = []
+    problem = ValueError(f"{text!r} does not select by labels; write 'cluster=\"a\"'")
+    at = 0
+    while at < len(text):
+        match = _MATCHER.match(text, at)
+        if match is None:
+            raise problem
+        try:
+            found.append(Matcher(match[1], match[2], json.loads(match[3])))
+            re.compile(found[-1].value if "~" in match[2] else "")
+        except (ValueError, re.error):
+            raise problem from None
+        at = match.end()
+    return tuple(found)
+
 
 _STEPS_AT_ONCE = 1000
 """Samples of a series in one answer; Prometheus gives at most 11,000."""
@@ -274,3 +321,74 @@ def aligned(values: dict[int, float], period: Period, recorded_s: int = 0) -> di
         if earlier and at - (newest := in_order[earlier - 1]) < oldest_s:
             found[at] = values[newest]
     return found
+
+
+_DEEPEST = 12
+"""Objects around a record: a collector adds one or two, the answer of a store of logs five."""
+_OURS = frozenset({"ts", "level", "logger", "msg"})
+"""The fields of every line of an agent."""
+
+
+def audit_lines(text: bytes) -> list[AuditRecord]:
+    """Return the audit records among lines of JSON, or in one JSON document; all else is passed over."""
+    found = [record for line in text.splitlines() if b"gpushare." in line for record in _in_text(_text_of(line), 0)]
+    if not found and b"gpushare." in text:
+        found = list(_in_text(_text_of(text), 0))
+    return found[::-1] if _newest_first(found) else found
+
+
+def _text_of(text: bytes) -> str:
+    return text.decode("utf-8", errors="replace")
+
+
+def _in_text(text: str, depth: int) -> Iterator[AuditRecord]:
+    """Yield the records in a text, which may have something before its JSON, such as the time stamp of a runtime."""
+    begins = [at for at in (text.find("{"), text.find("[") if text.lstrip()[:1] == "[" else -1) if at >= 0]
+    if not begins:
+        return
+    try:
+        value = json.loads(text[min(begins) :])
+    except (ValueError, RecursionError):
+        if len(begins) < 2:
+            return
+        try:  # a name in brackets stands before the object: kubectl logs --prefix
+            value = json.loads(text[max(begins) :])
+        except (ValueError, RecursionError):
+            return
+    yield from _in_value(value, depth)
+
+
+def _in_value(value: Any, depth: int) -> Iterator[AuditRecord]:
+    if depth > _DEEPEST:
+        return
+    match value:
+        case str() if "gpushare." in value:
+            yield from _in_text(value, depth + 1)
+        case list():
+            for each in value:
+                yield from _in_value(each, depth + 1)
+        case dict():
+            if (record := AuditRecord.of(value) or AuditRecord.of(_flat(value))) is not None:
+                yield record
+            elif not value.keys() >= _OURS:
+                # A line of an agent is not searched: it may quote what others wrote, such as a forged record.
+                for each in value.values():
+                    yield from _in_value(each, depth + 1)
+
+
+def _flat(fields: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Return fields with dots in their names, of which some stores of logs make objects in objects."""
+    found: dict[str, Any] = {}
+    for name, value in fields.items():
+        if isinstance(value, dict) and before.count(".") < _DEEPEST:
+            found |= _flat(value, f"{before}{name}.")
+        else:
+            found[f"{before}{name}"] = value
+    return found
+
+
+def _newest_first(records: Sequence[AuditRecord]) -> bool:
+    """Return whether most records tell of an earlier time than the one before, as tools that show logs print them."""
+    times = [each.ended or each.began for each in records]
+    pairs = list(pairwise(times))
+    return sum(later < earlier for earlier, later in pairs) > sum(later > earlier for earlier, later in pairs)

@@ -16,9 +16,10 @@ from gpu_device_plugin.core.cost.accounting import (
     Period,
     Series,
     account,
+    owners,
+    recorded,
 )
 from gpu_device_plugin.core.cost.audit import AuditKind, AuditRecord
-from gpu_device_plugin.core.cost.recorded import owners, recorded
 from gpu_device_plugin.core.model.times import rfc3339
 from tests.core.cost.histories import GIB
 

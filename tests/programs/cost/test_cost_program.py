@@ -19,9 +19,8 @@ from gpu_device_plugin.cli import parse
 from gpu_device_plugin.core.cost.accounting import GIVEN, MEMORY, Period
 from gpu_device_plugin.core.cost.audit import LOGGER, MESSAGE, AuditKind, AuditRecord
 from gpu_device_plugin.logs import JsonFormatter
-from gpu_device_plugin.programs.cost.audit_logs import audit_lines
 from gpu_device_plugin.programs.cost.cost_program import main
-from gpu_device_plugin.programs.cost.samples import aligned
+from gpu_device_plugin.programs.cost.samples import aligned, audit_lines
 from gpu_device_plugin.settings.knobs import UsageError
 from tests.ports import free_ports
 

@@ -15,10 +15,9 @@ from gpu_device_plugin.core.value.fair_learning import studied
 from gpu_device_plugin.core.value.node_types import NodeType
 from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix
 from gpu_device_plugin.programs.simulate.model import Start, Workload, capacity_of, shares_of, until
-from gpu_device_plugin.programs.simulate.placer import Placer
 from gpu_device_plugin.programs.simulate.policies.extender_policies import ByValue
 from gpu_device_plugin.programs.simulate.policies.fgd import BestFit
-from gpu_device_plugin.programs.simulate.rooms import Rooms
+from gpu_device_plugin.programs.simulate.rooms import Placer, Rooms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

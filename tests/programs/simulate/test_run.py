@@ -25,10 +25,9 @@ from gpu_device_plugin.programs.simulate.model import (
     departing,
     until,
 )
-from gpu_device_plugin.programs.simulate.placer import Placer
 from gpu_device_plugin.programs.simulate.policies.extender_policies import ByFullness, ByValue
 from gpu_device_plugin.programs.simulate.policies.fgd import BestFit, Fgd, LeastAllocated
-from gpu_device_plugin.programs.simulate.rooms import Rooms
+from gpu_device_plugin.programs.simulate.rooms import Placer, Rooms
 from gpu_device_plugin.programs.simulate.run import POLICIES, run
 from gpu_device_plugin.settings.knobs import UsageError
 

@@ -14,10 +14,9 @@ from gpu_device_plugin.core.value.node_types import NodeType
 from gpu_device_plugin.core.value.price_learning import learn
 from gpu_device_plugin.core.value.workload_mix import PodKind
 from gpu_device_plugin.programs.simulate.model import Arrivals, Start, Workload
-from gpu_device_plugin.programs.simulate.placer import Placer
 from gpu_device_plugin.programs.simulate.policies.extender_policies import ByFullness, ByValue
 from gpu_device_plugin.programs.simulate.policies.fgd import BestFit, Fgd
-from gpu_device_plugin.programs.simulate.rooms import NodeSampling, Rooms, nodes_to_find
+from gpu_device_plugin.programs.simulate.rooms import NodeSampling, Placer, Rooms, nodes_to_find
 from gpu_device_plugin.programs.simulate.run import run
 
 T4 = NodeType((16, 16), ("T4", "T4"), 32_000, 131_072)

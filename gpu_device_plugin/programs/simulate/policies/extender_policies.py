@@ -15,7 +15,7 @@ from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, 
 from gpu_device_plugin.core.model.placing import Demand, Room
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.value.marginal_value import NEVER, Appraiser
-from gpu_device_plugin.programs.simulate.placer import Policy
+from gpu_device_plugin.programs.simulate.rooms import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpu_device_plugin.core.value.marginal_value import NEVER
-from gpu_device_plugin.programs.simulate.placer import Policy
+from gpu_device_plugin.programs.simulate.rooms import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
