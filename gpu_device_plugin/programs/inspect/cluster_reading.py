@@ -35,7 +35,7 @@ from gpu_device_plugin.core.model.mig import is_mig_resource
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.times import epoch_s
 from gpu_device_plugin.core.node.kubelet.conflicting_plugins import sightings
-from gpu_device_plugin.core.report.findings.group_checks import group_of
+from gpu_device_plugin.core.report.findings.component_checks import group_of
 from gpu_device_plugin.core.report.findings.symptoms import (
     ClusterSymptoms,
     Karpenter,

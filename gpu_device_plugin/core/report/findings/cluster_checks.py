@@ -12,13 +12,13 @@ from gpu_device_plugin.core.report.findings.claim_checks import claims
 from gpu_device_plugin.core.report.findings.component_checks import (
     agents,
     extender,
+    groups,
     original,
     scheduler_versions,
     versions,
 )
 from gpu_device_plugin.core.report.findings.condition_checks import condition_seen
 from gpu_device_plugin.core.report.findings.container_checks import UNREAD_ADVICE
-from gpu_device_plugin.core.report.findings.group_checks import groups
 from gpu_device_plugin.core.report.findings.limit_checks import held, limits, supervisors, use, wishes
 from gpu_device_plugin.core.report.findings.node_amounts import gpushare_count, mismatches
 from gpu_device_plugin.core.report.text.printing import gpu_names, listed
