@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.testing.cluster.cluster_kinds import BUDGETS, PODS
-from gpu_device_plugin.testing.cluster.cluster_served import StatusError
-from gpu_device_plugin.testing.cluster.selectors import label_selector
+from gpu_device_plugin.testing.cluster.cluster_served import StatusError, label_selector
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
