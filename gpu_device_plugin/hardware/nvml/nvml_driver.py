@@ -10,9 +10,9 @@ import pynvml
 
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.driver import HardwareError
-from gpu_device_plugin.hardware.nvml import nvml_calls, nvml_links, nvml_use
+from gpu_device_plugin.hardware.nvml import nvml_calls, nvml_use
 from gpu_device_plugin.hardware.nvml.nvml_calls import LOST, MIB, NO_PERMISSION, NOT_SUPPORTED, text
-from gpu_device_plugin.hardware.nvml.nvml_condition import ConditionReader
+from gpu_device_plugin.hardware.nvml.nvml_condition import ConditionReader, links
 
 TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class Nvml:
             troubles.append("this driver reports no events, so failures are found only by reading every GPU in turn")
         return {
             "gpus": [each for gpu in gpus for each in (gpu, *instances[gpu["uuid"]])],
-            "links": list(nvml_links.links(nvml, gpus, self._gpus)),
+            "links": list(links(nvml, gpus, self._gpus)),
             "driver_version": self._optional("nvmlSystemGetDriverVersion"),
             "cgroup": self._cgroup_version(),
             "left_out": left_out,
