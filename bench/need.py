@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin.core.capacity.leaving import leaving
 from gpu_device_plugin.core.capacity.movable import Resident
-from gpu_device_plugin.core.capacity.need import Waiting, needed
-from gpu_device_plugin.core.capacity.node_kinds import kind_of
+from gpu_device_plugin.core.capacity.node_kinds import Waiting, kind_of, needed
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.usage import Occupant, Usage

@@ -1,17 +1,18 @@
-"""For whom new nodes came in vain, and until when no further one is asked for.
+"""For whom new nodes came in vain, until when no further one is asked for, and whose turn it is.
 
 Affinity to pods, topology spread or a volume can keep a pod from the node that comes for it, and its owner can write
 these. So whoever asked waits twice as long each time; and as each pod may name another controller, so does its
-namespace.
+namespace. Of what there is too little of, one thing of each namespace is taken in turn, so that none has all.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import chain, zip_longest
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
 _LONGEST_S = 86_400.0
 _MOST_IN_NAMESPACE = 4
@@ -87,3 +88,16 @@ def _after(attempt: _Attempt, now: float, node_start_s: float, doublings: int) -
     pause_s = min(_LONGEST_S, node_start_s * 2.0 ** min(doublings + 1, 32))
     # Whoever asks again soon after is still known.
     return _Attempt(attempt.asked_at, attempt.vain + 1, now + pause_s, now + 3 * pause_s)
+
+
+T = TypeVar("T")
+
+
+def in_turns(things: Iterable[T], namespace: Callable[[T], str]) -> Sequence[T]:
+    """Return things by turns of their namespaces; those of one namespace stay in their order."""
+    by_namespace: dict[str, list[T]] = {}
+    for thing in things:
+        by_namespace.setdefault(namespace(thing), []).append(thing)
+    missing = object()
+    turns = chain.from_iterable(zip_longest(*by_namespace.values(), fillvalue=missing))
+    return [thing for thing in turns if thing is not missing]  # type: ignore[misc]

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.http import JSON, Page
 from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
-from gpu_device_plugin.cluster.objects.podspec import fits_by_requests_alone
+from gpu_device_plugin.cluster.objects.other_pods import fits_by_requests_alone
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Impossible, ask
 from gpu_device_plugin.core.cluster.preempting import Preemptor, choose_on_each, where_evicting_may_help
 from gpu_device_plugin.core.cluster.usage import Occupant
 from gpu_device_plugin.core.report.gauges import WaitingReason
 from gpu_device_plugin.fleet_judge import UNKNOWN, Judge
 from gpu_device_plugin.metrics import SAMPLE_MISSES, VERDICTS
-from gpu_device_plugin.programs.extender.nominating import SMALLEST_SAMPLE
-from gpu_device_plugin.programs.extender.waiting import WaitingObserved
+from gpu_device_plugin.programs.extender.nominating import SMALLEST_SAMPLE, WaitingObserved
 from gpu_device_plugin.scheduler import wire
 
 if TYPE_CHECKING:

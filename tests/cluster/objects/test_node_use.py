@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from gpu_device_plugin.cluster.objects.node_use import used_mib
 from gpu_device_plugin.core.contract.nodereport import ContainerUse, GpuUse, NodeUse, write_node_use
 from gpu_device_plugin.core.model.times import epoch_s
+from gpu_device_plugin.programs.extender.followers import used_mib
 
 
 def test_what_an_agent_writes_is_read_without_its_containers() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.capacity.need import NewNode, Waiting, needed
+from gpu_device_plugin.core.capacity.node_kinds import NewNode, Waiting, needed
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.model.resources import Amounts

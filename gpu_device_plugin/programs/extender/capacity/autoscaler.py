@@ -1,4 +1,7 @@
-"""Have the objects in the cluster by which its autoscaler learns which room is wanted: these, and no others."""
+"""Have the objects in the cluster by which its autoscaler learns which room is wanted: these, and no others.
+
+New nodes are opened to pods once their GPUs are offered, so that the autoscaler counts them as coming until then.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,22 @@ from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from gpu_device_plugin.cluster.client.answers import translated
 from gpu_device_plugin.cluster.client.api_client import PatchType
 from gpu_device_plugin.cluster.client.errors import Call, ConflictError, ForbiddenError, NotFoundError
-from gpu_device_plugin.cluster.objects.decoding import PODS, ObjectKind, ObjectMeta, read_metadata
+from gpu_device_plugin.cluster.objects.decoding import NODES, PODS, ObjectKind, ObjectMeta, decoded, read_metadata
 from gpu_device_plugin.core.capacity.asks import UNSCHEDULABLE, buffer_of, named, pod_of
-from gpu_device_plugin.core.contract.keys import STAND_IN
+from gpu_device_plugin.core.contract.keys import STAND_IN, STARTUP_TAINT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    import msgspec
-
     from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.core.capacity.asks import Wanted
     from gpu_device_plugin.programs.extender.capacity.followed import Followed
+    from gpu_device_plugin.programs.extender.capacity.parts import Parts
 
     Templates = Mapping[str, dict[str, Any]]
 
@@ -201,3 +205,41 @@ def _meta(raw: bytes | msgspec.Raw) -> ObjectMeta:
     """Return the metadata of an object in an answer. Raises UnavailableError if it is none."""
     with translated(Call("get", _TEMPLATES.plural)):
         return read_metadata(raw)
+
+
+class _Spec(msgspec.Struct):
+    taints: list[dict[str, Any]] | None = None
+
+
+class _Node(msgspec.Struct):
+    metadata: ObjectMeta
+    spec: _Spec = msgspec.field(default_factory=_Spec)
+
+
+_DECODER = msgspec.json.Decoder(_Node)
+
+
+@dataclass(eq=False)
+class Opener:
+    """Removes `STARTUP_TAINT` from nodes whose kubelets offer GPUs."""
+
+    _parts: Parts
+
+    async def open(self) -> None:
+        """Remove the taint where it is due. Raises ApiError."""
+        candidates = self._parts.fleet.candidates
+        for name in tuple(self._parts.followed.starting):
+            node, there = self._parts.followed.nodes.get(name), candidates.get(name)
+            if node is not None and node.offers and there is not None and there.rooms and not there.gpus.problem:
+                with suppress(ConflictError, NotFoundError):  # the watch shows it as it is now
+                    await self._open(node.name)
+
+    async def _open(self, name: str) -> None:
+        # The list of taints can only be replaced, with all that others have written in it.
+        raw = await self._parts.client.get(NODES, name, timeout_s=_CALL_S)
+        with translated(Call("get", NODES.plural, name=name)):
+            node = decoded(_DECODER, raw, "node")
+        taints = [taint for taint in node.spec.taints or () if taint.get("key") != STARTUP_TAINT]
+        meta = {"resourceVersion": node.metadata.resource_version}
+        await self._parts.client.patch(NODES, name, {"metadata": meta, "spec": {"taints": taints}}, timeout_s=_CALL_S)
+        _log.info("a new node offers its GPUs, and is opened to pods", extra={"node": name})

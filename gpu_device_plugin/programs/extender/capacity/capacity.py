@@ -11,14 +11,13 @@ from gpu_device_plugin.aio.waiting import together
 from gpu_device_plugin.cluster.client.config import SERVICE_ACCOUNT
 from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError
 from gpu_device_plugin.cluster.writers.events import EventWriter
-from gpu_device_plugin.programs.extender.capacity.autoscaler import Autoscaler
+from gpu_device_plugin.programs.extender.capacity.autoscaler import Autoscaler, Opener
 from gpu_device_plugin.programs.extender.capacity.growing import Grower
 from gpu_device_plugin.programs.extender.capacity.idle_actions import IdleActions
 from gpu_device_plugin.programs.extender.capacity.keeping import Keeper
 from gpu_device_plugin.programs.extender.capacity.known_kinds import KnownKinds
 from gpu_device_plugin.programs.extender.capacity.moving import MANIFEST, Mover
 from gpu_device_plugin.programs.extender.capacity.rebalancing import Rebalancer
-from gpu_device_plugin.programs.extender.capacity.starting import Opener
 from gpu_device_plugin.programs.extender.capacity.waiters import Waiters
 from gpu_device_plugin.settings.common import own_namespace
 

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, TypeAlias
 from gpu_device_plugin.aio.waiting import last_of
 from gpu_device_plugin.cluster.writers.events import EventSubject
 from gpu_device_plugin.core.capacity.asks import PRIORITY, Wanted, common_terms
-from gpu_device_plugin.core.capacity.attempts import Asker, Attempts
-from gpu_device_plugin.core.capacity.need import Waiting, needed
-from gpu_device_plugin.core.capacity.node_kinds import NodeKind, lasting, likely_labels, unlike
+from gpu_device_plugin.core.capacity.attempts import Asker, Attempts, in_turns
+from gpu_device_plugin.core.capacity.node_kinds import NodeKind, Waiting, lasting, likely_labels, needed, unlike
 from gpu_device_plugin.core.capacity.terms import obstacles
-from gpu_device_plugin.core.capacity.turns import in_turns
 from gpu_device_plugin.core.contract.keys import STARTUP_TAINT
 from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.programs.extender.capacity.followed import replaceable

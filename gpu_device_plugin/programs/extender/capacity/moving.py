@@ -12,8 +12,8 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.cluster.client.errors import ApiError, ConflictError, ForbiddenError, InvalidError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import PODS
 from gpu_device_plugin.cluster.writers.evictions import EvictionOutcome, evict
+from gpu_device_plugin.core.capacity.attempts import in_turns
 from gpu_device_plugin.core.capacity.terms import NO_TERMS, NOWHERE, obstacles
-from gpu_device_plugin.core.capacity.turns import in_turns
 from gpu_device_plugin.core.cluster.fitting import Unfit, fit
 from gpu_device_plugin.core.cluster.pod_demand import Impossible, ask
 from gpu_device_plugin.core.contract.keys import MOVE_REFUSED, MOVE_TO, MalformedAnnotationError
