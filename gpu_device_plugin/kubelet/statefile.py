@@ -11,7 +11,7 @@ from gpu_device_plugin import files
 from gpu_device_plugin.aio.waiting import in_thread
 from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
 from gpu_device_plugin.core.model.limits import Enforcement
-from gpu_device_plugin.core.node.kubelet.lost_allocations import Remembered
+from gpu_device_plugin.core.node.kubelet.ended_pods import Remembered
 from gpu_device_plugin.core.node.ledger import Growth
 from gpu_device_plugin.kubelet.sockets import OURS
 

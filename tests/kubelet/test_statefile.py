@@ -11,7 +11,7 @@ import pytest
 from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
 from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.kubelet.lost_allocations import Remembered
+from gpu_device_plugin.core.node.kubelet.ended_pods import Remembered
 from gpu_device_plugin.core.node.ledger import Growth
 from gpu_device_plugin.kubelet.statefile import PROFILE, SHARE_SIZE, SavedAllocations, SavedGuarantees, StateFile
 from tests.names import OURS

@@ -40,15 +40,13 @@ from gpu_device_plugin.programs.node.conflicting_plugins import ConflictingPlugi
 from gpu_device_plugin.programs.node.flight_recorder import FlightRecorder
 from gpu_device_plugin.programs.node.guarantees import Guarantees
 from gpu_device_plugin.programs.node.kubelet.advertiser import Advertiser
-from gpu_device_plugin.programs.node.kubelet.allocation_handler import AllocationHandler
+from gpu_device_plugin.programs.node.kubelet.allocation_handler import AllocationHandler, Starts
 from gpu_device_plugin.programs.node.kubelet.reconciler import ForgottenPods, Reconciler
-from gpu_device_plugin.programs.node.kubelet.starts import Starts
 from gpu_device_plugin.programs.node.limits.limit_link import LimitLink
 from gpu_device_plugin.programs.node.limits.limit_verification import Verification
 from gpu_device_plugin.programs.node.limits.mps_link import MpsLink
 from gpu_device_plugin.programs.node.node_api import NodeApi, reach_api
-from gpu_device_plugin.programs.node.node_events import Reports
-from gpu_device_plugin.programs.node.orphaned_instances import OrphanedInstances
+from gpu_device_plugin.programs.node.node_events import OrphanedInstances, Reports
 from gpu_device_plugin.programs.node.use.borrowing import Borrowing
 from gpu_device_plugin.programs.node.use.history import History
 from gpu_device_plugin.programs.node.use.memory_files import MemoryFiles

@@ -11,19 +11,23 @@ from gpu_device_plugin.core.contract.history import IncidentKind
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.node.health.gpu_health import Cause, judge
 from gpu_device_plugin.core.node.history.incidents import Trigger
+from gpu_device_plugin.core.node.holdings import INSTANCE, stranded
 from gpu_device_plugin.kubelet.registration_loop import RegistrationEvent
 from gpu_device_plugin.programs.node.conflicting_plugins import ALLOW
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
+    from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.core.contract.cordons import Cordon
     from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.node.health.gpu_health import Xid
     from gpu_device_plugin.core.node.holdings import Stranded
     from gpu_device_plugin.core.node.kubelet.conflicting_plugins import Detection
+    from gpu_device_plugin.core.node.node_config import NodeConfig
     from gpu_device_plugin.core.node.serving_mode import Serving
     from gpu_device_plugin.hardware.gpu_health_tracker import HealthChange
+    from gpu_device_plugin.kubelet.records import KubeletRecords
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.programs.node.node_api import NodeApi
     from gpu_device_plugin.settings.knobs import Reload
@@ -172,3 +176,42 @@ class Reports:
             return shared.name
         instances = [str(each.position) for each in shares.gpus if each.gpu.card == uuid and not each.gone]
         return f"the GPU with the MIG instances GPU {', '.join(instances)}" if instances else "a GPU"
+
+
+@dataclass(eq=False, repr=False)
+class OrphanedInstances:
+    """Tells of containers that hold MIG instances which exist no more, each once."""
+
+    _config: Observable[NodeConfig]
+    _entries: Observable[tuple[DeviceHold, ...]]
+    """What containers hold."""
+    _records: KubeletRecords
+    _api: NodeApi
+    _reports: Reports
+
+    def __post_init__(self) -> None:
+        self._told: frozenset[tuple[str, str, str]] = frozenset()
+
+    @property
+    def possible(self) -> bool:
+        """Whether the node has instances, or had some that somebody may hold."""
+        return any(shared.gpu.instance is not None for shared in self._config.value.shares.gpus) or any(
+            device.startswith(INSTANCE) for entry in self._entries.value for device in entry.device_ids
+        )
+
+    def look(self, _new: object = None) -> None:
+        """Look at the present state. A pod that the API shows only later is told of again, with its name."""
+        config, ended = self._config.value, self._records.over
+        if not config.watched:
+            return
+        held = [hold for hold in self._entries.value if hold.kind is not None and hold.pod_uid not in ended]
+        present = {gpu.uuid for gpu in config.inventory.gpus}
+        alive = {pod.kubelet_uid: pod for pod in self._api.pods.values() if not pod.ended}
+        strandings = {
+            (one.pod_uid if one.pod is None else one.pod.name, one.container, one.uuid): one
+            for one in stranded(held, present, config.shares, alive)
+        }
+        for key, one in strandings.items():
+            if key not in self._told:
+                self._reports.instance_gone(one)
+        self._told = frozenset(strandings)

@@ -14,7 +14,7 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import in_thread, together, within
 from gpu_device_plugin.core.node.holdings import held_through_others
-from gpu_device_plugin.core.node.kubelet.lost_allocations import Remembered
+from gpu_device_plugin.core.node.kubelet.ended_pods import Remembered
 from gpu_device_plugin.core.node.ledger import SETTLING_S, Hold, Ledger
 from gpu_device_plugin.kubelet import procfs
 from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.kubelet.lost_allocations import Remembered
+from gpu_device_plugin.core.node.kubelet.ended_pods import Remembered
 
 
 def given(uid: str, *device_ids: str, container: str = "main") -> DeviceHold:

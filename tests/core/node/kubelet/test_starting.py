@@ -9,7 +9,7 @@ import pytest
 from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.kubelet.starting import DELETING, FREED, Start, why_not_its_own
+from gpu_device_plugin.core.node.kubelet.admission import DELETING, FREED, Start, why_not_its_own
 from gpu_device_plugin.core.node.ledger import Hold, Ledger
 
 if TYPE_CHECKING:

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.model.placing import Placement
     from gpu_device_plugin.core.node.limits.extra_grant import GrantOwner, Mount
-    from gpu_device_plugin.programs.node.kubelet.allocation_handler import Borrowing
-    from gpu_device_plugin.programs.node.kubelet.starts import Starts
+    from gpu_device_plugin.programs.node.kubelet.allocation_handler import Borrowing, Starts
     from gpu_device_plugin.programs.node.kubelet.waiting_pods import WaitingPods
 
 FREE = (*ids(0, range(8)), *ids(1, range(8)))

@@ -11,10 +11,10 @@ from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.kubelet.starting import DELETING
+from gpu_device_plugin.core.node.kubelet.admission import DELETING
 from gpu_device_plugin.core.node.ledger import Ledger
 from gpu_device_plugin.node_state import NodeState
-from gpu_device_plugin.programs.node.kubelet.starts import Starts
+from gpu_device_plugin.programs.node.kubelet.allocation_handler import Starts
 from tests.nodes import ids, node
 
 if TYPE_CHECKING:
