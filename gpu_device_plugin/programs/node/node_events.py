@@ -180,7 +180,10 @@ class Reports:
 
 @dataclass(eq=False, repr=False)
 class OrphanedInstances:
-    """Tells of containers that hold MIG instances which exist no more, each once."""
+    """Tells of containers that hold MIG instances which exist no more, each once.
+
+    It compares what containers hold with the instances that exist.
+    """
 
     _config: Observable[NodeConfig]
     _entries: Observable[tuple[DeviceHold, ...]]
