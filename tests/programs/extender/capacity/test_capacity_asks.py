@@ -247,7 +247,7 @@ async def test_kinds_of_nodes_are_kept_though_the_api_server_failed_once_and_ask
 
 async def test_a_node_that_came_for_others_is_not_in_vain_for_a_pod_that_waits_for_another_kind() -> None:
     """The one that `p` waits for is of no kind that anybody has seen; small ones come and go all the time."""
-    async with capacity_world(grow="stand-ins", node_start="2s") as w:
+    async with capacity_world(grow="stand-ins", node_start="6s") as w:
         node(w, "a", 16, 16)
         pod(w, "a-0", 5, at=("a", 0))
         pod(w, "a-1", 5, at=("a", 1))
@@ -259,7 +259,7 @@ async def test_a_node_that_came_for_others_is_not_in_vain_for_a_pod_that_waits_f
         node(w, "new", 16, 16, created=NOW)
         await w.seen()
         assert (await w.schedule())["q"].node == "new"
-        await rounds(4, 1)
+        await rounds(8, 1)
         assert [wanted_for(each) for each in stand_ins(w)] == ["default/p"]
         assert not any("did not help" in line for line in w.logs)
         node(w, "second", 16, 16, created=NOW)
