@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.autoscaler.conftest import growing
-from tests.autoscaler.invariants import EMPTY, Watch, demand, fitting
+from tests.autoscaler.invariants import EMPTY, Watch, demand, fitting, rooms
 from tests.autoscaler.world import UNNEEDED_S, live, ours
 
 if TYPE_CHECKING:
@@ -126,12 +126,19 @@ class Episode:
             except TimeoutError:
                 await self._restarts()
 
+    def _full(self) -> bool:
+        """Whether the group is at its largest, and no node has room for what waits: what runs is not moved for it."""
+        pods = [pod for pod in self.cluster.pods if ours(pod)]
+        free = [rooms(name, pods) for name in self.cluster.ready_names()]
+        waiting = [demand(pod) for pod in pods if live(pod) and not pod["spec"].get("nodeName")]
+        return self.cluster.cloud.size == MAX_NODES and not any(fitting([each], free) for each in waiting)
+
     def settled(self) -> bool:
         """Whether every pod that is wanted has its place, and every node something to do."""
         number = sum(self.watch.wanted.values()) + len(self.alone)
         return (
             len(self.cluster.places()) == number
-            and not self.cluster.waiting()
+            and (not self.cluster.waiting() or self._full())
             and not self.watch.needless
             and len(self.cluster.ready_names()) == len(self.cluster.cloud.instances)
         )
