@@ -62,15 +62,15 @@ class Autoscaler:
         """Of the CapacityBuffers that the API server has; empty: it has none."""
         self._buffers: dict[str, str] = {}
         """By name of ours, what is asked by it (`asks.named`)."""
-        self._wanted: Collection[str] = ()
-        """The names under which something was wanted last."""
+        self._wanted: Collection[str] | None = None
+        """The names under which something was wanted last; None: another extender knows."""
         self._owners: list[dict[str, Any]] | None = None
         self._told: set[str] = set()
         """UIDs of the pods whose condition is written."""
 
     def forget(self) -> None:
         """Look at everything again: another extender has been active."""
-        self._looked_at = None
+        self._looked_at = self._wanted = None
         self._told.clear()
 
     async def ask(self, wanted: Sequence[Wanted], how: str) -> None:
@@ -85,9 +85,10 @@ class Autoscaler:
             await self._look_for_former()
         by_buffers = bool(self._version) and how != "stand-ins"
         # Pods may have found a place, and nodes come, while it was worked out: what is new has to be wanted twice.
-        known = {*self._wanted, *self._buffers, *(pod.name for pod in self._followed.stand_ins.values())}
+        if self._wanted is None:  # what another extender has asked for was wanted before
+            self._wanted = {*self._buffers, *(pod.name for pod in self._followed.stand_ins.values())}
         all_wanted = named(wanted)
-        templates = {name: template for name, template in all_wanted.items() if name in known}
+        templates = {name: template for name, template in all_wanted.items() if name in self._wanted}
         self._wanted = all_wanted.keys()
         await self._have_pods({} if by_buffers else templates)
         if self._version:

@@ -17,6 +17,7 @@ from gpu_device_plugin.core.capacity.terms import obstacles
 from gpu_device_plugin.core.contract.keys import STARTUP_TAINT
 from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.programs.extender.capacity.followed import replaceable
+from gpu_device_plugin.programs.extender.capacity.waiters import NEW_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -101,8 +102,12 @@ class Grower:
         for needs in groups:
             fitting[needs] = [at for at, kind in enumerate(kinds) if kind.allows(needs) and needs.met_by(kind.node)]
             await asyncio.sleep(0)
-        # Nodes whose agents list GPUs, and on which kube-scheduler cannot place pods yet.
-        coming = [kind for itself, kind in young if kind is not None and not _takes(itself)]
+        # Nodes whose agents list GPUs, and on which kube-scheduler cannot place pods yet, or may not have.
+        coming = [
+            kind
+            for itself, kind in young
+            if kind is not None and (itself.created_s > now - NEW_S or not _takes(itself))
+        ]
         useful = {needs: groups[needs] for needs in groups if fitting[needs]}
         nodes = [*await _packed(useful, fitting, kinds, coming, range(len(kinds)))]
         # They are counted by the kind that takes most. Where the autoscaler has brought another, more are asked for of

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.extender.capacity.parts import Parts
 
 
-_NEW_S = 60.0
+NEW_S = 60.0
 """How long after a node was made kube-scheduler may not have tried a pod on it: it retries one within 10 s."""
 
 
@@ -59,7 +59,10 @@ class Waiters:
         return found
 
     async def without_room(self, waiting: Sequence[Waiter]) -> Sequence[Waiter]:
-        """Leave out the pods for which there is room, free or held: kube-scheduler is about to try them again."""
+        """Leave out the pods for which there is room, free or held: kube-scheduler is about to try them again.
+
+        New nodes (`NEW_S`) are left out, as they take some of many equal pods; they count where affinity to pods decides.
+        """
         followed = self._parts.followed
         residents = self._parts.residents([name for name, node in followed.nodes.items() if node.open and node.offers])
         fleet = self._parts.fleet
@@ -70,7 +73,7 @@ class Waiters:
             )
             for name, node in fleet.without_terminating.candidates.items()
         }
-        new = {node.name for node in followed.young(self._parts.wall() - _NEW_S)}
+        new = {node.name for node in followed.young(self._parts.wall() - NEW_S)}
         known: dict[tuple[Needs, bool], bool] = {}
         rooms = Counter(room.owner for _, room in self._parts.holds.rooms.values())
         found = []
@@ -84,13 +87,14 @@ class Waiters:
             key = each.needs, only_new
             if key not in known:
                 allowed = residents.allowed(each.needs.terms)
-                known[key] = self._has_room(each.needs, allowed & new if only_new else allowed) or any(
+                known[key] = self._has_room(each.needs, allowed & new if only_new else allowed - new) or any(
                     name in allowed and each.needs.met_by(node) for name, node in soon.items()
                 )
                 await asyncio.sleep(0)
             if not known[key]:
                 found.append(each)
-        return found
+        # Some may have been bound meanwhile.
+        return [each for each in found if each.pod.uid in fleet.pending and each.pod.uid not in fleet.entries]
 
     def _has_room(self, needs: Needs, allowed: frozenset[str]) -> bool:
         """Return whether one of the nodes that a pod may go to has room for it."""

@@ -285,3 +285,22 @@ async def test_a_group_that_is_gone_is_remembered_beside_another_of_the_same_mac
         (there,) = stand_ins(w)
         terms = there["spec"]["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
         assert [each["key"] for term in terms for each in term["matchExpressions"]] == [HOSTNAME]
+
+
+async def test_a_new_node_that_takes_some_of_the_pods_leaves_one_to_be_asked_for_the_others_all_the_time() -> None:
+    """Each of the three has room on it, two of them at once; kube-scheduler has tried none yet."""
+    async with capacity_world(grow="stand-ins", node_start="1h") as w:
+        two_halves(w)
+        await w.start()
+        for n in range(3):
+            pod(w, f"p{n}", 5)
+        await w.schedule()
+        await w.until(lambda: len(stand_ins(w)) == 2)
+        node(w, "new", 8, 8, created=NOW)
+        await w.until(lambda: len(stand_ins(w)) == 1)
+        (before,) = stand_ins(w)
+        await some_rounds(w)
+        await w.schedule()
+        await some_rounds(w)
+        assert [each["metadata"]["name"] for each in stand_ins(w)] == [before["metadata"]["name"]]
+        assert nodes_left_out(stand_ins(w)[0]) == ["a", "new"]
