@@ -61,7 +61,7 @@ class Waiters:
     async def without_room(self, waiting: Sequence[Waiter]) -> Sequence[Waiter]:
         """Leave out the pods for which there is room, free or held: kube-scheduler is about to try them again.
 
-        New nodes (`NEW_S`) are left out, as they take some of many equal pods; they count where affinity to pods decides.
+        New nodes (`NEW_S`) are left out: they take some of many equal pods. They count where affinity to pods decides.
         """
         followed = self._parts.followed
         residents = self._parts.residents([name for name, node in followed.nodes.items() if node.open and node.offers])
