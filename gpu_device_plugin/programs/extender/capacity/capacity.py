@@ -70,7 +70,7 @@ class Capacity:
         self.mover = Mover(parts, self.before_bind)
         self.keeper = Keeper(parts)
         self._opener = Opener(parts)
-        waiters = Waiters(parts, judge, refused)
+        waiters = Waiters(parts, judge, refused, lambda: settings().node_start_s)
         self.rebalancer = Rebalancer(
             parts, self.mover, waiters, per_hour=lambda: settings().rebalance, settled_s=settled_s
         )

@@ -17,7 +17,6 @@ from gpu_device_plugin.core.capacity.terms import obstacles
 from gpu_device_plugin.core.contract.keys import STARTUP_TAINT
 from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.programs.extender.capacity.followed import replaceable
-from gpu_device_plugin.programs.extender.capacity.waiters import NEW_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -106,7 +105,7 @@ class Grower:
         coming = [
             kind
             for itself, kind in young
-            if kind is not None and (itself.created_s > now - NEW_S or not _takes(itself))
+            if kind is not None and (itself.created_s > self._waiters.new_since() or not _takes(itself))
         ]
         useful = {needs: groups[needs] for needs in groups if fitting[needs]}
         nodes = [*await _packed(useful, fitting, kinds, coming, range(len(kinds)))]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.extender.capacity.parts import Parts
 
 
-NEW_S = 60.0
+_NEW_S = 60.0
 """How long after a node was made kube-scheduler may not have tried a pod on it: it retries one within 10 s."""
 
 
@@ -43,6 +43,12 @@ class Waiters:
     _judge: Judge
     _refused: Callable[[str], bool]
     """Returns whether none of the nodes that kube-scheduler has named for a pod had room, by its UID."""
+    _node_start_s: Callable[[], float]
+    """Returns how long a new node takes until pods can be placed on it, seconds."""
+
+    def new_since(self) -> float:
+        """Return after when a node was made that is new, seconds since the epoch."""
+        return self._parts.wall() - min(_NEW_S, self._node_start_s())
 
     def unschedulable(self, for_s: float) -> Sequence[Waiter]:
         """Return the pods that have been unschedulable for so many seconds; none whose demand no node can ever meet."""
@@ -61,7 +67,7 @@ class Waiters:
     async def without_room(self, waiting: Sequence[Waiter]) -> Sequence[Waiter]:
         """Leave out the pods for which there is room, free or held: kube-scheduler is about to try them again.
 
-        New nodes (`NEW_S`) are left out: they take some of many equal pods. They count where affinity to pods decides.
+        New nodes (`new_since`) are left out: they take some of equal pods. They count where affinity to pods decides.
         """
         followed = self._parts.followed
         residents = self._parts.residents([name for name, node in followed.nodes.items() if node.open and node.offers])
@@ -73,7 +79,7 @@ class Waiters:
             )
             for name, node in fleet.without_terminating.candidates.items()
         }
-        new = {node.name for node in followed.young(self._parts.wall() - NEW_S)}
+        new = {node.name for node in followed.young(self.new_since())}
         known: dict[tuple[Needs, bool], bool] = {}
         rooms = Counter(room.owner for _, room in self._parts.holds.rooms.values())
         found = []
