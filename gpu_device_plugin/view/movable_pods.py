@@ -194,24 +194,21 @@ def _held(record: NodeRecord, now_s: float) -> Iterator[Resident]:
             yield Resident(occupant, stays=Stays.HELD)
 
 
-def evictability(raw: msgspec.Raw) -> Evictability:
-    """Return what of a pod decides whether it may be evicted, but for PodDisruptionBudgets.
+def evictability(raw: msgspec.Raw) -> tuple[Evictability, float | None]:
+    """Return what of a pod decides whether it may be evicted, but for PodDisruptionBudgets, and `_unschedulable_since`.
 
     Raises:
         UnreadableObjectError: it is none.
     """
-    return _evictability(decoded(raw, _Pod), ())
+    pod = decoded(raw, _Pod)
+    return _evictability(pod, ()), _unschedulable_since(pod.status)
 
 
-def unschedulable_since(raw: msgspec.Raw) -> float | None:
+def _unschedulable_since(status: _Status) -> float | None:
     """Return since when no scheduler has found a node for a pod, in seconds since the epoch; 0 if it does not say.
 
     None: nobody has looked, a scheduling gate holds it back, or it waits for the end of others on a node of its own.
-
-    Raises:
-        UnreadableObjectError: it is none.
     """
-    status = decoded(raw, _Pod).status
     for one in status.conditions or ():
         if one.type == "PodScheduled" and one.status == "False" and one.reason != "SchedulingGated":
             return None if status.nominated_node_name else epoch_s(one.last_transition_time or "") or 0.0

@@ -33,7 +33,8 @@ PRIORITY_CLASS = "gpu-device-plugin-stand-in"
 PRIORITY = -10
 """Its value: the Cluster Autoscaler adds no nodes for pods of a lower one, unless it is told to."""
 IMAGE = "registry.k8s.io/pause:3.10"
-_FOR = "gpu-device-plugin/wanted-for"
+WANTED_FOR = "gpu-device-plugin/wanted-for"
+"""Annotation: the pods that a node is asked for."""
 _MOST_NAMED = 10
 _FEW, _MOST_VALUES = 3, 16_000
 """Alternatives that all are asked for, whichever kinds meet them; values in all of them: the API takes some 1.5 MB."""
@@ -165,7 +166,7 @@ def _template(wanted: Wanted) -> Json:
     more = len(wanted.pods) - _MOST_NAMED
     about = f"{shown} and {more} more" if more > 0 else shown
     return {
-        "metadata": {"labels": {STAND_IN: "true"}, "annotations": {_FOR: about, STAND_IN: _digest(spec)}},
+        "metadata": {"labels": {STAND_IN: "true"}, "annotations": {WANTED_FOR: about, STAND_IN: _digest(spec)}},
         "spec": spec,
     }
 

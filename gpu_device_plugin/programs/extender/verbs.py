@@ -16,7 +16,8 @@ from gpu_device_plugin.core.cluster.usage import Occupant
 from gpu_device_plugin.core.report.gauges import WaitingReason
 from gpu_device_plugin.fleet_judge import UNKNOWN, Judge
 from gpu_device_plugin.metrics import SAMPLE_MISSES, VERDICTS
-from gpu_device_plugin.programs.extender.nominating import SMALLEST_SAMPLE, WaitingObserved
+from gpu_device_plugin.programs.extender.nominating import SMALLEST_SAMPLE
+from gpu_device_plugin.programs.extender.waiting import WaitingObserved
 from gpu_device_plugin.scheduler import wire
 
 if TYPE_CHECKING:

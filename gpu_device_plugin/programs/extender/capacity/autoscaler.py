@@ -17,7 +17,7 @@ from gpu_device_plugin.cluster.client.answers import translated
 from gpu_device_plugin.cluster.client.api_client import PatchType
 from gpu_device_plugin.cluster.client.errors import Call, ConflictError, ForbiddenError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import NODES, PODS, ObjectKind, ObjectMeta, decoded, read_metadata
-from gpu_device_plugin.core.capacity.asks import UNSCHEDULABLE, buffer_of, named, pod_of
+from gpu_device_plugin.core.capacity.asks import UNSCHEDULABLE, WANTED_FOR, buffer_of, named, pod_of
 from gpu_device_plugin.core.contract.keys import STAND_IN, STARTUP_TAINT
 
 if TYPE_CHECKING:
@@ -192,9 +192,8 @@ class Autoscaler:
         return self._owners
 
     def _log(self, name: str, template: Mapping[str, Any]) -> None:
-        about = dict(template["metadata"]["annotations"])
-        about.pop(STAND_IN)
-        _log.info("a new node is asked for", extra={"object": name, "pods": ", ".join(about.values())})
+        pods = template["metadata"]["annotations"][WANTED_FOR]
+        _log.info("a new node is asked for", extra={"object": name, "pods": pods})
 
 
 def _asked(template: Mapping[str, Any] | None) -> str:

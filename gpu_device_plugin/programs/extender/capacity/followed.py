@@ -24,7 +24,7 @@ from gpu_device_plugin.core.contract.keys import (
 from gpu_device_plugin.core.contract.nodelabels import switched_on
 from gpu_device_plugin.core.model.sharing import Shared
 from gpu_device_plugin.core.model.times import epoch_s
-from gpu_device_plugin.view.movable_pods import evictability, unschedulable_since
+from gpu_device_plugin.view.movable_pods import evictability
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -134,19 +134,20 @@ class Followed:
     def note(self, pod: Pod, raw: msgspec.Raw) -> None:
         """Note what of a pod's JSON decides to which nodes it may go, before the pod itself is added."""
         known = self.unschedulable.pop(pod.uid, math.inf)
-        if pod.ended or (pod.deleting and not pod.node_name):
-            return
+        self._facts.pop(pod.uid, None)
         if pod.node_name:
             follows = self.every_pod or MOVE_TO in pod.annotations
         else:
-            since = unschedulable_since(raw) if self.waiting_pods and pod.containers else None
-            follows = since is not None
-            if since is not None:
-                # The clock of the API server may be ahead of ours.
-                self.unschedulable[pod.uid] = min(since, known, self.holds.wall())
-        if follows:
-            facts = evictability(raw)
-            self._facts[pod.uid] = self._shared.one(repr(facts), lambda: facts)
+            follows = self.waiting_pods and bool(pod.containers) and not pod.deleting
+        if not follows or pod.ended:
+            return
+        facts, since = evictability(raw)
+        if not pod.node_name:
+            if since is None:
+                return
+            # The clock of the API server may be ahead of ours.
+            self.unschedulable[pod.uid] = min(since, known, self.holds.wall())
+        self._facts[pod.uid] = self._shared.one(repr(facts), lambda: facts)
 
     def facts(self, uid: str) -> Evictability:
         """Return what decides whether a pod may be moved."""
@@ -233,9 +234,9 @@ class Followed:
         for node in nodes:
             self.put_node(node)
 
-    def hostnames(self) -> tuple[str, ...]:
-        """Return the host names of all nodes that share GPUs, sorted."""
-        return tuple(sorted(node.hostname for node in self.nodes.values() if node.shares_gpus))
+    def hostnames(self) -> frozenset[str]:
+        """Return the host names of all nodes that share GPUs."""
+        return frozenset(node.hostname for node in self.nodes.values() if node.shares_gpus)
 
     def young(self, since_s: float) -> Iterator[FollowedNode]:
         """Yield the nodes that share GPUs, were made after `since_s` (seconds since the epoch), and are to stay."""

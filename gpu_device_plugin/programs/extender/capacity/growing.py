@@ -116,7 +116,7 @@ class Grower:
         if nodes and 0 < len(recent) < len(kinds):
             nodes += (await _packed(useful, fitting, kinds, coming, recent))[len(nodes) :]
         nodes += await self._for_unknown_kinds({needs: groups[needs] for needs in groups if not fitting[needs]}, kinds)
-        present = frozenset(self._parts.followed.hostnames())
+        present = self._parts.followed.hostnames()
         known = self._present | present
         self._present = known if self.latest and len(known) <= 2 * len(present) + _GONE else present
         most = min(_MOST_NODES, max(1, _MOST_NAMED // (len(self._present) or 1)))

@@ -31,7 +31,7 @@ _AGAIN = 12
 """A pod for which there was no plan, or whose plan was stopped, is looked at again after so many times `settled_s`."""
 _HOUR_S = 3600.0
 _REST = 20.0
-"""The next plan is made after so many times what one took."""
+"""The next plan is made after so many times what one took, or what it took to see that none is to be made."""
 _NODES_AT_ONCE = 16
 
 
@@ -87,7 +87,10 @@ class Rebalancer:
         elif self._moves:
             await self._next()
         elif self._left() and self._parts.clock() >= self._plan_at:
+            began = self._parts.clock()
             await self._plan()
+            now = self._parts.clock()
+            self._plan_at = now + _REST * (now - began)
 
     def _left(self) -> int:
         """Return how many pods may be evicted now."""
@@ -124,7 +127,6 @@ class Rebalancer:
         first = min(due, key=self._importance)
         self._tried_at[first.pod.uid] = self._turn_at[first.pod.namespace] = now
         plan = await last_of(planning(await self._sites(), self._goal(first)))
-        self._plan_at = self._parts.clock() + _REST * (self._parts.clock() - now)
         if plan.moves and len(plan.moves) <= self._left():
             about = {"pod": str(first), "moves": len(plan.moves)}
             _log.info("pods are moved so that one that waits has room", extra=about)
