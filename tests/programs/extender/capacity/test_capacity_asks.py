@@ -23,7 +23,14 @@ from tests.programs.extender.capacity.capacity_world import (
     some_rounds,
     stand_ins,
 )
-from tests.programs.extender.capacity.test_capacity_grow import NOW, PRODUCT, lacking_room, two_halves, wanted_for
+from tests.programs.extender.capacity.test_capacity_grow import (
+    NOW,
+    PRODUCT,
+    fives_wait,
+    lacking_room,
+    two_halves,
+    wanted_for,
+)
 from tests.programs.extender.harness import NODE_GPUS, gpus
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -78,12 +85,7 @@ async def test_a_kind_of_node_that_nobody_has_seen_is_asked_for_where_sums_hide_
 async def test_a_node_that_comes_uses_one_up_and_the_others_keep_their_names() -> None:
     """Its agent says nothing yet. Under the names that stay, the node that has come is left out."""
     async with capacity_world(grow="stand-ins", node_start="1h") as w:
-        two_halves(w)
-        await w.start()
-        for n in range(6):
-            pod(w, f"p{n}", 5)
-        await w.schedule()
-        await w.until(lambda: len(stand_ins(w)) == 3)
+        await fives_wait(w, 6)
         names = {each["metadata"]["name"] for each in stand_ins(w)}
         node(w, "new", created=NOW)
         await w.until(lambda: [nodes_left_out(each) for each in stand_ins(w)] == [["a", "new"]] * 2)
@@ -290,12 +292,7 @@ async def test_a_group_that_is_gone_is_remembered_beside_another_of_the_same_mac
 async def test_a_new_node_that_takes_some_of_the_pods_leaves_one_to_be_asked_for_the_others_all_the_time() -> None:
     """Each of the three has room on it, two of them at once; kube-scheduler has tried none at first."""
     async with capacity_world(grow="stand-ins", node_start="1h") as w:
-        two_halves(w)
-        await w.start()
-        for n in range(3):
-            pod(w, f"p{n}", 5)
-        await w.schedule()
-        await w.until(lambda: len(stand_ins(w)) == 2)
+        await fives_wait(w, 3)
         node(w, "new", 8, 8, created=NOW)
         await w.until(lambda: len(stand_ins(w)) == 1)
         (before,) = stand_ins(w)

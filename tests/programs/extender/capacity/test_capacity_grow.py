@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,16 @@ def wanted_for(stand_in: dict[str, Any]) -> str:
     return str(stand_in["metadata"]["annotations"]["gpu-device-plugin/wanted-for"])
 
 
+async def fives_wait(w: ExtenderWorld, number: int) -> None:
+    """Start with such a node and so many pods that ask for 5 on one GPU, and wait until nodes are asked for them."""
+    two_halves(w)
+    await w.start()
+    for n in range(number):
+        pod(w, f"p{n}", 5)
+    await w.schedule()
+    await w.until(lambda: len(stand_ins(w)) == math.ceil(number / 2))
+
+
 async def lacking_room(w: ExtenderWorld) -> None:
     """Start with such a node and a pod, `p`, that asks for 4 on one GPU."""
     two_halves(w)
@@ -106,12 +117,7 @@ async def test_what_is_asked_for_goes_with_the_pod_that_needs_it() -> None:
 async def test_as_many_nodes_are_asked_for_as_pods_fill() -> None:
     """Three of 5 shares fit onto two nodes with two GPUs of 8: two on one, one on the other."""
     async with capacity_world(grow="stand-ins") as w:
-        two_halves(w)
-        await w.start()
-        for n in range(3):
-            pod(w, f"p{n}", 5)
-        await w.schedule()
-        await w.until(lambda: len(stand_ins(w)) == 2)
+        await fives_wait(w, 3)
         await some_rounds(w)
         assert len(stand_ins(w)) == 2
 

@@ -311,16 +311,22 @@ async def test_whatever_comes_and_goes_no_node_without_a_mark_is_needed(seed: in
 DOOMED = {"key": "DeletionCandidateOfClusterAutoscaler", "value": "1", "effect": "PreferNoSchedule"}
 
 
+async def binding_beside_a_doomed_node(w: ExtenderWorld) -> asyncio.Task[str]:
+    """Begin to bind a pod to `b`, on which those of `a` rely, and wait until `a` has the mark."""
+    await spread(w)
+    taint(w, "a", DOOMED)
+    await settled(w)
+    pod(w, "x", 4, rs="")
+    await w.seen()
+    binding = asyncio.create_task(w.bind("x", "b"))
+    await w.until(lambda: kept(w, "a") == "true")
+    return binding
+
+
 async def test_a_pod_gives_way_to_those_of_a_node_that_is_removed_though_it_has_the_mark() -> None:
     """The autoscaler has read the nodes before; its soft taint tells which of them it may remove in this loop."""
     async with capacity_world(keep_nodes="true") as w:
-        await spread(w)
-        taint(w, "a", DOOMED)
-        await settled(w)
-        pod(w, "x", 4, rs="")
-        await w.seen()
-        binding = asyncio.create_task(w.bind("x", "b"))
-        await w.until(lambda: kept(w, "a") == "true")
+        binding = await binding_beside_a_doomed_node(w)
         taint(w, "a", DOOMED, GOING)
         assert "an autoscaler is removing node a" in await binding
         assert not w.where("x")
@@ -329,13 +335,7 @@ async def test_a_pod_gives_way_to_those_of_a_node_that_is_removed_though_it_has_
 
 async def test_a_pod_is_bound_as_soon_as_the_autoscaler_has_seen_the_mark() -> None:
     async with capacity_world(keep_nodes="true") as w:
-        await spread(w)
-        taint(w, "a", DOOMED)
-        await settled(w)
-        pod(w, "x", 4, rs="")
-        await w.seen()
-        binding = asyncio.create_task(w.bind("x", "b"))
-        await w.until(lambda: kept(w, "a") == "true")
+        binding = await binding_beside_a_doomed_node(w)
         taint(w, "a")
         assert await binding == ""
 
