@@ -40,6 +40,7 @@ from gpu_device_plugin.programs.node.conflicting_plugins import ConflictingPlugi
 from gpu_device_plugin.programs.node.extension import Features
 from gpu_device_plugin.programs.node.flight_recorder import FlightRecorder
 from gpu_device_plugin.programs.node.guarantees import Guarantees
+from gpu_device_plugin.programs.node.happenings import Happening
 from gpu_device_plugin.programs.node.kubelet.advertiser import Advertiser
 from gpu_device_plugin.programs.node.kubelet.allocation_handler import AllocationHandler, Starts
 from gpu_device_plugin.programs.node.kubelet.reconciler import ForgottenPods, Reconciler
@@ -271,7 +272,7 @@ class NodeAgent:
 
     def _audit(self) -> AuditLog:
         known = self.settings.value, self.config, self.state, self.use_watch
-        return AuditLog(*known, self.cluster, self.evictor, self.api.note_decision)
+        return AuditLog(*known, self.cluster, self.evictor, lambda text: self.api.happenings.tell(Happening("", text)))
 
     def __repr__(self) -> str:
         return f"<NodeAgent {self.settings.value.node_name or 'standalone'}: {self.state!r}>"

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.node.kubelet.ended_pods import PodsInApi
     from gpu_device_plugin.core.node.node_config import NodeConfig
     from gpu_device_plugin.node_state import NodeState
+    from gpu_device_plugin.programs.node.happenings import Happening
     from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)
@@ -82,6 +83,7 @@ class NodeCluster(NodeApi):
     ) -> None:
         """Prepare to publish `config` through `server`; nothing is sent before `run`."""
         super().__init__()
+        self.happenings.subscribe(self._post)
         self._settings = settings
         self._config = config
         self._state = state
@@ -163,15 +165,22 @@ class NodeCluster(NodeApi):
             why = str(error) or f"no answer within {within_s:g} s"
             _log.info("the agent's shutdown could not be announced on its node: %s", why)
 
-    def event(self, reason: str, note: str, action: str, *, warning: bool = True) -> None:  # noqa: D102
-        super().event(reason, note, action, warning=warning)
-        ours = about_node(self._settings.node_name)
-        self._events.post(ours, reason=reason, note=note, action=action, warning=warning)
-
-    def pod_event(self, pod: Pod, reason: str, note: str, action: str, *, warning: bool = True) -> None:  # noqa: D102
-        super().pod_event(pod, reason, note, action, warning=warning)
-        about = EventSubject("Pod", pod.name, pod.namespace, pod.uid)
-        self._events.post(about, reason=reason, note=note, action=action, warning=warning)
+    def _post(self, happening: Happening) -> None:
+        """Post an Event of what happened."""
+        pod = happening.pod
+        about = (
+            about_node(self._settings.node_name)
+            if pod is None
+            else EventSubject("Pod", pod.name, pod.namespace, pod.uid)
+        )
+        if happening.reason:
+            self._events.post(
+                about,
+                reason=happening.reason,
+                note=happening.note,
+                action=happening.action,
+                warning=happening.warning,
+            )
 
     @property
     def pods(self) -> Mapping[str, Pod]:  # noqa: D102
