@@ -93,14 +93,14 @@ def is_elastic(annotations: Mapping[str, str]) -> bool:
     return MEMORY_LIMIT in annotations or MEMORY_GUARANTEE in annotations
 
 
-class Wishes(NamedTuple):
+class MemoryRequests(NamedTuple):
     """The wishes of the owner of a pod, parsed once for all of its containers. A malformed one counts as none."""
 
     limit: Wish
     guarantee: Wish
 
     @classmethod
-    def of(cls, annotations: Mapping[str, str]) -> Wishes:
+    def of(cls, annotations: Mapping[str, str]) -> MemoryRequests:
         """Parse the annotations of a pod."""
         return cls(readable_wish(annotations, MEMORY_LIMIT), readable_wish(annotations, MEMORY_GUARANTEE))
 

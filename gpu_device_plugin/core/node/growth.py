@@ -24,7 +24,7 @@ from gpu_device_plugin.core.contract.keys import (
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.model.shares import parse_id
 from gpu_device_plugin.core.node.holdings import elastic_gpu
-from gpu_device_plugin.core.node.ledger import Growth, Hold
+from gpu_device_plugin.core.node.ledger import Hold, Reservation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -119,7 +119,7 @@ class Elastic(NamedTuple):
 class Resize:
     """What the containers of a node are to be guaranteed beyond their requests."""
 
-    grown: Mapping[ContainerKey, Growth]
+    reservations: Mapping[ContainerKey, Reservation]
     refused: Mapping[ContainerKey, str] = field(default_factory=dict)
     """Why a container is not guaranteed more, as a sentence."""
     unknown: frozenset[str] = frozenset()
@@ -146,7 +146,9 @@ def elastics(
     return {uid: containers for uid, containers in found.items() if uid not in uncertain}
 
 
-def taken_over(saved: Mapping[ContainerKey, Growth], holds: Iterable[DeviceHold]) -> Mapping[ContainerKey, Growth]:
+def taken_over(
+    saved: Mapping[ContainerKey, Reservation], holds: Iterable[DeviceHold]
+) -> Mapping[ContainerKey, Reservation]:
     """Return what a former agent has `saved` for the containers that still hold shares of their GPU."""
     own: dict[tuple[ContainerKey, str], frozenset[str]] = {}
     for hold in holds:
@@ -156,11 +158,15 @@ def taken_over(saved: Mapping[ContainerKey, Growth], holds: Iterable[DeviceHold]
                 at = (hold.pod_uid, hold.container), uuid
                 own[at] = own.get(at, frozenset()) | {name}
     return {
-        key: replace(growth, own=own[key, growth.uuid]) for key, growth in saved.items() if (key, growth.uuid) in own
+        key: replace(reservation, own=own[key, reservation.uuid])
+        for key, reservation in saved.items()
+        if (key, reservation.uuid) in own
     }
 
 
-def owned(grown: Mapping[ContainerKey, Growth], holds: Iterable[DeviceHold]) -> Mapping[ContainerKey, Growth]:
+def owned(
+    reservations: Mapping[ContainerKey, Reservation], holds: Iterable[DeviceHold]
+) -> Mapping[ContainerKey, Reservation]:
     """Return guarantees beyond requests without the device IDs that the kubelet's records show for other pods alone.
 
     A container may have been found to grow by a record that was older than its end.
@@ -170,26 +176,26 @@ def owned(grown: Mapping[ContainerKey, Growth], holds: Iterable[DeviceHold]) -> 
         for name in hold.device_ids:
             shown.setdefault(name, set()).add(hold.pod_uid)
     return {
-        key: growth.without([name for name in growth.own if key[0] not in shown.get(name, {key[0]})])
-        for key, growth in grown.items()
+        key: reservation.without([name for name in reservation.own if key[0] not in shown.get(name, {key[0]})])
+        for key, reservation in reservations.items()
     }
 
 
-def fitting(node: Node) -> Mapping[ContainerKey, Growth]:
+def fitting(node: Node) -> Mapping[ContainerKey, Reservation]:
     """Return the guarantees beyond requests without those for which their GPU has no room.
 
     It has none if an agent that did not know of them gave their shares to others. On a GPU that is excluded now, nobody
     else gets them.
     """
-    grown = dict(node.ledger.grown)
+    reservations = dict(node.ledger.reservations)
     for shared in node.shares.gpus:
         excess = 0 if shared.vacant else node.use(shared).taken - len(shared.shares)
-        for key in sorted(grown, reverse=True):
-            if excess > 0 and grown[key].uuid == shared.gpu.uuid:
-                less = min(excess, grown[key].shares)
-                grown[key] = replace(grown[key], shares=grown[key].shares - less)
+        for key in sorted(reservations, reverse=True):
+            if excess > 0 and reservations[key].uuid == shared.gpu.uuid:
+                less = min(excess, reservations[key].shares)
+                reservations[key] = replace(reservations[key], shares=reservations[key].shares - less)
                 excess -= less
-    return {key: growth for key, growth in grown.items() if growth.shares > 0}
+    return {key: reservation for key, reservation in reservations.items() if reservation.shares > 0}
 
 
 def resize(
@@ -209,12 +215,12 @@ def resize(
         expected: the shares that waiting pods will get, see `matching.expected`.
         allowances: by namespace, without what is in use; or why it is not known, as a sentence.
     """
-    grown = dict(fitting(node))
+    reservations = dict(fitting(node))
     for each in containers:
-        held = grown.get(each.key)
+        held = reservations.get(each.key)
         if held is not None and each.beyond < held.shares and held.uuid == each.uuid:
-            grown[each.key] = replace(held, shares=each.beyond)
-    room = _Room(node, grown, containers, expected)
+            reservations[each.key] = replace(held, shares=each.beyond)
+    room = _Room(node, reservations, containers, expected)
     refused: dict[ContainerKey, str] = {}
     unknown: set[str] = set()
     for each in sorted(containers, key=lambda each: each.order):
@@ -229,7 +235,11 @@ def resize(
             refused[each.key] = why
         else:
             room.take(each, more)
-    return Resize({key: growth for key, growth in room.grown.items() if growth.shares > 0}, refused, frozenset(unknown))
+    return Resize(
+        {key: reservation for key, reservation in room.reservations.items() if reservation.shares > 0},
+        refused,
+        frozenset(unknown),
+    )
 
 
 class _Room:
@@ -238,16 +248,16 @@ class _Room:
     def __init__(
         self,
         node: Node,
-        grown: dict[ContainerKey, Growth],
+        reservations: dict[ContainerKey, Reservation],
         containers: Iterable[Elastic],
         expected: tuple[Mapping[int, int], int],
     ) -> None:
-        self.grown = grown
+        self.reservations = reservations
         self._node = node
         promised, anywhere = expected
         extra = Counter[str]()
-        for growth in grown.values():
-            extra[growth.uuid] += growth.shares
+        for reservation in reservations.values():
+            extra[reservation.uuid] += reservation.shares
         self._free = {
             shared.gpu.uuid: len(shared.shares)
             - len(node.use(shared).shares)
@@ -262,14 +272,14 @@ class _Room:
 
     def held(self, each: Elastic) -> int:
         """Return what a container has beyond its request."""
-        growth = self.grown.get(each.key)
-        return 0 if growth is None else growth.shares
+        reservation = self.reservations.get(each.key)
+        return 0 if reservation is None else reservation.shares
 
     def why_not(self, each: Elastic, more: int) -> str:
         """Return why the GPU of a container has no room for so many more shares; empty if it has."""
         node, shared, uuid = self._node, each.gpu, each.uuid
         ledger, free = node.ledger, max(0, self._free[uuid])
-        moved = each.key in self.grown and self.grown[each.key].uuid != uuid
+        moved = each.key in self.reservations and self.reservations[each.key].uuid != uuid
         obstacles = (
             (each.wish.pod.deleting, "its pod is being deleted"),
             (uuid in node.unhealthy, f"{shared.name} is out of service: {node.unhealthy.get(uuid)}"),
@@ -303,7 +313,7 @@ class _Room:
 
     def take(self, each: Elastic, more: int) -> None:
         """Let a container grow."""
-        self.grown[each.key] = Growth(each.uuid, self.held(each) + more, each.own)
+        self.reservations[each.key] = Reservation(each.uuid, self.held(each) + more, each.own)
         self._free[each.uuid] -= more
         self._used[each.wish.pod.namespace] += more
 
@@ -311,7 +321,7 @@ class _Room:
 def answer(
     wish: PodWish,
     containers: Sequence[Elastic],
-    grown: Mapping[ContainerKey, Growth],
+    reservations: Mapping[ContainerKey, Reservation],
     refused: Mapping[ContainerKey, str],
 ) -> Answer | None:
     """Return what the agent has to say of the guarantees of a pod: `MEMORY_HELD`; None: nothing.
@@ -319,14 +329,14 @@ def answer(
     Args:
         wish: that of the pod.
         containers: those of the pod that may grow.
-        grown: what is held beyond requests now.
+        reservations: what is held beyond requests now.
         refused: why containers are not guaranteed more.
     """
     pod, names = wish.pod, {each.container for each in containers}
     held = {
-        each.container: len(each.own) + grown[each.key].shares
+        each.container: len(each.own) + reservations[each.key].shares
         for each in containers
-        if each.key in grown and grown[each.key].uuid == each.uuid
+        if each.key in reservations and reservations[each.key].uuid == each.uuid
     }
     if MEMORY_GUARANTEE not in pod.annotations and not held:
         return None

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.cluster.held_instances import asked_instances
 from gpu_device_plugin.core.cluster.resizing import sizes
 from gpu_device_plugin.core.cluster.usage import growable
-from gpu_device_plugin.core.contract.elastic import MOST_SHARES, Wishes, read_wish, readable_answer, readable_wish
+from gpu_device_plugin.core.contract.elastic import (
+    MOST_SHARES,
+    MemoryRequests,
+    read_wish,
+    readable_answer,
+    readable_wish,
+)
 from gpu_device_plugin.core.contract.keys import (
     ELASTIC,
     MEMORY_GUARANTEE,
@@ -120,7 +126,7 @@ def of_size(pod: Pod, size: Size, node: NodeView | None) -> Iterator[Finding]:
         yield note("guaranteed", text, container=name, held=now)
     gpu = gpu_of(size, node)
     in_all = MOST_SHARES if gpu is None else gpu.shares
-    most = Wishes.of(pod.annotations).limit_of(size.container, size.held, in_all, may_borrow=True)
+    most = MemoryRequests.of(pod.annotations).limit_of(size.container, size.held, in_all, may_borrow=True)
     if gpu is not None and gpu.instance is not None:
         yield note("instance", "It has shares of a MIG instance, which neither grow nor borrow.")
     elif most != size.held:
