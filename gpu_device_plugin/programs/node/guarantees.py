@@ -10,12 +10,13 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.waiting import in_thread, together, within
-from gpu_device_plugin.core.contract.elastic import write_answer
+from gpu_device_plugin.core.contract.elastic import PodGuarantees, write_answer
 from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD
 from gpu_device_plugin.core.model.memory import format_mib
-from gpu_device_plugin.core.node.growth import (
+from gpu_device_plugin.core.node.ledger import Ledger
+from gpu_device_plugin.core.node.matching import expected
+from gpu_device_plugin.core.node.reservations import (
     UNDECIDED,
-    PodWish,
     answer,
     elastics,
     fitting,
@@ -23,8 +24,6 @@ from gpu_device_plugin.core.node.growth import (
     resize,
     taken_over,
 )
-from gpu_device_plugin.core.node.ledger import Ledger
-from gpu_device_plugin.core.node.matching import expected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,9 +32,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.core.contract.elastic import Allowance, Answer
     from gpu_device_plugin.core.model.holds import DeviceHold
-    from gpu_device_plugin.core.node.growth import Elastic, Resize
     from gpu_device_plugin.core.node.ledger import ContainerKey, Reservation
     from gpu_device_plugin.core.node.matching import WaitingPod
+    from gpu_device_plugin.core.node.reservations import Elastic, Resize
     from gpu_device_plugin.kubelet.statefile import SavedGuarantees
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.programs.node.node_api import NodeApi
@@ -85,7 +84,7 @@ class Guarantees:
         self._woken = asyncio.Event()
         self._loaded: bool | None = False
         """None: loaded, but the kubelet's checkpoint could not be read since."""
-        self._wishes: dict[str, PodWish] = {}
+        self._wishes: dict[str, PodGuarantees] = {}
         """By the UID by which the kubelet knows the pod, of pods with something to decide, or to correct."""
         self._allowances: dict[str, tuple[Allowance | str, float]] = {}
         """By namespace, and when they were read."""
@@ -149,7 +148,7 @@ class Guarantees:
 
     async def _read_wishes(self) -> None:
         """Parse what pods have on them, each text once; others run in between."""
-        wishes: dict[str, PodWish] = {}
+        wishes: dict[str, PodGuarantees] = {}
         growing = {uid for uid, _ in self._state.node.ledger.reservations}
         for pod in tuple(self._api.pods.values()):
             uid = pod.kubelet_uid
@@ -157,7 +156,7 @@ class Guarantees:
                 continue
             known = self._wishes.get(uid)
             if known is None or known.pod != pod:
-                known = PodWish.of(pod)
+                known = PodGuarantees.of(pod)
                 await asyncio.sleep(0)
             wishes[uid] = known
         self._wishes = wishes
@@ -210,11 +209,11 @@ class Guarantees:
         return refused
 
     def _resized(self, each: Elastic, was: int, now: int) -> None:
-        pod, request, mib = each.wish.pod, len(each.own), self._state.node.shares.share_mib
+        pod, request, mib = each.pod, each.size.request, self._state.node.shares.share_mib
         before, after = (format_mib((request + beyond) * mib) for beyond in (was, now))
-        extra = {"pod": f"{pod.namespace}/{pod.name}", "container": each.container, "from": before, "to": after}
+        extra = {"pod": f"{pod.namespace}/{pod.name}", "container": each.size.container, "from": before, "to": after}
         _log.info("a guarantee was resized", extra=extra)
-        note = f"container {each.container} is guaranteed {after} of {each.gpu.name} from now on, and had {before}"
+        note = f"container {each.size.container} is guaranteed {after} of {each.gpu.name} from now on, and had {before}"
         self._api.pod_event(pod, "GPUMemoryResized", f"{note}.", "Resize", warning=False)
 
     def _answer(self, found: Mapping[str, Sequence[Elastic]], refused: Mapping[ContainerKey, str]) -> bool:
@@ -248,7 +247,7 @@ class Guarantees:
             return False
         return replace(last.answer, why=new.why) == new and now - last.since < self.same_s
 
-    def _tell(self, wish: PodWish, new: Answer | None) -> None:
+    def _tell(self, wish: PodGuarantees, new: Answer | None) -> None:
         """Post an Event about a wish that is not fulfilled, one for each wish."""
         if new is None or new.why in {"", UNDECIDED} or (wish.held.wish == new.wish and wish.held.why):
             return

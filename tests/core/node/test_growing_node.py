@@ -9,12 +9,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from gpu_device_plugin.core.contract.elastic import Allowance, Answer, write_answer
+from gpu_device_plugin.core.contract.elastic import Allowance, Answer, PodGuarantees, write_answer
 from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED
 from gpu_device_plugin.core.model.pods import Container, Pod
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import parse_id
-from gpu_device_plugin.core.node.growth import PodWish, elastics, fitting, owned, resize, taken_over
+from gpu_device_plugin.core.node.reservations import elastics, fitting, owned, resize, taken_over
 from tests.core.node.test_one_node import APP, CONTAINERS, INIT, OneNode
 
 if TYPE_CHECKING:
@@ -71,11 +71,11 @@ class GrowingNode(OneNode):
             if random.random() < 0.3:
                 written[key] = write_answer(Answer(dict.fromkeys(names, largest + random.randint(0, 4)), wish))
         self.annotations[pod.uid] = written
-        parsed = PodWish.of(self.described(pod))
+        parsed = PodGuarantees.of(self.described(pod))
         for (number, kind), ids in pod.devices.items():
             place = pod.uid, f"c{number}"
             if kind is Kind.MEMORY and place in self.answered:
-                self.answered[place] = min(self.answered[place], parsed.beyond(place[1], len(ids)))
+                self.answered[place] = min(self.answered[place], parsed.size(place[1], 0, len(ids)).beyond)
 
     def described(self, pod: Running) -> Pod:
         numbers = sorted({number for number, _ in pod.devices})
@@ -101,7 +101,7 @@ class GrowingNode(OneNode):
             return  # it waits for the checkpoint; as in `restart_the_agent`
         self.become(owned(self.agent.node.ledger.reservations, self.entries))
         pods = [] if away else [self.described(pod) for pod in self.kubelet.pods.values() if not pod.ended]
-        wishes = {pod.kubelet_uid: PodWish.of(pod) for pod in pods}
+        wishes = {pod.kubelet_uid: PodGuarantees.of(pod) for pod in pods}
         found = [each for some in elastics(self.entries, wishes, self.agent.node).values() for each in some]
         decided = resize(self.agent.node, found, ({}, 0), {"default": Allowance("default", bound)}).reservations
         before = self.agent.node.ledger.reservations
@@ -148,12 +148,18 @@ class GrowingNode(OneNode):
 
     @precondition(lambda self: not self.lingering)
     @rule()
-    def nothing_outlives_its_pod(self) -> None:
+    def quiet(self) -> None:
+        """The agent takes its file over as soon as the checkpoint can be read."""
         certain = self.agent.node.ledger.certain
-        self.quiet()
-        self.read_who_has_what()
+        OneNode.quiet(self)
         if not certain:
             self.take_over()
+
+    @precondition(lambda self: not self.lingering)
+    @rule()
+    def nothing_outlives_its_pod(self) -> None:
+        self.quiet()
+        self.read_who_has_what()
         self.become(owned(self.agent.node.ledger.reservations, self.entries))
         kept = {pod.uid for pod in self.kubelet.pods.values()}
         assert {uid for uid, _ in self.agent.node.ledger.reservations} <= kept

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.contract.elastic import Allowance, Answer, write_answer
+from gpu_device_plugin.core.contract.elastic import Allowance, Answer, PodGuarantees, write_answer
 from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED, RESIZE_BOUND
 from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares
-from gpu_device_plugin.core.node.growth import (
+from gpu_device_plugin.core.node.ledger import Reservation
+from gpu_device_plugin.core.node.reservations import (
     UNDECIDED,
-    PodWish,
     Resize,
     answer,
     elastics,
@@ -26,14 +26,13 @@ from gpu_device_plugin.core.node.growth import (
     resize,
     taken_over,
 )
-from gpu_device_plugin.core.node.ledger import Reservation
 from tests.nodes import ids, inventory, node, uuid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from gpu_device_plugin.core.node.growth import Elastic
     from gpu_device_plugin.core.node.node import Node
+    from gpu_device_plugin.core.node.reservations import Elastic
 
 NOTHING: tuple[Mapping[int, int], int] = ({}, 0)
 FREELY = {"default": Allowance("default", 99)}
@@ -65,7 +64,7 @@ def hold(numbers: Iterable[int], uid: str = "a", container: str = "main", gpu: i
 
 
 def found(there: Node, holds: Iterable[DeviceHold], *pods: Pod) -> list[Elastic]:
-    wishes = {each.kubelet_uid: PodWish.of(each) for each in pods}
+    wishes = {each.kubelet_uid: PodGuarantees.of(each) for each in pods}
     return [each for some in elastics(holds, wishes, there).values() for each in some]
 
 
@@ -99,7 +98,7 @@ def amounts(decided: Resize) -> dict[str, int]:
 )
 def test_what_is_wished_and_promised_is_wanted(annotations: dict[str, str], beyond: int) -> None:
     (only,) = found(node(16, used={0: range(4)}), [hold(range(4))], pod(**annotations))
-    assert (only.beyond, only.key, only.gpu.position) == (beyond, ("a", "main"), 0)
+    assert (only.size.beyond, only.key, only.gpu.position) == (beyond, ("a", "main"), 0)
 
 
 def test_containers_without_devices_that_are_certain_are_left_out() -> None:
@@ -110,7 +109,7 @@ def test_containers_without_devices_that_are_certain_are_left_out() -> None:
     assert found(there, [hold(range(2), container="first")], web) == []
     assert found(there.with_ledger(there.ledger.granted(ids(0, [1]), 5.0)), [hold(range(4))], web) == []
     both = DeviceHold("a", "main", Kind.MEMORY, frozenset((*ids(0, [0]), *ids(1, [0]))))
-    assert elastics([both], {"a": PodWish.of(web)}, there) == {"a": ()}
+    assert elastics([both], {"a": PodGuarantees.of(web)}, there) == {"a": ()}
 
 
 def test_a_container_grows_as_far_as_there_is_room_and_shrinks_at_once() -> None:
@@ -249,7 +248,10 @@ def said(web: Pod, there: Node | None = None, *refused: str) -> Answer | None:
     there = there or node(16, used={0: range(4)})
     some = found(there, [hold(range(4))], web)
     return answer(
-        PodWish.of(web), some, there.ledger.reservations, dict.fromkeys([("a", "main")], *refused) if refused else {}
+        PodGuarantees.of(web),
+        some,
+        there.ledger.reservations,
+        dict.fromkeys([("a", "main")], *refused) if refused else {},
     )
 
 
@@ -276,7 +278,7 @@ def test_a_pod_shows_what_it_is_guaranteed_and_why_not_more() -> None:
 
 def test_a_pod_without_shares_of_one_gpu_is_told_so() -> None:
     web = pod(wish="6")
-    assert answer(PodWish.of(web), (), {}, {}) == Answer(
+    assert answer(PodGuarantees.of(web), (), {}, {}) == Answer(
         {}, "6", "no container has shares of one GPU, which alone can grow"
     )
 
@@ -322,7 +324,7 @@ def test_the_guarantees_never_exceed_the_gpu_nor_what_is_wanted(data: st.DataObj
     assert set(decided.reservations) <= set(before) | {each.key for each in some}
     for each in some:
         was, now = (kept[each.key].shares if each.key in kept else 0 for kept in (before, decided.reservations))
-        assert now == each.beyond or (now == was < each.beyond and each.key in decided.refused)
+        assert now == each.size.beyond or (now == was < each.size.beyond and each.key in decided.refused)
     known = {each.key for each in some}
     assert all(decided.reservations[key] == reservation for key, reservation in before.items() if key not in known)
     extra = sum(reservation.shares for key, reservation in decided.reservations.items() if key in known)
