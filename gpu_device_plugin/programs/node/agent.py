@@ -37,6 +37,7 @@ from gpu_device_plugin.programs.node.auto_cordon import AutoCordon
 from gpu_device_plugin.programs.node.claims.serving_mode_switch import ServingModeSwitch
 from gpu_device_plugin.programs.node.configuration import Configuration, initial, initial_share_mib
 from gpu_device_plugin.programs.node.conflicting_plugins import ConflictingPlugins
+from gpu_device_plugin.programs.node.extension import Features
 from gpu_device_plugin.programs.node.flight_recorder import FlightRecorder
 from gpu_device_plugin.programs.node.guarantees import Guarantees
 from gpu_device_plugin.programs.node.kubelet.advertiser import Advertiser
@@ -45,6 +46,7 @@ from gpu_device_plugin.programs.node.kubelet.reconciler import ForgottenPods, Re
 from gpu_device_plugin.programs.node.limits.limit_link import LimitLink
 from gpu_device_plugin.programs.node.limits.limit_verification import Verification
 from gpu_device_plugin.programs.node.limits.mps_link import MpsLink
+from gpu_device_plugin.programs.node.limits.required_limits import RequiredLimits
 from gpu_device_plugin.programs.node.node_api import NodeApi, reach_api
 from gpu_device_plugin.programs.node.node_events import OrphanedInstances, Reports
 from gpu_device_plugin.programs.node.use.borrowing import Borrowing
@@ -110,8 +112,9 @@ class NodeAgent:
             listener=lambda: self.registration.listener,
             in_api=PodsInApi if cluster is None else cluster.pods_in_api,
         )
-        living = None if cluster is None else cluster.living
-        self._forgotten = ForgottenPods(self.kubelet_records, living, self.reports.allocations_lost, proc)
+        self._forgotten = ForgottenPods(
+            self.kubelet_records, None if cluster is None else cluster.living, self.reports.allocations_lost, proc
+        )
         self.reconciler = Reconciler(
             self.state,
             self.kubelet_records,
@@ -178,6 +181,7 @@ class NodeAgent:
             allowed_now=allowed_now,
         )
         self.limit_link = self._tell_limits()
+        features = Features(self.borrowing, self.mps, RequiredLimits(self.state))
         self._answers = AllocationHandler(
             self.state,
             None if cluster is None else cluster.waiting,
@@ -186,8 +190,7 @@ class NodeAgent:
             dev=dev,
             on_refusal=self.advertiser.refused,
             on_grant=self.reconciler.granted,
-            mps=self.mps,
-            borrowing=self.borrowing,
+            features=features,
             starts=Starts(self.state, self.entries, api, self.kubelet_records.listed),
         )
         self.over_use = OverUse(self.state, self.settings, api, self.evictor)
@@ -251,7 +254,7 @@ class NodeAgent:
                 conflicting_plugins=self.conflicting_plugins,
                 mps=self.mps,
                 dev=dev,
-                borrowing=self.borrowing,
+                features=features,
                 changed=self.serving_switch.look,
             )
         self._paused = Observable(value=False)

@@ -101,7 +101,7 @@ def test_a_custom_library_is_told_the_pod_of_a_claim_of_one_pod() -> None:
 
 
 def refusal(asked: Claim, delivery: Delivery, here: Node = HERE) -> str:
-    found = refuse_limits(asked, preparation(asked, here), here.shares, delivery)
+    found = refuse_limits(preparation(asked, here), here.shares, delivery)
     assert found is None or found.why is Why.NO_LIMIT
     return "" if found is None else found.sentence
 
@@ -124,17 +124,6 @@ def test_a_claim_gets_the_limits_that_it_requires_or_is_refused(
     sentence = refusal(asked, plan(*enforcements))
     assert bool(sentence) is refused
     assert not refused or sentence.startswith(f"GPU 0, GPU 1: the parameters of the claim require limits of {least}")
-
-
-def test_limits_that_the_administrator_requires_and_that_are_not_there_refuse_parts_only() -> None:
-    barred = Delivery(
-        plan=EnforcementPlan(
-            {uuid(0): replace(GpuEnforcement(Enforcement.ADVISORY, "why"), refusal="MPS is not there")}
-        )
-    )
-    assert refusal(claim(device(0, 4)), barred) == "GPU 0: MPS is not there"
-    assert refusal(claim(device(0, whole=True)), barred) == ""
-    assert refusal(claim(device(0, 4, admin=True)), barred) == ""
 
 
 # --- MIG instances ----------------------------------------------------------------------------------------------------
@@ -173,14 +162,7 @@ def test_all_of_an_instance_meets_every_wish_for_limits(gib: int, *, refused: bo
     sentence = refusal(asked, ADVISORY, SHARED)
     assert bool(sentence) is refused
     assert not refused or sentence.startswith("GPU 0 (MIG 1g.10gb): the parameters of the claim require")
-    barred = Delivery(
-        plan=EnforcementPlan(
-            {mig_uuid(0, 0): replace(GpuEnforcement(Enforcement.ADVISORY, ""), refusal="no driver limits")}
-        )
-    )
-    told = refusal(claim(instance(0, 0, gib)), barred, SHARED)
-    assert told == ("GPU 0 (MIG 1g.10gb): no driver limits" if refused else "")
-    assert refusal(claim(instance(0, 0, whole=True), parameters=(config(limits="driver"),)), barred, SHARED) == ""
+    assert refusal(claim(instance(0, 0, whole=True), parameters=(config(limits="driver"),)), ADVISORY, SHARED) == ""
 
 
 def test_variables_device_nodes_and_mounts_are_one_device_of_the_claim() -> None:

@@ -210,7 +210,7 @@ def test_limits_that_are_not_there_refuse_a_part_of_an_instance_and_not_all_of_i
         {"MIG-0-0": GpuEnforcement(Enforcement.ADVISORY, "no means", "limits are required here")}, refuse=True
     )
     part = refuse_unlimited(node, MEMORY, ["MIG-0-0::0"], plan, NOBODY)
-    assert part == Refused(Why.NO_LIMIT, "GPU 0: limits are required here")
+    assert part == Refused(Why.NO_LIMIT, "GPU 0 (MIG 1g.10gb): limits are required here")
     everything = [f"MIG-0-0::{number}" for number in range(10)]
     assert refuse_unlimited(node, MEMORY, everything, plan, NOBODY) is None
 

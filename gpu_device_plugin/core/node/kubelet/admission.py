@@ -157,9 +157,9 @@ def refuse_unlimited(
     given = sorted(spread_over(node, device_ids).items()) if kind is Kind.MEMORY else []
     if not given or not (why := refusal(parts(given, node.shares), plan, owner)):
         return None
-    barred = [position for position, _ in given if node.shares.gpus[position].gpu.uuid in plan.barred]
-    names = ", ".join(str(position) for position in barred or dict(given))
-    return Refused(Why.NO_LIMIT, f"GPU {names}: {why}")
+    gpus = [node.shares.gpus[position] for position, _ in given]
+    barred = [shared for shared in gpus if shared.gpu.uuid in plan.barred]
+    return Refused(Why.NO_LIMIT, f"{', '.join(shared.name for shared in barred or gpus)}: {why}")
 
 
 def _closed(node: Node, kind: Kind, shared: SharedGpu) -> Refused | None:

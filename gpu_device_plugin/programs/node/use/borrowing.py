@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -17,12 +18,14 @@ from gpu_device_plugin.core.model.holds import HoldSource
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import parse_id
 from gpu_device_plugin.core.model.times import rfc3339
+from gpu_device_plugin.core.node.kubelet.admission import Refused, Why
 from gpu_device_plugin.core.node.use.process_use import AttributedUse
 from gpu_device_plugin.core.node.use.reclaiming import ReclaimPolicy, ReclaimState, allowed_now, shortage_mib, uses_now
 from gpu_device_plugin.core.report.text.use_texts import borrowed, duration, misdirected, ultimatum, waits
+from gpu_device_plugin.programs.node.extension import NodeFeature
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.placing import Placement
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.node.use.process_use import Place, UseReading
     from gpu_device_plugin.core.node.use.reclaiming import ReclaimRequest
     from gpu_device_plugin.node_state import NodeState
+    from gpu_device_plugin.programs.node.extension import Contribution, GrantDraft, GrantRequest, StartRequest
     from gpu_device_plugin.programs.node.node_api import NodeApi
     from gpu_device_plugin.programs.node.use.evictor import Evictor
     from gpu_device_plugin.programs.node.use.memory_files import MemoryFiles
@@ -60,7 +64,7 @@ class _Start:
 
 
 @dataclass(eq=False, repr=False)
-class Borrowing:
+class Borrowing(NodeFeature):
     """Follows the readings of use, and publishes who is asked to return memory and what each container may use now.
 
     Nothing is looked at on a node without a pod whose owner wants other memory than it requests.
@@ -95,9 +99,17 @@ class Borrowing:
 
     # --- For the answers to the kubelet -------------------------------------------------------------------------------
 
-    def may_borrow(self) -> bool:
-        """Return whether containers may use more than they are guaranteed."""
-        return self._watch.may_borrow()
+    @asynccontextmanager
+    async def granting(self, request: GrantRequest) -> AsyncIterator[Contribution]:
+        """Say how much a container may use."""
+
+        def contribution(draft: GrantDraft) -> GrantDraft:
+            limit = draft.owner.limit_shares if self._watch.may_borrow() else None  # that of a claim
+            if request.match is not None:
+                limit = self.limit_shares(request.match, draft.placement)
+            return replace(draft, owner=replace(draft.owner, limit_shares=limit))
+
+        yield contribution
 
     def limit_shares(self, match: Match, placement: Placement) -> int | None:
         """Return the most shares that a container may use where it is placed; None: those that it is given."""
@@ -127,21 +139,20 @@ class Borrowing:
         found = allowed_now(uses, self._state.node.shares.capacity_mib, self.reclaiming.value.requests.keys())
         return self._files.make(device_ids, MemoryFile(given, found.get(new.place, given), most))
 
-    async def until_room(
-        self, device_ids: Sequence[str], within_s: float, lost: Callable[[], object] = lambda: ""
-    ) -> str:
-        """Wait until what a container with these devices is guaranteed is free, as far as others borrow it.
+    async def before_start(self, start: StartRequest) -> Refused | None:
+        """Wait until what a container is guaranteed is free, as far as others borrow it.
 
-        As soon as the container has `lost` its devices, nobody has to return memory for it.
-
-        Returns:
-            Why the container must not start, as a sentence without a full stop; empty if it may.
+        As soon as the container has lost its devices, nobody has to return memory for it.
         """
-        self._restore(frozenset(device_ids))
-        why = await self._until_room(device_ids, within_s, lost)
-        if not why:
-            self._told.discard(frozenset(device_ids))
-        return why
+        if start.kind is not Kind.MEMORY:
+            return None
+        ids = frozenset(start.device_ids)
+        self._restore(ids)
+        why = await self._until_room(start.device_ids, start.deadline - time.monotonic(), start.lost)
+        if why:
+            return Refused(Why.BORROWED, why)
+        self._told.discard(ids)
+        return None
 
     async def _until_room(self, device_ids: Sequence[str], within_s: float, lost: Callable[[], object]) -> str:
         if not self.allowed_now.value:

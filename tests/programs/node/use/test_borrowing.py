@@ -24,7 +24,9 @@ from tests.programs.node.harness import T4, container, envs_of, pod
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
+    from gpu_device_plugin.core.node.kubelet.admission import Refused
     from gpu_device_plugin.programs.node.agent import NodeAgent
+    from gpu_device_plugin.programs.node.extension import StartRequest
     from gpu_device_plugin.testing.pod_specs import Pod
 
 EVICTING = {*RIGHTS, ("create", "pods/eviction")}
@@ -210,12 +212,12 @@ async def test_a_borrower_that_refuses_is_reported_and_the_newcomer_is_told_why_
 
 def shortly(its: Scene, seconds: float = 1.5) -> None:
     """Let the agent answer PreStartContainer after so long instead of 25 s."""
-    room = its.agent.borrowing.until_room
+    before_start = its.agent.borrowing.before_start
 
-    async def until_room(device_ids: Any, _within_s: float, lost: Any) -> str:
-        return await room(device_ids, seconds, lost)
+    async def sooner(start: StartRequest) -> Refused | None:
+        return await before_start(replace(start, deadline=time.monotonic() + seconds))
 
-    its.agent.borrowing.until_room = until_room  # type: ignore[assignment, method-assign]
+    its.agent.borrowing.before_start = sooner  # type: ignore[method-assign]
 
 
 async def test_a_borrower_that_refuses_is_evicted_after_its_grace() -> None:
