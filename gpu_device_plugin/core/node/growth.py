@@ -268,12 +268,12 @@ class _Room:
     def why_not(self, each: Elastic, more: int) -> str:
         """Return why the GPU of a container has no room for so many more shares; empty if it has."""
         node, shared, uuid = self._node, each.gpu, each.uuid
-        ledger, free = node.ledger, max(0, self._free[uuid])
+        ledger, block, free = node.ledger, node.block(uuid), max(0, self._free[uuid])
         moved = each.key in self.grown and self.grown[each.key].uuid != uuid
         obstacles = (
             (each.wish.pod.deleting, "its pod is being deleted"),
-            (uuid in node.unhealthy, f"{shared.name} is out of service: {node.unhealthy.get(uuid)}"),
-            (uuid in node.cordoned, f"{shared.name} is {node.cordoned.get(uuid)}"),
+            (bool(block.everyone), f"{shared.name} is out of service: {block.everyone}"),
+            (bool(block.new_pods), f"{shared.name} is {block.new_pods}"),
             (
                 moved or not ledger.certain or uuid in ledger.foreign or ledger.use(uuid).whole,
                 f"it is not known yet what of {shared.name} is free",

@@ -21,6 +21,7 @@ from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.placing import FIT, POLICIES
 from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.model.shares import TooManySharesError, misread_exclusions, unknown_exclusions
+from gpu_device_plugin.core.node.blocks import Block
 from gpu_device_plugin.core.node.enforcement import (
     AUTO,
     LIMITS,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 GONE = "the MIG instance exists no more"
 IN_MIG_MODE = "it is in MIG mode now"
+_WITHOUT_MPS = "it has containers that were started without MPS"
 
 _CHOICES: Mapping[str, Collection[str]] = MappingProxyType(
     {PLACEMENT_LABEL: POLICIES, SET_LIMITS_LABEL: LIMITS, MIG_LABEL: tuple(MigMode), SERVE_LABEL: SERVING_MODES}
@@ -108,8 +110,8 @@ class NodeConfig:
     """How a node gives its GPUs to pods."""
 
     shares: Shares
-    unhealthy: Mapping[str, str] = field(default_factory=dict)
-    """The reason for each GPU (by UUID) out of service."""
+    blocks: Mapping[str, Block] = field(default_factory=dict)
+    """The GPUs (by UUID) that are closed to somebody."""
     cordons: Mapping[str, Cordon] = field(default_factory=dict)
     """Those of `NodeInputs`."""
     links: Links = NO_LINKS
@@ -127,8 +129,6 @@ class NodeConfig:
     """How GPUs and limits reach containers."""
     mps_gpus: frozenset[str] = frozenset()
     """UUIDs of the GPUs on which MPS is wanted."""
-    barred: frozenset[str] = frozenset()
-    """UUIDs of the GPUs of which no container is given a part, as the wanted limits are not there."""
     labelled: bool = False
     """The node's labels are known; until then the settings alone count."""
     wanted_mode: ServingMode = ServingMode.DEVICE_PLUGIN
@@ -151,13 +151,6 @@ class NodeConfig:
     """Why new GPUs are not shared; empty: they are."""
     undeliverable: str = ""
     """Why containers cannot get the GPUs by their device nodes, as is wanted; empty: they can, or it is not."""
-
-    @property
-    def cordoned(self) -> Mapping[str, str]:
-        """Why no new pod gets a GPU (by UUID), as `Node` has it."""
-        gpus = [shared.gpu for shared in self.shares.gpus] if self.cordons else ()
-        found = {gpu.uuid: cordon_of(self.cordons, gpu.uuid, gpu.card) for gpu in gpus}
-        return {uuid: str(cordon) for uuid, cordon in found.items() if cordon is not None}
 
     @property
     def limits_summary(self) -> str:
@@ -205,10 +198,15 @@ def derive(inputs: NodeInputs, before: NodeConfig) -> NodeConfig:
     if undeliverable:
         methods = methods - {DEVICE_SPECS} or frozenset({ENVVAR})
     on_mps = mps_gpus((shared.gpu for shared in shares.gpus), plan.enforcements, want)
+    without_mps = on_mps & inputs.without_mps if plan.refuse else frozenset()
     why_none = (inputs.watched and shares.why_none) or inputs.sentence
     return NodeConfig(
         shares=shares,
-        unhealthy=out_of_service(reasons, shares),
+        blocks=_blocks(
+            out_of_service(reasons, shares),
+            _cordoned(inputs.cordons, shares),
+            {**dict.fromkeys(without_mps, _WITHOUT_MPS), **plan.refusals},
+        ),
         cordons=inputs.cordons,
         links=links,
         inventory=inventory,
@@ -221,7 +219,6 @@ def derive(inputs: NodeInputs, before: NodeConfig) -> NodeConfig:
             inputs.delivery, methods=methods, cgpu_disable=labels.get(CGPU_DISABLE_LABEL) == "true", plan=plan
         ),
         mps_gpus=on_mps,
-        barred=plan.barred | (on_mps & inputs.without_mps if plan.refuse else frozenset()),
         labelled=inputs.labels is not None,
         wanted_mode=wanted_mode(inputs.serve, labels),
         claims=inputs.serving.mode is ServingMode.DRA,
@@ -279,7 +276,7 @@ def share_size(wanted: int, before: int | None, holders: Collection[str] | None,
 
 
 def out_of_service(reasons: Mapping[str, Sequence[str]], shares: Shares) -> Mapping[str, str]:
-    """Return the reason for each GPU (by UUID) out of service, see `Node.unhealthy`; `reasons` are those of health.
+    """Return the reason for each GPU (by UUID) out of service; `reasons` are those of health.
 
     What is wrong with a GPU is wrong with its MIG instances.
     """
@@ -298,6 +295,18 @@ def out_of_service(reasons: Mapping[str, Sequence[str]], shares: Shares) -> Mapp
             why = f"its GPU is out of service: {of_card}"
             unhealthy[gpu.uuid] = f"{own}; {why}" if own and own != of_card else why
     return unhealthy
+
+
+def _cordoned(cordons: Mapping[str, Cordon], shares: Shares) -> Mapping[str, str]:
+    """Return why no new pod gets a GPU (by UUID)."""
+    gpus = [shared.gpu for shared in shares.gpus] if cordons else ()
+    found = {gpu.uuid: cordon_of(cordons, gpu.uuid, gpu.card) for gpu in gpus}
+    return {uuid: str(cordon) for uuid, cordon in found.items() if cordon is not None}
+
+
+def _blocks(*reasons: Mapping[str, str]) -> Mapping[str, Block]:
+    """Return what GPUs (by UUID) are closed to; `reasons` are those of each field of `Block`."""
+    return {uuid: Block(*(why.get(uuid, "") for why in reasons)) for uuid in {uuid for why in reasons for uuid in why}}
 
 
 def _cut(before: Shares, inventory: Inventory, excluded: Iterable[str], mig: MigMode) -> tuple[Shares, str]:

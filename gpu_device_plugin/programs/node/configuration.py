@@ -185,7 +185,7 @@ class Configuration:
             return
         self._report_gpus(config, before)
         self._report(config, before)
-        self._state.refresh_inventory(config.shares, config.unhealthy, config.links, config.cordoned)
+        self._state.refresh_inventory(config.shares, config.blocks, config.links)
         self.reconciler.find_foreign()  # before anybody else sees the new GPUs
         self.mps.refuse = config.delivery.plan.refuse
         self.mps.ask_for(config.mps_gpus)

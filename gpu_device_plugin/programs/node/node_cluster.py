@@ -316,7 +316,8 @@ class NodeCluster(NodeApi):
         config = self._config.value
         if not (config.started and config.labelled):
             return  # an annotation about GPUs that the driver does not show now must not be lost
-        shares, unhealthy = self._state.node.shares, self._state.node.unhealthy
+        node = self._state.node
+        shares, unhealthy = node.shares, {uuid: block.everyone for uuid, block in node.blocks.items() if block.everyone}
         if not shares.any_listed:
             with contextlib.suppress(TooManySharesError):
                 shares = shares.with_inventory(
@@ -327,9 +328,9 @@ class NodeCluster(NodeApi):
             unhealthy = {shared.gpu.uuid: config.why_none for shared in shares.gpus}
         if config.withheld:
             unhealthy = {shared.gpu.uuid: config.withheld for shared in shares.gpus}
-        offered = self._state.node.shares.any_listed and not config.withheld
+        offered = node.shares.any_listed and not config.withheld
         away = self._ending or (offered and not self._ready)
-        uses = {shared.gpu.uuid: self._state.node.use(shared) for shared in shares.gpus}
+        uses = {shared.gpu.uuid: node.use(shared) for shared in shares.gpus}
         gpus = node_gpus(
             shares,
             config.inventory,
@@ -340,7 +341,7 @@ class NodeCluster(NodeApi):
             mig_domain=self._settings.domain_of_mig,
             held_shares={uuid for uuid, use in uses.items() if use.shares},
             held_whole={uuid for uuid, use in uses.items() if use.whole},
-            cordoned=self._state.node.cordoned,
+            cordoned={uuid for uuid, block in node.blocks.items() if block.new_pods},
         )
         notes = NodeMetadata(
             labels={**self._outdated, **node_labels(shares, config.inventory, config.policy, config.limits)},

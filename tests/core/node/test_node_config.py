@@ -14,6 +14,7 @@ from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.model.shares import OF_GPU, WHOLE_GPUS, Shares, TooManySharesError
+from gpu_device_plugin.core.node.blocks import Block
 from gpu_device_plugin.core.node.health.gpu_health import Cause, GpuHealth, Problem
 from gpu_device_plugin.core.node.kubelet.conflicting_plugins import OTHERS, Detection
 from gpu_device_plugin.core.node.limits.container_grants import Delivery, EnforcementPlan
@@ -53,7 +54,7 @@ def test_only_another_listing_or_use_of_mig_cuts_the_gpus_anew() -> None:
     assert [len(shared.shares) for shared in first.shares.gpus] == [8, 8]
     sick = config(first, health={"GPU-1": FAILED})
     assert sick.shares is first.shares
-    assert (sick.unhealthy, first.unhealthy) == ({"GPU-1": "; ".join(FAILED.reasons)}, {})
+    assert (sick.blocks, first.blocks) == ({"GPU-1": Block("; ".join(FAILED.reasons))}, {})
     assert [len(shared.shares) for shared in config(first, inventory=inventory(8, 8, 4)).shares.gpus] == [8, 8, 4]
     assert config(first, mig=MigMode.SHARE).shares.mig is MigMode.SHARE
     assert config(first, labels=labels(mig="whole")).shares.mig is MigMode.WHOLE
@@ -84,10 +85,10 @@ def test_each_mig_profile_that_is_given_whole_has_a_resource() -> None:
 def test_a_cordon_is_of_a_gpu_or_of_all_instances_of_one_in_mig_mode() -> None:
     there = config(inventory=mig.inventory((10, 20), 8), mig="share", cordons={"GPU-0": Cordon("alice")})
     instances = [shared.gpu for shared in there.shares.gpus if shared.gpu.instance is not None]
-    assert {gpu.uuid for gpu in instances} <= there.cordoned.keys()
+    assert all(there.blocks[gpu.uuid].new_pods for gpu in instances)
     plain = config(inventory=inventory(8, 8), cordons={"GPU-1": Cordon("alice"), "GPU-9": Cordon()})
-    assert plain.cordoned == {"GPU-1": "cordoned by alice"}
-    assert config(plain, inventory=inventory(8, 8)).cordoned == {}
+    assert plain.blocks == {"GPU-1": Block(new_pods="cordoned by alice")}
+    assert config(plain, inventory=inventory(8, 8)).blocks == {}
 
 
 @pytest.mark.parametrize(
@@ -214,7 +215,7 @@ def test_daemons_of_mps_labels_and_settings_reach_the_means() -> None:
     }
     assert by_label.limits.gpus == {0: plan.enforcements["GPU-0"], 1: plan.enforcements["GPU-1"]}
     assert by_label.mps_gpus == {"GPU-0", "GPU-1"}
-    assert (plan.refuse, by_label.missing, by_label.barred) == (False, "", frozenset()), "this label requires nothing"
+    assert (plan.refuse, by_label.missing, by_label.blocks) == (False, "", {}), "this label requires nothing"
     assert by_label.notes == (f"memory limits: {by_label.limits_summary}",)
     assert by_label.limits_summary.startswith("mps: the node label ack.node.gpu.schedule=core_mem asks for it")
 
@@ -228,14 +229,16 @@ def test_clients_of_mps_that_come_and_go_change_nothing_of_the_configuration() -
 
 def test_a_wanted_means_that_is_not_there_bars_the_gpus_or_is_told_alone() -> None:
     refused = config(limits="mps", refuse=True, mps="it ended")
-    assert refused.barred == {"GPU-0", "GPU-1"}
+    assert refused.blocks == {uuid: Block(parts=refused.delivery.plan.refusals[uuid]) for uuid in ("GPU-0", "GPU-1")}
     assert refused.delivery.plan.refuse
     assert refused.missing.startswith("GPU 0, 1: the setting limits=mps asks for mps: it ended; containers are refused")
     beside: dict[str, Any] = {"limits": "mps", "mps": {}, "without_mps": frozenset({"GPU-1", "GPU-7"})}
-    assert config(**beside, refuse=True).barred == {"GPU-1"}
-    assert not config(**beside).barred
+    assert config(**beside, refuse=True).blocks == {
+        "GPU-1": Block(parts="it has containers that were started without MPS")
+    }
+    assert not config(**beside).blocks
     advisory = config(limits="mps", mps="it ended")
-    assert not advisory.barred
+    assert not advisory.blocks
     assert advisory.mps_gpus == {"GPU-0", "GPU-1"}
     assert config(inventory=Inventory(), limits="mps").notes == ()
 

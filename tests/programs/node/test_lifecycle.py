@@ -164,7 +164,7 @@ async def test_an_agent_that_lost_its_access_to_the_gpus_ends_and_condemns_none(
         node.hardware(T4, events=[{"at": 0, "failure": "context-lost"}])
         assert isinstance(await node.ended(), HardwareContextLost)
         assert node.sockets == set()
-        assert agent.state.node.unhealthy == {}
+        assert agent.state.node.blocks == {}
 
 
 # --- One instance -----------------------------------------------------------------------------------------------------

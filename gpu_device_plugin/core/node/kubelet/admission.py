@@ -98,9 +98,9 @@ def admit(
         )
     wanted = spread_over(node, device_ids)
     gpus = [node.shares.gpus[position] for position in sorted(wanted)]
-    barred = next((refused for shared in gpus if (refused := _closed(node, kind, shared)) is not None), None)
-    if barred is not None:
-        return barred
+    closed = next((refused for shared in gpus if (refused := _closed(node, kind, shared)) is not None), None)
+    if closed is not None:
+        return closed
     if (unproven := _unproven(node, device_ids)) is not None:
         return unproven
     if whole:
@@ -158,20 +158,20 @@ def refuse_unlimited(
     if not given or not (why := refusal(parts(given, node.shares), plan, owner)):
         return None
     gpus = [node.shares.gpus[position] for position, _ in given]
-    barred = [shared for shared in gpus if shared.gpu.uuid in plan.barred]
-    return Refused(Why.NO_LIMIT, f"{', '.join(shared.name for shared in barred or gpus)}: {why}")
+    refusing = [shared for shared in gpus if shared.gpu.uuid in plan.refusals]
+    return Refused(Why.NO_LIMIT, f"{', '.join(shared.name for shared in refusing or gpus)}: {why}")
 
 
 def _closed(node: Node, kind: Kind, shared: SharedGpu) -> Refused | None:
-    name, uuid = shared.name, shared.gpu.uuid
-    if uuid in node.unhealthy:
-        return Refused(Why.UNHEALTHY, f"{name} is out of service: {node.unhealthy[uuid]}")
-    if uuid in node.cordoned:
-        return Refused(Why.CORDONED, f"{name} takes no new pods: it is {node.cordoned[uuid]}")
-    return _barred(node, kind, shared)
+    block = node.block(shared.gpu.uuid)
+    if block.everyone:
+        return Refused(Why.UNHEALTHY, f"{shared.name} is out of service: {block.everyone}")
+    if block.new_pods:
+        return Refused(Why.CORDONED, f"{shared.name} takes no new pods: it is {block.new_pods}")
+    return _given_otherwise(node, kind, shared)
 
 
-def _barred(node: Node, kind: Kind, shared: SharedGpu) -> Refused | None:
+def _given_otherwise(node: Node, kind: Kind, shared: SharedGpu) -> Refused | None:
     name, use = shared.name, node.use(shared)
     if shared.gpu.uuid in node.ledger.foreign:
         resource = node.ledger.foreign[shared.gpu.uuid]

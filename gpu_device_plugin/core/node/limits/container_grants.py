@@ -54,9 +54,9 @@ class EnforcementPlan:
     """A container to which the enforcement of its GPUs cannot apply is refused; otherwise its limits are advisory."""
 
     @property
-    def barred(self) -> frozenset[str]:
-        """The UUIDs of GPUs whose shares every container is refused."""
-        return frozenset(uuid for uuid, gpu in self.enforcements.items() if gpu.refusal)
+    def refusals(self) -> Mapping[str, str]:
+        """Why every container is refused shares, by the UUIDs of the GPUs."""
+        return {uuid: gpu.refusal for uuid, gpu in self.enforcements.items() if gpu.refusal}
 
     @property
     def names_pods(self) -> bool:

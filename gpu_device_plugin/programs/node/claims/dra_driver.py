@@ -119,7 +119,6 @@ class DraDriver:
             order=(),
             driver_version=config.inventory.driver_version,
             enforcements={uuid: gpu.enforcement for uuid, gpu in config.delivery.plan.enforcements.items()},
-            barred=config.barred,
             evict=config.evict,
             kinds=frozenset(self._settings.resources),
         )

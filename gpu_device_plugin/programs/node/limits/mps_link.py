@@ -129,10 +129,6 @@ class MpsLink(NodeFeature):
         daemons = self.daemons.value
         return {} if isinstance(daemons, str) else daemons
 
-    def barred(self) -> Collection[str]:
-        """Return the UUIDs of GPUs whose shares every container is refused for the containers that are there."""
-        return self._asked_for & _others(self._tenants) if self.refuse and self._asked_for else ()
-
     @property
     def ready(self) -> Mapping[str, bool]:
         """Whether each daemon that the supervisor was last told to run accepts clients, by the GPU's UUID."""

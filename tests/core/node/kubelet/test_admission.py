@@ -13,6 +13,7 @@ from gpu_device_plugin.core.contract.promises import Promise
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.core.model.placing import Demand, Placement
 from gpu_device_plugin.core.model.resources import OF_GPUS, Kind
+from gpu_device_plugin.core.node.blocks import Block
 from gpu_device_plugin.core.node.kubelet.admission import (
     Refused,
     Why,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.node.node import Node
 
 MEMORY, COUNT = Kind.MEMORY, Kind.COUNT
-ASIDE = replace(node(8, 8), cordoned={uuid(1): "cordoned by alice"})
+ASIDE = replace(node(8, 8), blocks={uuid(1): Block(new_pods="cordoned by alice")})
 
 
 def test_shares_of_one_gpu_are_allocated() -> None:
@@ -233,7 +234,7 @@ def test_ids_that_are_free_in_all_records_are_allocated(there: Node, data: st.Da
     good = [
         shared
         for shared in there.shares.gpus
-        if shared.gpu.uuid not in there.unhealthy and not there.use(shared).whole and there.ledger.certain
+        if shared.gpu.uuid not in there.blocks and not there.use(shared).whole and there.ledger.certain
     ]
     for shared in good:
         some = data.draw(st.lists(st.sampled_from(shared.shares), unique=True, min_size=1))

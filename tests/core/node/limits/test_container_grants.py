@@ -282,7 +282,7 @@ def test_a_container_is_refused_by_the_gpu_that_refuses() -> None:
             "GPU-a": GpuEnforcement(Enforcement.ADVISORY, ""),
         }
     )
-    assert plan.barred == {"GPU-b"}
+    assert plan.refusals == {"GPU-b": "there is no daemon"}
     assert refusal([A], plan) == ""
     assert refusal([A, B], plan) == "there is no daemon"
 
