@@ -372,7 +372,7 @@ class NodeAgent:
             node=self.state.node,
             use=self.use_reports.now(),
             limits=config.limits,
-            inventory=config.inventory,
+            inventory=config.facts.inventory,
             fenced={offer.shared.gpu.uuid: len(offer.fenced) for offer in self.advertiser.offers.get(SHARES, ())},
             limit_states=self.verification.counts,
             containers_over=len(self.over_use.excesses.value),

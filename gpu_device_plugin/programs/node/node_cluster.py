@@ -307,14 +307,14 @@ class NodeCluster(NodeApi):
     def _show(self, config: NodeConfig) -> None:
         node = self.node.value
         ours = self.condition.wanted.version or (node is not None and node.gpu_condition)
-        if config.started and (config.condition is not None or ours):  # this agent wrote it, or an earlier one
+        if config.facts.started and (config.condition is not None or ours):  # this agent wrote it, or an earlier one
             self.condition.want(config.condition)
         self.note()
 
     def note(self) -> None:
         """Publish on the node its GPUs and how they are given to pods, as they are now."""
         config = self._config.value
-        if not (config.started and config.labelled):
+        if not (config.facts.started and config.labelled):
             return  # an annotation about GPUs that the driver does not show now must not be lost
         node = self._state.node
         shares, unhealthy = node.shares, {uuid: block.everyone for uuid, block in node.blocks.items() if block.everyone}
@@ -333,7 +333,7 @@ class NodeCluster(NodeApi):
         uses = {shared.gpu.uuid: node.use(shared) for shared in shares.gpus}
         gpus = node_gpus(
             shares,
-            config.inventory,
+            config.facts.inventory,
             unhealthy,
             config.policy,
             away=away,
@@ -344,7 +344,7 @@ class NodeCluster(NodeApi):
             cordoned={uuid for uuid, block in node.blocks.items() if block.new_pods},
         )
         notes = NodeMetadata(
-            labels={**self._outdated, **node_labels(shares, config.inventory, config.policy, config.limits)},
+            labels={**self._outdated, **node_labels(shares, config.facts.inventory, config.policy, config.limits)},
             annotations={
                 NODE_GPUS: write_node_gpus(gpus),
                 NODE_LIMITS: write_node_limits(config.limits) if config.limits.gpus else None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -19,8 +19,9 @@ from gpu_device_plugin.core.node.health.gpu_health import Cause, GpuHealth, Prob
 from gpu_device_plugin.core.node.kubelet.conflicting_plugins import OTHERS, Detection
 from gpu_device_plugin.core.node.limits.container_grants import Delivery, EnforcementPlan
 from gpu_device_plugin.core.node.node_config import (
+    NodeChoices,
     NodeConfig,
-    NodeInputs,
+    NodeFacts,
     derive,
     ignored_labels,
     out_of_service,
@@ -38,7 +39,10 @@ READY = MpsGpu(MpsStatus.READY, pipe_directory="/run/x/GPU-0")
 def config(before: NodeConfig | None = None, **inputs: Any) -> NodeConfig:
     """Derive the configuration of a node with two GPUs of 8 GiB, if nothing else is given."""
     known: dict[str, Any] = {"inventory": inventory(8, 8), "started": True, "watched": True, "resources": (MEM,)}
-    return derive(NodeInputs(**known | inputs), before or NodeConfig(shares=Shares(1024)))
+    given = known | inputs
+    choices = NodeChoices(**{each.name: given.pop(each.name) for each in fields(NodeChoices) if each.name in given})
+    facts = NodeFacts(**{each.name: given.pop(each.name) for each in fields(NodeFacts) if each.name in given})
+    return derive(choices, facts, before or NodeConfig(shares=Shares(1024)), **given)
 
 
 def labels(**values: str) -> dict[str, str]:
@@ -170,7 +174,7 @@ def test_a_gpu_with_the_memory_of_the_machine_is_given_whole_or_shares_what_the_
     (shared,) = config(inventory=there).shares.gpus
     assert (shared.listed, shared.offered, len(shared.shares)) == (*[frozenset({WHOLE_GPUS})] * 2, 1)
     assert config(inventory=there).remarks == ()
-    (shared,) = config(inventory=there, unified_mib=64 * 1024).shares.gpus
+    (shared,) = config(inventory=there.with_unified(64 * 1024)).shares.gpus
     assert (shared.offered, len(shared.shares), shared.gpu.total_mib) == (OF_GPU, 64, 64 * 1024)
 
 
@@ -203,12 +207,7 @@ def test_daemons_of_mps_labels_and_settings_reach_the_means() -> None:
         labels={"ack.node.gpu.schedule": "core_mem"}, mps={"GPU-0": READY}, refuse=True, delivery=template
     )
     plan = by_label.delivery.plan
-    assert (plan.mps, plan.mps_shm, plan.mps_compute, plan.soft_is_share) == (
-        {"GPU-0": READY},
-        "/run/x/shm",
-        True,
-        True,
-    )
+    assert (plan.mps_shm, plan.mps_compute, plan.soft_is_share) == ("/run/x/shm", True, True)
     assert {uuid: gpu.enforcement for uuid, gpu in plan.enforcements.items()} == {
         "GPU-0": Enforcement.MPS,
         "GPU-1": Enforcement.MPS,
@@ -220,11 +219,12 @@ def test_daemons_of_mps_labels_and_settings_reach_the_means() -> None:
     assert by_label.limits_summary.startswith("mps: the node label ack.node.gpu.schedule=core_mem asks for it")
 
 
-def test_clients_of_mps_that_come_and_go_change_nothing_of_the_configuration() -> None:
+def test_clients_and_daemons_of_mps_that_come_and_go_change_nothing_of_the_configuration() -> None:
     """Each would publish the whole configuration anew, and have every part of the agent look at it."""
     alone = config(limits="mps", mps={"GPU-0": READY})
     busy = replace(READY, clients=3, server_pids=(17, 18), limit_mib=4096)
-    assert config(alone, limits="mps", mps={"GPU-0": busy}) == alone
+    for daemons in ({"GPU-0": busy}, {"GPU-0": READY, "GPU-1": MpsGpu(MpsStatus.STARTING)}, {}):
+        assert config(alone, limits="mps", mps=daemons) == alone
 
 
 def test_a_wanted_means_that_is_not_there_bars_the_gpus_or_is_told_alone() -> None:

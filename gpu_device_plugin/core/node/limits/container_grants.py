@@ -41,7 +41,7 @@ class EnforcementPlan:
     enforcements: Mapping[str, GpuEnforcement] = field(default_factory=dict)
     """By UUID; a GPU that is not among them has advisory limits."""
     mps: Mapping[str, MpsGpu] = field(default_factory=dict)
-    """The MPS daemons of GPUs, by UUID."""
+    """The MPS daemons of GPUs, by UUID. They change with every container, and are known to who asks for them alone."""
     mps_shm: str = ""
     """The directory of the host that clients of MPS have as /dev/shm."""
     mps_compute: bool = False

@@ -171,7 +171,7 @@ class MpsLink(NodeFeature):
         if not request.running and not isinstance(draft, Refused) and draft.placement.demand.kind is Kind.MEMORY:
             await self._until_ready(draft)
         try:
-            yield _without_mps if request.running else self._contribution
+            yield self._of_running if request.running else self._contribution
         finally:
             if request.granted is not None and request.granted.device_ids:
                 self.granted(request.granted)
@@ -184,6 +184,10 @@ class MpsLink(NodeFeature):
         if plan is None or isinstance(plan, Refused):
             return draft if plan is None else plan
         return replace(draft, delivery=replace(delivery, plan=plan))
+
+    def _of_running(self, draft: GrantDraft) -> GrantDraft:
+        plan = replace(draft.delivery.plan, mps=self._directories)
+        return replace(draft, delivery=replace(draft.delivery, plan=plan))
 
     async def _until_ready(self, draft: GrantDraft) -> None:
         """Have the daemon started that a container needs, and wait for it, for a while; `plan` says what came of it."""
