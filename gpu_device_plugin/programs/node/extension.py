@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from gpu_device_plugin.core.node.kubelet.admission import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.placing import Placement

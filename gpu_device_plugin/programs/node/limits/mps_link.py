@@ -30,7 +30,7 @@ from gpu_device_plugin.programs.node.extension import NodeFeature
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
     from pathlib import Path
     from typing import NoReturn
 
