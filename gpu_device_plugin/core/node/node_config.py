@@ -140,7 +140,7 @@ class NodeConfig:
     @property
     def limits(self) -> NodeLimits:
         """What keeps containers within their parts of each GPU, by position."""
-        means = self.delivery.plan.enforcements
+        means = self.delivery.enforcements
         present = {shared.position: shared.gpu.uuid for shared in self.shares.gpus if not shared.gone}
         return NodeLimits({position: means[uuid] for position, uuid in present.items() if uuid in means})
 
@@ -183,24 +183,24 @@ def derive(
 
     listed = {shared.position: shared for shared in shares.gpus if shared.listed and not shared.gone}
     whole = {at for at, shared in listed.items() if any(kind is Kind.INSTANCE for kind, _ in shared.offered)}
-    template = choices.delivery.plan
-    want = wanted_enforcement(choices.limits, labels, compute=template.mps_compute)
-    abilities = Abilities(inventory.cgroup, mps, template.extra is not None)
+    want = wanted_enforcement(choices.limits, labels, compute=choices.delivery.mps_compute)
+    abilities = Abilities(inventory.cgroup, mps, choices.delivery.extra is not None)
     gpus = {at: shared.gpu for at, shared in listed.items()}
     chosen = enforcements(gpus, abilities, want, refuse=choices.refuse, partitions=whole)
-    plan = replace(
-        template,
-        enforcements={gpu.uuid: chosen.gpus[at] for at, gpu in gpus.items()},
-        mps_compute=want.compute,
-        refuse=choices.refuse and want.required,
-    )
-
     undeliverable = choices.delivery.why_not(gpus.values())
     methods = choices.delivery.methods
     if undeliverable:
         methods = methods - {DEVICE_SPECS} or frozenset({ENVVAR})
-    on_mps = mps_gpus((shared.gpu for shared in shares.gpus), plan.enforcements, want)
-    undivided = dict.fromkeys(on_mps & without_mps if plan.refuse else (), _WITHOUT_MPS)
+    delivery = replace(
+        choices.delivery,
+        enforcements={gpu.uuid: chosen.gpus[at] for at, gpu in gpus.items()},
+        mps_compute=want.compute,
+        refuse=choices.refuse and want.required,
+        methods=methods,
+        cgpu_disable=labels.get(CGPU_DISABLE_LABEL) == "true",
+    )
+    on_mps = mps_gpus((shared.gpu for shared in shares.gpus), delivery.enforcements, want)
+    undivided = dict.fromkeys(on_mps & without_mps if delivery.refuse else (), _WITHOUT_MPS)
     why_none = (facts.watched and shares.why_none) or facts.sentence
     return NodeConfig(
         choices=choices,
@@ -209,13 +209,11 @@ def derive(
         blocks=_blocks(
             out_of_service({uuid: state.reasons for uuid, state in health.items()}, shares),
             _cordoned(facts.cordons, shares),
-            {**undivided, **plan.refusals},
+            {**undivided, **delivery.refusals},
         ),
         policy=label if (label := labels.get(PLACEMENT_LABEL, "")) in POLICIES else choices.policy,
         resources=(*choices.resources, *(Resource.of_profile(name, choices.mig_domain) for name in shares.profiles)),
-        delivery=replace(
-            choices.delivery, methods=methods, cgpu_disable=labels.get(CGPU_DISABLE_LABEL) == "true", plan=plan
-        ),
+        delivery=delivery,
         mps_gpus=on_mps,
         labelled=labelled,
         wanted_mode=wanted_mode(choices.serve, labels),

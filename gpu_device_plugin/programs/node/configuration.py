@@ -17,7 +17,7 @@ from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares, TooManySharesError
 from gpu_device_plugin.core.node.enforcement import REFUSE
 from gpu_device_plugin.core.node.health.gpu_health import Rules
-from gpu_device_plugin.core.node.limits.container_grants import Delivery, EnforcementPlan
+from gpu_device_plugin.core.node.limits.container_grants import Delivery
 from gpu_device_plugin.core.node.node_config import NodeChoices, NodeConfig, NodeFacts, derive, share_size
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
 from gpu_device_plugin.hardware.monitor import MonitorTimings
@@ -86,11 +86,13 @@ def initial_share_mib(
 
 
 def _choices(settings: NodeSettings, extra: ExtraGrant | None) -> NodeChoices:
-    plan = EnforcementPlan(
+    delivery = Delivery(
         mps_shm=str(settings.mps_dir / SHM_DIRECTORY),
         mps_compute=settings.mps_compute == "by-share",
         soft_is_share=settings.soft_limit == "share",
         extra=extra,
+        methods=frozenset(settings.devices),
+        cdi_kind=settings.cdi_kind,
     )
     return NodeChoices(
         policy=settings.policy,
@@ -101,7 +103,7 @@ def _choices(settings: NodeSettings, extra: ExtraGrant | None) -> NodeChoices:
         excluded=settings.exclude_gpus,
         resources=settings.offered,
         mig_domain=settings.domain_of_mig,
-        delivery=Delivery(frozenset(settings.devices), settings.cdi_kind, plan=plan),
+        delivery=delivery,
         condition=settings.node_condition,
         evict=settings.on_gpu_failure == "evict",
     )
@@ -161,7 +163,7 @@ class Configuration:
         """Derive the configuration from the present state of all that, report what is new, and publish it."""
         self.mps.look()  # who asks for MPS only now does not hear that there was no supervisor before
         before, view, settings, node = self._config.value, self._view, self._settings.value, self.api.node.value
-        choices = _choices(settings, before.choices.delivery.plan.extra)
+        choices = _choices(settings, before.choices.delivery.extra)
         facts = NodeFacts(
             cordons=before.facts.cordons if node is None else self._cordons(node.annotations),
             inventory=view.inventory.with_unified(settings.unified_memory_mib),
@@ -192,7 +194,7 @@ class Configuration:
         links = config.shares.links(facts.inventory.links)
         self._state.refresh_inventory(config.shares, config.blocks, links)
         self.reconciler.find_foreign()  # before anybody else sees the new GPUs
-        self.mps.refuse = config.delivery.plan.refuse
+        self.mps.refuse = config.delivery.refuse
         self.mps.ask_for(config.mps_gpus)
         self._config.set(config)
 

@@ -22,7 +22,7 @@ from gpu_device_plugin.core.node.health.gpu_health import Cause, GpuHealth, Prob
 from gpu_device_plugin.core.node.holdings import Holding, stranded
 from gpu_device_plugin.core.node.kubelet.admission import Refused, Why, admit, refuse_unlimited
 from gpu_device_plugin.core.node.kubelet.advertised_devices import offers
-from gpu_device_plugin.core.node.limits.container_grants import Delivery, EnforcementPlan, grant
+from gpu_device_plugin.core.node.limits.container_grants import Delivery, grant
 from gpu_device_plugin.core.node.limits.extra_grant import NOBODY
 from gpu_device_plugin.core.node.limits.limit_verification import by_kind
 from gpu_device_plugin.core.node.node import Node
@@ -180,7 +180,7 @@ NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
 def test_two_instances_of_one_gpu_need_each_device_node_once() -> None:
     node = mig_node((10, 10), mode=WHOLE)
     two = Placement(Demand(INSTANCE, 2), ((0, 10), (1, 10)))
-    made = grant(two, node.shares, Delivery(frozenset({"device-specs"})), present=())
+    made = grant(two, node.shares, Delivery(methods=frozenset({"device-specs"})), present=())
     assert made.device_nodes == (
         *NODES,
         "/dev/nvidia0",
@@ -207,7 +207,7 @@ def test_all_shares_of_an_instance_are_held_by_the_hardware(amount: int, enforce
 
 def test_limits_that_are_not_there_refuse_a_part_of_an_instance_and_not_all_of_it() -> None:
     node = mig_node((10,))
-    plan = EnforcementPlan(
+    plan = Delivery(
         {"MIG-0-0": GpuEnforcement(Enforcement.ADVISORY, "no means", "limits are required here")}, refuse=True
     )
     part = refuse_unlimited(node, MEMORY, ["MIG-0-0::0"], plan, NOBODY)

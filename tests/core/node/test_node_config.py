@@ -17,7 +17,7 @@ from gpu_device_plugin.core.model.shares import OF_GPU, WHOLE_GPUS, Shares, TooM
 from gpu_device_plugin.core.node.blocks import Block
 from gpu_device_plugin.core.node.health.gpu_health import Cause, GpuHealth, Problem
 from gpu_device_plugin.core.node.kubelet.conflicting_plugins import OTHERS, Detection
-from gpu_device_plugin.core.node.limits.container_grants import Delivery, EnforcementPlan
+from gpu_device_plugin.core.node.limits.container_grants import Delivery
 from gpu_device_plugin.core.node.node_config import (
     NodeChoices,
     NodeConfig,
@@ -186,27 +186,27 @@ def test_a_gpu_that_cannot_be_listed_is_remarked() -> None:
 def test_gpus_without_device_nodes_are_not_given_by_device_nodes() -> None:
     """On WSL2 and Tegra; a reload of the settings changes nothing of how they are given."""
     wsl = Inventory((Gpu("GPU-w", 0, "NVIDIA GeForce RTX 5070", 8188),))
-    found = config(inventory=wsl, delivery=Delivery(frozenset({"device-specs"})))
+    found = config(inventory=wsl, delivery=Delivery(methods=frozenset({"device-specs"})))
     assert found.undeliverable.startswith("--devices=device-specs gives containers /dev/nvidiaN, and the driver tells")
     assert found.remarks == (found.undeliverable,)
     assert found.delivery.methods == {"envvar"}
-    both = config(inventory=wsl, delivery=Delivery(frozenset({"cdi", "device-specs"})))
+    both = config(inventory=wsl, delivery=Delivery(methods=frozenset({"cdi", "device-specs"})))
     assert both.delivery.methods == {"cdi"}
-    for delivery in (Delivery(), Delivery(frozenset({"cdi"}))):
+    for delivery in (Delivery(), Delivery(methods=frozenset({"cdi"}))):
         assert config(inventory=wsl, delivery=delivery).undeliverable == ""
     node_there = replace(wsl, gpus=(replace(wsl.gpus[0], minor=0),))
-    assert config(inventory=node_there, delivery=Delivery(frozenset({"device-specs"}))).undeliverable == ""
+    assert config(inventory=node_there, delivery=Delivery(methods=frozenset({"device-specs"}))).undeliverable == ""
 
 
 # --- Limits -----------------------------------------------------------------------------------------------------------
 
 
 def test_daemons_of_mps_labels_and_settings_reach_the_means() -> None:
-    template = Delivery(plan=EnforcementPlan(mps_shm="/run/x/shm", soft_is_share=True))
+    template = Delivery(mps_shm="/run/x/shm", soft_is_share=True)
     by_label = config(
         labels={"ack.node.gpu.schedule": "core_mem"}, mps={"GPU-0": READY}, refuse=True, delivery=template
     )
-    plan = by_label.delivery.plan
+    plan = by_label.delivery
     assert (plan.mps_shm, plan.mps_compute, plan.soft_is_share) == ("/run/x/shm", True, True)
     assert {uuid: gpu.enforcement for uuid, gpu in plan.enforcements.items()} == {
         "GPU-0": Enforcement.MPS,
@@ -229,8 +229,8 @@ def test_clients_and_daemons_of_mps_that_come_and_go_change_nothing_of_the_confi
 
 def test_a_wanted_means_that_is_not_there_bars_the_gpus_or_is_told_alone() -> None:
     refused = config(limits="mps", refuse=True, mps="it ended")
-    assert refused.blocks == {uuid: Block(parts=refused.delivery.plan.refusals[uuid]) for uuid in ("GPU-0", "GPU-1")}
-    assert refused.delivery.plan.refuse
+    assert refused.blocks == {uuid: Block(parts=refused.delivery.refusals[uuid]) for uuid in ("GPU-0", "GPU-1")}
+    assert refused.delivery.refuse
     assert refused.missing.startswith("GPU 0, 1: the setting limits=mps asks for mps: it ended; containers are refused")
     beside: dict[str, Any] = {"limits": "mps", "mps": {}, "without_mps": frozenset({"GPU-1", "GPU-7"})}
     assert config(**beside, refuse=True).blocks == {

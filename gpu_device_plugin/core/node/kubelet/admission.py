@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.shares import SharedGpu
     from gpu_device_plugin.core.node.ledger import Ledger
-    from gpu_device_plugin.core.node.limits.container_grants import Delivery, EnforcementPlan
+    from gpu_device_plugin.core.node.limits.container_grants import Delivery
     from gpu_device_plugin.core.node.limits.extra_grant import GrantOwner
     from gpu_device_plugin.core.node.matching import Match
     from gpu_device_plugin.core.node.node import Node
@@ -148,17 +148,17 @@ def refuse_without_nodes(delivery: Delivery, present: Collection[str]) -> Refuse
 
 
 def refuse_unlimited(
-    node: Node, kind: Kind, device_ids: Collection[str], plan: EnforcementPlan, owner: GrantOwner
+    node: Node, kind: Kind, device_ids: Collection[str], delivery: Delivery, owner: GrantOwner
 ) -> Refused | None:
     """Refuse a container whose memory cannot be limited although the administrator requires it.
 
     Whole GPUs have no limits. `owner` is the container, as far as it is known.
     """
     given = sorted(spread_over(node, device_ids).items()) if kind is Kind.MEMORY else []
-    if not given or not (why := refusal(parts(given, node.shares), plan, owner)):
+    if not given or not (why := refusal(parts(given, node.shares), delivery, owner)):
         return None
     gpus = [node.shares.gpus[position] for position, _ in given]
-    refusing = [shared for shared in gpus if shared.gpu.uuid in plan.refusals]
+    refusing = [shared for shared in gpus if shared.gpu.uuid in delivery.refusals]
     return Refused(Why.NO_LIMIT, f"{', '.join(shared.name for shared in refusing or gpus)}: {why}")
 
 

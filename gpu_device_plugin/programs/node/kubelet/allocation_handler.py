@@ -173,7 +173,7 @@ class AllocationHandler:
         return None if resource.kind is Kind.INSTANCE else self._waiting
 
     def _named(self, call: Call) -> Call:
-        return replace(call, names_pod=call.kind is Kind.MEMORY and self._delivery.plan.names_pods)
+        return replace(call, names_pod=call.kind is Kind.MEMORY and self._delivery.names_pods)
 
     def _judge(self, resource: Resource, device_ids: Sequence[str], request: GrantRequest) -> GrantDraft | Refused:
         """Find the container that these devices are for, as far as it is known, and decide whether it may have them.
