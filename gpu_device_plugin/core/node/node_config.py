@@ -122,7 +122,7 @@ class NodeConfig:
     """How the administrator wants pods to get the GPUs."""
     claims: bool = False
     """Pods get the GPUs by ResourceClaims."""
-    withheld: str = ""
+    why_not_offered: str = ""
     """Why no GPU is advertised although all may be healthy; empty: they are advertised."""
     why_none: str = ""
     """Why no GPU is shared or watched, for a node without one."""
@@ -186,14 +186,14 @@ def derive(
     want = wanted_enforcement(choices.limits, labels, compute=choices.delivery.mps_compute)
     abilities = Abilities(inventory.cgroup, mps, choices.delivery.extra is not None)
     gpus = {at: shared.gpu for at, shared in listed.items()}
-    chosen = enforcements(gpus, abilities, want, refuse=choices.refuse, partitions=whole)
+    chosen, missing = enforcements(gpus, abilities, want, refuse=choices.refuse, partitions=whole)
     undeliverable = choices.delivery.why_not(gpus.values())
     methods = choices.delivery.methods
     if undeliverable:
         methods = methods - {DEVICE_SPECS} or frozenset({ENVVAR})
     delivery = replace(
         choices.delivery,
-        enforcements={gpu.uuid: chosen.gpus[at] for at, gpu in gpus.items()},
+        enforcements={gpu.uuid: chosen[at] for at, gpu in gpus.items()},
         mps_compute=want.compute,
         refuse=choices.refuse and want.required,
         methods=methods,
@@ -218,7 +218,7 @@ def derive(
         labelled=labelled,
         wanted_mode=wanted_mode(choices.serve, labels),
         claims=facts.serving.mode is ServingMode.DRA,
-        withheld="; ".join(other.found for other in facts.others) or facts.serving.waits,
+        why_not_offered="; ".join(other.found for other in facts.others) or facts.serving.waits,
         why_none=why_none,
         condition=_condition(facts, health, shares, why_none) if choices.condition and facts.started else None,
         remarks=(
@@ -234,7 +234,7 @@ def derive(
                 ),
             ),
         ),
-        missing=chosen.missing,
+        missing=missing,
         too_many=too_many,
         undeliverable=undeliverable,
     )

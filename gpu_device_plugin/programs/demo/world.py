@@ -25,7 +25,7 @@ from gpu_device_plugin.core.node.kubelet.advertised_devices import offers
 from gpu_device_plugin.core.node.ledger import Ledger
 from gpu_device_plugin.core.node.node import Node
 from gpu_device_plugin.core.node.node_config import GONE
-from gpu_device_plugin.core.node.use.over_use import Rules
+from gpu_device_plugin.core.node.use.over_use import OverUseRules
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware
 from gpu_device_plugin.kubelet.procfs import PROC
@@ -164,7 +164,7 @@ class World:
         self.resources = self.settings.offered
         self.memory, self.count = (resource.name for resource in self.settings.offered)
         self.policy = self.settings.policy
-        self.over_use = Rules(self.settings.over_use_slack_mib, self.settings.over_use_grace_s)
+        self.over_use = OverUseRules(self.settings.over_use_slack_mib, self.settings.over_use_grace_s)
 
     @property
     def devices_listed(self) -> Mapping[str, frozenset[str]]:

@@ -131,7 +131,7 @@ class NodeAgent:
             self.reconciler.checkpoint_entries,
             SavedGuarantees(settings.device_plugin_dir),
             waiting=tuple if cluster is None else cluster.waiting.waiting,
-            withheld=lambda: config.value.withheld,
+            withheld=lambda: config.value.why_not_offered,
         )
         self.entries: Observable[tuple[DeviceHold, ...]] = Observable(())
         """What each container holds: by the kubelet's checkpoint, and by the claims that were prepared."""

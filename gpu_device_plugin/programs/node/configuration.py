@@ -16,7 +16,7 @@ from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares, TooManySharesError
 from gpu_device_plugin.core.node.enforcement import REFUSE
-from gpu_device_plugin.core.node.health.gpu_health import Rules
+from gpu_device_plugin.core.node.health.gpu_health import HealthRules
 from gpu_device_plugin.core.node.limits.container_grants import Delivery
 from gpu_device_plugin.core.node.node_config import NodeChoices, NodeConfig, NodeFacts, derive, share_size
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
@@ -235,7 +235,7 @@ class Configuration:
             answer_within_s=settings.nvml_timeout_s,
             blind_after_s=settings.blind_after_s,
         )
-        self.hardware.rules = Rules(
+        self.hardware.rules = HealthRules(
             ignored_xids=frozenset(settings.ignored_xids),
             fatal_xids=frozenset(settings.fatal_xids),
             remap_pending_is_fatal=settings.row_remap_pending == "unhealthy",

@@ -326,9 +326,9 @@ class NodeCluster(NodeApi):
                     mig=config.shares.mig,
                 )
             unhealthy = {shared.gpu.uuid: config.why_none for shared in shares.gpus}
-        if config.withheld:
-            unhealthy = {shared.gpu.uuid: config.withheld for shared in shares.gpus}
-        offered = node.shares.any_listed and not config.withheld
+        if config.why_not_offered:
+            unhealthy = {shared.gpu.uuid: config.why_not_offered for shared in shares.gpus}
+        offered = node.shares.any_listed and not config.why_not_offered
         away = self._ending or (offered and not self._ready)
         uses = {shared.gpu.uuid: node.use(shared) for shared in shares.gpus}
         gpus = node_gpus(

@@ -248,10 +248,10 @@ def test_a_wanted_means_that_is_not_there_bars_the_gpus_or_is_told_alone() -> No
 
 def test_gpus_are_withheld_for_other_plugins_or_while_the_node_changes_over() -> None:
     waiting = Serving(ServingMode.DRA, "this node waits")
-    assert (config(serving=waiting).withheld, config(serving=waiting).claims) == ("this node waits", True)
+    assert (config(serving=waiting).why_not_offered, config(serving=waiting).claims) == ("this node waits", True)
     others = tuple(Detection(other, ("a sign",)) for other in OTHERS[:2])
-    assert config(serving=waiting, others=others).withheld == "; ".join(other.found for other in others)
-    assert (config().withheld, config().claims) == ("", False)
+    assert config(serving=waiting, others=others).why_not_offered == "; ".join(other.found for other in others)
+    assert (config().why_not_offered, config().claims) == ("", False)
 
 
 def test_the_condition_names_failed_gpus_while_the_driver_answers() -> None:
