@@ -21,7 +21,7 @@ from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.placing import FIT, POLICIES
 from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.model.shares import TooManySharesError, misread_exclusions, unknown_exclusions
-from gpu_device_plugin.core.node.blocks import Block
+from gpu_device_plugin.core.node.blocks import OPEN, Block
 from gpu_device_plugin.core.node.enforcement import (
     AUTO,
     LIMITS,
@@ -201,16 +201,13 @@ def derive(
     )
     on_mps = mps_gpus((shared.gpu for shared in shares.gpus), delivery.enforcements, want)
     undivided = dict.fromkeys(on_mps & without_mps if delivery.refuse else (), _WITHOUT_MPS)
+    failed = out_of_service({uuid: state.reasons for uuid, state in health.items()}, shares)
     why_none = (facts.watched and shares.why_none) or facts.sentence
     return NodeConfig(
         choices=choices,
         facts=facts,
         shares=shares,
-        blocks=_blocks(
-            out_of_service({uuid: state.reasons for uuid, state in health.items()}, shares),
-            _cordoned(facts.cordons, shares),
-            {**undivided, **delivery.refusals},
-        ),
+        blocks=_blocks(shares, failed, facts.cordons, {**undivided, **delivery.refusals}),
         policy=label if (label := labels.get(PLACEMENT_LABEL, "")) in POLICIES else choices.policy,
         resources=(*choices.resources, *(Resource.of_profile(name, choices.mig_domain) for name in shares.profiles)),
         delivery=delivery,
@@ -287,16 +284,15 @@ def out_of_service(reasons: Mapping[str, Sequence[str]], shares: Shares) -> Mapp
     return unhealthy
 
 
-def _cordoned(cordons: Mapping[str, Cordon], shares: Shares) -> Mapping[str, str]:
-    """Return why no new pod gets a GPU (by UUID)."""
-    gpus = [shared.gpu for shared in shares.gpus] if cordons else ()
-    found = {gpu.uuid: cordon_of(cordons, gpu.uuid, gpu.card) for gpu in gpus}
-    return {uuid: str(cordon) for uuid, cordon in found.items() if cordon is not None}
-
-
-def _blocks(*reasons: Mapping[str, str]) -> Mapping[str, Block]:
-    """Return what GPUs (by UUID) are closed to; `reasons` are those of each field of `Block`."""
-    return {uuid: Block(*(why.get(uuid, "") for why in reasons)) for uuid in {uuid for why in reasons for uuid in why}}
+def _blocks(
+    shares: Shares, failed: Mapping[str, str], cordons: Mapping[str, Cordon], undivided: Mapping[str, str]
+) -> Mapping[str, Block]:
+    """Return whom the GPUs (by UUID) are closed to, with reasons by UUID."""
+    found: dict[str, Block] = {}
+    for gpu in (shared.gpu for shared in shares.gpus):
+        cordon = cordon_of(cordons, gpu.uuid, gpu.card)
+        found[gpu.uuid] = Block(failed.get(gpu.uuid, ""), str(cordon or ""), undivided.get(gpu.uuid, ""))
+    return {uuid: block for uuid, block in found.items() if block != OPEN}
 
 
 def _cut(before: Shares, inventory: Inventory, excluded: Iterable[str], mig: MigMode) -> tuple[Shares, str]:
