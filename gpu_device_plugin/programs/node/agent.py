@@ -133,7 +133,7 @@ class NodeAgent:
             self.reconciler.checkpoint_entries,
             SavedGuarantees(settings.device_plugin_dir),
             waiting=tuple if cluster is None else cluster.waiting.waiting,
-            withheld=lambda: config.value.withheld,
+            withheld=lambda: config.value.why_not_offered,
         )
         self.entries: Observable[tuple[DeviceHold, ...]] = Observable(())
         """What each container holds: by the kubelet's checkpoint, and by the claims that were prepared."""
@@ -374,7 +374,7 @@ class NodeAgent:
             node=self.state.node,
             use=self.use_reports.now(),
             limits=config.limits,
-            inventory=config.inventory,
+            inventory=config.facts.inventory,
             fenced={offer.shared.gpu.uuid: len(offer.fenced) for offer in self.advertiser.offers.get(SHARES, ())},
             limit_states=self.verification.counts,
             containers_over=len(self.over_use.excesses.value),

@@ -307,16 +307,17 @@ class NodeCluster(NodeApi):
     def _show(self, config: NodeConfig) -> None:
         node = self.node.value
         ours = self.condition.wanted.version or (node is not None and node.gpu_condition)
-        if config.started and (config.condition is not None or ours):  # this agent wrote it, or an earlier one
+        if config.facts.started and (config.condition is not None or ours):  # this agent wrote it, or an earlier one
             self.condition.want(config.condition)
         self.note()
 
     def note(self) -> None:
         """Publish on the node its GPUs and how they are given to pods, as they are now."""
         config = self._config.value
-        if not (config.started and config.labelled):
+        if not (config.facts.started and config.labelled):
             return  # an annotation about GPUs that the driver does not show now must not be lost
-        shares, unhealthy = self._state.node.shares, self._state.node.unhealthy
+        node = self._state.node
+        shares, unhealthy = node.shares, {uuid: block.everyone for uuid, block in node.blocks.items() if block.everyone}
         if not shares.any_listed:
             with contextlib.suppress(TooManySharesError):
                 shares = shares.with_inventory(
@@ -325,14 +326,14 @@ class NodeCluster(NodeApi):
                     mig=config.shares.mig,
                 )
             unhealthy = {shared.gpu.uuid: config.why_none for shared in shares.gpus}
-        if config.withheld:
-            unhealthy = {shared.gpu.uuid: config.withheld for shared in shares.gpus}
-        offered = self._state.node.shares.any_listed and not config.withheld
+        if config.why_not_offered:
+            unhealthy = {shared.gpu.uuid: config.why_not_offered for shared in shares.gpus}
+        offered = node.shares.any_listed and not config.why_not_offered
         away = self._ending or (offered and not self._ready)
-        uses = {shared.gpu.uuid: self._state.node.use(shared) for shared in shares.gpus}
+        uses = {shared.gpu.uuid: node.use(shared) for shared in shares.gpus}
         gpus = node_gpus(
             shares,
-            config.inventory,
+            config.facts.inventory,
             unhealthy,
             config.policy,
             away=away,
@@ -340,10 +341,10 @@ class NodeCluster(NodeApi):
             mig_domain=self._settings.domain_of_mig,
             held_shares={uuid for uuid, use in uses.items() if use.shares},
             held_whole={uuid for uuid, use in uses.items() if use.whole},
-            cordoned=self._state.node.cordoned,
+            cordoned={uuid for uuid, block in node.blocks.items() if block.new_pods},
         )
         notes = NodeMetadata(
-            labels={**self._outdated, **node_labels(shares, config.inventory, config.policy, config.limits)},
+            labels={**self._outdated, **node_labels(shares, config.facts.inventory, config.policy, config.limits)},
             annotations={
                 NODE_GPUS: write_node_gpus(gpus),
                 NODE_LIMITS: write_node_limits(config.limits) if config.limits.gpus else None,

@@ -202,10 +202,10 @@ class OrphanedInstances:
     def look(self, _new: object = None) -> None:
         """Look at the present state. A pod that the API shows only later is told of again, with its name."""
         config, ended = self._config.value, self._records.over
-        if not config.watched:
+        if not config.facts.watched:
             return
         held = [hold for hold in self._entries.value if hold.kind is not None and hold.pod_uid not in ended]
-        present = {gpu.uuid for gpu in config.inventory.gpus}
+        present = {gpu.uuid for gpu in config.facts.inventory.gpus}
         alive = {pod.kubelet_uid: pod for pod in self._api.pods.values() if not pod.ended}
         strandings = {
             (one.pod_uid if one.pod is None else one.pod.name, one.container, one.uuid): one

@@ -186,9 +186,9 @@ async def test_an_agent_without_the_api_records_too_and_a_paused_one_nothing() -
         its = Scene(node, port)
         await its.start()
         its.agent.toggle_pause()
-        await node.until(lambda: bool(its.agent.state.node.unhealthy))
+        await node.until(lambda: bool(its.agent.state.node.blocks))
         its.agent.toggle_pause()
-        await node.until(lambda: not its.agent.state.node.unhealthy)
+        await node.until(lambda: not its.agent.state.node.blocks)
         node.hardware(T4, events=[{"at": "1ms", "gpu": 0, "xid": 43}])
         await eventually(lambda: _count(its, 1))
         (only,) = (await its.listed()).incidents
