@@ -225,6 +225,8 @@ async def test_metrics_are_served_in_prometheus_format(http: aiohttp.ClientSessi
 
 async def test_an_address_in_use_is_named() -> None:
     async with serving_routes("127.0.0.1", 0, []) as port:
-        with pytest.raises(ListenError, match=f"cannot listen on 127.0.0.1:{port}: this program listens there already"):
+        with pytest.raises(
+            ListenError, match=f"cannot listen on 127.0.0.1:{port}: another program listens there already"
+        ):
             async with serving_routes("127.0.0.1", port, []):
                 pass
