@@ -103,8 +103,6 @@ def _begin(make: type[P], arguments: argparse.Namespace) -> tuple[Sources[P], Te
     texts = sources.texts()
     settings = sources.read(texts=texts)
     logs.configure(settings.log_level, settings.log_format, sys.stderr, colour="NO_COLOR" not in os.environ)
-    for warning in sources.renamed(texts):
-        _log.warning("%s", warning)
     return sources, texts, settings
 
 

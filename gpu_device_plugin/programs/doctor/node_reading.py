@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import aiohttp
 from google.protobuf.message import DecodeError
+from prometheus_client.parser import text_string_to_metric_families
 
 from gpu_device_plugin import files, metrics
 from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, MpsFileError, MpsStatus, read_state
 from gpu_device_plugin.core.contract.variables import DRIVER_LIMIT
 from gpu_device_plugin.core.node.mps.mps_wishes import NOT_THERE, SILENT, silent
-from gpu_device_plugin.core.report.exposition import samples
 from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.core.report.findings.symptoms import AgentSeen
 from gpu_device_plugin.core.report.gauges import STREAM_UP
@@ -157,11 +157,14 @@ async def ask(http: Address | None, within_s: float) -> AgentSeen | Unknown:
 
 
 def _seen(where: str, missing: Iterable[str], text: str) -> AgentSeen:
-    found = list(samples(text))
+    try:
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    except (ValueError, LookupError):
+        samples = []  # something else than an agent answers there
     return AgentSeen(
         where,
         tuple(missing),
-        streams={labels["resource"]: value > 0 for name, labels, value in found if name == STREAM_UP.name},
-        version="".join(labels["version"] for name, labels, _ in found if name == metrics.BUILD.name),
-        api_errors=int(sum(value for name, _, value in found if name == metrics.API_ERRORS.name)),
+        streams={each.labels["resource"]: each.value > 0 for each in samples if each.name == STREAM_UP.name},
+        version="".join(each.labels["version"] for each in samples if each.name == metrics.BUILD.name),
+        api_errors=int(sum(each.value for each in samples if each.name == metrics.API_ERRORS.name)),
     )

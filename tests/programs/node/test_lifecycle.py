@@ -19,7 +19,6 @@ import grpc
 import pytest
 
 from gpu_device_plugin import files
-from gpu_device_plugin.aio.http import who_listens
 from gpu_device_plugin.core.contract.cordons import Cordon, write_cordons
 from gpu_device_plugin.core.contract.keys import CORDONS, MEMORY_GUARANTEE, RESIZE_BOUND
 from gpu_device_plugin.core.contract.nodereport import SERVED, read_node_use
@@ -531,7 +530,7 @@ async def test_what_cannot_work_is_one_line_andexit_code_2(changed: dict[str, st
         assert node.sockets == set()
 
 
-async def test_an_address_in_use_is_misuse_and_a_line_that_says_who_has_it() -> None:
+async def test_an_address_in_use_is_misuse_and_a_line_that_says_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         async with world() as node:
@@ -539,13 +538,11 @@ async def test_an_address_in_use_is_misuse_and_a_line_that_says_who_has_it() -> 
             flags.append(f"--http=127.0.0.1:{port}")
             done = await asyncio.create_subprocess_exec(*RUN, *flags, stderr=asyncio.subprocess.PIPE)
             _, error = await done.communicate()
-        holder = who_listens(port)
     assert done.returncode == 2
     assert error.decode().splitlines()[-1] == (
-        f"gpu-device-plugin: http: cannot listen on 127.0.0.1:{port}: {holder} listens there already; end it, or "
-        "choose another port"
+        f"gpu-device-plugin: http: cannot listen on 127.0.0.1:{port}: another program listens there already, or this "
+        "one for another purpose; choose another port"
     )
-    assert f"(process {os.getpid()})" in holder
     assert "Traceback" not in error.decode()
 
 

@@ -89,18 +89,13 @@ class Evictor:
         self._evicted: dict[str, str] = {}
 
     def __repr__(self) -> str:
-        return f"<Evictor: {len(self._orders)} ordered, {len(self._going)} going, {len(self._refused)} refused>"
+        return f"<Evictor: {len(self._orders)} ordered, {len(self._going)} going, {len(self.refused)} refused>"
 
     @property
     def going(self) -> Mapping[str, frozenset[str]]:
         """The GPUs of the pods whose eviction is ordered or was accepted, by UID, until they end or are overdue."""
-        pods, overdue = self._cluster.pods, self.overdue
-        self._going = {
-            uid: uuids
-            for uid, uuids in self._going.items()
-            if uid in pods and not pods[uid].ended and uid not in overdue
-        }
-        return {**self._going, **{uid: order.uuids for uid, order in self._orders.items()}}
+        ordered = {uid: order.uuids for uid, order in self._orders.items()}
+        return {uid: uuids for uid, uuids in self._going.items() if self._goes(uid)} | ordered
 
     @property
     def evicted(self) -> Mapping[str, str]:
@@ -110,9 +105,7 @@ class Evictor:
     @property
     def refused(self) -> frozenset[str]:
         """UIDs of the pods whose eviction was refused the last time that it was tried."""
-        pods = self._cluster.pods
-        self._refused = {uid: refused for uid, refused in self._refused.items() if uid in pods}
-        return frozenset(self._refused)
+        return frozenset(self._refused.keys() & self._cluster.pods.keys())
 
     @property
     def put_off(self) -> frozenset[str]:
@@ -123,11 +116,21 @@ class Evictor:
     @property
     def overdue(self) -> frozenset[str]:
         """UIDs of the pods that should be gone: nothing that this agent could ask for ends them sooner."""
+        now = self.clock()
+        return frozenset(uid for uid, at in self._due.items() if at <= now and uid in self._cluster.pods)
+
+    def _goes(self, uid: str) -> bool:
+        pod = self._cluster.pods.get(uid)
+        return pod is not None and not pod.ended and uid not in self.overdue
+
+    def _follow_pods(self) -> None:
+        """Forget the pods that have ended, and note when those that are on their way should have."""
         pods, now, most_s = self._cluster.pods, self.clock(), self._most_grace_s
         due = {uid: at for uid, at in self._due.items() if uid in pods and (uid in self._going or pods[uid].deleting)}
         new = {uid: now + pod.grace_s + _CLEANUP_S for uid, pod in pods.items() if leaving(pod, most_s)}
         self._due = new | due
-        return frozenset(uid for uid, at in self._due.items() if at <= now)
+        self._going = {uid: uuids for uid, uuids in self._going.items() if self._goes(uid)}
+        self._refused = {uid: refused for uid, refused in self._refused.items() if uid in pods}
 
     @property
     def _most_grace_s(self) -> int:
@@ -136,6 +139,7 @@ class Evictor:
 
     def next_victims(self, candidates: Iterable[Candidate]) -> Mapping[str, tuple[Pod, frozenset[str]]]:
         """Return the pods among these to order the eviction of, see `core.node.use.eviction_choice.next_victims`."""
+        self._follow_pods()
         candidates, overdue = tuple(candidates), self.overdue
         if candidates and not self.alone():
             text = "no pod is evicted while another plugin hands out GPUs of this node"
