@@ -27,7 +27,8 @@ from gpu_device_plugin.kubelet import cgroupfs, procfs
 from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
 from gpu_device_plugin.kubelet.incident_files import IncidentFiles
 from gpu_device_plugin.kubelet.records import KubeletRecords
-from gpu_device_plugin.kubelet.registration_loop import RegistrationEvent, RegistrationLoop
+from gpu_device_plugin.kubelet.registration_loop import RegistrationLoop
+from gpu_device_plugin.kubelet.rounds import RegistrationEvent
 from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryError, NodeLock, check_directory, remove_stale_sockets
 from gpu_device_plugin.kubelet.statefile import ENDED_PODS, SHARE_SIZE, WAY, SavedGuarantees, StateFile

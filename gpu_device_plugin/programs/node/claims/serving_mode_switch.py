@@ -68,7 +68,7 @@ class ServingModeSwitch:
     async def alive(self) -> tuple[str, ...]:
         """Return the faults that only a restart can resolve, as sentences."""
         if self.dra is not None and self.serving.value.mode is ServingMode.DRA:
-            return () if await self.dra.loop.answers_ourselves() else ("the DRA driver's socket does not answer",)
+            return () if await self.dra.loop.answer_ourselves() else ("the DRA driver's socket does not answer",)
         serves = self._config.value.shares.any_listed and not self.conflicting_plugins.others.value
         works = not serves or await self.registration.answer_ourselves()
         return () if works else ("the agent's sockets do not answer",)
