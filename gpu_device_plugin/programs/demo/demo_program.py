@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from textwrap import wrap
 from typing import TYPE_CHECKING, TextIO
 
+from gpu_device_plugin.aio.waiting import for_ever
 from gpu_device_plugin.programs.demo.node_table import Look, ShareTone, table
 from gpu_device_plugin.programs.demo.scenes import DEFAULT_GPUS, SCENES, WITH_PAGE
 from gpu_device_plugin.programs.demo.story import Story
@@ -156,7 +157,7 @@ class DemoStage:
         """Leave the page served until the demo is cancelled."""
         self._write("The page stays until Ctrl-C:", url)
         with suppress(asyncio.CancelledError):
-            await asyncio.Event().wait()
+            await for_ever()
 
     def conclude(self, failed: list[str]) -> None:
         """Summarize the checks."""

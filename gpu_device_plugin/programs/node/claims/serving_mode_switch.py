@@ -12,8 +12,9 @@ from gpu_device_plugin.aio.waiting import together, within
 from gpu_device_plugin.core.node.serving_mode import Serving, ServingMode, serving
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
+    from gpu_device_plugin.core.node.kubelet.conflicting_plugins import Detection
     from gpu_device_plugin.core.node.node_config import NodeConfig
     from gpu_device_plugin.kubelet.registration_loop import RegistrationLoop
     from gpu_device_plugin.kubelet.statefile import StateFile
@@ -212,7 +213,9 @@ class ServingModeSwitch:
         task: asyncio.Task[NoReturn] | None = None
         refused = False
         async with asyncio.TaskGroup() as tasks:
-            async for others in self.conflicting_plugins.others.values():
+
+            async def serve_beside(others: Iterable[Detection]) -> None:
+                nonlocal task, refused
                 self._reports.not_alone(others)
                 if task is None or bool(others) != refused:
                     if task is not None:
@@ -223,4 +226,5 @@ class ServingModeSwitch:
                     doing = self._read_on() if others else together(self.registration.run(), self.reconciler.run())
                     task = tasks.create_task(doing, name="read on" if others else "offer and reconcile")
                 refused = bool(others)
-        raise AssertionError  # pragma: no cover (an Observable never ends)
+
+            await self.conflicting_plugins.others.follow(serve_beside, initial=True)
