@@ -82,7 +82,7 @@ class Observable(Generic[T]):
             version, value = self._version, self._value
 
     async def follow(
-        self, act: Callable[[T], Awaitable[None] | None], *, settle_s: float = 0.0, initial: bool = False
+        self, act: Callable[[T], Awaitable[object] | None], *, settle_s: float = 0.0, initial: bool = False
     ) -> NoReturn:
         """Call `act` with the newest value that was set, then with each newer one, like `values`.
 

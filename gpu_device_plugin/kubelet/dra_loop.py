@@ -17,7 +17,7 @@ from gpu_device_plugin.kubelet import sockets
 from gpu_device_plugin.kubelet._proto import dra_v1_pb2, dra_v1_pb2_grpc, pluginregistration_pb2_grpc
 from gpu_device_plugin.kubelet._proto import pluginregistration_pb2 as pb
 from gpu_device_plugin.kubelet.dra_servicer import SERVICES
-from gpu_device_plugin.kubelet.rounds import RegistrationEvent, RegistrationRounds, RoundTimings, Served
+from gpu_device_plugin.kubelet.rounds import RegistrationEvent, RegistrationRounds, RoundTimings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,9 +128,6 @@ class DraLoop(RegistrationRounds, pluginregistration_pb2_grpc.RegistrationServic
         await self._serve(DRIVER, self._endpoint, servicer.register, _prepare_nothing, self._streams)
         add_to = partial(pluginregistration_pb2_grpc.add_RegistrationServicer_to_server, self)
         await self._serve(f"the registration of {DRIVER}", entry, add_to, _ask_who)
-
-    def _deserted(self, served: Served, streams: Streams) -> bool:
-        return streams.deserted
 
     def _ended(self) -> None:
         self._streams, self._registered = None, False

@@ -102,6 +102,7 @@ class DraServicer(dra_health_pb2_grpc.DRAResourceHealthServicer):
         ],
     ) -> AsyncIterator[dra_health_pb2.NodeWatchResourcesResponse]:
         """Yield the health of all devices: now, after every change, and every `REPEAT_S` seconds."""
+        self.streams.expected = True  # from now on: this kubelet reads the health of devices
         async with self.streams.of(self._health, REPEAT_S) as healths:
             async for devices in healths:
                 yield _healths(self._pool, devices)

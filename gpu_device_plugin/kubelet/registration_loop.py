@@ -17,7 +17,6 @@ from gpu_device_plugin.kubelet.rounds import (
     RegistrationOverError,
     RegistrationRounds,
     RoundTimings,
-    Served,
 )
 
 if TYPE_CHECKING:
@@ -26,10 +25,8 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpu_device_plugin.core.model.resources import Resource
-    from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import DevicePluginOptions
     from gpu_device_plugin.kubelet.rounds import OnEvent
     from gpu_device_plugin.kubelet.servicer import PluginServicer
-    from gpu_device_plugin.kubelet.streams import Streams
 
 
 @dataclass(slots=True)
@@ -87,7 +84,8 @@ class RegistrationLoop(RegistrationRounds):
         self.registrations: dict[str, int] = {}
         """How often each resource was registered."""
         self._outages: dict[str, _Outage] = {}
-        self._options: dict[str, DevicePluginOptions] = {}
+        self._servicers: dict[str, PluginServicer] = {}
+        """Those of the present round, or the last one."""
         self._take_over_resources()
 
     def outages(self) -> dict[str, tuple[bool, float]]:
@@ -118,19 +116,14 @@ class RegistrationLoop(RegistrationRounds):
 
     def unmet(self) -> tuple[str, ...]:
         """Return the reasons why this node cannot serve pods yet, as sentences; empty if it can."""
-        registered = {one.name: one.streams for one in self._served if one.registered}
+        listened = {one.name: self._servicers[one.name].streams for one in self._served}
         missing = [] if self._obstacle is None else [f"the device-plugin directory {self._directory} is missing"]
         for name in (resource.name for resource in self._resources):
-            if name not in registered:
+            if name not in listened or not listened[name].expected:
                 missing.append(f"{name} is not registered with the kubelet")
-            elif (streams := registered[name]) is not None and streams.open == 0:
+            elif listened[name].deserted:
                 missing.append(f"the kubelet does not listen to {name}")
         return tuple(missing)
-
-    def _find_obstacle(self) -> tuple[RegistrationEvent, dict[str, object]] | None:
-        if sockets.is_there(self._directory):
-            return None
-        return RegistrationEvent.NO_DIRECTORY, {"directory": str(self._directory)}
 
     async def _begin(self) -> None:
         self._rounds += 1
@@ -147,7 +140,7 @@ class RegistrationLoop(RegistrationRounds):
         socket = sockets.new_socket(self._directory, f"{kind}-{profile}" if profile else kind)
         servicer = self._servicer(resource)
         servicer.streams.changed = self._outages[resource.name].streams_changed
-        self._options[resource.name] = servicer.options
+        self._servicers[resource.name] = servicer
         add_to = partial(deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server, servicer)
         await self._serve(resource.name, socket, add_to, options_of, servicer.streams)
 
@@ -165,10 +158,11 @@ class RegistrationLoop(RegistrationRounds):
         while True:
             try:
                 for served in self._served:
-                    if not served.registered:
+                    servicer = self._servicers[served.name]
+                    if not servicer.streams.expected:
                         name = served.name
-                        await register(self._kubelet, served.socket, name, self._options[name])
-                        served.registered = True
+                        await register(self._kubelet, served.socket, name, servicer.options)
+                        servicer.streams.expected = True  # the kubelet never dials again by itself
                         self.registrations[name] += 1
                         self._on_event(RegistrationEvent.REGISTERED, {"resource": name})
             except NotRegisteredError as error:
@@ -180,10 +174,6 @@ class RegistrationLoop(RegistrationRounds):
                 wait = min(wait * 2, self.timings.retry_most)
             else:
                 return
-
-    def _deserted(self, served: Served, streams: Streams) -> bool:
-        """The kubelet never dials again by itself."""
-        return served.registered and not streams.open
 
     def _look(self) -> None:
         was, now = self._kubelet_was, sockets.identity(self._kubelet)

@@ -75,7 +75,6 @@ class Served:
     """Calls it as a kubelet would; see `calls.answers`."""
     streams: Streams | None
     """None: it has none, and the kubelet forgets us when its socket goes."""
-    registered: bool = False
     deserted_since: float | None = None
 
 
@@ -101,14 +100,11 @@ class RegistrationRounds:
 
         Raises DirectoryGoneError, see `sockets.is_there`.
         """
-        raise NotImplementedError
+        directory = self._directory
+        return None if sockets.is_there(directory) else (RegistrationEvent.NO_DIRECTORY, {"directory": str(directory)})
 
     async def _begin(self) -> None:
         """Prepare, and serve with `_serve`. Raises DirectoryError: the directory is missing or unusable."""
-        raise NotImplementedError
-
-    def _deserted(self, served: Served, streams: Streams) -> bool:
-        """Return whether the kubelet should listen to a server, and does not."""
         raise NotImplementedError
 
     async def _register(self) -> None:
@@ -220,7 +216,7 @@ class RegistrationRounds:
             self._look()
 
     def _look_at_stream(self, served: Served, now: float) -> None:
-        if served.streams is None or not self._deserted(served, served.streams):
+        if served.streams is None or not served.streams.deserted:
             served.deserted_since = None
         elif served.deserted_since is None:
             served.deserted_since = now

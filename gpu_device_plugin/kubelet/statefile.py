@@ -103,12 +103,7 @@ class StateFile:
 
         Ends only by cancellation.
         """
-
-        async def write(value: str | None) -> None:
-            if value is not None:
-                await in_thread(self.write, value)
-
-        await values.follow(write, initial=True)
+        await values.follow(lambda value: None if value is None else in_thread(self.write, value), initial=True)
 
     def _warn(self, sentence: str, error: OSError) -> None:
         extra = {"path": str(self._directory / self._name), "why": str(error.strerror), "once_per_s": 3600}

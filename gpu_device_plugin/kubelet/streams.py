@@ -21,14 +21,15 @@ class Streams:
         self._closing = asyncio.Event()
         self.open = 0
         """How many there are."""
-        self._ever = False
+        self.expected = False
+        """The kubelet should listen to one."""
         self.changed: Callable[[int], None] = lambda _open: None
         """Called with the number of open streams whenever it changes."""
 
     @property
     def deserted(self) -> bool:
-        """Whether a kubelet that has listened does not: it is not there, or does not know us (yet)."""
-        return self._ever and not self.open
+        """Whether a kubelet that should listen does not: it is not there, or does not know us (yet)."""
+        return self.expected and not self.open
 
     def close(self) -> None:
         """End every stream: a stopping server otherwise waits for open streams for its whole grace period."""
@@ -46,5 +47,4 @@ class Streams:
 
     def _count(self, change: int) -> None:
         self.open += change
-        self._ever = True
         self.changed(self.open)

@@ -11,7 +11,6 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from textwrap import wrap
 from typing import TYPE_CHECKING, TextIO
 
-from gpu_device_plugin.aio.waiting import for_ever
 from gpu_device_plugin.programs.demo.node_table import Look, ShareTone, table
 from gpu_device_plugin.programs.demo.scenes import DEFAULT_GPUS, SCENES, WITH_PAGE
 from gpu_device_plugin.programs.demo.story import Story
@@ -157,7 +156,7 @@ class DemoStage:
         """Leave the page served until the demo is cancelled."""
         self._write("The page stays until Ctrl-C:", url)
         with suppress(asyncio.CancelledError):
-            await for_ever()
+            await asyncio.Event().wait()
 
     def conclude(self, failed: list[str]) -> None:
         """Summarize the checks."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.aio.worker import Worker
+from gpu_device_plugin.aio.waiting import any_of
 from gpu_device_plugin.cluster.client.errors import NotFoundError
 from gpu_device_plugin.cluster.writers.resource_slices import NodeSlices
 from gpu_device_plugin.core.contract.dra import device_name
@@ -50,9 +51,7 @@ class DeviceOffer:
         self._dropped: tuple[str, ...] = ()
         self._dropped_at = 0.0
         self._problem = ""
-        self._worker = Worker(self._publish)
-        self._outdated = False
-        """The slices that are wanted have still to be decided again."""
+        self._look = asyncio.Event()
         self._published: tuple[object, ...] = ()
         """What the slices that are wanted were made of."""
 
@@ -60,19 +59,19 @@ class DeviceOffer:
         """Take over what the devices say; the order within `facts` is ours to choose."""
         if (policy, facts) != (self._policy, self._facts):
             self._policy, self._facts = policy, facts
-            self._look()
+            self._look.set()
 
     def hold_formerly(self, uuids: frozenset[str]) -> None:
         """Take note of the GPUs and instances that claims hold by devices which are offered no more."""
         if uuids != self._held_formerly:
             self._held_formerly = uuids
-            self._look()
+            self._look.set()
 
     def offer(self, *, offering: bool) -> None:
         """Offer the GPUs, or withdraw the offer: then nothing new is allocated here, and claims go on."""
         if offering is not self._offering:
             self._offering = offering
-            self._look()
+            self._look.set()
 
     @property
     def withdrawn(self) -> bool:
@@ -86,22 +85,21 @@ class DeviceOffer:
     def unpublished(self) -> str:
         """Why the offer is not published as it should be, as a sentence; empty if it is."""
         published = self.slices.published.value
-        if not self._outdated and published is not None and published == self.slices.wanted.value:
+        if not self._look.is_set() and published is not None and published == self.slices.wanted.value:
             return ""
         return self._problem or self.slices.problem or "the ResourceSlices of this node are not published yet"
 
     async def run(self) -> NoReturn:
         """Keep the offer in step with the node until cancelled."""
-        await self._worker.run(self._state.nodes)
+        while True:
+            version = self._state.nodes.version
+            self._look.clear()
+            pause_s = self._publish(time.monotonic())
+            await any_of(pause_s, self._state.nodes.after(version), self._look.wait())
 
-    def _look(self) -> None:
-        self._outdated = True
-        self._worker.wake()
-
-    def _publish(self) -> float | None:
+    def _publish(self, now: float) -> float | None:
         """Decide what the slices offer now; return the seconds until that has to be looked at again."""
-        self._outdated = False
-        node, now = self._state.node, time.monotonic()
+        node = self._state.node
         self._order = reordered(self._order, node, self._policy, now)
         facts = replace(self._facts, order=self._order.uuids, held_formerly=self._held_formerly)
         if self._dropped and now - self._dropped_at >= self.again_s:
@@ -125,7 +123,7 @@ class DeviceOffer:
     def _fields_dropped(self, fields: tuple[str, ...]) -> None:
         self._dropped, self._dropped_at = fields, time.monotonic()
         self._reports.shares_unknown_to_api(fields)
-        self._look()
+        self._look.set()
 
     def _not_published(self, why: str) -> None:
         self._problem = why

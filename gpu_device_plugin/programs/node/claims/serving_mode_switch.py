@@ -12,9 +12,8 @@ from gpu_device_plugin.aio.waiting import together, within
 from gpu_device_plugin.core.node.serving_mode import Serving, ServingMode, serving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
-    from gpu_device_plugin.core.node.kubelet.conflicting_plugins import Detection
     from gpu_device_plugin.core.node.node_config import NodeConfig
     from gpu_device_plugin.kubelet.registration_loop import RegistrationLoop
     from gpu_device_plugin.kubelet.statefile import StateFile
@@ -212,10 +211,10 @@ class ServingModeSwitch:
         self.conflicting_plugins.look()  # before the first registration, whichever task runs first
         task: asyncio.Task[NoReturn] | None = None
         refused = False
+        version = -1
         async with asyncio.TaskGroup() as tasks:
-
-            async def serve_beside(others: Iterable[Detection]) -> None:
-                nonlocal task, refused
+            while True:
+                version, others = await self.conflicting_plugins.others.after(version)
                 self._reports.not_alone(others)
                 if task is None or bool(others) != refused:
                     if task is not None:
@@ -226,5 +225,3 @@ class ServingModeSwitch:
                     doing = self._read_on() if others else together(self.registration.run(), self.reconciler.run())
                     task = tasks.create_task(doing, name="read on" if others else "offer and reconcile")
                 refused = bool(others)
-
-            await self.conflicting_plugins.others.follow(serve_beside, initial=True)
