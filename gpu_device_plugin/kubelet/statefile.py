@@ -103,10 +103,7 @@ class StateFile:
 
         Ends only by cancellation.
         """
-        async for value in values.values():
-            if value is not None:
-                await in_thread(self.write, value)
-        raise AssertionError  # pragma: no cover (an Observable never ends)
+        await values.follow(lambda value: None if value is None else in_thread(self.write, value), initial=True)
 
     def _warn(self, sentence: str, error: OSError) -> None:
         extra = {"path": str(self._directory / self._name), "why": str(error.strerror), "once_per_s": 3600}

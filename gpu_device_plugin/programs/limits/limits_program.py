@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import __version__, files
 from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.core.contract.limitfiles import (
     LARGEST,
     STATE_FILE,
@@ -63,7 +64,7 @@ class LimitHelper:
         self._wanted: Mapping[LimitKey, MemoryLimit] = {}
         self._attempts: dict[LimitKey, setting.Attempt] = {}
         self._released = False
-        self._changed = asyncio.Event()
+        self._publisher = Worker(self._publish)
         self._complaints: dict[str, str] = {}
 
     async def run(self) -> NoReturn:
@@ -74,13 +75,12 @@ class LimitHelper:
         """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._hardware.run(), name="driver")
-            tasks.create_task(self._publish(), name="tell what is set")
+            tasks.create_task(self._publisher.run(), name="tell what is set")
             while True:
                 self._read_wanted()
                 await self._open_or_release()
                 await self._set_due()
                 await asyncio.sleep(self._poll_s)
-        raise AssertionError  # pragma: no cover (the loop never ends)
 
     def _read_wanted(self) -> None:
         try:
@@ -126,7 +126,7 @@ class LimitHelper:
         found = {key: refused.get(key, unseen) for key in due} | await self._set(paths)
         for key in due:
             self._attempted(key, found[key])
-        self._changed.set()
+        self._publisher.wake()
 
     async def _set(self, paths: Mapping[LimitKey, str]) -> dict[LimitKey, str]:
         """Set the limits of these cgroups; return why each is not set, empty if it is."""
@@ -154,16 +154,14 @@ class LimitHelper:
             level, what = (logging.WARNING, "not set") if why else (logging.INFO, "set")
             _log.log(level, "a limit is %s", what, extra=extra)
 
-    async def _publish(self) -> NoReturn:
-        while True:
-            self._changed.clear()
-            state = LimitsState({key: old.outcome for key, old in self._attempts.items()}, boot_time())
-            try:
-                files.replace_below(self._directory, STATE_FILE, write_state(state).encode(), lasting=False)
-                self._complain(STATE_FILE, "")
-            except OSError as error:
-                self._complain(STATE_FILE, f"it cannot be written: {error}")
-            await within(_BEAT_S, self._changed.wait())
+    def _publish(self) -> float:
+        state = LimitsState({key: old.outcome for key, old in self._attempts.items()}, boot_time())
+        try:
+            files.replace_below(self._directory, STATE_FILE, write_state(state).encode(), lasting=False)
+            self._complain(STATE_FILE, "")
+        except OSError as error:
+            self._complain(STATE_FILE, f"it cannot be written: {error}")
+        return _BEAT_S
 
 
 def _owner(key: LimitKey) -> CgroupOwner:

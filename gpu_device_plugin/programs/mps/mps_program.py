@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 from gpu_device_plugin import __version__, files
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.core.contract.mpsfiles import (
     SHM_DIRECTORY,
     STATE_FILE,
@@ -72,7 +73,7 @@ class Supervisor:
         self._wanted: Mapping[str, int] | None = None
         """None: not known yet."""
         self._finishing = False
-        self._changed = asyncio.Event()
+        self._publisher = Worker(self._publish)
         self._ended = asyncio.Event()
         self._unwritten = ""
         self.refused = ""
@@ -95,13 +96,12 @@ class Supervisor:
     async def run(self) -> NoReturn:
         """Supervise, until cancelled; the daemons run on. Before that, `finish` ends them."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._publish(), name="tell what runs")
+            tasks.create_task(self._publisher.run(), name="tell what runs")
             while True:
                 if not self._finishing:
                     self._read_wanted()
                 self._distribute(tasks)
                 await asyncio.sleep(POLL_S)
-        raise AssertionError  # pragma: no cover (the loop never ends)
 
     async def finish(self) -> None:
         """End every daemon and set the compute modes back, while `run` still runs."""
@@ -161,7 +161,7 @@ class Supervisor:
                 keeper = GpuKeeper(
                     self._places.of(uuid),
                     self._driver,
-                    self._changed.set,
+                    self._publisher.wake,
                     before=self._before.pop(uuid, ""),
                     timings=self._timings,
                 )
@@ -184,17 +184,15 @@ class Supervisor:
         # Without a pause in between: who is wanted from now on gets a keeper of its own.
         del self._running[uuid]
         self._gpus[uuid] = keeper.told
-        self._changed.set()
+        self._publisher.wake()
         self._ended.set()
 
     # --- What runs ----------------------------------------------------------------------------------------------------
 
-    async def _publish(self) -> NoReturn:
-        while True:
-            self._changed.clear()
-            if self._wanted is not None:
-                self._write()
-            await within(BEAT_S, self._changed.wait())
+    def _publish(self) -> float:
+        if self._wanted is not None:
+            self._write()
+        return BEAT_S
 
     def _write(self) -> None:
         state = MpsState(self.gpus, time.clock_gettime(time.CLOCK_BOOTTIME))
@@ -264,4 +262,3 @@ async def _serve(settings: MpsSettings, supervisor: Supervisor) -> NoReturn:
         metrics=metrics,
     ):
         await supervisor.run()
-    raise AssertionError  # pragma: no cover (the supervisor never returns)

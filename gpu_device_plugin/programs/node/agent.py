@@ -23,7 +23,8 @@ from gpu_device_plugin.hardware.monitor import Hardware
 from gpu_device_plugin.kubelet import cgroupfs, procfs
 from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
 from gpu_device_plugin.kubelet.records import KubeletRecords
-from gpu_device_plugin.kubelet.registration_loop import RegistrationEvent, RegistrationLoop
+from gpu_device_plugin.kubelet.registration_loop import RegistrationLoop
+from gpu_device_plugin.kubelet.rounds import RegistrationEvent
 from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryError, NodeLock, check_directory, remove_stale_sockets
 from gpu_device_plugin.kubelet.statefile import ENDED_PODS, SHARE_SIZE, WAY, StateFile
@@ -236,7 +237,7 @@ class NodeAgent:
             self.hardware.run(),
             self.configuration.run(),
             self.config.follow(self._take_config),
-            self._pause_and_resume(),
+            self._paused.follow(self._pause_or_resume),
             self.advertiser.run(),
             self.conflicting_plugins.run(),
             self.serving_switch.run(),
@@ -318,14 +319,12 @@ class NodeAgent:
         started = {"version": __version__, "gpus": settings.gpus, "share": format_mib(share_mib)}
         _log.info("node agent starts", extra=started)
 
-    async def _pause_and_resume(self) -> NoReturn:
-        async for paused in self._paused.values():
-            if paused:
-                await self.hardware.pause()
-                _log.warning("paused: GPUs can be reset now; send SIGUSR1 again to resume")
-            elif self.hardware.view.value.state is State.PAUSED:
-                self.hardware.resume()
-        raise AssertionError  # pragma: no cover (an Observable never ends)
+    async def _pause_or_resume(self, paused: bool) -> None:  # noqa: FBT001 - a value that is followed
+        if paused:
+            await self.hardware.pause()
+            _log.warning("paused: GPUs can be reset now; send SIGUSR1 again to resume")
+        elif self.hardware.view.value.state is State.PAUSED:
+            self.hardware.resume()
 
     async def _prepare(self) -> None:
         """Bring ledger and device lists up to date before any resource is registered."""

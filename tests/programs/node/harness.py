@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.model.pods import ContainerKind
-from gpu_device_plugin.kubelet.registration_loop import RegistrationTimings
+from gpu_device_plugin.kubelet.rounds import RoundTimings
 from gpu_device_plugin.programs.node.agent import NodeAgent
 from gpu_device_plugin.programs.node.features import NODE_FEATURES
 from gpu_device_plugin.settings.node import NodeSettings
@@ -32,9 +32,9 @@ QUICK = {"probe_interval": "50ms", "reconcile_interval": "100ms"}
 """Settings under which nothing that a test waits for takes long."""
 
 
-def registering() -> RegistrationTimings:
+def registering() -> RoundTimings:
     """Return the same for the registration loop; a kubelet on a busy machine is slow to listen."""
-    return RegistrationTimings(poll=0.05, stream_grace=stretched(0.3), retry_first=0.02, retry_most=0.2)
+    return RoundTimings(poll=0.05, stream_grace=stretched(0.3), retry_first=0.02, retry_most=0.2)
 
 
 NOTHING = Amount(0, 0)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import files
-from gpu_device_plugin.aio.waiting import in_thread, within
+from gpu_device_plugin.aio.waiting import in_thread
+from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.core.contract.limitfiles import (
     LARGEST,
     STATE_FILE,
@@ -62,23 +62,19 @@ class LimitLink:
         """What is in the file; None: not known, or not written."""
         self._before: Mapping[LimitKey, MemoryLimit] = {}
         self._unwritten = ""
-        self._wake = asyncio.Event()
-
-    def changed(self, _new: object = None) -> None:
-        """Tell the helper soon: containers have started or ended, or their limits are others."""
-        self._wake.set()
+        self._worker = Worker(self._look)
+        self.changed = self._worker.wake
+        """Tells the helper soon: containers have started or ended, or their limits are others."""
 
     async def run(self) -> NoReturn:
         """Follow the limits and the helper until cancelled; leaves the file as it is, for containers run on."""
         self._take_up()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._limits_now.follow(self.changed), name="follow the limits now")
-            while True:
-                self._wake.clear()
-                await self._tell()
-                # Nobody's limit is changed on most nodes, where nothing is looked at either.
-                await within(self.poll_s if self._before else None, self._wake.wait())
-        raise AssertionError  # pragma: no cover (the loop never ends)
+        await self._worker.run(self._limits_now)
+
+    async def _look(self) -> float | None:
+        await self._tell()
+        # Nobody's limit is changed on most nodes, where nothing is looked at either.
+        return self.poll_s if self._before else None
 
     def _take_up(self) -> None:
         """Begin with what our predecessor wanted, of which containers may run on."""

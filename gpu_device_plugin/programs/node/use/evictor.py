@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import time
@@ -10,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.cluster.client.backoff import Backoff
 from gpu_device_plugin.cluster.writers.evictions import EvictionOutcome
 from gpu_device_plugin.core.node.health.gpu_failure import failures, lasting, on_failed
@@ -81,7 +80,7 @@ class Evictor:
 
     def __post_init__(self) -> None:
         self._orders: dict[str, _Order] = {}
-        self._ordered = asyncio.Event()
+        self._worker = Worker(self._evict)
         self._going: dict[str, frozenset[str]] = {}
         self._due: dict[str, float] = {}
         """When each pod that is on its way should be gone, in monotonic seconds."""
@@ -162,19 +161,19 @@ class Evictor:
         The Event on the pod has the `reason`, and `why` is a clause about the pod for people.
         """
         self._orders.setdefault(pod.uid, _Order(pod, uuids, reason, why, counted))
-        self._ordered.set()
+        self._worker.wake()
 
     async def run(self) -> NoReturn:
         """Evict what is ordered. Ends only by cancellation."""
-        while True:
-            await self._ordered.wait()
+        await self._worker.run()
+
+    async def _evict(self) -> None:
+        while self._orders:
             order = next(iter(self._orders.values()))
             answer = await self._cluster.evict(order.pod, self._most_grace_s)
             self._metrics.count(order.counted, answer.outcome)
             self._settle(order, answer)
             del self._orders[order.pod.uid]
-            if not self._orders:
-                self._ordered.clear()
 
     def _settle(self, order: _Order, answer: Eviction) -> None:
         pod, name = order.pod, f"{order.pod.namespace}/{order.pod.name}"
@@ -232,14 +231,16 @@ class GpuFailures:
 
     async def run(self) -> NoReturn:
         """Look at every new view. Ends only by cancellation."""
-        while True:
-            version, view = self._view.version, self._view.value
-            watched = view.state is State.WATCHING
-            healths = with_cards(view.beliefs, view.inventory.gpus)
-            self._failing = failures(self._failing, healths, watched=watched, now=time.monotonic())
-            if self._settings.value.on_gpu_failure == "evict":
-                self._evict()
-            await within(self.again_s if self._failing else None, self._view.after(version))
+        await Worker(self._look).run(self._view)
+
+    def _look(self) -> float | None:
+        view = self._view.value
+        watched = view.state is State.WATCHING
+        healths = with_cards(view.beliefs, view.inventory.gpus)
+        self._failing = failures(self._failing, healths, watched=watched, now=time.monotonic())
+        if self._settings.value.on_gpu_failure == "evict":
+            self._evict()
+        return self.again_s if self._failing else None
 
     def _evict(self) -> None:
         now = time.monotonic()
