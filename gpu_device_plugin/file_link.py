@@ -44,24 +44,21 @@ class HelperWords:
     """The end of the sentence that what is wanted cannot be written."""
 
 
+@dataclass(eq=False, repr=False)
 class FileLink(Generic[Wanted, State]):
     """The agent's end: keeps the file of what is wanted in step, and follows the file of the helper's state."""
 
-    def __init__(
-        self,
-        directory: Path,
-        contract: HelperFiles[Wanted, State],
-        words: HelperWords,
-        clock: Callable[[], float],
-    ) -> None:
-        """Prepare; no file in the `directory` is opened yet. `clock` returns the seconds since the machine started."""
-        self._directory = directory
-        self._contract = contract
-        self._words = words
-        self._clock = clock
-        self._wanted_path = directory / contract.wanted_file
-        self._state_path = directory / contract.state_file
-        self.wanted: Wanted = contract.nothing
+    _directory: Path
+    """No file in it is opened before a method is called."""
+    _contract: HelperFiles[Wanted, State]
+    _words: HelperWords
+    _clock: Callable[[], float]
+    """Returns the seconds since the machine started."""
+
+    def __post_init__(self) -> None:
+        self._wanted_path = self._directory / self._contract.wanted_file
+        self._state_path = self._directory / self._contract.state_file
+        self.wanted: Wanted = self._contract.nothing
         """What was wanted last, whether the file says it or not."""
         self.unwritten = ""
         """Why the file does not say what is wanted; empty: it does."""
@@ -136,13 +133,15 @@ class FileLink(Generic[Wanted, State]):
         self.last = self._seen = None
 
 
+@dataclass(eq=False, repr=False)
 class HelperLink(Generic[Wanted, State]):
     """The helper's end: follows the file of what the agent wants, and writes the file of the state."""
 
-    def __init__(self, directory: Path, contract: HelperFiles[Wanted, State]) -> None:
-        """Prepare; no file in the `directory` is opened yet."""
-        self._directory = directory
-        self._contract = contract
+    _directory: Path
+    """No file in it is opened before a method is called."""
+    _contract: HelperFiles[Wanted, State]
+
+    def __post_init__(self) -> None:
         self._content: bytes | None = None
         self.wanted: Wanted | None = None
         """None: not known yet."""

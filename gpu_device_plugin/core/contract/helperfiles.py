@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Generic, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import astuple
 
 from gpu_device_plugin.core.contract import mpsfiles
 from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsState, MpsStatus
@@ -23,17 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Wanted = TypeVar("Wanted")
-
-
-class HelperState(Protocol):
-    """What a helper writes."""
-
-    @property
-    def beat_s(self) -> float:
-        """When it was written, in seconds since the machine started (CLOCK_BOOTTIME): an old one is of no use."""
-
-
-State = TypeVar("State", bound=HelperState)
+State = TypeVar("State", "LimitsState", MpsState)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +127,12 @@ class LimitsState:
 
     outcomes: Mapping[LimitKey, LimitOutcome] = field(default_factory=dict)
     beat_s: float = 0.0
-    """As of `HelperState`."""
+    """When it was written, in seconds since the machine started (CLOCK_BOOTTIME): an old state is of no use."""
 
 
 class _Limit(msgspec.Struct):
+    """The fields of a `LimitKey` and of a `MemoryLimit`."""
+
     pod_uid: Annotated[str, Meta(pattern=_POD)]
     container_id: Annotated[str, Meta(pattern=_CONTAINER)]
     uuid: Annotated[str, Meta(pattern=_GPU)]
@@ -149,14 +142,6 @@ class _Limit(msgspec.Struct):
     def __post_init__(self) -> None:
         if self.soft_mib > self.hard_mib:
             raise ValueError("the soft limit is more than the hard one")
-
-    @property
-    def key(self) -> LimitKey:
-        return LimitKey(self.pod_uid, self.container_id, self.uuid)
-
-    @property
-    def limit(self) -> MemoryLimit:
-        return MemoryLimit(self.hard_mib, self.soft_mib)
 
 
 class _Outcome(_Limit):
@@ -172,9 +157,13 @@ class _LimitsState(_Document):
     limits: Annotated[list[_Outcome], Meta(max_length=MOST_LIMITS)]
 
 
-_WANTED_LIMITS = msgspec.json.Decoder(_WantedLimits)
-_LIMITS_STATE = msgspec.json.Decoder(_LimitsState)
+_WANTED_LIMITS, _LIMITS_STATE = msgspec.json.Decoder(_WantedLimits), msgspec.json.Decoder(_LimitsState)
 _LIMITS_WANTED_FILE, _LIMITS_STATE_FILE = "limits-wanted.json", "limits-state.json"
+
+
+def _split(limit: _Limit) -> tuple[LimitKey, MemoryLimit]:
+    pod_uid, container_id, uuid, hard_mib, soft_mib, *_ = astuple(limit)
+    return LimitKey(pod_uid, container_id, uuid), MemoryLimit(hard_mib, soft_mib)
 
 
 def _write_wanted_limits(wanted: Mapping[LimitKey, MemoryLimit]) -> str:
@@ -183,8 +172,7 @@ def _write_wanted_limits(wanted: Mapping[LimitKey, MemoryLimit]) -> str:
 
 
 def _read_wanted_limits(content: str | bytes) -> Mapping[LimitKey, MemoryLimit]:
-    found = _parsed(_WANTED_LIMITS, _LIMITS_WANTED_FILE, content)
-    return {each.key: each.limit for each in found.limits}
+    return dict(map(_split, _parsed(_WANTED_LIMITS, _LIMITS_WANTED_FILE, content).limits))
 
 
 def _write_limits_state(state: LimitsState) -> str:
@@ -195,7 +183,8 @@ def _write_limits_state(state: LimitsState) -> str:
 
 def _read_limits_state(content: str | bytes) -> LimitsState:
     found = _parsed(_LIMITS_STATE, _LIMITS_STATE_FILE, content)
-    return LimitsState({each.key: LimitOutcome(each.limit, each.why) for each in found.limits}, found.beat)
+    limits = [(*_split(each), each.why) for each in found.limits]
+    return LimitsState({key: LimitOutcome(limit, why) for key, limit, why in limits}, found.beat)
 
 
 LIMIT_FILES: HelperFiles[Mapping[LimitKey, MemoryLimit], LimitsState] = HelperFiles(
@@ -243,8 +232,7 @@ class _DaemonsState(_Document):
     gpus: dict[str, _Gpu]
 
 
-_WANTED_DAEMONS = msgspec.json.Decoder(_WantedDaemons)
-_DAEMONS_STATE = msgspec.json.Decoder(_DaemonsState)
+_WANTED_DAEMONS, _DAEMONS_STATE = msgspec.json.Decoder(_WantedDaemons), msgspec.json.Decoder(_DaemonsState)
 
 
 def is_uuid(text: str) -> bool:
@@ -268,7 +256,7 @@ def _write_daemons_state(state: MpsState) -> str:
 
 def _read_daemons_state(content: str | bytes) -> MpsState:
     found = _parsed(_DAEMONS_STATE, mpsfiles.STATE_FILE, content)
-    return MpsState({uuid: MpsGpu(**msgspec.structs.asdict(gpu)) for uuid, gpu in found.gpus.items()}, found.beat)
+    return MpsState({uuid: MpsGpu(*astuple(gpu)) for uuid, gpu in found.gpus.items()}, found.beat)
 
 
 MPS_FILES: HelperFiles[Mapping[str, int], MpsState] = HelperFiles(

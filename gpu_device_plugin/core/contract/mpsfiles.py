@@ -58,4 +58,4 @@ class MpsState:
     gpus: Mapping[str, MpsGpu] = field(default_factory=dict)
     """By UUID."""
     beat_s: float = 0.0
-    """As of `helperfiles.HelperState`."""
+    """When it was written, in seconds since the machine started (CLOCK_BOOTTIME): an old state is of no use."""
