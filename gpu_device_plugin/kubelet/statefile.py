@@ -13,7 +13,7 @@ from gpu_device_plugin.aio.waiting import in_thread
 from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
 from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.node.kubelet.ended_pods import Remembered
-from gpu_device_plugin.core.node.ledger import Growth
+from gpu_device_plugin.core.node.ledger import Reservation
 from gpu_device_plugin.kubelet.sockets import OURS
 
 if TYPE_CHECKING:
@@ -186,19 +186,19 @@ class SavedGuarantees:
         # Most nodes never have any.
         self._file = StateFile(directory, GUARANTEES, longest=_LONGEST_DOCUMENT, nothing="[]")
 
-    def load(self) -> Mapping[ContainerKey, Growth]:
+    def load(self) -> Mapping[ContainerKey, Reservation]:
         """Return what was saved; nothing if there is no such file, or it is damaged."""
-        rows: list[_Growth] = _decoded(self._file, list[_Growth], [])
-        return {(uid, container): Growth(uuid, shares, own) for uid, container, uuid, shares, own in rows}
+        rows: list[_Reserved] = _decoded(self._file, list[_Reserved], [])
+        return {(uid, container): Reservation(uuid, shares, own) for uid, container, uuid, shares, own in rows}
 
-    def save(self, grown: Mapping[ContainerKey, Growth]) -> bool:
-        """Save `grown` for the next agent; return whether that succeeded. May wait for the disk."""
+    def save(self, reservations: Mapping[ContainerKey, Reservation]) -> bool:
+        """Save `reservations` for the next agent; return whether that succeeded. May wait for the disk."""
         return self._file.write(
-            _line([(*key, growth.uuid, growth.shares, growth.own) for key, growth in sorted(grown.items())])
+            _line([(*key, each.uuid, each.shares, each.own) for key, each in sorted(reservations.items())])
         )
 
 
-_Growth: TypeAlias = tuple[str, str, str, int, frozenset[str]]  # pod, container, GPU, shares, IDs
+_Reserved: TypeAlias = tuple[str, str, str, int, frozenset[str]]  # pod, container, GPU, shares, IDs
 
 
 def _rows(holds: Iterable[DeviceHold]) -> list[_Row]:

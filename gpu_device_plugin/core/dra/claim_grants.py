@@ -10,7 +10,7 @@ from gpu_device_plugin.core.contract.dra import CDI_KIND, DRIVER
 from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.kubelet.admission import Refused, Why
-from gpu_device_plugin.core.node.limits.container_grants import OPTIONAL_NODES, grant, parts, refusal
+from gpu_device_plugin.core.node.limits.container_grants import OPTIONAL_NODES, grant, parts
 from gpu_device_plugin.core.node.limits.extra_grant import GrantOwner
 
 if TYPE_CHECKING:
@@ -22,18 +22,15 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.node.limits.container_grants import Delivery, Grant
 
 
-def refuse_limits(claim: Claim, preparation: Preparation, shares: Shares, delivery: Delivery) -> Refused | None:
-    """Refuse a claim whose memory is not limited as the administrator, or its own parameters, require."""
-    placement, plan = preparation.placement, delivery.plan
-    if placement.demand.kind is not Kind.MEMORY or preparation.admin:
+def refuse_limits(preparation: Preparation, shares: Shares, delivery: Delivery) -> Refused | None:
+    """Refuse a claim whose memory is not limited as its own parameters require."""
+    placement, least = preparation.placement, preparation.config.limits
+    if placement.demand.kind is not Kind.MEMORY or preparation.admin or least is None:
         return None
     given = parts(placement.shares, shares, preparation.limit_shares)
-    names = ", ".join(shares.gpus[position].name for position in placement.positions)
-    if why := refusal(given, plan, _owner(claim, preparation)):
-        return Refused(Why.NO_LIMIT, f"{names}: {why}")
-    least = preparation.config.limits
-    weakest = min((plan.of(part) for part in given), key=lambda enforcement: enforcement.strength)
-    if least is not None and weakest.strength < least.strength:
+    weakest = min((delivery.of(part) for part in given), key=lambda enforcement: enforcement.strength)
+    if weakest.strength < least.strength:
+        names = ", ".join(shares.gpus[position].name for position in placement.positions)
         return Refused(
             Why.NO_LIMIT,
             f"{names}: the parameters of the claim require limits of {least}, and this node has {weakest}; choose "
@@ -50,7 +47,7 @@ def claim_grant(
     present: Collection[str] = OPTIONAL_NODES,
 ) -> Grant:
     """Return what every container of a claim gets; `present` as for `grants.grant`."""
-    made = grant(preparation.placement, shares, delivery, present=present, owner=_owner(claim, preparation))
+    made = grant(preparation.placement, shares, delivery, present=present, owner=owner_of(claim, preparation))
     if preparation.admin:
         # For programs that look: they see the GPU, and no part of it is theirs to compute on.
         return replace(made, envs={**made.envs, variables.CAPABILITIES: "utility"})
@@ -62,7 +59,7 @@ def claim_grant(
     return replace(made, envs=envs)
 
 
-def _owner(claim: Claim, preparation: Preparation) -> GrantOwner:
+def owner_of(claim: Claim, preparation: Preparation) -> GrantOwner:
     """Return the owner of a grant: the pod of a claim of one pod. Its containers have it together, so none is named."""
     pod_uid = claim.consumers[0].uid if len(claim.consumers) == 1 else ""
     return GrantOwner(pod_uid, "", preparation.config.frameworks, preparation.limit_shares)

@@ -268,7 +268,7 @@ def _shares(
     for position, count in amounts.items():
         shared = node.shares.gpus[position]
         own = [] if before is None else [name for name in shared.shares if name in before.device_ids]
-        fenced = node.unnumbered(shared)
+        fenced = node.reserved_share_numbers(shared)
         free = [name for n, name in enumerate(shared.shares) if name not in node.ledger.holds and n not in fenced]
         if node.use(shared).whole:
             return _taken(shared)
@@ -291,8 +291,8 @@ def _shares(
 def _closed(node: Node, shared: SharedGpu) -> Refused | None:
     """Refuse a GPU that can give nothing now."""
     name, uuid = shared.name, shared.gpu.uuid
-    if uuid in node.unhealthy:
-        return Refused(Why.UNHEALTHY, f"{name} is out of service: {node.unhealthy[uuid]}")
+    if why := node.block(uuid).everyone:
+        return Refused(Why.UNHEALTHY, f"{name} is out of service: {why}")
     if uuid in node.ledger.foreign:
         return Refused(Why.OTHER_RESOURCE, f"{name} is in use through {node.ledger.foreign[uuid]}; this is tried again")
     if not node.ledger.certain:

@@ -37,14 +37,17 @@ from gpu_device_plugin.programs.node.auto_cordon import AutoCordon
 from gpu_device_plugin.programs.node.claims.serving_mode_switch import ServingModeSwitch
 from gpu_device_plugin.programs.node.configuration import Configuration, initial, initial_share_mib
 from gpu_device_plugin.programs.node.conflicting_plugins import ConflictingPlugins
+from gpu_device_plugin.programs.node.extension import Features
 from gpu_device_plugin.programs.node.flight_recorder import FlightRecorder
 from gpu_device_plugin.programs.node.guarantees import Guarantees
+from gpu_device_plugin.programs.node.happenings import Happening
 from gpu_device_plugin.programs.node.kubelet.advertiser import Advertiser
 from gpu_device_plugin.programs.node.kubelet.allocation_handler import AllocationHandler, Starts
 from gpu_device_plugin.programs.node.kubelet.reconciler import ForgottenPods, Reconciler
 from gpu_device_plugin.programs.node.limits.limit_link import LimitLink
 from gpu_device_plugin.programs.node.limits.limit_verification import Verification
 from gpu_device_plugin.programs.node.limits.mps_link import MpsLink
+from gpu_device_plugin.programs.node.limits.required_limits import RequiredLimits
 from gpu_device_plugin.programs.node.node_api import NodeApi, reach_api
 from gpu_device_plugin.programs.node.node_events import OrphanedInstances, Reports
 from gpu_device_plugin.programs.node.use.borrowing import Borrowing
@@ -56,12 +59,13 @@ from gpu_device_plugin.programs.probes import serving_probes
 from gpu_device_plugin.settings.knobs import UsageError, reload
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Mapping
     from typing import Any
 
     from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.node.node_config import NodeConfig
+    from gpu_device_plugin.core.node.use.process_use import Place
     from gpu_device_plugin.programs.node.claims.dra_driver import DraDriver
     from gpu_device_plugin.programs.node.node_cluster import NodeCluster
     from gpu_device_plugin.settings.node import NodeSettings
@@ -109,8 +113,9 @@ class NodeAgent:
             listener=lambda: self.registration.listener,
             in_api=PodsInApi if cluster is None else cluster.pods_in_api,
         )
-        living = None if cluster is None else cluster.living
-        self._forgotten = ForgottenPods(self.kubelet_records, living, self.reports.allocations_lost, proc)
+        self._forgotten = ForgottenPods(
+            self.kubelet_records, None if cluster is None else cluster.living, self.reports.allocations_lost, proc
+        )
         self.reconciler = Reconciler(
             self.state,
             self.kubelet_records,
@@ -128,24 +133,22 @@ class NodeAgent:
             self.reconciler.checkpoint_entries,
             SavedGuarantees(settings.device_plugin_dir),
             waiting=tuple if cluster is None else cluster.waiting.waiting,
-            withheld=lambda: config.value.withheld,
+            withheld=lambda: config.value.why_not_offered,
         )
         self.entries: Observable[tuple[DeviceHold, ...]] = Observable(())
         """What each container holds: by the kubelet's checkpoint, and by the claims that were prepared."""
         self.mps = MpsLink(settings.mps_dir, self.state, self.entries, self.reports.mps_changed)
+        allowed_now: Observable[Mapping[Place, int]] = Observable({})
         self.use_watch = UseWatch(
             partial(self.hardware.use, utilisation=True),
             self.entries,
-            lambda: self.state.node.shares,
+            self.state,
             interval_s=settings.usage_interval_s,
             pods=None if cluster is None else lambda: tuple(cluster.followed.pods.values()),
-            grown=lambda: self.state.node.ledger.grown,
             may_borrow=lambda: self.settings.value.borrowers != "off",
             ended=lambda: self.kubelet_records.over,
             mps_servers=lambda: frozenset(pid for gpu in self.mps.gpus.values() for pid in gpu.server_pids),
-            measured=lambda: self.verification.measured,
             alone=self.conflicting_plugins.alone,
-            complete=lambda: all(hold.granted_at is None for hold in self.state.node.ledger.holds.values()),
             processes=procfs.ProcessOwners(proc),
             host_pids=partial(procfs.in_nodes_namespace, proc),
         )
@@ -155,7 +158,8 @@ class NodeAgent:
             CgroupTree(cgroups),
             self.state,
             api,
-            limits_now=lambda: self.borrowing.limits_now.value,
+            allowed_now=allowed_now,
+            measured=self.use_watch.measured,
             interval_s=settings.usage_interval_s,
         )
         self.evictor = self.failures = None
@@ -175,8 +179,10 @@ class NodeAgent:
             self.metrics,
             MemoryFiles(settings.memory_dir),
             self.evictor,
+            allowed_now=allowed_now,
         )
         self.limit_link = self._tell_limits()
+        features = Features(self.borrowing, self.mps, RequiredLimits(self.state))
         self._answers = AllocationHandler(
             self.state,
             None if cluster is None else cluster.waiting,
@@ -185,8 +191,7 @@ class NodeAgent:
             dev=dev,
             on_refusal=self.advertiser.refused,
             on_grant=self.reconciler.granted,
-            mps=self.mps,
-            borrowing=self.borrowing,
+            features=features,
             starts=Starts(self.state, self.entries, api, self.kubelet_records.listed),
         )
         self.over_use = OverUse(self.state, self.settings, api, self.evictor)
@@ -196,7 +201,7 @@ class NodeAgent:
             self.verification.states,
             self.over_use.excesses,
             (lambda _: None) if cluster is None else cluster.show_use,
-            returns=self.borrowing.returns,
+            reclaiming=self.borrowing.reclaiming,
             idle=self.idle_pods.since,
         )
         self.history, self.recorder = self._memory(CgroupTree(cgroups))
@@ -250,7 +255,7 @@ class NodeAgent:
                 conflicting_plugins=self.conflicting_plugins,
                 mps=self.mps,
                 dev=dev,
-                borrowing=self.borrowing,
+                features=features,
                 changed=self.serving_switch.look,
             )
         self._paused = Observable(value=False)
@@ -262,14 +267,14 @@ class NodeAgent:
         return history, FlightRecorder(settings.node_name, self.api, watch, history, self.use_reports.now, files)
 
     def _tell_limits(self) -> LimitLink | None:
-        directory, of = self.settings.value.memory_dir, (self.use_watch.holdings, self.borrowing.limits_now)
+        directory, of = self.settings.value.memory_dir, (self.use_watch.holdings, self.borrowing.allowed_now)
         if directory is None:
             return None
         return LimitLink(directory, *of, soft=lambda: self.settings.value.soft_limit == "share")
 
     def _audit(self) -> AuditLog:
         known = self.settings.value, self.config, self.state, self.use_watch
-        return AuditLog(*known, self.cluster, self.evictor, self.api.note_decision)
+        return AuditLog(*known, self.cluster, self.evictor, lambda text: self.api.happenings.tell(Happening("", text)))
 
     def __repr__(self) -> str:
         return f"<NodeAgent {self.settings.value.node_name or 'standalone'}: {self.state!r}>"
@@ -369,7 +374,7 @@ class NodeAgent:
             node=self.state.node,
             use=self.use_reports.now(),
             limits=config.limits,
-            inventory=config.inventory,
+            inventory=config.facts.inventory,
             fenced={offer.shared.gpu.uuid: len(offer.fenced) for offer in self.advertiser.offers.get(SHARES, ())},
             limit_states=self.verification.counts,
             containers_over=len(self.over_use.excesses.value),

@@ -6,11 +6,10 @@ import re
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.resizing import sizes
-from gpu_device_plugin.core.contract.elastic import is_elastic, readable_wish
+from gpu_device_plugin.core.contract.elastic import MemoryRequests, is_elastic
 from gpu_device_plugin.core.contract.keys import (
     CONFIG_LABEL,
     DEFAULT_PROFILE,
-    MEMORY_LIMIT,
     RESIZE_BOUND,
     SET_LIMITS_LABEL,
 )
@@ -27,7 +26,7 @@ from gpu_device_plugin.core.report.findings.container_checks import name
 from gpu_device_plugin.core.report.text.printing import first
 from gpu_device_plugin.core.report.text.use_texts import age, container, does_not_hold, uses
 from gpu_device_plugin.core.report.why.pod_use import refusals
-from gpu_device_plugin.core.report.why.resizing import malformed_wishes, why_not
+from gpu_device_plugin.core.report.why.resizing import why_not
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -112,35 +111,35 @@ def limits_here(node: NodeSymptoms) -> Iterator[Finding]:
     gpus = dict(enumerate(node.given))
     given_whole = {n for n, gpu in gpus.items() if gpu.instance is not None and node.mig_in_force is MigMode.WHOLE}
     abilities = Abilities(node.inventory.cgroup, node.mps, node.extra_grant)
-    made = enforcements(gpus, abilities, want, refuse=node.limits_fallback == REFUSE, partitions=given_whole)
-    present = {gpu.enforcement for gpu in made.gpus.values()}
+    made, missing = enforcements(gpus, abilities, want, refuse=node.limits_fallback == REFUSE, partitions=given_whole)
+    present = {gpu.enforcement for gpu in made.values()}
     version = node.inventory.driver_version or "of an unknown version"
-    if made.missing:
+    if missing:
         refused = node.limits_fallback == REFUSE and want.required
         yield (error if refused else warning)(
             "limits-missing",
             "{missing} (driver {version})",
             "provide what is missing, or ask for other means by the setting limits or the node label "
             "gpu-device-plugin/set-limits; limits_fallback: advisory shares without",
-            missing=made.missing,
+            missing=missing,
             version=version,
         )
     elif Enforcement.ADVISORY in present or not gpus:
-        advisory = [gpus[position] for position, gpu in made.gpus.items() if gpu.enforcement is Enforcement.ADVISORY]
+        advisory = [gpus[position] for position, gpu in made.items() if gpu.enforcement is Enforcement.ADVISORY]
         on_instances = bool(advisory) and all(gpu.instance is not None for gpu in advisory)
         yield note(
             "limits-advisory-mig" if on_instances else "limits-advisory",
             "{limits} (driver {version})",
             "a container reads in GPUSHARE_MEMORY_LIMIT_MIB how much memory it may use, and nothing holds it to that"
             + ("" if on_instances else "; NVIDIA's MPS limits each process with this driver too: limits: mps"),
-            limits=summary(made.gpus) or "there is no GPU",
+            limits=summary(made) or "there is no GPU",
             version=version,
         )
     elif present - {Enforcement.PARTITION} == {Enforcement.DRIVER}:
         yield _by_the_driver(version, node.toolkit)
     else:
         soft = Enforcement.CUSTOM in present
-        yield (note if soft else ok)("limits-soft" if soft else "limits", "{limits}", limits=summary(made.gpus))
+        yield (note if soft else ok)("limits-soft" if soft else "limits", "{limits}", limits=summary(made))
     yield from _left_from_before(node, version)
 
 
@@ -163,7 +162,7 @@ def _left_from_before(node: NodeSymptoms, version: str) -> Iterator[Finding]:
     """Find containers that the toolkit's hook keeps from starting again: earlier agents always set its variables."""
     whole = [gpu for gpu in node.inventory.gpus if gpu.instance is None]
     fit = [gpu for gpu in whole if not gpu.mig] or whole
-    unable = enforcements(dict(enumerate(fit)), Abilities(node.inventory.cgroup), _DRIVER, refuse=False).missing
+    _, unable = enforcements(dict(enumerate(fit)), Abilities(node.inventory.cgroup), _DRIVER, refuse=False)
     toolkit = node.toolkit
     old = isinstance(toolkit, str) and _numbers(toolkit) < _LIMITING_TOOLKIT
     if node.with_driver_limits and unable and not old:
@@ -292,12 +291,12 @@ def wishes(cluster: ClusterSymptoms) -> Iterator[Finding]:
 
 def _unfulfilled(pod: Pod, resources: Sequence[Resource], shares: Mapping[tuple[str, int], int]) -> Iterator[Finding]:
     name, again = f"{pod.namespace}/{pod.name}", f"kubectl inspect gpushare resize {pod.name} -n {pod.namespace}"
-    for problem in malformed_wishes(pod):
+    requests = MemoryRequests.of(pod.annotations)
+    for problem in requests.malformed:
         yield warning("wish-malformed", "{pod}: {problem}", f"{again} AMOUNT", pod=name, problem=problem)
-    limits = readable_wish(pod.annotations, MEMORY_LIMIT)
     for size in sizes(pod, resources):
         most = shares.get((pod.node_name, size.gpu))
-        wanted = max(limits.of(size.container) or 0, size.wish or 0)
+        wanted = max(requests.limit.of(size.container) or 0, size.wish or 0)
         if most is not None and wanted > most:
             text = "{pod}: {wanted} units for container {container} are more than its GPU has, {most}"
             yield warning("wish-too-large", text, f"{again} AMOUNT --limit {most}", pod=name, wanted=wanted,

@@ -15,16 +15,16 @@ from gpu_device_plugin.cluster.client.backoff import Backoff
 from gpu_device_plugin.cluster.client.errors import TRANSIENT, ApiError
 from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
 from gpu_device_plugin.core.contract.dra import DRIVER
-from gpu_device_plugin.core.dra.claim_grants import cdi_spec, claim_grant, device_id, refuse_limits
+from gpu_device_plugin.core.dra.claim_grants import cdi_spec, claim_grant, device_id, owner_of, refuse_limits
 from gpu_device_plugin.core.dra.prepared import PreparedClaim
-from gpu_device_plugin.core.dra.preparing import prepare, two_claims
+from gpu_device_plugin.core.dra.preparing import Preparation, prepare, two_claims
 from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
-from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.kubelet.admission import Refused, Why, refuse_without_nodes
 from gpu_device_plugin.core.node.ledger import Ledger
 from gpu_device_plugin.core.node.limits.extra_grant import GrantOwner
 from gpu_device_plugin.kubelet.claim_store import ClaimStoreError
 from gpu_device_plugin.kubelet.dra_servicer import NotPreparedError
+from gpu_device_plugin.programs.node.extension import Features, GrantDraft, GrantRequest, StartRequest
 from gpu_device_plugin.programs.node.kubelet.allocation_handler import device_nodes
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.node_pods import NodePods
     from gpu_device_plugin.cluster.writers.resource_slices import ClaimsApi
-    from gpu_device_plugin.core.dra.preparing import Preparation
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resource_claims import Claim
     from gpu_device_plugin.core.node.limits.container_grants import Delivery, Grant
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.kubelet._proto import dra_v1_pb2
     from gpu_device_plugin.kubelet.claim_store import ClaimStore
     from gpu_device_plugin.node_state import NodeState
-    from gpu_device_plugin.programs.node.limits.mps_link import MpsLink
-    from gpu_device_plugin.programs.node.use.borrowing import Borrowing
 
 _log = logging.getLogger(__name__)
 
@@ -64,10 +61,9 @@ class NodeClaims:
     """Also the name of its pool."""
     delivery: Callable[[], Delivery]
     """Returns how GPUs reach containers now."""
-    mps: MpsLink
     dev: Path
     """The directory of the device nodes."""
-    borrowing: Borrowing
+    features: Features
 
     def __post_init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -103,24 +99,25 @@ class NodeClaims:
             known = await asyncio.gather(*(self._pod(consumer.uid) for consumer in found.consumers))
             made = await self._prepare(found, [pod for pod in known if pod is not None])
             if not isinstance(made, Refused):
-                await self._until_room(made, until)
+                await self._startable(made, until)
                 return made
             if not await self._passes(found, made, until):
                 self._metrics.count(m.REFUSALS, DRIVER, made.why)
                 _log.warning("refused", extra={"claim": str(found), "why": made.sentence, "once_per_s": 60})
                 raise NotPreparedError(made.sentence)
 
-    async def _until_room(self, claim: PreparedClaim, until: float) -> None:
-        """Wait until nobody borrows what a claim holds, or `until` (monotonic seconds); without the lock.
+    async def _startable(self, claim: PreparedClaim, until: float) -> None:
+        """Wait until the containers of a claim may start, or `until` (monotonic seconds); without the lock.
 
         Raises:
-            NotPreparedError: somebody does. The claim keeps what it holds, and the kubelet tries again.
+            NotPreparedError: they must not. The claim keeps what it holds, and the kubelet tries again.
         """
-        if claim.kind is not Kind.MEMORY or not claim.device_ids:
+        if not claim.device_ids:
             return
-        if why := await self.borrowing.until_room(sorted(claim.device_ids), until - time.monotonic()):
-            self._metrics.count(m.REFUSALS, DRIVER, Why.BORROWED)
-            raise NotPreparedError(f"{why}; this is tried again")
+        start = StartRequest(claim.kind, sorted(claim.device_ids), until)
+        if (refused := await self.features.before_start(start)) is not None:
+            self._metrics.count(m.REFUSALS, DRIVER, refused.why)
+            raise NotPreparedError(f"{refused.sentence}; this is tried again")
 
     async def _passes(self, claim: Claim, refused: Refused, until: float) -> bool:
         """Wait until a refusal has passed, or `until` (monotonic seconds); return whether the claim may be tried again.
@@ -146,25 +143,15 @@ class NodeClaims:
                 await self._done(self._store.write, before)  # a reboot removes one file, and a full disk keeps out both
                 self._memory_mounts(before)
                 return before
-            try:
-                made = await self._limited(claim, verdict, before, owners)
-                if isinstance(made, Refused):
-                    return made
-                await self._keep(made, before)
-            finally:
-                self.mps.given_up()  # what a claim asked for it has by now, or will not have
+            made = await self._give(claim, before, owners)
+            if isinstance(made, Refused):
+                return made
             self._metrics.count(m.ALLOCATIONS, DRIVER)
             _log.info("prepared", extra={"claim": str(made), "devices": [device.device for device in made.devices]})
             return made
 
-    def _judged(
-        self, claim: Claim, before: PreparedClaim | None = None, *, running: bool = False
-    ) -> Preparation | Refused:
-        """Return `prepare` for our node as it is now, without a limit where nobody may borrow."""
-        verdict = prepare(self._state.node, claim, self.node_name, before, running=running)
-        if isinstance(verdict, Refused) or self.borrowing.may_borrow():
-            return verdict
-        return replace(verdict, limit_shares=None)
+    def _judged(self, claim: Claim, before: PreparedClaim | None) -> Preparation | Refused:
+        return prepare(self._state.node, claim, self.node_name, before)
 
     async def adopt(self, claim: Claim) -> None:
         """Take over a claim that was prepared by an earlier agent, of which only the API knows what it holds.
@@ -173,14 +160,9 @@ class NodeClaims:
             NotPreparedError: its files cannot be written.
         """
         async with self._lock:
-            node = self._state.node
-            found = self._judged(claim, running=True)
-            if isinstance(found, Refused):
-                _log.error("a prepared claim holds nothing here", extra={"claim": str(claim), "why": found.sentence})
-                return
-            delivery = self.delivery()
-            made = claim_grant(claim, found, node.shares, delivery, device_nodes(self.dev, delivery))
-            await self._keep(self._made(claim, found, made), None)
+            made = await self._give(claim, None, (), running=True)
+        if isinstance(made, Refused):
+            _log.error("a prepared claim holds nothing here", extra={"claim": str(claim), "why": made.sentence})
 
     async def unprepare(self, uid: str) -> None:
         """Take back what the claim with this UID was given, if it was given anything; see `ClaimHandler`."""
@@ -213,43 +195,56 @@ class NodeClaims:
             raise NotPreparedError(f"claim {name} is gone; delete the pod so that it gets a new one")
         return found
 
-    async def _limited(
-        self, claim: Claim, preparation: Preparation, before: PreparedClaim | None, owners: Sequence[Pod]
+    async def _give(
+        self, claim: Claim, before: PreparedClaim | None, owners: Sequence[Pod], *, running: bool = False
     ) -> PreparedClaim | Refused:
-        """Return what the containers of a claim get, once MPS has done its part; or why they cannot have it."""
+        """Give a claim its devices; return what its containers get, or why they cannot have it.
+
+        Nothing of what the node lacks is a reason for a claim whose containers are `running`.
+
+        Raises:
+            NotPreparedError: its files cannot be written. It has its devices all the same.
+        """
         delivery = self.delivery()
-        present = device_nodes(self.dev, delivery)
-        if missing := refuse_without_nodes(delivery, present):
-            return missing
-        for pod in owners:
-            if (refused := two_claims(pod, claim, self.prepared.value.values())) is not None:
-                return refused
-        node, placement = self._state.node, preparation.placement
-        mps = self.mps if self.mps.on and not preparation.admin else None
-        if mps is not None:
-            gpus = [node.shares.gpus[position] for position in placement.positions]
-            waits = (
-                mps.until_ready(gpus, dict(preparation.placement.at_most(preparation.limit_shares).shares))
-                if placement.demand.kind is Kind.MEMORY
-                else mps.until_startable(preparation.device_ids)
-            )
-            if waits is not None:
-                await waits
-                node = self._state.node
-                again = self._judged(claim, before)
-                if isinstance(again, Refused):
-                    return again
-                preparation = again
-            plan = mps.plan(preparation.placement.at_most(preparation.limit_shares), node.shares, delivery.plan)
-            why = "" if placement.demand.kind is Kind.MEMORY else mps.why_not_start(preparation.device_ids)
-            if isinstance(plan, Refused) or why:
-                return plan if isinstance(plan, Refused) else Refused(Why.MPS_NOT_READY, why)
-            delivery = delivery if plan is None else replace(delivery, plan=plan)
-        refused = refuse_limits(claim, preparation, node.shares, delivery)
-        if refused is not None:
+        present, preparations = device_nodes(self.dev, delivery), list[Preparation]()
+
+        def judge() -> GrantDraft | Refused:
+            verdict = prepare(self._state.node, claim, self.node_name, before, running=running)
+            if not running and not isinstance(verdict, Refused):
+                others = self.prepared.value.values()
+                refusals = (two_claims(pod, claim, others) for pod in owners)
+                refused = refuse_without_nodes(delivery, present) or next(filter(None, refusals), None)
+                verdict = verdict if refused is None else refused
+            if isinstance(verdict, Refused):
+                return verdict
+            preparations.append(verdict)
+            return GrantDraft(verdict.device_ids, verdict.placement, owner_of(claim, verdict), delivery)
+
+        if isinstance(refused := judge(), Refused):
             return refused
-        made = claim_grant(claim, preparation, node.shares, delivery, present)
-        return self._made(claim, preparation, made)
+        features = Features() if preparations[-1].admin else self.features
+        request = GrantRequest(judge, running=running)
+        async with features.granting(request) as draft:
+            if isinstance(draft, Refused):
+                return draft
+            preparation = replace(preparations[-1], limit_shares=draft.owner.limit_shares)
+            shares = self._state.node.shares
+            if not running and (unlimited := refuse_limits(preparation, shares, draft.delivery)) is not None:
+                return unlimited
+            grant = claim_grant(claim, preparation, shares, draft.delivery, present)
+            made = self._made(claim, preparation, grant)
+            request.granted = DeviceHold(
+                "",
+                "",
+                made.kind,
+                made.device_ids,
+                HoldSource.CLAIM,
+                made.uid,
+                made.enforcement,
+                made.limit_mib or None,
+            )
+            await self._keep(made, before)
+            return made
 
     def _made(self, claim: Claim, preparation: Preparation, grant: Grant) -> PreparedClaim:
         made = PreparedClaim(
@@ -269,7 +264,7 @@ class NodeClaims:
     def _memory_mounts(self, claim: PreparedClaim) -> tuple[Mount, ...]:
         """Return the mount by which the containers of a claim see how much they may use; make its directory."""
         limit = claim.limit_mib // self._state.node.shares.share_mib
-        return self.borrowing.mounts(GrantOwner(limit_shares=limit), sorted(claim.device_ids)) if limit else ()
+        return self.features.mounts(GrantOwner(limit_shares=limit), sorted(claim.device_ids)) if limit else ()
 
     async def _keep(self, claim: PreparedClaim, before: PreparedClaim | None) -> None:
         """Take the devices, then write the files: what a container may get is in the ledger by then.
@@ -280,13 +275,6 @@ class NodeClaims:
         """
         former = frozenset() if before is None else before.device_ids - claim.device_ids
         self._state.update(Ledger.seen, claim.device_ids)
-        if self.mps.on and claim.device_ids:
-            limit_mib = claim.limit_mib or None
-            self.mps.granted(
-                DeviceHold(
-                    "", "", claim.kind, claim.device_ids, HoldSource.CLAIM, claim.uid, claim.enforcement, limit_mib
-                )
-            )
         self._now(replace(claim, device_ids=claim.device_ids | former))
         await self._done(self._store.write, claim)
         self._state.update(Ledger.without, former)

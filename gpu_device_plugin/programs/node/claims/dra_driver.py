@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.node.use.process_use import Place
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.programs.node.conflicting_plugins import ConflictingPlugins
+    from gpu_device_plugin.programs.node.extension import Features
     from gpu_device_plugin.programs.node.kubelet.reconciler import Reconciler
     from gpu_device_plugin.programs.node.limits.mps_link import MpsLink
     from gpu_device_plugin.programs.node.node_cluster import NodeCluster
     from gpu_device_plugin.programs.node.node_events import Reports
-    from gpu_device_plugin.programs.node.use.borrowing import Borrowing
     from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class DraDriver:
     conflicting_plugins: ConflictingPlugins
     mps: MpsLink
     dev: Path
-    borrowing: Borrowing
+    features: Features
     changed: Callable[[], None]
     """Called when `holders` may have changed."""
 
@@ -88,9 +88,8 @@ class DraDriver:
             self._metrics,
             node_name=self._settings.node_name,
             delivery=lambda: self.config.value.delivery,
-            mps=self.mps,
             dev=self.dev,
-            borrowing=self.borrowing,
+            features=self.features,
         )
         self.entries: Observable[tuple[DeviceHold, ...]] = Observable(())
         """What containers hold by claims."""
@@ -118,10 +117,9 @@ class DraDriver:
         """Take over what the devices say beside the GPUs and their health."""
         facts = SliceInputs(
             order=(),
-            driver_version=config.inventory.driver_version,
-            enforcements={uuid: gpu.enforcement for uuid, gpu in config.delivery.plan.enforcements.items()},
-            barred=config.barred,
-            evict=config.evict,
+            driver_version=config.facts.inventory.driver_version,
+            enforcements={uuid: gpu.enforcement for uuid, gpu in config.delivery.enforcements.items()},
+            evict=config.choices.evict,
             kinds=frozenset(self._settings.resources),
         )
         self.offer.update(config.policy, facts)

@@ -6,21 +6,19 @@ import logging
 import time
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
 from gpu_device_plugin.core.model.placing import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.model.shares import parse_id
 from gpu_device_plugin.core.node.kubelet.admission import (
     Refused,
     Start,
     Why,
     admit,
     refuse_request,
-    refuse_unlimited,
     refuse_without_nodes,
     why_not_its_own,
 )
@@ -30,21 +28,20 @@ from gpu_device_plugin.core.node.limits.extra_grant import NOBODY, GrantOwner
 from gpu_device_plugin.core.node.matching import Call
 from gpu_device_plugin.core.node.preferred_allocation import UNMATCHED, PreferredAllocationRequest, spread_over
 from gpu_device_plugin.kubelet.servicer import RefusedError
+from gpu_device_plugin.programs.node.extension import GrantDraft, GrantRequest, StartRequest
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
     from pathlib import Path
 
     from gpu_device_plugin.aio.observable import Observable
-    from gpu_device_plugin.core.model.placing import Placement
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.node.limits.container_grants import Delivery, Grant
-    from gpu_device_plugin.core.node.limits.extra_grant import Mount
     from gpu_device_plugin.core.node.matching import Match
     from gpu_device_plugin.core.node.node_config import NodeConfig
     from gpu_device_plugin.node_state import NodeState
+    from gpu_device_plugin.programs.node.extension import Features
     from gpu_device_plugin.programs.node.kubelet.waiting_pods import WaitingPods
-    from gpu_device_plugin.programs.node.limits.mps_link import MpsLink
     from gpu_device_plugin.programs.node.node_api import NodeApi
 
 _log = logging.getLogger(__name__)
@@ -53,22 +50,6 @@ _WAIT_S = 25.0
 """The longest answer to PreStartContainer. A kubelet waits 30 s, and asks again some seconds after a refusal."""
 
 _NOTHING: tuple[frozenset[str], Match | None] = (frozenset(), None)
-
-
-class Borrowing(Protocol):
-    """The part of memory that changes while containers run."""
-
-    def limit_shares(self, match: Match, placement: Placement) -> int | None:
-        """Return the most shares that a container may use where it is placed; None: those that it is given."""
-
-    def mounts(self, owner: GrantOwner, device_ids: Sequence[str]) -> tuple[Mount, ...]:
-        """Return the mounts by which a container with shares sees how much it may use."""
-
-    async def until_room(self, device_ids: Sequence[str], within_s: float, lost: Callable[[], object]) -> str:
-        """Wait until a container's memory is not borrowed, or it has `lost` its devices.
-
-        Returns why it must not start; empty: it may.
-        """
 
 
 @dataclass(eq=False, repr=False)
@@ -86,8 +67,7 @@ class AllocationHandler:
     on_refusal: Callable[[Kind, int, Refused], None]
     """Called with kind, number of devices and reason after every refusal."""
     on_grant: Callable[[], None]
-    mps: MpsLink
-    borrowing: Borrowing
+    features: Features
     starts: Starts
 
     def __post_init__(self) -> None:
@@ -103,14 +83,6 @@ class AllocationHandler:
     ) -> Sequence[str]:
         """See `Answers.prefer`; fewer IDs than `amount` if there is no good choice."""
         node = self._state.node
-        if resource.kind is Kind.MEMORY:
-            if barred := self._delivery.plan.barred:
-                # Who asks for all of an instance has it to itself, and needs no means of limiting.
-                barred -= self._instances_of(amount)
-            if self.mps.on:
-                barred |= self.mps.barred
-            if barred:
-                available = [name for name in available if parse_id(name)[0] not in barred]
         question = PreferredAllocationRequest(node, resource.kind, available, must, amount)
         waiting = self._waiting_for(resource)
         if waiting is None:
@@ -125,96 +97,73 @@ class AllocationHandler:
 
     async def allocate(self, resource: Resource, device_ids: Sequence[str]) -> Grant:
         """See `Answers.allocate`."""
-        if self.mps.on and resource.kind is Kind.MEMORY:
-            await self._mps_ready(resource, device_ids)
-        ids, node, waiting, delivery = frozenset(device_ids), self._state.node, self._waiting, self._delivery
-        match, owner, verdict = self._judge(resource, device_ids)
-        self._preferred = _NOTHING
-        mps = self.mps if self.mps.on else None
-        plan = None
-        if mps is not None and not isinstance(verdict, Refused):
-            plan = mps.plan(verdict.at_most(owner.limit_shares), node.shares, delivery.plan)
-        if isinstance(plan, Refused):
-            verdict = plan
-        elif plan is not None:
-            delivery = replace(delivery, plan=plan)
-        if isinstance(verdict, Refused):
-            if mps is not None:
-                mps.given_up()
-            if waiting is not None and match is not None:
-                waiting.refused(match)
-            self._metrics.count(m.REFUSALS, resource.name, verdict.why)
-            self.on_refusal(resource.kind, len(ids), verdict)
-            raise RefusedError(verdict.sentence)
-        self._state.update(Ledger.granted, ids, time.monotonic())
-        if waiting is not None and match is not None:
-            waiting.served(match, ids)
-        self._metrics.count(m.ALLOCATIONS, resource.name)
-        self.on_grant()
-        _log.info(
-            "allocated",
-            extra={
-                "resource": resource.name,
-                "amount": len(ids),
-                "gpus": list(verdict.positions),
-                **({"pod": match.pod.name, "container": match.request.container} if match is not None else {}),
-            },
-        )
-        made = grant(
-            verdict,
-            node.shares,
-            delivery,
-            match.pod.total_shares if match is not None else None,
-            device_nodes(self.dev, delivery),
-            owner=owner,
-        )
-        if mps is not None:
-            hold = DeviceHold(owner.pod_uid, owner.container, resource.kind, ids, HoldSource.ANSWER)
-            mps.granted(replace(hold, enforcement=made.enforcement, limit_mib=made.limit_mib))
-        return replace(made, mounts=(*made.mounts, *self.borrowing.mounts(owner, device_ids)))
+        request = GrantRequest(lambda: self._judge(resource, device_ids, request))
+        async with self.features.granting(request) as draft:
+            self._preferred = _NOTHING
+            ids, node, match = frozenset(device_ids), self._state.node, request.match
+            if isinstance(draft, Refused):
+                raise self._refusal(resource, len(ids), match, draft)
+            owner = draft.owner
+            self._state.update(Ledger.granted, ids, time.monotonic())
+            if self._waiting is not None and match is not None:
+                self._waiting.served(match, ids)
+            self._metrics.count(m.ALLOCATIONS, resource.name)
+            self.on_grant()
+            _log.info(
+                "allocated",
+                extra={
+                    "resource": resource.name,
+                    "amount": len(ids),
+                    "gpus": list(draft.placement.positions),
+                    **({"pod": match.pod.name, "container": match.request.container} if match is not None else {}),
+                },
+            )
+            made = grant(
+                draft.placement,
+                node.shares,
+                draft.delivery,
+                match.pod.total_shares if match is not None else None,
+                device_nodes(self.dev, draft.delivery),
+                owner=owner,
+            )
+            request.granted = DeviceHold(
+                owner.pod_uid,
+                owner.container,
+                resource.kind,
+                ids,
+                HoldSource.ANSWER,
+                enforcement=made.enforcement,
+                limit_mib=made.limit_mib,
+            )
+        return replace(made, mounts=(*made.mounts, *self.features.mounts(owner, device_ids)))
+
+    def _refusal(self, resource: Resource, amount: int, match: Match | None, refused: Refused) -> RefusedError:
+        if self._waiting is not None and match is not None:
+            self._waiting.refused(match)
+        self._metrics.count(m.REFUSALS, resource.name, refused.why)
+        self.on_refusal(resource.kind, amount, refused)
+        return RefusedError(refused.sentence)
 
     async def before_start(self, resource: Resource, device_ids: Sequence[str]) -> None:
-        """Let a container start only on GPUs that are in service, and that MPS runs if and only if it is a client.
+        """Let a container start only on GPUs that are in service, once the features have what it needs.
 
-        And only where nobody borrows the memory that it is guaranteed. And only as long as its devices are its own: the
-        last look is just before the answer, after which the kubelet reads the variables of the devices.
+        And only as long as its devices are its own: the last look is just before the answer, after which the kubelet
+        reads the variables of the devices.
         """
         start = await self.starts.began(device_ids)
-        if (startable := self.mps.until_startable(device_ids)) is not None:
-            await startable
+        lost = partial(self.starts.lost, start)
+        refused = await self.features.before_start(StartRequest(resource.kind, device_ids, start.since + _WAIT_S, lost))
         node = self._state.node
         for position in sorted(spread_over(node, device_ids)):
             uuid = node.shares.gpus[position].gpu.uuid
-            if uuid in node.unhealthy:
-                self._metrics.count(m.REFUSALS, resource.name, Why.UNHEALTHY)
-                raise RefusedError(f"GPU {position} is out of service: {node.unhealthy[uuid]}")
-        if why := self.mps.why_not_start(device_ids):
-            self._metrics.count(m.REFUSALS, resource.name, Why.MPS_NOT_READY)
-            raise RefusedError(why)
-        borrowed = ""
-        if resource.kind is Kind.MEMORY:
-            within_s = start.since + _WAIT_S - time.monotonic()
-            borrowed = await self.borrowing.until_room(device_ids, within_s, partial(self.starts.lost, start))
+            if reason := node.block(uuid).everyone:
+                refused = Refused(Why.UNHEALTHY, f"GPU {position} is out of service: {reason}")
+                break
         if why := await self.starts.lost_by_now(start):
-            self._metrics.count(m.REFUSALS, resource.name, Why.POD_DELETED)
-            raise RefusedError(why)
-        if borrowed:
-            self._metrics.count(m.REFUSALS, resource.name, Why.BORROWED)
-            raise RefusedError(borrowed)
-
-    async def _mps_ready(self, resource: Resource, device_ids: Sequence[str]) -> None:
-        """Wait for the MPS daemon that a container with these IDs needs, for a while."""
-        _, owner, verdict = self._judge(resource, device_ids)
-        if isinstance(verdict, Refused):
-            return  # it needs none: its GPU may be in use as a whole
-        gpus = [self._state.node.shares.gpus[position] for position in verdict.positions]
-        if (ready := self.mps.until_ready(gpus, dict(verdict.at_most(owner.limit_shares).shares))) is not None:
-            await ready
-
-    def _instances_of(self, shares: int) -> frozenset[str]:
-        """Return the UUIDs of the MIG instances that have so many shares in all."""
-        gpus = self._state.node.shares.gpus
-        return frozenset(gpu.gpu.uuid for gpu in gpus if gpu.card is not None and len(gpu.shares) == shares)
+            refused = Refused(Why.POD_DELETED, why)
+        if refused is not None:
+            self._metrics.count(m.REFUSALS, resource.name, refused.why)
+            raise RefusedError(refused.sentence)
 
     def _waiting_for(self, resource: Resource) -> WaitingPods | None:
         """Return the pods that a call for a resource may be for; None: they play no part.
@@ -224,39 +173,28 @@ class AllocationHandler:
         return None if resource.kind is Kind.INSTANCE else self._waiting
 
     def _named(self, call: Call) -> Call:
-        return replace(call, names_pod=call.kind is Kind.MEMORY and self._delivery.plan.names_pods)
+        return replace(call, names_pod=call.kind is Kind.MEMORY and self._delivery.names_pods)
 
-    def _judge(
-        self, resource: Resource, device_ids: Sequence[str]
-    ) -> tuple[Match | None, GrantOwner, Placement | Refused]:
-        """Return the container that these devices are for, as far as it is known, and whether it may have them.
+    def _judge(self, resource: Resource, device_ids: Sequence[str], request: GrantRequest) -> GrantDraft | Refused:
+        """Find the container that these devices are for, as far as it is known, and decide whether it may have them.
 
         It is the one that `prefer` matched, else the one that fits now: the kubelet calls Allocate alone if the devices
         of an init container suffice for the container after it.
         """
-        node, kind, ids = self._state.node, resource.kind, frozenset(device_ids)
+        node, kind, ids, delivery = self._state.node, resource.kind, frozenset(device_ids), self._delivery
         preferred, match = self._preferred
         if match is None or ids != preferred:
             waiting, call = self._waiting_for(resource), self._named(Call(kind, len(ids), spread_over(node, ids)))
             match = None if waiting is None else waiting.find_now(call).match
+        request.match = match
         owner = NOBODY if match is None else GrantOwner(match.pod.uid, match.request.container, match.pod.frameworks)
         promise, after_init = (None, None) if match is None else (match.request.promise, match.after_init)
         verdict = (
             refuse_request(match)
-            or refuse_without_nodes(self._delivery, device_nodes(self.dev, self._delivery))
-            or self._unlimited(kind, device_ids, owner)
+            or refuse_without_nodes(delivery, device_nodes(self.dev, delivery))
             or admit(node, kind, device_ids, promise, after_init=after_init)
         )
-        if match is not None and not isinstance(verdict, Refused):
-            owner = replace(owner, limit_shares=self.borrowing.limit_shares(match, verdict))
-        return match, owner, verdict
-
-    def _unlimited(self, kind: Kind, device_ids: Sequence[str], owner: GrantOwner) -> Refused | None:
-        """Refuse a container whose memory cannot be limited; what MPS decides is not known before it was waited for."""
-        node, mps = self._state.node, self.mps
-        if mps.on and mps.decides_on(spread_over(node, device_ids), node.shares):
-            return None
-        return refuse_unlimited(node, kind, device_ids, self._delivery.plan, owner)
+        return verdict if isinstance(verdict, Refused) else GrantDraft(ids, verdict, owner, delivery)
 
 
 def device_nodes(dev: Path, delivery: Delivery) -> frozenset[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,23 +15,23 @@ from gpu_device_plugin.core.contract.helperfiles import MPS_FILES
 from gpu_device_plugin.core.contract.mpsfiles import MpsStatus
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.kubelet.admission import Refused, Why
 from gpu_device_plugin.core.node.mps import mps_wishes as mps
 from gpu_device_plugin.core.node.preferred_allocation import spread_over
 from gpu_device_plugin.file_link import FileLink, HelperWords
 from gpu_device_plugin.kubelet.procfs import boot_time
+from gpu_device_plugin.programs.node.extension import NodeFeature
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
     from pathlib import Path
     from typing import NoReturn
 
     from gpu_device_plugin.core.contract.mpsfiles import MpsGpu
     from gpu_device_plugin.core.model.holds import DeviceHold
-    from gpu_device_plugin.core.model.placing import Placement
-    from gpu_device_plugin.core.model.shares import SharedGpu, Shares
-    from gpu_device_plugin.core.node.kubelet.admission import Refused
-    from gpu_device_plugin.core.node.limits.container_grants import EnforcementPlan
+    from gpu_device_plugin.core.model.shares import SharedGpu
     from gpu_device_plugin.node_state import NodeState
+    from gpu_device_plugin.programs.node.extension import Contribution, GrantDraft, GrantRequest, StartRequest
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ _POLL_WAITED_FOR_S = 0.1
 
 
 @dataclass(eq=False, repr=False)
-class MpsLink:
+class MpsLink(NodeFeature):
     """Tells the supervisor which daemons our ledger needs, and follows what it runs.
 
     Does nothing on a node where nobody asks for MPS and no file says that somebody did.
@@ -119,11 +120,6 @@ class MpsLink:
         return {} if isinstance(daemons, str) else daemons
 
     @property
-    def barred(self) -> frozenset[str]:
-        """The UUIDs of GPUs whose shares every container is refused for the containers that are there."""
-        return self._asked_for & _others(self._tenants) if self.refuse and self._asked_for else frozenset()
-
-    @property
     def ready(self) -> Mapping[str, bool]:
         """Whether each daemon that the supervisor was last told to run accepts clients, by the GPU's UUID."""
         gpus = self.gpus
@@ -156,52 +152,62 @@ class MpsLink:
 
     # --- For the answers to the kubelet ---------------------------------------------------------------------------
 
-    def until_ready(self, gpus: Sequence[SharedGpu], shares: Mapping[int, int]) -> Awaitable[None] | None:
-        """Have the daemon started that a container with these GPUs needs, and return what waits for it; None: nothing.
+    @asynccontextmanager
+    async def granting(self, request: GrantRequest) -> AsyncIterator[Contribution]:
+        """Have the daemon started that a container needs, and let it be a client of it."""
+        if not self.on:
+            yield _without_mps
+            return
+        draft = request.draft()
+        if not request.running and not isinstance(draft, Refused) and draft.placement.demand.kind is Kind.MEMORY:
+            await self._until_ready(draft)
+        try:
+            yield self._with_daemons if request.running else self._contribution
+        finally:
+            if request.granted is not None and request.granted.device_ids:
+                self.granted(request.granted)
+            else:
+                self.given_up()
 
-        It never raises: `plan` says what came of it, and `granted` or `given_up` has to be called then. `shares` are
-        those of each GPU, by position.
-        """
+    def _contribution(self, draft: GrantDraft) -> GrantDraft | Refused:
+        if draft.placement.demand.kind is not Kind.MEMORY or not self._matters:
+            return draft
+        placement, shares = draft.placement.at_most(draft.owner.limit_shares), self._state.node.shares
+        gpus = [shares.gpus[position] for position in placement.positions]
+        unwritten = self._files.unwritten
+        waited = f": {unwritten}" if unwritten else f", after {mps.START_S:g} s"
+        choice = mps.choose(self._situations(gpus, dict(placement.shares)), refuse=self.refuse, waited=waited)
+        if isinstance(choice, Refused):
+            return choice
+        chosen = {} if choice is None else {shared.gpu.uuid: GpuEnforcement(choice, "") for shared in gpus}
+        enforcements = {**draft.delivery.enforcements, **chosen}
+        return self._with_daemons(replace(draft, delivery=replace(draft.delivery, enforcements=enforcements)))
+
+    def _with_daemons(self, draft: GrantDraft) -> GrantDraft:
+        return replace(draft, delivery=replace(draft.delivery, mps=self._directories))
+
+    async def _until_ready(self, draft: GrantDraft) -> None:
+        """Have the daemon started that a container needs, and wait for it, for a while."""
+        node, shares = self._state.node, dict(draft.placement.at_most(draft.owner.limit_shares).shares)
+        gpus = [node.shares.gpus[position] for position in draft.placement.positions]
 
         def waits() -> bool:
             return mps.waits(self._situations(gpus, shares))
 
         self.look()
         if not self._matters or not waits():
-            return None
-        self._asked = {shared.gpu.uuid: shares[shared.position] for shared in gpus}
-        asked = self._asked
+            return
+        self._asked = asked = {shared.gpu.uuid: shares[shared.position] for shared in gpus}
         self._write()
         if self._files.unwritten:
-            return None  # the supervisor will not hear of it
-        return self._until(
-            lambda: not waits(),
-            self.start_s,
+            return  # the supervisor will not hear of it
+        try:
+            await self._until(lambda: not waits(), self.start_s)
+        except asyncio.CancelledError:
             # What a later call asks for, that of another process of the kubelet, is not given up with this one.
-            lambda: self.given_up() if self._asked is asked else None,
-        )
-
-    def decides_on(self, positions: Collection[int], shares: Shares) -> bool:
-        """Return whether these GPUs are one on which MPS is wanted, or has clients."""
-        if len(positions) != 1:
-            return False
-        (uuid,) = (shares.gpus[position].gpu.uuid for position in positions)
-        return uuid in self._asked_for or self._tenants.get(uuid, mps.NOBODY).clients
-
-    def plan(
-        self, placement: Placement, shares: Shares, otherwise: EnforcementPlan
-    ) -> EnforcementPlan | Refused | None:
-        """Return how a container that is placed so is limited; None: MPS has no say in it, and `otherwise` holds."""
-        if placement.demand.kind is not Kind.MEMORY or not self._matters:
-            return None
-        gpus = [shares.gpus[position] for position in placement.positions]
-        unwritten = self._files.unwritten
-        waited = f": {unwritten}" if unwritten else f", after {mps.START_S:g} s"
-        choice = mps.choose(self._situations(gpus, dict(placement.shares)), refuse=self.refuse, waited=waited)
-        if not isinstance(choice, Enforcement):
-            return choice
-        enforcements = {shared.gpu.uuid: GpuEnforcement(choice, "") for shared in gpus}
-        return replace(otherwise, enforcements={**otherwise.enforcements, **enforcements}, mps=self._directories)
+            if self._asked is asked:
+                self.given_up()
+            raise
 
     def granted(self, hold: DeviceHold) -> None:
         """Take note of a container's devices, which the ledger has by now."""
@@ -214,13 +220,16 @@ class MpsLink:
         self._asked = {}
         self._write()
 
-    def until_startable(self, device_ids: Iterable[str]) -> Awaitable[None] | None:
-        """Return what waits until a container with these devices may start, or for a while; None: it need not wait."""
+    async def before_start(self, start: StartRequest) -> Refused | None:
+        """Let a container start when MPS runs its GPU if and only if it is a client."""
         if not self.on:
             return None
         self.look()
-        ids = tuple(device_ids)
-        return self._until(lambda: not self.why_not_start(ids), self.stop_s) if self.why_not_start(ids) else None
+        if self.why_not_start(start.device_ids):
+            wait_s = min(self.stop_s, start.deadline - time.monotonic())
+            await self._until(lambda: not self.why_not_start(start.device_ids), wait_s)
+        why = self.why_not_start(start.device_ids)
+        return Refused(Why.MPS_NOT_READY, why) if why else None
 
     def why_not_start(self, device_ids: Iterable[str]) -> str:
         """Return why a container with these devices must not start now, as a sentence; empty if it may."""
@@ -256,17 +265,12 @@ class MpsLink:
             for shared in gpus
         ]
 
-    async def _until(
-        self, there: Callable[[], bool], seconds: float, if_cancelled: Callable[[], None] = lambda: None
-    ) -> None:
+    async def _until(self, there: Callable[[], bool], seconds: float) -> None:
         """Wait until `there` returns true, for at most so many seconds. The supervisor is looked at more often."""
         self._waiting += 1
         self._wake.set()
         try:
             await within(seconds, self.daemons.meets(lambda _: there()))
-        except asyncio.CancelledError:
-            if_cancelled()
-            raise
         finally:
             self._waiting -= 1
 
@@ -346,6 +350,10 @@ class MpsLink:
             if why != self._troubles.get(uuid):
                 self._on_trouble(uuid, why)
         self._troubles = found
+
+
+def _without_mps(draft: GrantDraft) -> GrantDraft:
+    return draft
 
 
 def _others(present: Mapping[str, mps.Tenants]) -> frozenset[str]:

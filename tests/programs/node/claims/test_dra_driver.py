@@ -7,6 +7,7 @@ import json
 import os
 import threading
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -416,6 +417,21 @@ async def test_parameters_ask_for_limits_and_frameworks() -> None:
         assert "the parameters of the claim require limits of driver, and this node has advisory" in refused.error
 
 
+async def test_limits_that_the_administrator_requires_and_that_are_not_there_refuse_parts_only() -> None:
+    async with claims() as here:
+        await here.start()
+        wishes = {"part": exactly(memory="4Gi"), "watcher": exactly("monitor", admin=True), "whole": WHOLE}
+        for name, wish in wishes.items():
+            here.wish(name, wish)
+            assert here.allocate(name) == ""
+        agent = here.node.agent
+        assert agent is not None
+        agent.reload(replace(agent.settings.value, limits="driver", limits_fallback="refuse"))
+        errors = {name: (await here.kubelet.start_pod(name)).error for name in wishes}
+        assert "GPU 0: memory limits that hold are required here and not there" in errors.pop("part")
+        assert set(errors.values()) == {""}
+
+
 async def test_a_claim_that_is_gone_or_another_by_now_is_not_prepared() -> None:
     async with claims() as here:
         await here.start()
@@ -574,6 +590,7 @@ async def claims_under_mps(**settings: str) -> AsyncIterator[tuple[Claims, Super
         supervisor.start()
         try:
             await here.start(**{"limits": "mps", "mps_dir": str(directory), **settings})
+            here.dra.claims.wait_s = 3600
             yield here, supervisor
         finally:
             await supervisor.stop()
@@ -633,9 +650,9 @@ async def test_a_gpu_is_offered_again_as_soon_as_the_last_container_without_mps_
         await here.serves()
         agent = here.node.agent
         assert agent is not None
-        await here.node.until(lambda: uuid in agent.config.value.barred)
+        await here.node.until(lambda: bool(agent.state.node.block(uuid).parts))
         await here.end_claim("c1")
-        await here.node.until(lambda: uuid not in agent.config.value.barred)
+        await here.node.until(lambda: not agent.state.node.block(uuid).parts)
 
 
 async def test_an_agent_without_the_rights_of_a_driver_says_which_manifest_has_them() -> None:

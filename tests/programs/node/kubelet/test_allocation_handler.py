@@ -14,6 +14,7 @@ from gpu_device_plugin.core.node.matching import Call, ContainerRequest, Match, 
 from gpu_device_plugin.core.node.node_config import NodeConfig
 from gpu_device_plugin.kubelet.servicer import RefusedError
 from gpu_device_plugin.node_state import NodeState
+from gpu_device_plugin.programs.node.extension import Features
 from gpu_device_plugin.programs.node.kubelet.allocation_handler import AllocationHandler
 from gpu_device_plugin.programs.node.limits.mps_link import MpsLink
 from tests import names
@@ -23,12 +24,9 @@ from tests.programs.node.harness import T4, gpus_of, pod, world
 from tests.resources import MEM
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
-    from gpu_device_plugin.core.model.placing import Placement
-    from gpu_device_plugin.core.node.limits.extra_grant import GrantOwner, Mount
-    from gpu_device_plugin.programs.node.kubelet.allocation_handler import Borrowing, Starts
+    from gpu_device_plugin.programs.node.kubelet.allocation_handler import Starts
     from gpu_device_plugin.programs.node.kubelet.waiting_pods import WaitingPods
 
 FREE = (*ids(0, range(8)), *ids(1, range(8)))
@@ -56,16 +54,6 @@ class Queue:
         self.served_uids.append(match.pod.uid)
 
 
-class NobodyBorrows:
-    """No container may use more than it is given."""
-
-    def limit_shares(self, _match: Match, _placement: Placement) -> None:
-        return None
-
-    def mounts(self, _owner: GrantOwner, _device_ids: Sequence[str]) -> tuple[Mount, ...]:
-        return ()
-
-
 def answering(waiting: Queue, folder: Path) -> AllocationHandler:
     state = NodeState(node(8, 8))
     return AllocationHandler(
@@ -76,8 +64,7 @@ def answering(waiting: Queue, folder: Path) -> AllocationHandler:
         dev=folder,
         on_refusal=lambda *_: None,
         on_grant=lambda: None,
-        mps=MpsLink(folder / "no supervisor", state, Observable(()), lambda *_: None),
-        borrowing=cast("Borrowing", NobodyBorrows()),
+        features=Features(MpsLink(folder / "no supervisor", state, Observable(()), lambda *_: None)),
         starts=cast("Starts", None),
     )
 
@@ -157,12 +144,12 @@ async def test_a_container_waits_while_its_gpu_is_out_of_service() -> None:
         await one.start_agent()
         made = await one.kubelet.admit(pod("p", mem=3))
         one.hardware(T4 | {"error": "no answer"}, T4)
-        await one.until(lambda: one.agent is not None and bool(one.agent.state.node.unhealthy))
+        await one.until(lambda: one.agent is not None and bool(one.agent.state.node.blocks))
         waiting = (await one.kubelet.restart_container(made, "main")).only
         assert not waiting.running
         assert "GPU 0 is out of service" in str(waiting.waiting)
         one.hardware(T4, T4)
-        await one.until(lambda: one.agent is not None and not one.agent.state.node.unhealthy)
+        await one.until(lambda: one.agent is not None and not one.agent.state.node.blocks)
         assert (await one.kubelet.restart_container(made, "main")).only.running
 
 

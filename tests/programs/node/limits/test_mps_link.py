@@ -7,15 +7,21 @@ import contextlib
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+import pytest
+
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.core.contract.helperfiles import MPS_FILES
 from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, WANTED_FILE, MpsGpu, MpsState, MpsStatus
 from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
 from gpu_device_plugin.core.model.limits import Enforcement
+from gpu_device_plugin.core.model.placing import Demand, Placement
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.ledger import Ledger
+from gpu_device_plugin.core.node.limits.container_grants import Delivery
+from gpu_device_plugin.core.node.limits.extra_grant import NOBODY
 from gpu_device_plugin.core.node.mps.mps_wishes import NOT_MOUNTED, NOT_THERE, SILENT
 from gpu_device_plugin.node_state import NodeState
+from gpu_device_plugin.programs.node.extension import GrantDraft, GrantRequest
 from gpu_device_plugin.programs.node.limits.mps_link import MpsLink
 from tests.nodes import ids, node, uuid
 from tests.patience import eventually
@@ -24,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
-    import pytest
 
 NOW_S = 1000.0
 READY = MpsGpu(MpsStatus.READY, "", "/run/gpushare/mps/a")
@@ -156,14 +161,18 @@ async def test_a_call_that_ends_late_does_not_take_away_the_daemon_for_a_later_c
     desk.put(MpsState({}, NOW_S))
     desk.state.update(Ledger.seen, (), certain=True)
     desk.link.ask_for([uuid(0), uuid(1)])
-    gpus = desk.state.node.shares.gpus
+
+    async def allocate(gpu: int, shares: int) -> None:
+        placement = Placement(Demand(Kind.MEMORY, shares), ((gpu, shares),))
+        draft = GrantDraft(frozenset(ids(gpu, range(shares))), placement, NOBODY, Delivery())
+        async with desk.link.granting(GrantRequest(lambda: draft)):
+            pytest.fail("there is no daemon")
+
     async with desk.running():
         desk.link.ledger_complete()
         calls = []
         for gpu, shares in ((0, 1), (1, 2)):
-            until = desk.link.until_ready([gpus[gpu]], {gpu: shares})
-            assert until is not None
-            calls.append(asyncio.ensure_future(until))
+            calls.append(asyncio.ensure_future(allocate(gpu, shares)))
             await asyncio.sleep(0)
         for call, left in zip(calls, ({uuid(1): 2048}, {}), strict=True):
             call.cancel()
