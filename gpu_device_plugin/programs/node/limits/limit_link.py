@@ -68,7 +68,8 @@ class LimitLink:
                 self._wake.clear()
                 await self._tell()
                 # Nobody's limit is changed on most nodes, where nothing is looked at either.
-                await within(self.poll_s if self._files.wanted else None, self._wake.wait())
+                follows = self._files.wanted or self._files.unwritten
+                await within(self.poll_s if follows else None, self._wake.wait())
         raise AssertionError  # pragma: no cover (the loop never ends)
 
     async def _tell(self) -> None:
