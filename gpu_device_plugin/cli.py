@@ -71,8 +71,9 @@ def _node(arguments: argparse.Namespace) -> int:
     if settings.http is None and not settings.reaches_api(os.environ):
         low_memory_imports.without_tls()
     from gpu_device_plugin.programs.node import node_program as program  # noqa: PLC0415 - half a second that --help need not take
+    from gpu_device_plugin.programs.node.features import NODE_FEATURES  # noqa: PLC0415 - with it
 
-    return program.main(sources, texts, settings)
+    return program.main(sources, texts, settings, NODE_FEATURES)
 
 
 def _extender(arguments: argparse.Namespace) -> int:

@@ -29,6 +29,9 @@ from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import HardwareContextLost
 from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryError, DirectoryGoneError
+from gpu_device_plugin.programs.node.features import NODE_FEATURES
+from gpu_device_plugin.programs.node.features.history import PastHour
+from gpu_device_plugin.programs.node.features.use import Use
 from gpu_device_plugin.programs.node.node_program import RESTART_AFTER, main
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.node import NodeSettings
@@ -219,7 +222,7 @@ async def test_probes_and_metrics_show_what_the_agent_does() -> None:
             MEM: True,
             COUNT: True,
         }
-        await node.until(lambda: len(agent.use_reports.now().parts) == 2)
+        await node.until(lambda: len(agent.of(Use).reports.now().parts) == 2)
         status, text = await page(port, "/use")
         assert status == 200
         assert (0, 3072) in [(part.gpu, part.granted_mib) for part in read_node_use(text, SERVED).parts]
@@ -247,7 +250,7 @@ async def test_the_condition_of_the_gpus_is_not_read_where_it_is_off() -> None:
     async with world([T4], condition="off") as node:
         agent = node.launch()
         await node.ready()
-        await agent.history.conditions.after(0)
+        await agent.of(PastHour).history.conditions.after(0)
         assert agent.metrics_state().conditions == {}
 
 
@@ -569,7 +572,7 @@ def test_an_agent_without_gpus_obeys_signals_like_any_other(tmp_path: Path, capl
     sources = Sources(NodeSettings, flags=flags, environ={})
     sender.start()
     with caplog.at_level("INFO"):
-        assert main(sources, sources.texts(), sources.read()) == 0
+        assert main(sources, sources.texts(), sources.read(), NODE_FEATURES) == 0
     sender.join()
     assert list(dict.fromkeys(message for message in caplog.messages if message in said)) == said
 

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.node.conflicting_plugins import ConflictingPlugins
     from gpu_device_plugin.programs.node.extension import Features
     from gpu_device_plugin.programs.node.kubelet.reconciler import Reconciler
-    from gpu_device_plugin.programs.node.limits.mps_link import MpsLink
     from gpu_device_plugin.programs.node.node_cluster import NodeCluster
     from gpu_device_plugin.programs.node.node_events import Reports
     from gpu_device_plugin.settings.node import NodeSettings
@@ -64,7 +63,6 @@ class DraDriver:
     """How GPUs reach containers."""
     reconciler: Reconciler
     conflicting_plugins: ConflictingPlugins
-    mps: MpsLink
     dev: Path
     features: Features
     changed: Callable[[], None]
@@ -200,7 +198,8 @@ class DraDriver:
         self._allocated = None
         self.conflicting_plugins.look()
         self._offer()
-        self.mps.ledger_complete()
+        for feature in self.features:
+            feature.ledger_complete()
         await together(
             self._registered(),
             self.offer.run(),

@@ -76,13 +76,13 @@ class Verification:
     """The MiB that each container may use now, of those whose limits may change while they run."""
     measured: Observable[Mapping[Place, int]] = field(default_factory=lambda: Observable({}))
     """MiB that containers use by the driver's own count of their cgroups, as it was read back last; set here."""
+    states: Observable[Mapping[Place, LimitState]] = field(default_factory=lambda: Observable({}))
+    """To be set: the state of each limit of a container that runs, or may run: of all means whose limits are more than
+    told, and of no whole GPU. Set when one of them differs."""
     interval_s: float = 0.0
     """Seconds between two readings of all limits, and of `measured`; 0: as few as needed."""
 
     def __post_init__(self) -> None:
-        self.states: Observable[Mapping[Place, LimitState]] = Observable({})
-        """The state of each limit of a container that runs, or may run: of all means whose limits are more than told,
-        and of no whole GPU. Set when one of them differs."""
         self._verified: dict[_Container, _Verified] = {}
         self._reported: dict[_Container, str] = {}
         """The container ID of which an Event was posted last."""

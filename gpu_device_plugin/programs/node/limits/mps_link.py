@@ -125,6 +125,10 @@ class MpsLink(NodeFeature):
         gpus = self.gpus
         return {uuid: uuid in gpus and gpus[uuid].status is MpsStatus.READY for uuid in self._files.wanted}
 
+    def server_pids(self) -> frozenset[int]:
+        """Return the PIDs of the servers of all daemons."""
+        return frozenset(pid for gpu in self.gpus.values() for pid in gpu.server_pids)
+
     def ask_for(self, uuids: Iterable[str]) -> None:
         """Let MPS be the means that the administrator wants on these GPUs."""
         asked = frozenset(uuids)

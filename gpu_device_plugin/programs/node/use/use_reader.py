@@ -176,7 +176,7 @@ class UseReports:
 
     _watch: UseWatch
     _limits: Observable[Mapping[Place, LimitState]]
-    _over: Observable[Mapping[Place, Excess]]
+    over: Observable[Mapping[Place, Excess]]
     _publish: Callable[[str], None]
     """Puts a text on the node."""
     _: KW_ONLY
@@ -213,7 +213,7 @@ class UseReports:
         sources: tuple[Observable[Any], ...] = (
             self._watch.reading,
             self._limits,
-            self._over,
+            self.over,
             self.reclaiming,
             self.idle,
         )
@@ -232,7 +232,7 @@ class UseReports:
             held,
             reading,
             self._limits.value,
-            self._over.value,
+            self.over.value,
             watch.shares(),
             named=self._names,
             epoch=time.time() - time.monotonic(),
