@@ -9,16 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpu_device_plugin.core.contract.helperfiles import MPS_FILES
 from gpu_device_plugin.core.contract.keys import SET_LIMITS_LABEL
-from gpu_device_plugin.core.contract.mpsfiles import (
-    STATE_FILE,
-    WANTED_FILE,
-    MpsGpu,
-    MpsState,
-    MpsStatus,
-    write_state,
-    write_wanted,
-)
+from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, WANTED_FILE, MpsGpu, MpsState, MpsStatus
 from gpu_device_plugin.core.contract.variables import LIMITS
 from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.programs.node.features.mps import Mps
@@ -417,8 +410,8 @@ async def test_an_init_container_and_its_successor_are_clients_of_the_same_daemo
 async def test_what_is_wanted_is_written_again_when_it_can_be_written() -> None:
     async with mps_node() as (node, supervisor):
         supervisor.start()
-        agent = await node.start_agent()
         (supervisor.directory / WANTED_FILE).mkdir()
+        agent = await node.start_agent()
         agent.of(Mps).link.start_s = 3600.0  # nobody waits for a daemon of which the supervisor does not hear
         agent.of(Mps).link.grace_s = 0.0
         refused = await node.kubelet.admit(pod("p", mem=3))
@@ -463,7 +456,7 @@ async def test_a_file_that_somebody_removed_or_replaced_is_written_anew() -> Non
         file.unlink()
         await node.until(lambda: supervisor.wanted == wanted)
         other = supervisor.directory / "other"
-        other.write_text(write_wanted({"GPU-x": 1}))
+        other.write_text(MPS_FILES.write_wanted({"GPU-x": 1}))
         other.replace(file)
         await node.until(lambda: supervisor.wanted == wanted)
 
@@ -492,8 +485,8 @@ async def test_where_nobody_asks_for_mps_what_somebody_left_of_it_keeps_no_conta
         gpu = node.uuids[0]
         await node.stop_agent()
         left = MpsState({gpu: MpsGpu(status, "", "/run/gpushare/mps/a")}, beat_s=1.0)
-        (supervisor.directory / STATE_FILE).write_text(write_state(left))
-        (supervisor.directory / WANTED_FILE).write_text(write_wanted({gpu: 1024}))
+        (supervisor.directory / STATE_FILE).write_text(MPS_FILES.write_state(left))
+        (supervisor.directory / WANTED_FILE).write_text(MPS_FILES.write_wanted({gpu: 1024}))
         await node.start_agent()
         shares = await node.kubelet.admit(pod("p", mem=3))
         assert shares.only.running
