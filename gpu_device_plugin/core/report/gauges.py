@@ -58,6 +58,8 @@ _GPU = (
     Gauge(
         "gpushare_gpu_memory_allocated_bytes", "Memory that containers were given; of a whole GPU all of it.", ("gpu",)
     ),
+)
+_GPU_USED = (
     Gauge("gpushare_gpu_memory_used_bytes", "Memory in use by anybody.", ("gpu",)),
     Gauge("gpushare_gpu_memory_unattributed_bytes", "Memory in use that belongs to no pod.", ("gpu",)),
 )
@@ -147,49 +149,63 @@ _THROTTLED = Gauge(
 
 @dataclass(frozen=True, slots=True)
 class NodeMetrics:
-    """A node at one moment, as its agent sees it."""
+    """A node at one moment, as its agent sees it. What is None is no concern of this agent, and has no gauges."""
 
     node: Node
-    use: NodeUse = field(default_factory=lambda: NodeUse(""))
+    use: NodeUse | None = field(default_factory=lambda: NodeUse(""))
     limits: NodeLimits = NO_LIMITS
     """The means of limiting new containers."""
     inventory: Inventory = field(default_factory=Inventory)
     """The GPUs and the driver as last read."""
     fenced: Mapping[str, int] = field(default_factory=dict)
     """The number of fenced shares of GPUs, by UUID."""
-    limit_states: Mapping[str, int] = field(default_factory=dict)
+    limit_states: Mapping[str, int] | None = field(default_factory=dict)
     """The number of memory limits by what was read back, a `LimitStatus`."""
-    containers_over: int = 0
+    containers_over: int | None = 0
     """Containers on one GPU each that have used more than they were granted, for the grace."""
     streams: Mapping[str, tuple[bool, float]] = field(default_factory=dict)
     """By resource: whether the kubelet's ListAndWatch stream is open, and the seconds without one since the start."""
-    mps: Mapping[str, bool] = field(default_factory=dict)
+    mps: Mapping[str, bool] | None = field(default_factory=dict)
     """Whether the MPS daemon that a GPU needs is ready, by UUID."""
-    conditions: Mapping[str, GpuCondition] = field(default_factory=dict)
+    conditions: Mapping[str, GpuCondition] | None = field(default_factory=dict)
     """The newest condition of GPUs, by UUID."""
 
     def gauges(self) -> Gauges:
         """Return its gauges with their values."""
         gpus = self._counted()
         healthy = sum(not self.node.block(shared.gpu.uuid).everyone for shared in gpus)
-        yield _OVER, [((), self.containers_over)]
+        if self.containers_over is not None:
+            yield _OVER, [((), self.containers_over)]
         yield _GPUS, [(("healthy",), healthy), (("unhealthy",), len(gpus) - healthy)]
         yield _INFO, [(self._info(shared), 1) for shared in gpus]
         yield from _columns(_GPU, [((shared.gpu.uuid,), self._gpu(shared)) for shared in gpus])
+        if self.use is not None:
+            known = [(shared, self.use.gpus.get(shared.position, GpuUse())) for shared in gpus]
+            yield from _columns(
+                _GPU_USED,
+                [((shared.gpu.uuid,), (_mib(use.used_mib), _mib(use.unattributed_mib))) for shared, use in known],
+            )
         yield from _columns(
             (STREAM_UP, _WITHOUT_STREAM), [((resource,), stream) for resource, stream in self.streams.items()]
         )
-        yield _LIMITS, [((held,), count) for held, count in self.limit_states.items()]
+        if self.limit_states is not None:
+            yield _LIMITS, [((held,), count) for held, count in self.limit_states.items()]
         yield _CARD, [((uuid,), mib << 20) for uuid, mib in self.inventory.cards_mib.items()]
-        yield _MPS, [((uuid,), ready) for uuid, ready in self.mps.items()]
-        cards = dict.fromkeys(shared.gpu.card for shared in gpus)
-        yield from _condition([self.conditions[card] for card in cards if card in self.conditions])
-        places = [(self._place(part), part) for part in self.use.parts]
+        if self.mps is not None:
+            yield _MPS, [((uuid,), ready) for uuid, ready in self.mps.items()]
+        if (conditions := self.conditions) is not None:
+            cards = dict.fromkeys(shared.gpu.card for shared in gpus)
+            yield from _condition([conditions[card] for card in cards if card in conditions])
+        if self.use is not None:
+            yield from self._of_containers(self.use)
+
+    def _of_containers(self, use: NodeUse) -> Gauges:
+        places = [(self._place(part), part) for part in use.parts]
         yield from _columns(_CONTAINER, [(place, _container(part)) for place, part in places])
         yield _LIMIT, [_limit(place, part) for place, part in places if part.enforcement is not None]
         yield _ASKED, [(place, 1) for place, part in places if to_return(part)]
-        yield _IDLE, [(place, idle) for place, part in places if (idle := idle_s(self.use, part)) is not None]
-        yield _SHORT, [((), len({part.needed_by for part in self.use.parts if part.needed_by}))]
+        yield _IDLE, [(place, idle) for place, part in places if (idle := idle_s(use, part)) is not None]
+        yield _SHORT, [((), len({part.needed_by for part in use.parts if part.needed_by}))]
 
     def _counted(self) -> Sequence[SharedGpu]:
         """Return the GPUs and MIG instances that containers can get, or have.
@@ -217,7 +233,7 @@ class NodeMetrics:
 
     def _gpu(self, shared: SharedGpu) -> Sequence[float | None]:
         node, uuid, shares, total_mib = self.node, shared.gpu.uuid, len(shared.shares), shared.gpu.total_mib
-        use, block, used = node.use(shared), node.block(uuid), self.use.gpus.get(shared.position, GpuUse())
+        use, block = node.use(shared), node.block(uuid)
         # With a former, larger share size, the shares in use may be more than the GPU has.
         given_mib = total_mib if node.room(shared).whole else min(total_mib, use.taken * node.shares.share_mib)
         return (
@@ -229,8 +245,6 @@ class NodeMetrics:
             self.fenced.get(uuid, 0),
             total_mib << 20,
             given_mib << 20,
-            _mib(used.used_mib),
-            _mib(used.unattributed_mib),
         )
 
     def _place(self, part: ContainerUse) -> Sequence[str]:

@@ -291,6 +291,11 @@ class NodeAgent:
             inventory=config.facts.inventory,
             fenced={offer.shared.gpu.uuid: len(offer.fenced) for offer in self.advertiser.offers.get(SHARES, ())},
             streams=self.registration.outages(),
+            use=None,
+            limit_states=None,
+            containers_over=None,
+            mps=None,
+            conditions=None,
         )
         for feature in self.features:
             metrics = feature.measured(metrics)
