@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.programs.doctor.node_reading import Running
 
-_log = logging.getLogger(__name__)
 
 S = TypeVar("S", bound=Settings)
 P = TypeVar("P", bound=ProgramSettings | MpsSettings | LimitSettings)

@@ -107,32 +107,32 @@ def in_nodes_namespace(proc: Path = PROC) -> bool | None:
             return True
     except OSError:
         pass
-    ours, first, stat = _text(f"{proc}/self/cgroup"), _text(f"{proc}/1/cgroup"), _stat(proc, "self")
-    if ours is None or first is None or stat is None:
+    ours, first, fields = _text(f"{proc}/self/cgroup"), _text(f"{proc}/1/cgroup"), stat(proc, "self")
+    if ours is None or first is None or fields is None:
         return None
     for _ in range(_DEPTH):
-        parent = int(stat[1])
+        parent = int(fields[1])
         if parent <= 1:
             return parent == 1 and first != ours
-        stat = _stat(proc, parent)
-        if stat is None:
+        fields = stat(proc, parent)
+        if fields is None:
             break
     return None
 
 
 def _started(proc: str, pid: int) -> int | None:
     """Return when a process started, in clock ticks since the boot; None if it is not there."""
-    stat = _stat(proc, pid)
-    return None if stat is None else int(stat[19])
+    fields = stat(proc, pid)
+    return None if fields is None else int(fields[19])
 
 
-def _stat(proc: Path | str, pid: int | str) -> list[str] | None:
+def stat(proc: Path | str, pid: int | str) -> list[str] | None:
     """Return the fields of a process's ``stat`` from the third on (state, parent, ...); the start is the 22nd.
 
     The second is the program's name in parentheses, which the program may choose, parentheses and blanks included.
     """
-    stat = _text(f"{proc}/{pid}/stat")
-    fields = [] if stat is None else stat.rpartition(")")[2].split()
+    text = _text(f"{proc}/{pid}/stat")
+    fields = [] if text is None else text.rpartition(")")[2].split()
     return fields if len(fields) >= 20 and fields[1].isdecimal() and fields[19].isdecimal() else None
 
 

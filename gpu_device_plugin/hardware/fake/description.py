@@ -55,9 +55,6 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
-from uuid import NAMESPACE_OID, uuid5
-
-import yaml
 
 from gpu_device_plugin.core.model.gpus import MOST_GPUS, Closeness
 from gpu_device_plugin.hardware import driver
@@ -140,6 +137,8 @@ def _load(path: str) -> object:
             return json.loads(text)
         except ValueError as error:
             raise DescriptionError(f"{path}: is not JSON: {error}") from error
+    import yaml  # noqa: PLC0415 - 1.5 MB that JSON does not need
+
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -271,7 +270,11 @@ def _gpu(where: Where, model: str | None, fields: Fields, position: int, count: 
 
 def _uuid(prefix: str, seed: str) -> str:
     """Return the same UUID for the same seed, on every machine."""
-    return f"{prefix}-{uuid5(NAMESPACE_OID, seed)}"
+    value = 0x6C62272E07BB014262B821756295C58D  # the 128-bit FNV-1a hash; hashlib would load OpenSSL, 5 MB
+    for byte in seed.encode() * 3:  # one pass does not mix the last byte into all digits
+        value = (value ^ byte) * 0x0000000001000000000000000000013B % (1 << 128)
+    digits = f"{value:032x}"
+    return f"{prefix}-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 def _links(where: Where, value: object, gpus: Sequence[Fields]) -> list[Record]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from gpu_device_plugin.aio.children import signal_child
 from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.core.node.mps.mps_daemon import MODES
+from gpu_device_plugin.kubelet import procfs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -183,7 +184,7 @@ class Process(NamedTuple):
     """A process, told apart from a later one of the same ID."""
 
     pid: int
-    started: bytes
+    started: str
     """In ticks since the machine started."""
 
 
@@ -235,11 +236,10 @@ class MpsProcesses:
         except OSError:  # it has ended
             return b""
 
-    def _started(self, pid: int) -> bytes:
+    def _started(self, pid: int) -> str:
         """Return when a process started; empty if it has ended, even if nobody has asked for its exit code yet."""
-        # The second field is the name, in parentheses, and may contain anything.
-        state, *rest = self._read(str(pid), "stat").rpartition(b")")[2].split() or [b"X"]
-        return rest[18] if state not in {b"Z", b"X"} and len(rest) > 18 else b""
+        fields = procfs.stat(self._proc, pid)
+        return "" if fields is None or fields[0] in {"Z", "X"} else fields[19]
 
     def _namespace(self, pid: int) -> int:
         try:

@@ -68,7 +68,7 @@ def test_a_process_that_has_ended_or_was_replaced_is_not_there(
     child = start(CONTROL, tmp_path, "-d")
     ((found,), _) = processes.of(tmp_path)
     assert processes.is_there(found)
-    assert not processes.is_there(found._replace(started=b"1"))
+    assert not processes.is_there(found._replace(started="1"))
     child.kill()
     until(lambda: not processes.is_there(found), "a zombie is not there either")
     assert processes.of(tmp_path) == ((), ())
