@@ -16,12 +16,12 @@ from gpu_device_plugin.core.node.ledger import Reservation
 from gpu_device_plugin.kubelet.sockets import OURS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
     from pathlib import Path
 
     from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.core.model.resources import Names
-    from gpu_device_plugin.core.node.ledger import ContainerKey
+    from gpu_device_plugin.core.node.ledger import Reservations
 
 _log = logging.getLogger(__name__)
 
@@ -176,9 +176,9 @@ class SavedGuarantees:
     def __init__(self, directory: Path) -> None:
         """Read and write below the device-plugin `directory`."""
         self._file = StateFile(directory, GUARANTEES, longest=_LONGEST_ALLOCATIONS)
-        self._saved: Mapping[ContainerKey, Reservation] | None = None
+        self._saved: Reservations | None = None
 
-    def load(self) -> Mapping[ContainerKey, Reservation]:
+    def load(self) -> Reservations:
         """Return what was saved; nothing if there is no such file, or it is damaged."""
         try:
             rows: Any = json.loads(self._file.read() or "[]")
@@ -191,7 +191,7 @@ class SavedGuarantees:
             _log.warning("the guarantees that the previous agent of this node saved are damaged", extra=extra)
         return self._saved or {}
 
-    def save(self, reservations: Mapping[ContainerKey, Reservation]) -> bool:
+    def save(self, reservations: Reservations) -> bool:
         """Save `reservations` for the next agent; return whether that succeeded. May wait for the disk."""
         if reservations == self._saved:
             return True

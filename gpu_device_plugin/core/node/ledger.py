@@ -66,6 +66,10 @@ class Reservation:
         return self if self.own.isdisjoint(device_ids) else replace(self, own=self.own.difference(device_ids))
 
 
+Reservations: TypeAlias = "Mapping[ContainerKey, Reservation]"
+"""What containers hold beyond their requests."""
+
+
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """The kubelet's two records, read one after the other. Neither suffices alone.
@@ -125,7 +129,7 @@ class Ledger:
     The kubelet does not know that it is the same hardware."""
     forgotten: frozenset[str] = frozenset()
     """Device IDs of running containers that the kubelet takes for free, see `core.node.kubelet.lost_allocations`."""
-    reservations: Mapping[ContainerKey, Reservation] = field(default_factory=dict)
+    reservations: Reservations = field(default_factory=dict)
     """What containers hold beyond their requests."""
     _uses: Mapping[str, Use] = field(default_factory=dict, repr=False, compare=False)
 
@@ -156,7 +160,7 @@ class Ledger:
         """Return this ledger with these IDs in use unknown to the kubelet; others count by the kubelet's records."""
         return self if device_ids == self.forgotten else replace(self.seen(device_ids), forgotten=device_ids)
 
-    def with_reservations(self, reservations: Mapping[ContainerKey, Reservation]) -> Ledger:
+    def with_reservations(self, reservations: Reservations) -> Ledger:
         """Return this ledger with these reservations, but for those whose containers hold no ID."""
         kept = {
             key: reservation for key, reservation in reservations.items() if reservation.own and reservation.shares > 0

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.core.contract.elastic import Allowance, Answer
     from gpu_device_plugin.core.model.holds import DeviceHold
-    from gpu_device_plugin.core.node.ledger import ContainerKey, Reservation
+    from gpu_device_plugin.core.node.ledger import ContainerKey, Reservations
     from gpu_device_plugin.core.node.matching import WaitingPod
     from gpu_device_plugin.core.node.reservations import Elastic, Resize
     from gpu_device_plugin.kubelet.statefile import SavedGuarantees
@@ -138,11 +138,10 @@ class Guarantees:
             found, decided = self._decide()
         refused = {**decided.refused, **await self._apply(decided.reservations, found)}
         unanswered = self._answer(found, refused)
-        return (
-            bool(refused or decided.unknown) or unanswered or not await self._save(self._state.node.ledger.reservations)
-        )
+        later = bool(refused or decided.unknown) or unanswered
+        return later or not await self._save(self._state.node.ledger.reservations)
 
-    async def _save(self, reservations: Mapping[ContainerKey, Reservation]) -> bool:
+    async def _save(self, reservations: Reservations) -> bool:
         """Save guarantees for the next agent; return whether that succeeded."""
         return await in_thread(self._saved.save, reservations)
 
@@ -182,7 +181,7 @@ class Guarantees:
             self._allowances[namespace] = found, self.clock()
 
     async def _apply(
-        self, reservations: Mapping[ContainerKey, Reservation], found: Mapping[str, Sequence[Elastic]]
+        self, reservations: Reservations, found: Mapping[str, Sequence[Elastic]]
     ) -> Mapping[ContainerKey, str]:
         """Change the ledger and the file; return why containers did not grow after all.
 
@@ -201,9 +200,7 @@ class Guarantees:
             refused = {key: _NOT_SAVED for key, reservation in reservations.items() if reservation != lower.get(key)}
         after = self._state.node.ledger.reservations
         for each in chain(*found.values()):
-            was, now = (
-                reservations[each.key].shares if each.key in reservations else 0 for reservations in (before, after)
-            )
+            was, now = (held[each.key].shares if each.key in held else 0 for held in (before, after))
             if was != now:
                 self._resized(each, was, now)
         return refused
