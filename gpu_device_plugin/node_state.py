@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 from gpu_device_plugin.aio.observable import Observable
@@ -13,6 +12,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.model.gpus import Links
     from gpu_device_plugin.core.model.shares import Shares
+    from gpu_device_plugin.core.node.blocks import Block
     from gpu_device_plugin.core.node.ledger import Ledger
     from gpu_device_plugin.core.node.node import Node
 
@@ -41,16 +41,9 @@ class NodeState:
         if node is not self.node:
             self.nodes.set(node)
 
-    def refresh_inventory(
-        self,
-        shares: Shares,
-        unhealthy: Mapping[str, str],
-        links: Links,
-        cordoned: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        """Replace the shares, the GPUs out of service, the links and the cordons by the present ones."""
-        now = replace(self.node, shares=shares, unhealthy=unhealthy, links=links, cordoned=cordoned)
-        self.nodes.change(now)
+    def refresh_inventory(self, shares: Shares, blocks: Mapping[str, Block], links: Links) -> None:
+        """Replace the shares, the GPUs that are closed, and the links by the present ones."""
+        self.nodes.change(replace(self.node, shares=shares, blocks=blocks, links=links))
 
     def close(self, *, closing: bool) -> None:
         """Give nothing to new pods, or give again."""

@@ -11,6 +11,7 @@ from gpu_device_plugin.core.model.memory import MIB_PER_GIB
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.resource_claims import Claim, Consumer, Device, Parameters
 from gpu_device_plugin.core.model.shares import Shares, share_id
+from gpu_device_plugin.core.node.blocks import Block
 from gpu_device_plugin.core.node.ledger import Ledger
 from gpu_device_plugin.core.node.node import Node
 
@@ -46,7 +47,7 @@ def node(
     return Node(
         Shares(MIB_PER_GIB).with_inventory(Inventory(gpus)),
         Ledger().seen([*held, *(uuid(position) for position in whole)]),
-        {uuid(position): why for position, why in (unhealthy or {}).items()},
+        {uuid(position): Block(why) for position, why in (unhealthy or {}).items()},
         Links(tuple((a, b, Closeness.NVLINK, 18) for a, b in nvlinks)),
     )
 
@@ -88,7 +89,8 @@ def mig_node(
     """Return a node with these GPUs, see `mig_inventory`; instances are given by their GPU and their number on it."""
     held = [share_id(mig_uuid(*each), number) for each, numbers in (used or {}).items() for number in numbers]
     shares = Shares(share_mib).with_inventory(mig_inventory(*cards), mig=mode)
-    return Node(shares, Ledger().seen([*held, *(mig_uuid(*each) for each in whole)]), unhealthy or {})
+    blocks = {uuid: Block(why) for uuid, why in (unhealthy or {}).items()}
+    return Node(shares, Ledger().seen([*held, *(mig_uuid(*each) for each in whole)]), blocks)
 
 
 def instance(card: int, number: int, gib: float | None = 4, *, whole: bool = False, **rest: Any) -> Device:

@@ -8,6 +8,7 @@ from gpu_device_plugin.core.model.gpus import Gpu, Inventory, MigInstance
 from gpu_device_plugin.core.model.memory import MIB_PER_GIB
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.shares import Shares, share_id
+from gpu_device_plugin.core.node.blocks import Block
 from gpu_device_plugin.core.node.ledger import Ledger
 from gpu_device_plugin.core.node.node import Node
 
@@ -60,5 +61,5 @@ def mig_node(
     return Node(
         Shares(MIB_PER_GIB).with_inventory(inventory(*cards), mig=mode),
         Ledger().seen([*held, *whole]),
-        unhealthy or {},
+        {uuid: Block(why) for uuid, why in (unhealthy or {}).items()},
     )

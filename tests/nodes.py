@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.model.gpus import Closeness, Gpu, Inventory, Links
 from gpu_device_plugin.core.model.memory import MIB_PER_GIB
 from gpu_device_plugin.core.model.shares import Shares, share_id
+from gpu_device_plugin.core.node.blocks import Block
 from gpu_device_plugin.core.node.ledger import Ledger, Reservation
 from gpu_device_plugin.core.node.node import Node
 
@@ -60,7 +61,7 @@ def node(
     return Node(
         Shares(MIB_PER_GIB).with_inventory(inventory(*gib)),
         Ledger().seen(held, certain=certain).with_reservations(reservations),
-        {uuid(position): why for position, why in (unhealthy or {}).items()},
+        {uuid(position): Block(why) for position, why in (unhealthy or {}).items()},
         Links(
             tuple((a, b, Closeness.UNKNOWN, placement_value) for (a, b), placement_value in (closeness or {}).items())
         ),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.model.gpus import NO_LINKS, Closeness, Links
+from gpu_device_plugin.core.node.blocks import Block
 from gpu_device_plugin.core.node.ledger import Evidence, Hold, Ledger
 from gpu_device_plugin.node_state import NodeState
 from tests.nodes import ids, node
@@ -45,7 +46,7 @@ def test_a_claim_takes_effect_before_it_returns() -> None:
 
 def test_hardware_changes_leave_the_ledger_alone() -> None:
     state, other = NodeState(node(4, used={0: [0]})), node(4, 8)
-    state.refresh_inventory(other.shares, {"GPU-1": "too hot"}, Links(((0, 1, Closeness.UNKNOWN, 7),)))
+    state.refresh_inventory(other.shares, {"GPU-1": Block("too hot")}, Links(((0, 1, Closeness.UNKNOWN, 7),)))
     assert state.node == node(4, 8, used={0: [0]}, unhealthy={1: "too hot"}, closeness={(0, 1): 7})
 
 
@@ -71,7 +72,7 @@ async def test_readers_are_not_woken_for_nothing(act: str) -> None:
         case "reconcile":
             state.update(Ledger.reconciled, Evidence(frozenset({A0}), 1000.0, frozenset()), {}, 1000.0, 60.0)
         case _:
-            state.refresh_inventory(node(4).shares, {"GPU-0": "too hot"}, NO_LINKS)
+            state.refresh_inventory(node(4).shares, {"GPU-0": Block("too hot")}, NO_LINKS)
     assert await nothing_new(nodes)
     state.update(Ledger.granted, [A1], 5.0)
     assert state.node != there

@@ -13,9 +13,9 @@ from gpu_device_plugin.core.node.health.gpu_health import (
     Cleared,
     Gone,
     GpuHealth,
+    HealthRules,
     Observation,
     Probe,
-    Rules,
     Unwatched,
     Xid,
     change,
@@ -81,7 +81,7 @@ class HealthChange:
 class GpuHealthTracker:
     """The inventory, empty at first, and a `GpuHealth` about each of its GPUs. `publish` makes changes visible."""
 
-    _rules: Callable[[], Rules]
+    _rules: Callable[[], HealthRules]
     """Returns the health rules for the next observation."""
     _on_change: Callable[[HealthChange], None]
     """Called for every change of a GPU's health, before the new view is published."""

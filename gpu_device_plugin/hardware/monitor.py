@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from gpu_device_plugin.aio.waiting import within
-from gpu_device_plugin.core.node.health.gpu_health import Rules
+from gpu_device_plugin.core.node.health.gpu_health import HealthRules
 from gpu_device_plugin.core.report.text.printing import counted
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.driver import HardwareError
@@ -131,7 +131,7 @@ class Hardware:
             from gpu_device_plugin.hardware.fake.description import read  # noqa: PLC0415 - not needed on real hardware
 
             read(self.source)
-        self.rules = Rules()
+        self.rules = HealthRules()
         self._beliefs = GpuHealthTracker(lambda: self.rules, self.on_change, self.on_xid)
         self.view = self._beliefs.view
         self.readings = self._beliefs.readings

@@ -23,7 +23,7 @@ from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.placing import Demand, Placement
 from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.model.shares import Shares
-from gpu_device_plugin.core.node.limits.container_grants import DELIVERIES, VARIABLES, Delivery, EnforcementPlan, grant
+from gpu_device_plugin.core.node.limits.container_grants import DELIVERIES, VARIABLES, Delivery, grant
 from gpu_device_plugin.core.node.limits.extra_grant import GrantOwner
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.testing.builders import container, pod
@@ -138,8 +138,8 @@ def test_variables_are_those_that_the_agent_sets() -> None:
     daemon = MpsGpu(MpsStatus.READY, pipe_directory="/run/gpushare/mps/a")
     every = GrantOwner(frameworks=tuple(VARIABLES))
 
-    def plan(enforcement: Enforcement) -> EnforcementPlan:
-        return EnforcementPlan({"GPU-a": GpuEnforcement(enforcement, "")}, {"GPU-a": daemon}, mps_compute=True)
+    def plan(enforcement: Enforcement) -> Delivery:
+        return Delivery({"GPU-a": GpuEnforcement(enforcement, "")}, {"GPU-a": daemon}, mps_compute=True)
 
     set_by_us = {
         variable
@@ -147,7 +147,10 @@ def test_variables_are_those_that_the_agent_sets() -> None:
         for way in DELIVERIES
         for enforcement in Enforcement
         for variable in grant(
-            placement, shares, Delivery(frozenset({way}), cgpu_disable=True, plan=plan(enforcement)), owner=every
+            placement,
+            shares,
+            replace(plan(enforcement), methods=frozenset({way}), cgpu_disable=True),
+            owner=every,
         ).envs
     } - {variable for variable, _ in VARIABLES.values()}
     assert quoted(variable("gpushare-variables", "ours")) == set_by_us

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_device_plugin.core.model.gpus import Gpu, MigInstance
-from gpu_device_plugin.core.node.health.gpu_health import Probe, Rules, Xid
+from gpu_device_plugin.core.node.health.gpu_health import HealthRules, Probe, Xid
 from gpu_device_plugin.hardware.gpu_health_tracker import GpuHealthTracker, HealthChange
 from gpu_device_plugin.hardware.messages import Listing
 
@@ -27,7 +27,7 @@ class World:
     def __init__(self) -> None:
         self.changes: list[HealthChange] = []
         self.xids: list[Xid] = []
-        self.beliefs = GpuHealthTracker(Rules, self.changes.append, self.xids.append)
+        self.beliefs = GpuHealthTracker(HealthRules, self.changes.append, self.xids.append)
         self.listed(*ALL)
 
     def listed(self, *gpus: Gpu, left_out: int = 0) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.model.gpus import Closeness
-from gpu_device_plugin.core.node.health.gpu_health import GpuHealth, Rules, Xid
+from gpu_device_plugin.core.node.health.gpu_health import GpuHealth, HealthRules, Xid
 from gpu_device_plugin.core.node.use.process_use import GpuReading
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, HealthChange, State
@@ -359,7 +359,7 @@ async def test_b15_memory_that_waits_for_repair_is_advice_or_fatal_as_configured
         view = await hardware.until(lambda view: believed(view)[0].notes)
         assert healthy(view) == [True, True]
         assert len(believed(view)[0].notes) == 2
-        hardware.rules = Rules(remap_pending_is_fatal=True)
+        hardware.rules = HealthRules(remap_pending_is_fatal=True)
         await hardware.until(lambda view: healthy(view) == [False, True])
 
 

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 def refuse_limits(preparation: Preparation, shares: Shares, delivery: Delivery) -> Refused | None:
     """Refuse a claim whose memory is not limited as its own parameters require."""
-    placement, plan, least = preparation.placement, delivery.plan, preparation.config.limits
+    placement, least = preparation.placement, preparation.config.limits
     if placement.demand.kind is not Kind.MEMORY or preparation.admin or least is None:
         return None
     given = parts(placement.shares, shares, preparation.limit_shares)
-    weakest = min((plan.of(part) for part in given), key=lambda enforcement: enforcement.strength)
+    weakest = min((delivery.of(part) for part in given), key=lambda enforcement: enforcement.strength)
     if weakest.strength < least.strength:
         names = ", ".join(shares.gpus[position].name for position in placement.positions)
         return Refused(

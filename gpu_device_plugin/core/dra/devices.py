@@ -34,8 +34,6 @@ class SliceInputs:
     driver_version: str | None = None
     enforcements: Mapping[str, Enforcement] = field(default_factory=dict)
     """What keeps containers within their parts, by UUID."""
-    barred: frozenset[str] = frozenset()
-    """UUIDs of the GPUs of which no container is given a part, as the wanted limits are not there."""
     evict: bool = False
     """Pods shall leave GPUs that are out of service."""
     kinds: frozenset[Kind] = frozenset(OF_GPUS)
@@ -140,8 +138,8 @@ class _Offer:
         what anybody asks for up to all of it.
         """
         kinds, uuid, taints = offered_as(shared, self._facts.kinds), shared.gpu.uuid, self._taints(shared)
-        barred = uuid in self._facts.barred
-        if Kind.MEMORY not in kinds or (barred and len(kinds) > 1):
+        undivided = bool(self._node.block(uuid).parts)
+        if Kind.MEMORY not in kinds or (undivided and len(kinds) > 1):
             step = total = shared.gpu.total_mib
             attributes = self._whole(shared)
         else:
@@ -150,7 +148,7 @@ class _Offer:
             attributes = self._attributes(shared, dra.SHARED) | {dra.LIMITS: {"string": enforcement.value}}
             if len(kinds) > 1:
                 attributes[dra.AS_WHOLE] = self._whole(shared)[dra.TYPE]
-            elif barred:
+            elif undivided:
                 taints.append(_taint("limits-missing", "NoSchedule"))
         return {
             "name": dra.device_name(uuid),
@@ -224,10 +222,10 @@ class _Offer:
         return {name: {kind: value} for name, (kind, value) in known.items() if value is not None}
 
     def _taints(self, shared: SharedGpu) -> list[dict[str, Any]]:
-        uuid = shared.gpu.uuid
-        if uuid in self._node.unhealthy:
-            return [_taint(taint_value(self._node.unhealthy[uuid]), "NoExecute" if self._facts.evict else "NoSchedule")]
-        if uuid in self._node.cordoned:
+        uuid, block = shared.gpu.uuid, self._node.block(shared.gpu.uuid)
+        if block.everyone:
+            return [_taint(taint_value(block.everyone), "NoExecute" if self._facts.evict else "NoSchedule")]
+        if block.new_pods:
             return [{"key": dra.CORDON_TAINT, "effect": "NoSchedule"}]
         held = uuid in self._node.ledger.foreign or uuid in self._facts.held_formerly
         return [_taint("held-otherwise", "NoSchedule")] if held else []

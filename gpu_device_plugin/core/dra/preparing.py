@@ -291,8 +291,8 @@ def _shares(
 def _closed(node: Node, shared: SharedGpu) -> Refused | None:
     """Refuse a GPU that can give nothing now."""
     name, uuid = shared.name, shared.gpu.uuid
-    if uuid in node.unhealthy:
-        return Refused(Why.UNHEALTHY, f"{name} is out of service: {node.unhealthy[uuid]}")
+    if why := node.block(uuid).everyone:
+        return Refused(Why.UNHEALTHY, f"{name} is out of service: {why}")
     if uuid in node.ledger.foreign:
         return Refused(Why.OTHER_RESOURCE, f"{name} is in use through {node.ledger.foreign[uuid]}; this is tried again")
     if not node.ledger.certain:

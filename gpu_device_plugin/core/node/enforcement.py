@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -52,15 +52,6 @@ class WantedEnforcement:
     required: bool = True
     """Containers may be refused where it is not there. ACK's label requires nothing: a node may carry it from a time
     when it was another product's, and its pods would all fail."""
-
-
-@dataclass(frozen=True, slots=True)
-class Enforcements:
-    """The means on each GPU of a node, by position."""
-
-    gpus: Mapping[int, GpuEnforcement] = field(default_factory=dict)
-    missing: str = ""
-    """The wanted means that are not there, and what comes of it, in a sentence for an Event; empty: all are there."""
 
 
 _SCHEDULES: Mapping[str, tuple[tuple[Enforcement, ...], bool]] = MappingProxyType(
@@ -125,8 +116,10 @@ def enforcements(
     *,
     refuse: bool,
     partitions: Collection[int] = (),
-) -> Enforcements:
-    """Return the enforcement of each of these GPUs and MIG instances, by position.
+) -> tuple[Mapping[int, GpuEnforcement], str]:
+    """Return the enforcement of each of these GPUs and MIG instances, by position, and which wanted ones are not there.
+
+    That is a sentence for an Event, with what comes of it; empty: all are there.
 
     With `refuse`, containers are refused shares where no required enforcement is there; otherwise their limits are
     advisory. `partitions` are the MIG instances among the GPUs that are given whole.
@@ -152,7 +145,7 @@ def enforcements(
             missing.setdefault(why, []).append(position)
     effect = "containers are refused shares (limits_fallback: refuse)" if refuse else "the limits are advisory there"
     lacking = "; ".join(f"GPU {_listed(positions)}: {why}" for why, positions in missing.items())
-    return Enforcements(chosen, lacking and f"{lacking}; {effect}")
+    return chosen, lacking and f"{lacking}; {effect}"
 
 
 def summary(gpus: Mapping[int, GpuEnforcement]) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.model.gpus import NO_LINKS
 from gpu_device_plugin.core.model.placing import Room
 from gpu_device_plugin.core.model.shares import OF_GPU, SHARES
+from gpu_device_plugin.core.node.blocks import OPEN
 from gpu_device_plugin.core.node.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.model.gpus import Links
     from gpu_device_plugin.core.model.shares import SharedGpu, Shares
+    from gpu_device_plugin.core.node.blocks import Block
     from gpu_device_plugin.core.node.ledger import Use
 
 
@@ -27,17 +29,19 @@ class Node:
 
     shares: Shares
     ledger: Ledger = field(default_factory=Ledger)
-    unhealthy: Mapping[str, str] = field(default_factory=dict)
-    """The reason, as a sentence, for each GPU (by UUID) out of service; the others are healthy."""
+    blocks: Mapping[str, Block] = field(default_factory=dict)
+    """The GPUs (by UUID) that are closed to somebody; the others are healthy, and open to all."""
     links: Links = NO_LINKS
     closing: bool = False
     """It gives nothing to new pods: it waits for the end of those that hold GPUs."""
-    cordoned: Mapping[str, str] = field(default_factory=dict)
-    """Why no new pod gets a GPU (by UUID), as a clause; what runs there stays as it is."""
 
     def with_ledger(self, ledger: Ledger) -> Node:
         """Return this node with another ledger."""
         return self if ledger is self.ledger else replace(self, ledger=ledger)
+
+    def block(self, uuid: str) -> Block:
+        """Return whom one GPU is closed to."""
+        return self.blocks.get(uuid, OPEN)
 
     def use(self, shared: SharedGpu) -> Use:
         """Return the use of one GPU."""
@@ -57,14 +61,14 @@ class Node:
     def room(self, shared: SharedGpu, free: int | None = None) -> Room:
         """Return the state of one GPU for a demand; `free` replaces our own count of free shares."""
         uuid, total = shared.gpu.uuid, len(shared.shares)
-        use = self.ledger.use(uuid)
+        use, block = self.ledger.use(uuid), self.blocks.get(uuid, OPEN)
         # In the order of the fields: names take a tenth of a preferred allocation among 56 MIG instances.
         return Room(
             shared.position,
             total,
             # With a former, smaller share size, more IDs may be in use than there are shares now.
             max(0, total - use.taken) if free is None else free,
-            uuid not in self.unhealthy and uuid not in self.cordoned and bool(shared.offered),
+            not block.everyone and not block.new_pods and bool(shared.offered),
             bool(use.shares),
             use.whole or uuid in self.ledger.foreign,
             shared.card,
@@ -78,9 +82,9 @@ class Node:
             len(shared.shares) - use.taken
             for shared in self.shares.gpus
             if SHARES in shared.offered
-            and (uuid := shared.gpu.uuid) not in self.unhealthy
-            and uuid not in self.cordoned
-            and uuid not in ledger.foreign
+            and (uuid := shared.gpu.uuid) not in ledger.foreign
+            and not (block := self.blocks.get(uuid, OPEN)).everyone
+            and not block.new_pods
             and not (use := ledger.use(uuid)).whole
         )
         # With a former, smaller share size, more IDs may be in use than there are shares now.

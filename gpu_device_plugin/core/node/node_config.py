@@ -15,12 +15,13 @@ from gpu_device_plugin.core.contract.keys import (
     SERVE_LABEL,
     SET_LIMITS_LABEL,
 )
-from gpu_device_plugin.core.contract.nodereport import NO_LIMITS, NodeLimits
-from gpu_device_plugin.core.model.gpus import NO_LINKS, Inventory, Links
+from gpu_device_plugin.core.contract.nodereport import NodeLimits
+from gpu_device_plugin.core.model.gpus import Inventory
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.placing import FIT, POLICIES
 from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.model.shares import TooManySharesError, misread_exclusions, unknown_exclusions
+from gpu_device_plugin.core.node.blocks import OPEN, Block
 from gpu_device_plugin.core.node.enforcement import (
     AUTO,
     LIMITS,
@@ -47,26 +48,24 @@ if TYPE_CHECKING:
 
 GONE = "the MIG instance exists no more"
 IN_MIG_MODE = "it is in MIG mode now"
+_WITHOUT_MPS = "it has containers that were started without MPS"
 
-_CHOICES: Mapping[str, Collection[str]] = MappingProxyType(
+_LABEL_VALUES: Mapping[str, Collection[str]] = MappingProxyType(
     {PLACEMENT_LABEL: POLICIES, SET_LIMITS_LABEL: LIMITS, MIG_LABEL: tuple(MigMode), SERVE_LABEL: SERVING_MODES}
 )
 """The values of each node label that overrides a setting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeInputs:
-    """All that a node's configuration follows from, beside the configuration before."""
+class NodeChoices:
+    """What the settings say of how a node gives its GPUs to pods."""
 
-    # Settings
     policy: str = FIT
     mig: str = MigMode.OFF
     serve: str = AUTO
     limits: str = AUTO
     refuse: bool = False
     """Where the wanted means of limiting is not there, containers are refused; otherwise their limits are advisory."""
-    unified_mib: int = 0
-    """The machine's memory that a GPU without memory of its own shares; 0: it is given whole."""
     excluded: tuple[str, ...] = ()
     """UUIDs or NVML indexes of the GPUs that are not shared."""
     resources: tuple[Resource, ...] = ()
@@ -80,24 +79,21 @@ class NodeInputs:
     evict: bool = False
     """Pods shall leave GPUs that are out of service."""
 
-    # The node
-    labels: Mapping[str, str] | None = None
-    """None: our node was not read yet, or there is no API."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """What was observed of a node. Not what often changes without a consequence: labels, health and MPS."""
+
     cordons: Mapping[str, Cordon] = field(default_factory=dict)
     """By UUID of a GPU, an instance, or a GPU in MIG mode with all its instances."""
     inventory: Inventory = field(default_factory=Inventory)
-    health: Mapping[str, GpuHealth] = field(default_factory=dict)
-    """By UUID."""
+    """The GPUs that the driver shows, with what the settings say of the machine's memory."""
     started: bool = False
     """The driver has been asked for its GPUs."""
     watched: bool = False
     """The driver answers."""
     sentence: str = ""
     """The state of the driver, for people."""
-    mps: Mapping[str, MpsGpu] | str = NOT_THERE
-    """The daemons of the MPS supervisor by the GPU's UUID, or why there is none."""
-    without_mps: frozenset[str] = frozenset()
-    """UUIDs of the GPUs with containers that were started without MPS: no client of MPS can join them."""
     serving: Serving = field(default_factory=lambda: Serving(ServingMode.DEVICE_PLUGIN))
     others: tuple[Detection, ...] = ()
     """Other programs that hand out GPUs of the node."""
@@ -107,42 +103,31 @@ class NodeInputs:
 class NodeConfig:
     """How a node gives its GPUs to pods."""
 
+    choices: NodeChoices = field(default_factory=NodeChoices)
+    facts: NodeFacts = field(default_factory=NodeFacts)
     shares: Shares
-    unhealthy: Mapping[str, str] = field(default_factory=dict)
-    """The reason for each GPU (by UUID) out of service."""
-    cordons: Mapping[str, Cordon] = field(default_factory=dict)
-    """Those of `NodeInputs`."""
-    links: Links = NO_LINKS
-    inventory: Inventory = field(default_factory=Inventory)
-    """The GPUs that the driver shows."""
-    started: bool = False
-    watched: bool = False
+    blocks: Mapping[str, Block] = field(default_factory=dict)
+    """The GPUs (by UUID) that are closed to somebody."""
     policy: str = FIT
     """By which a GPU is chosen, a key of `POLICIES`."""
     resources: tuple[Resource, ...] = ()
     """Those of GPUs, and one for each MIG profile that the node gives, or has given."""
-    limits: NodeLimits = NO_LIMITS
-    """What keeps containers within their parts of each GPU, by position."""
     delivery: Delivery = field(default_factory=Delivery)
     """How GPUs and limits reach containers."""
     mps_gpus: frozenset[str] = frozenset()
     """UUIDs of the GPUs on which MPS is wanted."""
-    barred: frozenset[str] = frozenset()
-    """UUIDs of the GPUs of which no container is given a part, as the wanted limits are not there."""
     labelled: bool = False
     """The node's labels are known; until then the settings alone count."""
     wanted_mode: ServingMode = ServingMode.DEVICE_PLUGIN
     """How the administrator wants pods to get the GPUs."""
     claims: bool = False
     """Pods get the GPUs by ResourceClaims."""
-    withheld: str = ""
+    why_not_offered: str = ""
     """Why no GPU is advertised although all may be healthy; empty: they are advertised."""
     why_none: str = ""
     """Why no GPU is shared or watched, for a node without one."""
     condition: GpuCondition | None = None
     """The node condition GPUHealthy; None: there is to be none."""
-    evict: bool = False
-    """Pods shall leave GPUs that are out of service."""
     remarks: tuple[str, ...] = ()
     """What a person should correct, in sentences: labels, exclusions, GPUs that are not shared."""
     missing: str = ""
@@ -153,11 +138,11 @@ class NodeConfig:
     """Why containers cannot get the GPUs by their device nodes, as is wanted; empty: they can, or it is not."""
 
     @property
-    def cordoned(self) -> Mapping[str, str]:
-        """Why no new pod gets a GPU (by UUID), as `Node` has it."""
-        gpus = [shared.gpu for shared in self.shares.gpus] if self.cordons else ()
-        found = {gpu.uuid: cordon_of(self.cordons, gpu.uuid, gpu.card) for gpu in gpus}
-        return {uuid: str(cordon) for uuid, cordon in found.items() if cordon is not None}
+    def limits(self) -> NodeLimits:
+        """What keeps containers within their parts of each GPU, by position."""
+        means = self.delivery.enforcements
+        present = {shared.position: shared.gpu.uuid for shared in self.shares.gpus if not shared.gone}
+        return NodeLimits({position: means[uuid] for position, uuid in present.items() if uuid in means})
 
     @property
     def limits_summary(self) -> str:
@@ -170,94 +155,93 @@ class NodeConfig:
         return (*self.remarks, *((f"memory limits: {self.limits_summary}",) if self.limits_summary else ()))
 
 
-def derive(inputs: NodeInputs, before: NodeConfig) -> NodeConfig:
+def derive(
+    choices: NodeChoices,
+    facts: NodeFacts,
+    before: NodeConfig,
+    *,
+    labels: Mapping[str, str] | None = None,
+    health: Mapping[str, GpuHealth] = MappingProxyType({}),
+    mps: Mapping[str, MpsGpu] | str = NOT_THERE,
+    without_mps: frozenset[str] = frozenset(),
+) -> NodeConfig:
     """Return the configuration of a node. The GPUs are cut into shares anew only for another listing or use of MIG.
+
+    `labels` are the node's; None: it was not read yet, or there is no API, and the settings alone count. `health` is by
+    the GPU's UUID, and so are the daemons `mps` of the MPS supervisor; or that is why there is none.
+    `without_mps` are the UUIDs of GPUs with containers that were started without MPS, which no client of MPS can join.
 
     Raises:
         TooManySharesError: the first GPUs are cut into more shares than a kubelet can handle; or only a new process
             can share the present ones.
     """
-    labels, inventory = inputs.labels or {}, inputs.inventory.with_unified(inputs.unified_mib)
-    mig = mig_mode(inputs.mig, labels.get(MIG_LABEL, ""))
-    shares, links, too_many = before.shares, before.links, before.too_many
-    if (inventory, mig) != (before.inventory, shares.mig):
-        shares, too_many = _cut(shares, inventory, inputs.excluded, mig)
-        links = shares.links(inventory.links)
-    reasons = {uuid: state.reasons for uuid, state in inputs.health.items()}
+    labelled, labels, inventory = labels is not None, labels or {}, facts.inventory
+    mig = mig_mode(choices.mig, labels.get(MIG_LABEL, ""))
+    shares, too_many = before.shares, before.too_many
+    if (inventory, mig) != (before.facts.inventory, shares.mig):
+        shares, too_many = _cut(shares, inventory, choices.excluded, mig)
 
     listed = {shared.position: shared for shared in shares.gpus if shared.listed and not shared.gone}
     whole = {at for at, shared in listed.items() if any(kind is Kind.INSTANCE for kind, _ in shared.offered)}
-    template = inputs.delivery.plan
-    want = wanted_enforcement(inputs.limits, labels, compute=template.mps_compute)
-    abilities = Abilities(inventory.cgroup, inputs.mps, template.extra is not None)
+    want = wanted_enforcement(choices.limits, labels, compute=choices.delivery.mps_compute)
+    abilities = Abilities(inventory.cgroup, mps, choices.delivery.extra is not None)
     gpus = {at: shared.gpu for at, shared in listed.items()}
-    chosen = enforcements(gpus, abilities, want, refuse=inputs.refuse, partitions=whole)
-    plan = replace(
-        template,
-        enforcements={gpu.uuid: chosen.gpus[at] for at, gpu in gpus.items()},
-        mps={} if isinstance(inputs.mps, str) else _without_clients(inputs.mps),
-        mps_compute=want.compute,
-        refuse=inputs.refuse and want.required,
-    )
-
-    undeliverable = inputs.delivery.why_not(gpus.values())
-    methods = inputs.delivery.methods
+    chosen, missing = enforcements(gpus, abilities, want, refuse=choices.refuse, partitions=whole)
+    undeliverable = choices.delivery.why_not(gpus.values())
+    methods = choices.delivery.methods
     if undeliverable:
         methods = methods - {DEVICE_SPECS} or frozenset({ENVVAR})
-    on_mps = mps_gpus((shared.gpu for shared in shares.gpus), plan.enforcements, want)
-    why_none = (inputs.watched and shares.why_none) or inputs.sentence
+    delivery = replace(
+        choices.delivery,
+        enforcements={gpu.uuid: chosen[at] for at, gpu in gpus.items()},
+        mps_compute=want.compute,
+        refuse=choices.refuse and want.required,
+        methods=methods,
+        cgpu_disable=labels.get(CGPU_DISABLE_LABEL) == "true",
+    )
+    on_mps = mps_gpus((shared.gpu for shared in shares.gpus), delivery.enforcements, want)
+    undivided = dict.fromkeys(on_mps & without_mps if delivery.refuse else (), _WITHOUT_MPS)
+    failed = out_of_service({uuid: state.reasons for uuid, state in health.items()}, shares)
+    why_none = (facts.watched and shares.why_none) or facts.sentence
     return NodeConfig(
+        choices=choices,
+        facts=facts,
         shares=shares,
-        unhealthy=out_of_service(reasons, shares),
-        cordons=inputs.cordons,
-        links=links,
-        inventory=inventory,
-        started=inputs.started,
-        watched=inputs.watched,
-        policy=label if (label := labels.get(PLACEMENT_LABEL, "")) in POLICIES else inputs.policy,
-        resources=(*inputs.resources, *(Resource.of_profile(name, inputs.mig_domain) for name in shares.profiles)),
-        limits=NodeLimits(chosen.gpus),
-        delivery=replace(
-            inputs.delivery, methods=methods, cgpu_disable=labels.get(CGPU_DISABLE_LABEL) == "true", plan=plan
-        ),
+        blocks=_blocks(shares, failed, facts.cordons, {**undivided, **delivery.refusals}),
+        policy=label if (label := labels.get(PLACEMENT_LABEL, "")) in POLICIES else choices.policy,
+        resources=(*choices.resources, *(Resource.of_profile(name, choices.mig_domain) for name in shares.profiles)),
+        delivery=delivery,
         mps_gpus=on_mps,
-        barred=plan.barred | (on_mps & inputs.without_mps if plan.refuse else frozenset()),
-        labelled=inputs.labels is not None,
-        wanted_mode=wanted_mode(inputs.serve, labels),
-        claims=inputs.serving.mode is ServingMode.DRA,
-        withheld="; ".join(other.found for other in inputs.others) or inputs.serving.waits,
+        labelled=labelled,
+        wanted_mode=wanted_mode(choices.serve, labels),
+        claims=facts.serving.mode is ServingMode.DRA,
+        why_not_offered="; ".join(other.found for other in facts.others) or facts.serving.waits,
         why_none=why_none,
-        condition=_condition(inputs, shares, why_none) if inputs.condition and inputs.started else None,
-        evict=inputs.evict,
+        condition=_condition(facts, health, shares, why_none) if choices.condition and facts.started else None,
         remarks=(
             *ignored_labels(labels).values(),
             *inventory.unread,
             *filter(
                 None,
                 (
-                    unknown_exclusions(inputs.excluded, inventory),
-                    misread_exclusions(inputs.excluded, inventory, shares),
+                    unknown_exclusions(choices.excluded, inventory),
+                    misread_exclusions(choices.excluded, inventory, shares),
                     shares.why_none,
                     undeliverable,
                 ),
             ),
         ),
-        missing=chosen.missing,
+        missing=missing,
         too_many=too_many,
         undeliverable=undeliverable,
     )
-
-
-def _without_clients(daemons: Mapping[str, MpsGpu]) -> Mapping[str, MpsGpu]:
-    """Leave out of the daemons what changes with every client that comes or goes."""
-    return {uuid: replace(gpu, clients=0, server_pids=(), limit_mib=0) for uuid, gpu in daemons.items()}
 
 
 def ignored_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
     """Return the node labels with a value that nobody knows, each with a sentence on it without a full stop."""
     return {
         label: f"the node label {label}={value} is ignored: its value is none of {', '.join(known)}"
-        for label, known in _CHOICES.items()
+        for label, known in _LABEL_VALUES.items()
         if (value := labels.get(label, "")) and value not in known
     }
 
@@ -279,7 +263,7 @@ def share_size(wanted: int, before: int | None, holders: Collection[str] | None,
 
 
 def out_of_service(reasons: Mapping[str, Sequence[str]], shares: Shares) -> Mapping[str, str]:
-    """Return the reason for each GPU (by UUID) out of service, see `Node.unhealthy`; `reasons` are those of health.
+    """Return the reason for each GPU (by UUID) out of service; `reasons` are those of health.
 
     What is wrong with a GPU is wrong with its MIG instances.
     """
@@ -300,6 +284,17 @@ def out_of_service(reasons: Mapping[str, Sequence[str]], shares: Shares) -> Mapp
     return unhealthy
 
 
+def _blocks(
+    shares: Shares, failed: Mapping[str, str], cordons: Mapping[str, Cordon], undivided: Mapping[str, str]
+) -> Mapping[str, Block]:
+    """Return whom the GPUs (by UUID) are closed to, with reasons by UUID."""
+    found: dict[str, Block] = {}
+    for gpu in (shared.gpu for shared in shares.gpus):
+        cordon = cordon_of(cordons, gpu.uuid, gpu.card)
+        found[gpu.uuid] = Block(failed.get(gpu.uuid, ""), str(cordon or ""), undivided.get(gpu.uuid, ""))
+    return {uuid: block for uuid, block in found.items() if block != OPEN}
+
+
 def _cut(before: Shares, inventory: Inventory, excluded: Iterable[str], mig: MigMode) -> tuple[Shares, str]:
     """Return the shares of the present GPUs; of those alone that are known, if all are too many, and why."""
     try:
@@ -314,7 +309,7 @@ def _cut(before: Shares, inventory: Inventory, excluded: Iterable[str], mig: Mig
     return before.with_inventory(present, excluded, no_limit, mig=before.mig), why
 
 
-def _condition(inputs: NodeInputs, shares: Shares, sentence: str) -> GpuCondition:
-    known = with_cards(inputs.health, inputs.inventory.gpus)
+def _condition(facts: NodeFacts, health: Mapping[str, GpuHealth], shares: Shares, sentence: str) -> GpuCondition:
+    known = with_cards(health, facts.inventory.gpus)
     gpus = ((shared.position, known.get(shared.gpu.uuid, GpuHealth())) for shared in shares.gpus if not shared.gone)
-    return gpu_condition(gpus, watched=inputs.watched, sentence=sentence)
+    return gpu_condition(gpus, watched=facts.watched, sentence=sentence)

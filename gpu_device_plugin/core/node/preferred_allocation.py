@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.model.placing import Rank, Room
+    from gpu_device_plugin.core.model.shares import SharedGpu
     from gpu_device_plugin.core.node.node import Node
 
 UNMATCHED = Matched(None, {})
@@ -23,7 +24,9 @@ class PreferredAllocationRequest:
     """One question of the kubelet, by GPU: which `amount` of the `available` IDs, with all of `must` among them?
 
     IDs that are not ours are ignored, and so are those of running containers that the kubelet has forgotten, and those
-    that stand for guarantees beyond requests: the kubelet may not have received the list in which they are fenced.
+    that stand for guarantees beyond requests: the kubelet may not have received the list in which they are fenced. So
+    are the shares of a GPU of which no part is given, but for a container that gets all of a MIG instance: it has it to
+    itself, and needs no means of limiting.
     """
 
     def __init__(self, node: Node, kind: Kind, available: Iterable[str], must: Iterable[str], amount: int) -> None:
@@ -37,6 +40,8 @@ class PreferredAllocationRequest:
             free = {
                 at: _without(numbers, node.reserved_share_numbers(node.shares.gpus[at])) for at, numbers in free.items()
             }
+        if kind is Kind.MEMORY and node.blocks:
+            free = {at: numbers for at, numbers in free.items() if _gives(node, node.shares.gpus[at], amount)}
         self._free = free
         self._must = _by_position(node, kind, must)
 
@@ -129,6 +134,11 @@ def _by_position(node: Node, kind: Kind, device_ids: Iterable[str]) -> Mapping[i
         if found is not None and (found[1] < 0) is whole:
             numbers[found[0]].append(found[1])
     return numbers
+
+
+def _gives(node: Node, shared: SharedGpu, amount: int) -> bool:
+    alone = shared.gpu.instance is not None and len(shared.shares) == amount
+    return alone or not node.block(shared.gpu.uuid).parts
 
 
 def _without(numbers: list[int], fenced: frozenset[int]) -> list[int]:

@@ -189,10 +189,11 @@ def _rooms(node: Node, reservations: Reservations, expected: tuple[Mapping[int, 
         uuid, use = shared.gpu.uuid, node.use(shared)
         taken = len(use.shares) + reserved[uuid] + promised.get(shared.position, 0) + anywhere
         closed = ""
-        if uuid in node.unhealthy:
-            closed = f"{shared.name} is out of service: {node.unhealthy[uuid]}"
-        elif uuid in node.cordoned:
-            closed = f"{shared.name} is {node.cordoned[uuid]}"
+        block = node.block(uuid)
+        if block.everyone:
+            closed = f"{shared.name} is out of service: {block.everyone}"
+        elif block.new_pods:
+            closed = f"{shared.name} is {block.new_pods}"
         elif not node.ledger.certain or uuid in node.ledger.foreign or use.whole:
             closed = _uncertain(shared)
         total = len(shared.shares)

@@ -171,7 +171,7 @@ class NodeMetrics:
     def gauges(self) -> Gauges:
         """Return its gauges with their values."""
         gpus = self._counted()
-        healthy = sum(shared.gpu.uuid not in self.node.unhealthy for shared in gpus)
+        healthy = sum(not self.node.block(shared.gpu.uuid).everyone for shared in gpus)
         yield _OVER, [((), self.containers_over)]
         yield _GPUS, [(("healthy",), healthy), (("unhealthy",), len(gpus) - healthy)]
         yield _INFO, [(self._info(shared), 1) for shared in gpus]
@@ -217,15 +217,15 @@ class NodeMetrics:
 
     def _gpu(self, shared: SharedGpu) -> Sequence[float | None]:
         node, uuid, shares, total_mib = self.node, shared.gpu.uuid, len(shared.shares), shared.gpu.total_mib
-        use, used = node.use(shared), self.use.gpus.get(shared.position, GpuUse())
+        use, block, used = node.use(shared), node.block(uuid), self.use.gpus.get(shared.position, GpuUse())
         # With a former, larger share size, the shares in use may be more than the GPU has.
         given_mib = total_mib if node.room(shared).whole else min(total_mib, use.taken * node.shares.share_mib)
         return (
-            uuid not in node.unhealthy,
-            uuid in node.cordoned,
+            not block.everyone,
+            bool(block.new_pods),
             shares,
             shares if use.whole else use.taken,
-            shares if uuid in node.unhealthy else 0,
+            shares if block.everyone else 0,
             self.fenced.get(uuid, 0),
             total_mib << 20,
             given_mib << 20,

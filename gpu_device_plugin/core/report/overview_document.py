@@ -24,7 +24,7 @@ from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.core.model.placing import Demand, Placement
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import SharedGpu, Shares
-from gpu_device_plugin.core.node.limits.container_grants import Delivery, EnforcementPlan, grant, read_frameworks
+from gpu_device_plugin.core.node.limits.container_grants import Delivery, grant, read_frameworks
 from gpu_device_plugin.core.node.limits.extra_grant import GrantOwner
 
 if TYPE_CHECKING:
@@ -372,7 +372,7 @@ def _variables(
         grant(
             placement,
             shares,
-            Delivery(plan=EnforcementPlan(enforcements)),
+            Delivery(enforcements),
             int(whole) if whole.isascii() and whole.isdigit() and len(whole) < 10 else None,
             owner=owner,
         ).envs

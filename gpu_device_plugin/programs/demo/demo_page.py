@@ -71,7 +71,7 @@ class DemoPage:
         gpus = {gpu["index"]: gpu for gpu in (*node["gpus"], *whole)}
         return all(
             _parts_of(gpus[shared.position]) == _expected(world, shared)
-            and bool(gpus[shared.position].get("reason")) == (shared.gpu.uuid in world.node.unhealthy)
+            and bool(gpus[shared.position].get("reason")) == (shared.gpu.uuid in world.node.blocks)
             if shared.position in gpus
             else shared.gone and not _expected(world, shared)
             for shared in world.shares.gpus

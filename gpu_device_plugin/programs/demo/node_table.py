@@ -65,7 +65,7 @@ def table(
     `used` has the MiB that pods use, by name of the pod and UUID of a GPU that it holds shares of; `unknown` the
     UUIDs of the GPUs whose health nobody has told yet, whatever the node says of it.
     """
-    node = replace(node, unhealthy={uuid: why for uuid, why in node.unhealthy.items() if uuid not in unknown})
+    node = replace(node, blocks={uuid: block for uuid, block in node.blocks.items() if uuid not in unknown})
     gpus = node.shares.gpus
     # The names of the holders get their columns first; a bar can be shorter.
     beside = (
@@ -92,7 +92,7 @@ def table(
         first, *rest = _held_by(node, shared, holders, used or {}, max(_NARROWEST_HOLDERS, look.width - indent)) or [""]
         lines += [f"{start}{_GAP}{first}".rstrip(), *(" " * indent + more for more in rest)]
         below = " " * (widths[0] + len(_GAP))
-        why = wrap(node.unhealthy.get(shared.gpu.uuid, ""), look.width, initial_indent=below, subsequent_indent=below)
+        why = wrap(node.block(shared.gpu.uuid).everyone, look.width, initial_indent=below, subsequent_indent=below)
         lines += [look.paint(line, ShareTone.BAD) for line in why]
     return lines
 
@@ -108,7 +108,7 @@ def _used(node: Node, shared: SharedGpu) -> int:
 
 
 def _cells(node: Node, shared: SharedGpu, bar: str, unknown: frozenset[str]) -> list[tuple[str, ShareTone]]:
-    used, whole, unhealthy = _used(node, shared), node.use(shared).whole, shared.gpu.uuid in node.unhealthy
+    used, whole, unhealthy = _used(node, shared), node.use(shared).whole, node.block(shared.gpu.uuid).everyone
     tone = ShareTone.BAD if unhealthy else ShareTone.WHOLE if whole else ShareTone.SHARED if used else ShareTone.FAINT
     return [
         (str(shared.position), ShareTone.PLAIN),

@@ -286,10 +286,10 @@ async def _recover(story: Story) -> None:
         "The processes on the GPU end, and it is reset. The agent reads it until it is proven healthy, and logs why; "
         "it does not restart."
     )
-    used = {name: mib for (name, uuid), mib in world.used.items() if uuid in world.node.unhealthy}
+    used = {name: mib for (name, uuid), mib in world.used.items() if uuid in world.node.blocks}
     world.use(dict.fromkeys(used, 0))  # no driver resets a GPU under its processes
     world.strike()
-    await story.expect("The GPU is offered again.", lambda: not world.node.unhealthy)
+    await story.expect("The GPU is offered again.", lambda: not world.node.blocks)
     await story.expect("The log says why.", lambda: world.agent.said("healthy again") is not None)
     story.quote("log of the agent", world.agent.said("healthy again"))
     world.use(used)
@@ -343,7 +343,8 @@ async def _strike(story: Story, broken: SharedGpu, xid: int) -> None:
     error = {"at": 0, "gpu": broken.gpu.uuid, "xid": xid}
     world.strike(error)
     await story.expect(
-        f"{name} is out of service, with all its devices.", lambda: world.node.unhealthy.keys() == {broken.gpu.uuid}
+        f"{name} is out of service, with all its devices.",
+        lambda: world.node.blocks.keys() == {broken.gpu.uuid},
     )
     # Only now, so that the XID is the agent's first notice of the fault: a reading could come before the event.
     asks = {"at": 0, "gpu": broken.gpu.uuid, "xid": _XID_ASKS, "ecc": 1, "recovery_action": "gpu-reset"}

@@ -20,11 +20,12 @@ import yaml
 from gpu_device_plugin.aio.children import signal_child
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.shares import Shares, parse_id
+from gpu_device_plugin.core.node.blocks import Block
 from gpu_device_plugin.core.node.kubelet.advertised_devices import offers
 from gpu_device_plugin.core.node.ledger import Ledger
 from gpu_device_plugin.core.node.node import Node
 from gpu_device_plugin.core.node.node_config import GONE
-from gpu_device_plugin.core.node.use.over_use import Rules
+from gpu_device_plugin.core.node.use.over_use import OverUseRules
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware
 from gpu_device_plugin.kubelet.procfs import PROC
@@ -163,7 +164,7 @@ class World:
         self.resources = self.settings.offered
         self.memory, self.count = (resource.name for resource in self.settings.offered)
         self.policy = self.settings.policy
-        self.over_use = Rules(self.settings.over_use_slack_mib, self.settings.over_use_grace_s)
+        self.over_use = OverUseRules(self.settings.over_use_slack_mib, self.settings.over_use_grace_s)
 
     @property
     def devices_listed(self) -> Mapping[str, frozenset[str]]:
@@ -177,7 +178,7 @@ class World:
     def node(self) -> Node:
         """The node as the kubelet's pods and its lists of devices show it."""
         held = frozenset().union(*self.held().values())
-        return Node(self.shares, Ledger().seen(held), self._out_of_service())
+        return Node(self.shares, Ledger().seen(held), self._blocks())
 
     def held(self) -> dict[str, frozenset[str]]:
         """Return the devices of every pod that runs, by its name."""
@@ -290,15 +291,15 @@ class World:
         told = {parse_id(name)[0] for devices in self._health().values() for name in devices}
         return frozenset(shared.gpu.uuid for shared in self.shares.gpus if shared.gpu.uuid not in told)
 
-    def _out_of_service(self) -> dict[str, str]:
+    def _blocks(self) -> dict[str, Block]:
         # A GPU in use through one resource is fenced in the other, but its devices in use stay healthy: so a GPU
         # without any healthy device is out of service.
         alive = {parse_id(name)[0] for names in self.offered().values() for name in names}
         silent = "no agent reports its health" if self.kubelet.up else "the kubelet is down"
         return {
-            shared.gpu.uuid: GONE
-            if shared.gone
-            else (self.agent.running and self.agent.unhealthy(shared.gpu.uuid)) or silent
+            shared.gpu.uuid: Block(
+                GONE if shared.gone else (self.agent.running and self.agent.unhealthy(shared.gpu.uuid)) or silent
+            )
             for shared in self.shares.gpus
             if shared.gpu.uuid not in alive
         }

@@ -40,6 +40,7 @@ from gpu_device_plugin.programs.node.conflicting_plugins import ConflictingPlugi
 from gpu_device_plugin.programs.node.extension import Features
 from gpu_device_plugin.programs.node.flight_recorder import FlightRecorder
 from gpu_device_plugin.programs.node.guarantees import Guarantees
+from gpu_device_plugin.programs.node.happenings import Happening
 from gpu_device_plugin.programs.node.kubelet.advertiser import Advertiser
 from gpu_device_plugin.programs.node.kubelet.allocation_handler import AllocationHandler, Starts
 from gpu_device_plugin.programs.node.kubelet.reconciler import ForgottenPods, Reconciler
@@ -132,7 +133,7 @@ class NodeAgent:
             self.reconciler.checkpoint_entries,
             SavedGuarantees(settings.device_plugin_dir),
             waiting=tuple if cluster is None else cluster.waiting.waiting,
-            withheld=lambda: config.value.withheld,
+            withheld=lambda: config.value.why_not_offered,
         )
         self.entries: Observable[tuple[DeviceHold, ...]] = Observable(())
         """What each container holds: by the kubelet's checkpoint, and by the claims that were prepared."""
@@ -273,7 +274,7 @@ class NodeAgent:
 
     def _audit(self) -> AuditLog:
         known = self.settings.value, self.config, self.state, self.use_watch
-        return AuditLog(*known, self.cluster, self.evictor, self.api.note_decision)
+        return AuditLog(*known, self.cluster, self.evictor, lambda text: self.api.happenings.tell(Happening("", text)))
 
     def __repr__(self) -> str:
         return f"<NodeAgent {self.settings.value.node_name or 'standalone'}: {self.state!r}>"
@@ -373,7 +374,7 @@ class NodeAgent:
             node=self.state.node,
             use=self.use_reports.now(),
             limits=config.limits,
-            inventory=config.inventory,
+            inventory=config.facts.inventory,
             fenced={offer.shared.gpu.uuid: len(offer.fenced) for offer in self.advertiser.offers.get(SHARES, ())},
             limit_states=self.verification.counts,
             containers_over=len(self.over_use.excesses.value),

@@ -89,7 +89,7 @@ class AuditLog:
             last = self._life_sign.read() or ""
             known = epoch_s(last) is not None
             audit(AuditRecord(AuditKind.STARTED, self._node, began=last if known else "", ended=now))
-        gpus = {record.gpu: record for record in offered(self._node, shares, self._config.value.inventory, now)}
+        gpus = {record.gpu: record for record in offered(self._node, shares, self._config.value.facts.inventory, now)}
         self._grants = grants(self._node, self._use.holdings(), shares, before, now)
         evicted = {} if self._evictor is None else self._evictor.evicted
         new = changes(before, self._grants, evicted, self._told, now, first=not self._found)

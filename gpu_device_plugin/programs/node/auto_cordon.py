@@ -45,6 +45,6 @@ class AutoCordon:
         for uuid, why in self._faults.due(now).items():
             if uuid not in shared:
                 continue
-            there = cordon_of(config.cordons, uuid, uuid) is not None
+            there = cordon_of(config.facts.cordons, uuid, uuid) is not None
             if there or await self._api.cordon(uuid, Cordon(AGENT, rfc3339(time.time()), why)):
                 self._faults = self._faults.answer(uuid, now)

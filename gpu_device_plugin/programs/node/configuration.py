@@ -16,9 +16,9 @@ from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares, TooManySharesError
 from gpu_device_plugin.core.node.enforcement import REFUSE
-from gpu_device_plugin.core.node.health.gpu_health import Rules
-from gpu_device_plugin.core.node.limits.container_grants import Delivery, EnforcementPlan
-from gpu_device_plugin.core.node.node_config import NodeConfig, NodeInputs, derive, share_size
+from gpu_device_plugin.core.node.health.gpu_health import HealthRules
+from gpu_device_plugin.core.node.limits.container_grants import Delivery
+from gpu_device_plugin.core.node.node_config import NodeChoices, NodeConfig, NodeFacts, derive, share_size
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
 from gpu_device_plugin.hardware.monitor import MonitorTimings
 from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
@@ -66,9 +66,9 @@ def initial(settings: NodeSettings) -> NodeConfig:
     Raises:
         UsageError: the file of the setting `extra_grant` cannot be used.
     """
-    inputs = _inputs(settings, read_extra_grant(settings.extra_grant))
+    choices = _choices(settings, read_extra_grant(settings.extra_grant))
     nothing = NodeConfig(shares=Shares(settings.share_size_mib, settings.reserve_mib))
-    return derive(replace(inputs, sentence=HardwareView().sentence), nothing)
+    return derive(choices, NodeFacts(sentence=HardwareView().sentence), nothing)
 
 
 def initial_share_mib(
@@ -85,24 +85,25 @@ def initial_share_mib(
     return share_size(wanted_mib, in_use.number(), holders, (ended.read() or "").split())
 
 
-def _inputs(settings: NodeSettings, extra: ExtraGrant | None) -> NodeInputs:
-    plan = EnforcementPlan(
+def _choices(settings: NodeSettings, extra: ExtraGrant | None) -> NodeChoices:
+    delivery = Delivery(
         mps_shm=str(settings.mps_dir / SHM_DIRECTORY),
         mps_compute=settings.mps_compute == "by-share",
         soft_is_share=settings.soft_limit == "share",
         extra=extra,
+        methods=frozenset(settings.devices),
+        cdi_kind=settings.cdi_kind,
     )
-    return NodeInputs(
+    return NodeChoices(
         policy=settings.policy,
         mig=settings.mig,
         serve=settings.serve,
         limits=settings.limits,
         refuse=settings.limits_fallback == REFUSE,
-        unified_mib=settings.unified_memory_mib,
         excluded=settings.exclude_gpus,
         resources=settings.offered,
         mig_domain=settings.domain_of_mig,
-        delivery=Delivery(frozenset(settings.devices), settings.cdi_kind, plan=plan),
+        delivery=delivery,
         condition=settings.node_condition,
         evict=settings.on_gpu_failure == "evict",
     )
@@ -146,7 +147,8 @@ class Configuration:
         """
         # Those that the previous agent read hold until our node was read: no GPU is known before.
         cordons, _ = cordons_of({CORDONS: self._saved_cordons.read() or ""})
-        self._config.change(replace(self._config.value, cordons=cordons))
+        config = self._config.value
+        self._config.change(replace(config, facts=replace(config.facts, cordons=cordons)))
         await together(
             self._follow_hardware(),
             self.api.node.follow(self._take_node),
@@ -160,23 +162,27 @@ class Configuration:
     def update(self, _new: object = None) -> None:
         """Derive the configuration from the present state of all that, report what is new, and publish it."""
         self.mps.look()  # who asks for MPS only now does not hear that there was no supervisor before
-        before, view, node = self._config.value, self._view, self.api.node.value
-        inputs = replace(
-            _inputs(self._settings.value, before.delivery.plan.extra),
-            labels=None if node is None else node.labels,
-            cordons=before.cordons if node is None else self._cordons(node.annotations),
-            inventory=view.inventory,
-            health=view.beliefs,
+        before, view, settings, node = self._config.value, self._view, self._settings.value, self.api.node.value
+        choices = _choices(settings, before.choices.delivery.extra)
+        facts = NodeFacts(
+            cordons=before.facts.cordons if node is None else self._cordons(node.annotations),
+            inventory=view.inventory.with_unified(settings.unified_memory_mib),
             started=view.state is not State.STARTING,
             watched=view.state is State.WATCHING,
             sentence=view.sentence,
-            mps=self.mps.daemons.value,
-            without_mps=self.mps.others.value,
             serving=self.serving.value,
             others=self.conflicting_plugins.others.value,
         )
         try:
-            config = derive(inputs, before)
+            config = derive(
+                choices,
+                facts,
+                before,
+                labels=None if node is None else node.labels,
+                health=view.beliefs,
+                mps=self.mps.daemons.value,
+                without_mps=self.mps.others.value,
+            )
         except TooManySharesError as error:
             raise (ListFullError if before.shares.gpus else UsageError)(str(error)) from error
         if config.undeliverable and not before.shares.gpus:
@@ -185,16 +191,17 @@ class Configuration:
             return
         self._report_gpus(config, before)
         self._report(config, before)
-        self._state.refresh_inventory(config.shares, config.unhealthy, config.links, config.cordoned)
+        links = config.shares.links(facts.inventory.links)
+        self._state.refresh_inventory(config.shares, config.blocks, links)
         self.reconciler.find_foreign()  # before anybody else sees the new GPUs
-        self.mps.refuse = config.delivery.plan.refuse
+        self.mps.refuse = config.delivery.refuse
         self.mps.ask_for(config.mps_gpus)
         self._config.set(config)
 
     def _cordons(self, annotations: Mapping[str, str]) -> Mapping[str, Cordon]:
         """Return the cordons of our node; those of before where they cannot be read."""
         cordons, fault = cordons_of(annotations)
-        return self._config.value.cordons if fault else cordons
+        return self._config.value.facts.cordons if fault else cordons
 
     def reload(self) -> None:
         """Take over changed settings."""
@@ -228,7 +235,7 @@ class Configuration:
             answer_within_s=settings.nvml_timeout_s,
             blind_after_s=settings.blind_after_s,
         )
-        self.hardware.rules = Rules(
+        self.hardware.rules = HealthRules(
             ignored_xids=frozenset(settings.ignored_xids),
             fatal_xids=frozenset(settings.fatal_xids),
             remap_pending_is_fatal=settings.row_remap_pending == "unhealthy",
@@ -258,13 +265,13 @@ class Configuration:
     def _report(self, config: NodeConfig, before: NodeConfig) -> None:
         for remark in config.remarks:
             if remark not in before.remarks:
-                _log.log(logging.ERROR if remark in config.inventory.unread else logging.WARNING, "%s", remark)
+                _log.log(logging.ERROR if remark in config.facts.inventory.unread else logging.WARNING, "%s", remark)
         if config.policy != before.policy:
             _log.info("the policy for choosing GPUs changed", extra={"policy": config.policy})
         if config.limits_summary not in {"", before.limits_summary}:
             _log.info("memory limits: %s", config.limits_summary)
         if config.missing not in {"", before.missing}:
             self._reports.limits_missing(config.missing)
-        if config.cordons != before.cordons:
-            self._cordons_read.set(write_cordons(config.cordons) or "")
-            self._reports.cordons_changed(before.cordons, config.cordons)
+        if (cordons := config.facts.cordons) != before.facts.cordons:
+            self._cordons_read.set(write_cordons(cordons) or "")
+            self._reports.cordons_changed(before.facts.cordons, cordons)

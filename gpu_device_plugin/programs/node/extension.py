@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from gpu_device_plugin.core.node.kubelet.admission import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.placing import Placement
@@ -98,10 +98,6 @@ class NodeFeature:
         """
         return ()
 
-    def barred(self) -> Collection[str]:
-        """Return the UUIDs of GPUs whose shares every container is refused now. From memory: the kubelet waits."""
-        return ()
-
     async def before_start(self, start: StartRequest) -> Refused | None:  # noqa: ARG002
         """Wait, until the deadline at most, for what a container needs to start; return why it must not start yet."""
         return None
@@ -124,10 +120,6 @@ class Features:
     def mounts(self, owner: GrantOwner, device_ids: Sequence[str]) -> tuple[Mount, ...]:
         """Return the mounts that the features add."""
         return tuple(mount for feature in self._features for mount in feature.mounts(owner, device_ids))
-
-    def barred(self) -> frozenset[str]:
-        """Return the UUIDs of GPUs whose shares every container is refused now."""
-        return frozenset(uuid for feature in self._features for uuid in feature.barred())
 
     async def before_start(self, start: StartRequest) -> Refused | None:
         """Return the first reason why a container must not start."""

@@ -17,11 +17,13 @@ from gpu_device_plugin.aio.waiting import together
 from gpu_device_plugin.core.contract.history import (
     INCIDENTS_PATH,
     LARGEST_INCIDENT,
+    Decision,
     Incident,
     IncidentKind,
     NodeHistory,
 )
 from gpu_device_plugin.core.model.shares import parse_id
+from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.core.node.history.incidents import (
     BEFORE_S,
     Recorded,
@@ -47,12 +49,16 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.node.history.ring import Selection
     from gpu_device_plugin.core.node.holdings import Holding
     from gpu_device_plugin.kubelet.incident_files import IncidentFiles
+    from gpu_device_plugin.programs.node.happenings import Happening
     from gpu_device_plugin.programs.node.node_api import NodeApi
     from gpu_device_plugin.programs.node.use.history import History
     from gpu_device_plugin.programs.node.use.use_reader import UseWatch
 
 _log = logging.getLogger(__name__)
 
+_KINDS = {"GPUUnhealthy": IncidentKind.GPU_FAILED, "GPUError": IncidentKind.XID}
+"""By the reason of what happened; every other incident is an eviction."""
+_MOST_DECISIONS, _LONGEST_DECISION = 128, 400
 _MOST_WAITING = 8
 """Records that wait for the disk."""
 _STORM_S = 1.0
@@ -99,12 +105,27 @@ class FlightRecorder:
         """When limits and use were taken down last, and what they were; None: that is written."""
         self._drafted = asyncio.Event()
         self._busy = asyncio.Lock()
-        self._api.record = self.record
+        self.decisions: deque[Decision] = deque(maxlen=_MOST_DECISIONS)
+        """What the agent did or was told lately, the newest last; everything that it tells is among it."""
+        self._api.happenings.record_by(self._incident)
+        self._api.happenings.subscribe(self._decided)
 
     @property
     def routes(self) -> tuple[Route, ...]:
         """The paths at which history and records are served."""
         return (*self.history.routes, Route("GET", INCIDENTS_PATH, self._answer))
+
+    def _incident(self, happening: Happening) -> str:
+        """Record what happened, if it is an incident; return the end of its sentence."""
+        if not happening.summary:
+            return ""
+        kind = _KINDS.get(happening.reason, IncidentKind.OVER_USE_EVICTION)
+        return self.record(Trigger(kind, happening.summary, happening.gpus, happening.pod))
+
+    def _decided(self, happening: Happening) -> None:
+        about = "" if happening.pod is None else f" on {happening.pod.namespace}/{happening.pod.name}"
+        text = f"{happening.reason}{about}: {happening.note}" if happening.reason else happening.note
+        self.decisions.append(Decision(rfc3339(self.now()), text[:_LONGEST_DECISION]))
 
     def record(self, trigger: Trigger) -> str:
         """Record an incident; return its name in words for the end of an Event, empty if it is not recorded.
@@ -139,7 +160,7 @@ class FlightRecorder:
             self._storm = self.clock(), self._use(), watch.holdings()
         _, use, holdings = self._storm
         processes = processes_on(uuids, *watch.processes_read, holdings, shares, most=_MOST_ROWS)
-        decisions, none = lately(self._api.decisions, at_s), NodeHistory(found.at, STEP_S)
+        decisions, none = lately(self.decisions, at_s), NodeHistory(found.at, STEP_S)
         return _Draft(
             Incident(found, self._node, none, use, processes, decisions),
             self.history.ring.select(uuids=uuids, last_s=BEFORE_S),

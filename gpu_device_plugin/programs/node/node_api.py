@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-import time
-from collections import deque
+from logging import WARNING
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.core.contract.history import Decision
-from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.programs import low_memory_imports
+from gpu_device_plugin.programs.node.happenings import Happening, Happenings
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from gpu_device_plugin.cluster.client.config import ClusterConfig
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
@@ -23,12 +21,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.contract.elastic import Allowance
     from gpu_device_plugin.core.model.gpus import Gpu
     from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.node.history.incidents import Trigger
     from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)
-
-_MOST_DECISIONS, _LONGEST_DECISION = 128, 400
 
 
 class NodeApi:
@@ -37,15 +32,7 @@ class NodeApi:
     def __init__(self) -> None:
         self.node: Observable[NodeRecord | None] = Observable(None)
         """Our node as last read, with all labels and its allocatable resources; None: not yet."""
-        self.decisions: deque[Decision] = deque(maxlen=_MOST_DECISIONS)
-        """What the agent did or was told lately, the newest last; everything that it tells by Events is among it."""
-
-        self.record: Callable[[Trigger], str] = lambda _: ""
-        """Records an incident, and returns the end of the sentence by which an Event names it; see `FlightRecorder`."""
-
-    def note_decision(self, text: str) -> None:
-        """Remember what the agent did or was told, for records of incidents."""
-        self.decisions.append(Decision(rfc3339(time.time()), text[:_LONGEST_DECISION]))
+        self.happenings = Happenings()
 
     @property
     def pods(self) -> Mapping[str, Pod]:
@@ -57,13 +44,37 @@ class NodeApi:
         """Whether `pods` are all pods bound to our node now, as far as we know."""
         return False
 
-    def event(self, reason: str, note: str, action: str, *, warning: bool = True) -> None:  # noqa: ARG002
-        """Post an Event about our node."""
-        self.note_decision(f"{reason}: {note}")
+    def event(
+        self,
+        reason: str,
+        note: str,
+        action: str,
+        *,
+        warning: bool = True,
+        summary: str = "",
+        gpus: tuple[str, ...] = (),
+    ) -> None:
+        """Tell what happened on our node, see `Happening`."""
+        self.happenings.tell(Happening(reason, note, action, None, warning, summary, gpus))
 
-    def pod_event(self, pod: Pod, reason: str, note: str, action: str, *, warning: bool = True) -> None:  # noqa: ARG002
-        """Post an Event about a pod of our node; `deploy/policies.yaml` lists the reasons."""
-        self.note_decision(f"{reason} on {pod.namespace}/{pod.name}: {note}")
+    def pod_event(
+        self,
+        pod: Pod,
+        reason: str,
+        note: str,
+        action: str,
+        *,
+        warning: bool = True,
+        summary: str = "",
+        gpus: tuple[str, ...] = (),
+    ) -> None:
+        """Tell what happened to a pod of our node, see `Happening`."""
+        self.happenings.tell(Happening(reason, note, action, pod, warning, summary, gpus))
+
+    def announce(self, log: logging.Logger, reason: str, sentence: str, action: str, level: int = WARNING) -> None:
+        """Log a sentence without a full stop, and tell it as something that happened on our node."""
+        log.log(level, "%s", sentence)
+        self.event(reason, f"{sentence[0].upper()}{sentence[1:]}.", action, warning=level > logging.INFO)
 
     def annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:
         """Write annotations on a pod in the background; None removes one."""

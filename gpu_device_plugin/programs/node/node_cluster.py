@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.node.kubelet.ended_pods import PodsInApi
     from gpu_device_plugin.core.node.node_config import NodeConfig
     from gpu_device_plugin.node_state import NodeState
+    from gpu_device_plugin.programs.node.happenings import Happening
     from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)
@@ -82,6 +83,7 @@ class NodeCluster(NodeApi):
     ) -> None:
         """Prepare to publish `config` through `server`; nothing is sent before `run`."""
         super().__init__()
+        self.happenings.subscribe(self._post)
         self._settings = settings
         self._config = config
         self._state = state
@@ -163,15 +165,22 @@ class NodeCluster(NodeApi):
             why = str(error) or f"no answer within {within_s:g} s"
             _log.info("the agent's shutdown could not be announced on its node: %s", why)
 
-    def event(self, reason: str, note: str, action: str, *, warning: bool = True) -> None:  # noqa: D102
-        super().event(reason, note, action, warning=warning)
-        ours = about_node(self._settings.node_name)
-        self._events.post(ours, reason=reason, note=note, action=action, warning=warning)
-
-    def pod_event(self, pod: Pod, reason: str, note: str, action: str, *, warning: bool = True) -> None:  # noqa: D102
-        super().pod_event(pod, reason, note, action, warning=warning)
-        about = EventSubject("Pod", pod.name, pod.namespace, pod.uid)
-        self._events.post(about, reason=reason, note=note, action=action, warning=warning)
+    def _post(self, happening: Happening) -> None:
+        """Post an Event of what happened."""
+        pod = happening.pod
+        about = (
+            about_node(self._settings.node_name)
+            if pod is None
+            else EventSubject("Pod", pod.name, pod.namespace, pod.uid)
+        )
+        if happening.reason:
+            self._events.post(
+                about,
+                reason=happening.reason,
+                note=happening.note,
+                action=happening.action,
+                warning=happening.warning,
+            )
 
     @property
     def pods(self) -> Mapping[str, Pod]:  # noqa: D102
@@ -298,16 +307,17 @@ class NodeCluster(NodeApi):
     def _show(self, config: NodeConfig) -> None:
         node = self.node.value
         ours = self.condition.wanted.version or (node is not None and node.gpu_condition)
-        if config.started and (config.condition is not None or ours):  # this agent wrote it, or an earlier one
+        if config.facts.started and (config.condition is not None or ours):  # this agent wrote it, or an earlier one
             self.condition.want(config.condition)
         self.note()
 
     def note(self) -> None:
         """Publish on the node its GPUs and how they are given to pods, as they are now."""
         config = self._config.value
-        if not (config.started and config.labelled):
+        if not (config.facts.started and config.labelled):
             return  # an annotation about GPUs that the driver does not show now must not be lost
-        shares, unhealthy = self._state.node.shares, self._state.node.unhealthy
+        node = self._state.node
+        shares, unhealthy = node.shares, {uuid: block.everyone for uuid, block in node.blocks.items() if block.everyone}
         if not shares.any_listed:
             with contextlib.suppress(TooManySharesError):
                 shares = shares.with_inventory(
@@ -316,14 +326,14 @@ class NodeCluster(NodeApi):
                     mig=config.shares.mig,
                 )
             unhealthy = {shared.gpu.uuid: config.why_none for shared in shares.gpus}
-        if config.withheld:
-            unhealthy = {shared.gpu.uuid: config.withheld for shared in shares.gpus}
-        offered = self._state.node.shares.any_listed and not config.withheld
+        if config.why_not_offered:
+            unhealthy = {shared.gpu.uuid: config.why_not_offered for shared in shares.gpus}
+        offered = node.shares.any_listed and not config.why_not_offered
         away = self._ending or (offered and not self._ready)
-        uses = {shared.gpu.uuid: self._state.node.use(shared) for shared in shares.gpus}
+        uses = {shared.gpu.uuid: node.use(shared) for shared in shares.gpus}
         gpus = node_gpus(
             shares,
-            config.inventory,
+            config.facts.inventory,
             unhealthy,
             config.policy,
             away=away,
@@ -331,10 +341,10 @@ class NodeCluster(NodeApi):
             mig_domain=self._settings.domain_of_mig,
             held_shares={uuid for uuid, use in uses.items() if use.shares},
             held_whole={uuid for uuid, use in uses.items() if use.whole},
-            cordoned=self._state.node.cordoned,
+            cordoned={uuid for uuid, block in node.blocks.items() if block.new_pods},
         )
         notes = NodeMetadata(
-            labels={**self._outdated, **node_labels(shares, config.inventory, config.policy, config.limits)},
+            labels={**self._outdated, **node_labels(shares, config.facts.inventory, config.policy, config.limits)},
             annotations={
                 NODE_GPUS: write_node_gpus(gpus),
                 NODE_LIMITS: write_node_limits(config.limits) if config.limits.gpus else None,

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.core.contract.history import IncidentKind
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.node.health.gpu_health import Cause, judge
-from gpu_device_plugin.core.node.history.incidents import Trigger
 from gpu_device_plugin.core.node.holdings import INSTANCE, stranded
 from gpu_device_plugin.kubelet.registration_loop import RegistrationEvent
 from gpu_device_plugin.programs.node.conflicting_plugins import ALLOW
@@ -55,19 +53,18 @@ class Reports:
         level, name = logging.INFO if change.healthy else logging.ERROR, self._name_of(change.uuid)
         _log.log(level, "%s is %s", name, change.reason, extra={"uuid": change.uuid})
         reason = "GPUHealthy" if change.healthy else "GPUUnhealthy"
-        incident = ""
-        if not change.healthy and change.cause is not Cause.UNWATCHED:  # that is no fault of the GPU
-            incident = self._api.record(Trigger(IncidentKind.GPU_FAILED, f"{name} is {change.reason}", (change.uuid,)))
-        note = f"{name} ({change.uuid}) is {change.reason}{incident}"
-        self._api.event(reason, note, "Observe", warning=not change.healthy)
+        failed = not change.healthy and change.cause is not Cause.UNWATCHED  # that is no fault of the GPU
+        summary = f"{name} is {change.reason}" if failed else ""
+        note, gpus = f"{name} ({change.uuid}) is {change.reason}", (change.uuid,)
+        self._api.event(reason, note, "Observe", warning=not change.healthy, summary=summary, gpus=gpus)
 
     def xid_seen(self, seen: Xid) -> None:
         """The driver has reported an XID."""
         self._metrics.count(m.XIDS, seen.uuid, str(seen.code))
         name, what = self._name_of(seen.uuid), f"XID {seen.code}: {judge(seen.code).meaning}"
         _log.warning("%s: %s", name, what, extra={"uuid": seen.uuid, "once_per_s": 60})
-        incident = self._api.record(Trigger(IncidentKind.XID, f"{name} reported {what}", (seen.uuid,)))
-        self._api.event("GPUError", f"{name} ({seen.uuid}) reported {what}{incident}", "Observe")
+        note, gpus = f"{name} ({seen.uuid}) reported {what}", (seen.uuid,)
+        self._api.event("GPUError", note, "Observe", summary=f"{name} reported {what}", gpus=gpus)
 
     def registration(self, event: RegistrationEvent, details: dict[str, object]) -> None:
         """A registration with the kubelet succeeded, failed, or has to be repeated for all resources."""
@@ -205,10 +202,10 @@ class OrphanedInstances:
     def look(self, _new: object = None) -> None:
         """Look at the present state. A pod that the API shows only later is told of again, with its name."""
         config, ended = self._config.value, self._records.over
-        if not config.watched:
+        if not config.facts.watched:
             return
         held = [hold for hold in self._entries.value if hold.kind is not None and hold.pod_uid not in ended]
-        present = {gpu.uuid for gpu in config.inventory.gpus}
+        present = {gpu.uuid for gpu in config.facts.inventory.gpus}
         alive = {pod.kubelet_uid: pod for pod in self._api.pods.values() if not pod.ended}
         strandings = {
             (one.pod_uid if one.pod is None else one.pod.name, one.container, one.uuid): one

@@ -13,7 +13,7 @@ from gpu_device_plugin.core.dra.preparing import Preparation, prepare
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.node.kubelet.admission import Why
-from gpu_device_plugin.core.node.limits.container_grants import OPTIONAL_NODES, Delivery, EnforcementPlan, Grant
+from gpu_device_plugin.core.node.limits.container_grants import OPTIONAL_NODES, Delivery, Grant
 from gpu_device_plugin.core.node.limits.extra_grant import ExtraGrant, Mount
 from tests.claims import NODE, claim, config, device, instance, mig_node, mig_uuid, node, uuid
 
@@ -36,11 +36,7 @@ def granted(asked: Claim, delivery: Delivery | None = None, here: Node = HERE) -
 
 
 def plan(*enforcements: Enforcement, **more: Any) -> Delivery:
-    return Delivery(
-        plan=EnforcementPlan(
-            {uuid(n): GpuEnforcement(enforcement, "why") for n, enforcement in enumerate(enforcements)}, **more
-        )
-    )
+    return Delivery({uuid(n): GpuEnforcement(enforcement, "why") for n, enforcement in enumerate(enforcements)}, **more)
 
 
 def test_a_part_of_a_gpu_comes_with_the_variables_of_a_share() -> None:
@@ -82,7 +78,7 @@ def test_frameworks_are_kept_within_the_part() -> None:
 
 
 def test_device_nodes_and_cdi_names_are_those_of_the_node() -> None:
-    delivery = Delivery(frozenset({"device-specs", "cdi"}))
+    delivery = Delivery(methods=frozenset({"device-specs", "cdi"}))
     made = granted(claim(device(0, 4)), delivery)
     assert "/dev/nvidiactl" in made.device_nodes
     assert made.cdi_devices == (f"nvidia.com/gpu={uuid(0)}",)
@@ -95,7 +91,7 @@ def test_a_custom_library_is_told_the_pod_of_a_claim_of_one_pod() -> None:
     extra = ExtraGrant((("LIMIT", "{limit_mib}"), ("POD", "{pod_uid}")), ())
     delivery = plan(Enforcement.CUSTOM, Enforcement.CUSTOM, extra=extra)
     assert granted(claim(device(0, 4)), delivery).envs["POD"] == "uid-of-p1"
-    assert refusal(claim(device(0, 4)), replace(delivery, plan=replace(delivery.plan, refuse=True))) == ""
+    assert refusal(claim(device(0, 4)), replace(delivery, refuse=True)) == ""
     two = granted(claim(device(0, 4), pods=("p1", "p2")), delivery)
     assert two.envs["GPUSHARE_MEMORY_LIMIT_BY"] == "advisory"
 
@@ -129,14 +125,12 @@ def test_a_claim_gets_the_limits_that_it_requires_or_is_refused(
 # --- MIG instances ----------------------------------------------------------------------------------------------------
 
 SHARED = mig_node([10, 20])
-ADVISORY = Delivery(
-    plan=EnforcementPlan({mig_uuid(0, number): GpuEnforcement(Enforcement.ADVISORY, "why") for number in range(2)})
-)
+ADVISORY = Delivery({mig_uuid(0, number): GpuEnforcement(Enforcement.ADVISORY, "why") for number in range(2)})
 
 
 def test_whole_instances_come_with_their_uuids_and_the_nodes_that_open_them() -> None:
     asked = claim(instance(0, 0, whole=True), instance(1, 0, whole=True))
-    made = granted(asked, Delivery(frozenset({"device-specs"})), mig_node([10, 20], [10], mode=MigMode.WHOLE))
+    made = granted(asked, Delivery(methods=frozenset({"device-specs"})), mig_node([10, 20], [10], mode=MigMode.WHOLE))
     assert made.envs == {
         "NVIDIA_VISIBLE_DEVICES": f"{mig_uuid(0, 0)},{mig_uuid(1, 0)}",
         "GPUSHARE_MEMORY_LIMIT_BY": "partition",

@@ -25,6 +25,7 @@ from gpu_device_plugin.core.model.gpus import Closeness, Links
 from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.resources import OF_GPUS, Kind
+from gpu_device_plugin.core.node.blocks import Block
 from gpu_device_plugin.core.node.ledger import Ledger
 from tests.claims import mig_inventory, mig_node, mig_uuid, node, uuid
 
@@ -103,12 +104,13 @@ def test_a_gpu_out_of_service_has_a_taint_that_says_why(effect: str, *, evict: b
 
 
 def test_a_cordoned_gpu_has_a_taint_that_lets_the_claims_there_stay() -> None:
-    here = replace(node(8, 8, unhealthy={0: "XID 79"}), cordoned=dict.fromkeys([uuid(0), uuid(1)], "why"))
+    here = replace(node(8, 8), blocks={uuid(0): Block("XID 79", "why"), uuid(1): Block(new_pods="why")})
     taints = [each["taints"][0] for each in devices(here, SliceInputs((), evict=True))[:2]]
     assert [each["key"] for each in taints] == ["gpu-device-plugin/unhealthy", "gpu-device-plugin/cordoned"]
     assert taints[1] == {"key": "gpu-device-plugin/cordoned", "effect": "NoSchedule"}
     assert [each["name"] for each in plain_devices(here, SliceInputs(())) if "monitor" not in each["name"]] == []
-    assert wanted_order(replace(here, unhealthy={}), "binpack")[-1] == uuid(1)
+    both = dict.fromkeys([uuid(0), uuid(1)], Block(new_pods="why"))
+    assert wanted_order(replace(here, blocks=both), "binpack")[-1] == uuid(1)
 
 
 def test_a_gpu_that_is_held_through_another_resource_gets_no_claims() -> None:
@@ -122,11 +124,11 @@ def test_a_gpu_that_is_held_by_a_device_of_a_former_agent_gets_no_claims() -> No
 
 
 def test_a_gpu_without_the_limits_that_are_required_gives_no_parts_and_is_given_whole() -> None:
-    facts = SliceInputs((), barred=frozenset({uuid(0)}))
-    device, _ = devices(node(8), facts)
+    here = replace(node(8), blocks={uuid(0): Block(parts="why")})
+    device, _ = devices(here, SliceInputs(()))
     assert "taints" not in device
     assert device["attributes"]["type"] == {"string": "whole-gpu"}
-    only_parts, _ = devices(node(8), replace(facts, kinds=frozenset({Kind.MEMORY})))
+    only_parts, _ = devices(here, SliceInputs((), kinds=frozenset({Kind.MEMORY})))
     assert only_parts["taints"] == [HELD | {"value": "limits-missing"}]
 
 

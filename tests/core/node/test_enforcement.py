@@ -94,12 +94,12 @@ def test_the_enforcement_of_a_gpu(
 ) -> None:
     by_label = wants == "cgpu"
     want = wanted_enforcement("auto" if by_label else wants, {"ack.node.gpu.schedule": "cgpu"} if by_label else {})
-    made = enforcements({3: gpu}, abilities, want, refuse=refuse)
-    (found,) = made.gpus.values()
+    made, missing = enforcements({3: gpu}, abilities, want, refuse=refuse)
+    (found,) = made.values()
     assert found.enforcement is (enforcement or ADVISORY)
     assert lack in found.why
     assert bool(found.refusal) == (enforcement is None and refuse and not by_label), "ACK's label requires nothing"
-    assert bool(made.missing) == (enforcement is None)
+    assert bool(missing) == (enforcement is None)
 
 
 @pytest.mark.parametrize(
@@ -140,10 +140,10 @@ def test_mps_is_asked_for_where_it_is_the_means_or_would_be_if_it_were_there() -
 
 
 def test_a_reason_names_who_asked_and_what_is_missing() -> None:
-    made = enforcements({0: GPU, 1: OLD, 3: OLD}, TWO, wanted_enforcement("driver", {}), refuse=True)
+    made, missing = enforcements({0: GPU, 1: OLD, 3: OLD}, TWO, wanted_enforcement("driver", {}), refuse=True)
     why = f"the setting limits=driver asks for driver: {NONE}"
     refusal = f"memory limits that hold are required here and not there: {why}"
-    assert made.gpus == {
+    assert made == {
         0: GpuEnforcement(
             DRIVER,
             "the setting limits=driver asks for it, and the driver limits the memory of cgroups where "
@@ -152,19 +152,19 @@ def test_a_reason_names_who_asked_and_what_is_missing() -> None:
         1: GpuEnforcement(ADVISORY, why, refusal),
         3: GpuEnforcement(ADVISORY, why, refusal),
     }
-    assert made.missing == f"GPU 1, 3: {why}; containers are refused shares (limits_fallback: refuse)"
-    advisory = enforcements({0: GPU, 1: OLD, 3: OLD}, TWO, wanted_enforcement("driver", {}), refuse=False)
-    assert advisory.gpus[1] == GpuEnforcement(ADVISORY, why)
-    assert advisory.missing == f"GPU 1, 3: {why}; the limits are advisory there"
+    assert missing == f"GPU 1, 3: {why}; containers are refused shares (limits_fallback: refuse)"
+    advisory, missing = enforcements({0: GPU, 1: OLD, 3: OLD}, TWO, wanted_enforcement("driver", {}), refuse=False)
+    assert advisory[1] == GpuEnforcement(ADVISORY, why)
+    assert missing == f"GPU 1, 3: {why}; the limits are advisory there"
 
 
 def test_a_node_tells_its_enforcements_in_a_sentence() -> None:
     assert summary({}) == ""
     assert (
-        summary(enforcements({0: OLD, 1: OLD}, TWO, wanted_enforcement("auto", {}), refuse=True).gpus)
+        summary(enforcements({0: OLD, 1: OLD}, TWO, wanted_enforcement("auto", {}), refuse=True)[0])
         == f"advisory: {NONE}"
     )
-    mixed = enforcements({0: GPU, 1: OLD, 3: OLD}, TWO, wanted_enforcement("driver", {}), refuse=True).gpus
+    mixed = enforcements({0: GPU, 1: OLD, 3: OLD}, TWO, wanted_enforcement("driver", {}), refuse=True)[0]
     assert summary(mixed) == (
         "driver on GPU 0: the setting limits=driver asks for it, and the driver limits the memory of cgroups where "
         "nvidia-container-toolkit from 1.20.1 on asks it to; refused on GPU 1, 3: the setting limits=driver asks for "

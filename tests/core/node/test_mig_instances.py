@@ -17,11 +17,12 @@ from gpu_device_plugin.core.model.placing import POLICIES, Demand, Placement
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.model.resources import Kind, Names, Resource
 from gpu_device_plugin.core.model.shares import SHARES, WHOLE_GPUS, Listing, parse_id
+from gpu_device_plugin.core.node.blocks import Block
 from gpu_device_plugin.core.node.health.gpu_health import Cause, GpuHealth, Problem, with_cards
 from gpu_device_plugin.core.node.holdings import Holding, stranded
 from gpu_device_plugin.core.node.kubelet.admission import Refused, Why, admit, refuse_unlimited
 from gpu_device_plugin.core.node.kubelet.advertised_devices import offers
-from gpu_device_plugin.core.node.limits.container_grants import Delivery, EnforcementPlan, grant
+from gpu_device_plugin.core.node.limits.container_grants import Delivery, grant
 from gpu_device_plugin.core.node.limits.extra_grant import NOBODY
 from gpu_device_plugin.core.node.limits.limit_verification import by_kind
 from gpu_device_plugin.core.node.node import Node
@@ -179,7 +180,7 @@ NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
 def test_two_instances_of_one_gpu_need_each_device_node_once() -> None:
     node = mig_node((10, 10), mode=WHOLE)
     two = Placement(Demand(INSTANCE, 2), ((0, 10), (1, 10)))
-    made = grant(two, node.shares, Delivery(frozenset({"device-specs"})), present=())
+    made = grant(two, node.shares, Delivery(methods=frozenset({"device-specs"})), present=())
     assert made.device_nodes == (
         *NODES,
         "/dev/nvidia0",
@@ -206,13 +207,27 @@ def test_all_shares_of_an_instance_are_held_by_the_hardware(amount: int, enforce
 
 def test_limits_that_are_not_there_refuse_a_part_of_an_instance_and_not_all_of_it() -> None:
     node = mig_node((10,))
-    plan = EnforcementPlan(
+    plan = Delivery(
         {"MIG-0-0": GpuEnforcement(Enforcement.ADVISORY, "no means", "limits are required here")}, refuse=True
     )
     part = refuse_unlimited(node, MEMORY, ["MIG-0-0::0"], plan, NOBODY)
     assert part == Refused(Why.NO_LIMIT, "GPU 0 (MIG 1g.10gb): limits are required here")
     everything = [f"MIG-0-0::{number}" for number in range(10)]
     assert refuse_unlimited(node, MEMORY, everything, plan, NOBODY) is None
+
+
+def test_of_a_gpu_that_gives_no_parts_all_of_an_instance_is_preferred_and_no_part() -> None:
+    node = mig_node((4, 2))
+    node = replace(node, blocks={"MIG-0-0": Block(parts="limits are required here"), "MIG-0-1": Block("it is lost")})
+    free = [name for shared in node.shares.gpus for name in shared.shares]
+
+    def preferred(there: Node, amount: int) -> list[str]:
+        asked = PreferredAllocationRequest(there, MEMORY, free, (), amount)
+        return sorted(asked.answer(there, POLICIES["binpack"]))
+
+    assert preferred(node, 3) == []
+    assert preferred(node, 4) == [f"MIG-0-0::{number}" for number in range(4)]
+    assert preferred(replace(node, blocks={}), 3) == [f"MIG-0-0::{number}" for number in range(3)]
 
 
 # --- Limits -----------------------------------------------------------------------------------------------------------
@@ -302,7 +317,8 @@ def test_whatever_is_re_partitioned_nothing_is_given_twice(
     node = Node(mig_node().shares)
     for cards, mode in rounds:
         node = changed(node, mode, *cards)
-        node = replace(node, unhealthy=out_of_service({}, node.shares))
+        closed = out_of_service({}, node.shares)
+        node = replace(node, blocks={uuid: Block(why) for uuid, why in closed.items()})
         for _ in range(4):
             listings = [SHARES, WHOLE_GPUS, *((INSTANCE, profile) for profile in node.shares.profiles)]
             listing = chance.choice(listings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -14,12 +14,14 @@ from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.model.shares import OF_GPU, WHOLE_GPUS, Shares, TooManySharesError
+from gpu_device_plugin.core.node.blocks import Block
 from gpu_device_plugin.core.node.health.gpu_health import Cause, GpuHealth, Problem
 from gpu_device_plugin.core.node.kubelet.conflicting_plugins import OTHERS, Detection
-from gpu_device_plugin.core.node.limits.container_grants import Delivery, EnforcementPlan
+from gpu_device_plugin.core.node.limits.container_grants import Delivery
 from gpu_device_plugin.core.node.node_config import (
+    NodeChoices,
     NodeConfig,
-    NodeInputs,
+    NodeFacts,
     derive,
     ignored_labels,
     out_of_service,
@@ -37,7 +39,10 @@ READY = MpsGpu(MpsStatus.READY, pipe_directory="/run/x/GPU-0")
 def config(before: NodeConfig | None = None, **inputs: Any) -> NodeConfig:
     """Derive the configuration of a node with two GPUs of 8 GiB, if nothing else is given."""
     known: dict[str, Any] = {"inventory": inventory(8, 8), "started": True, "watched": True, "resources": (MEM,)}
-    return derive(NodeInputs(**known | inputs), before or NodeConfig(shares=Shares(1024)))
+    given = known | inputs
+    choices = NodeChoices(**{each.name: given.pop(each.name) for each in fields(NodeChoices) if each.name in given})
+    facts = NodeFacts(**{each.name: given.pop(each.name) for each in fields(NodeFacts) if each.name in given})
+    return derive(choices, facts, before or NodeConfig(shares=Shares(1024)), **given)
 
 
 def labels(**values: str) -> dict[str, str]:
@@ -53,7 +58,7 @@ def test_only_another_listing_or_use_of_mig_cuts_the_gpus_anew() -> None:
     assert [len(shared.shares) for shared in first.shares.gpus] == [8, 8]
     sick = config(first, health={"GPU-1": FAILED})
     assert sick.shares is first.shares
-    assert (sick.unhealthy, first.unhealthy) == ({"GPU-1": "; ".join(FAILED.reasons)}, {})
+    assert (sick.blocks, first.blocks) == ({"GPU-1": Block("; ".join(FAILED.reasons))}, {})
     assert [len(shared.shares) for shared in config(first, inventory=inventory(8, 8, 4)).shares.gpus] == [8, 8, 4]
     assert config(first, mig=MigMode.SHARE).shares.mig is MigMode.SHARE
     assert config(first, labels=labels(mig="whole")).shares.mig is MigMode.WHOLE
@@ -84,10 +89,10 @@ def test_each_mig_profile_that_is_given_whole_has_a_resource() -> None:
 def test_a_cordon_is_of_a_gpu_or_of_all_instances_of_one_in_mig_mode() -> None:
     there = config(inventory=mig.inventory((10, 20), 8), mig="share", cordons={"GPU-0": Cordon("alice")})
     instances = [shared.gpu for shared in there.shares.gpus if shared.gpu.instance is not None]
-    assert {gpu.uuid for gpu in instances} <= there.cordoned.keys()
+    assert all(there.blocks[gpu.uuid].new_pods for gpu in instances)
     plain = config(inventory=inventory(8, 8), cordons={"GPU-1": Cordon("alice"), "GPU-9": Cordon()})
-    assert plain.cordoned == {"GPU-1": "cordoned by alice"}
-    assert config(plain, inventory=inventory(8, 8)).cordoned == {}
+    assert plain.blocks == {"GPU-1": Block(new_pods="cordoned by alice")}
+    assert config(plain, inventory=inventory(8, 8)).blocks == {}
 
 
 @pytest.mark.parametrize(
@@ -169,7 +174,7 @@ def test_a_gpu_with_the_memory_of_the_machine_is_given_whole_or_shares_what_the_
     (shared,) = config(inventory=there).shares.gpus
     assert (shared.listed, shared.offered, len(shared.shares)) == (*[frozenset({WHOLE_GPUS})] * 2, 1)
     assert config(inventory=there).remarks == ()
-    (shared,) = config(inventory=there, unified_mib=64 * 1024).shares.gpus
+    (shared,) = config(inventory=there.with_unified(64 * 1024)).shares.gpus
     assert (shared.offered, len(shared.shares), shared.gpu.total_mib) == (OF_GPU, 64, 64 * 1024)
 
 
@@ -181,61 +186,59 @@ def test_a_gpu_that_cannot_be_listed_is_remarked() -> None:
 def test_gpus_without_device_nodes_are_not_given_by_device_nodes() -> None:
     """On WSL2 and Tegra; a reload of the settings changes nothing of how they are given."""
     wsl = Inventory((Gpu("GPU-w", 0, "NVIDIA GeForce RTX 5070", 8188),))
-    found = config(inventory=wsl, delivery=Delivery(frozenset({"device-specs"})))
+    found = config(inventory=wsl, delivery=Delivery(methods=frozenset({"device-specs"})))
     assert found.undeliverable.startswith("--devices=device-specs gives containers /dev/nvidiaN, and the driver tells")
     assert found.remarks == (found.undeliverable,)
     assert found.delivery.methods == {"envvar"}
-    both = config(inventory=wsl, delivery=Delivery(frozenset({"cdi", "device-specs"})))
+    both = config(inventory=wsl, delivery=Delivery(methods=frozenset({"cdi", "device-specs"})))
     assert both.delivery.methods == {"cdi"}
-    for delivery in (Delivery(), Delivery(frozenset({"cdi"}))):
+    for delivery in (Delivery(), Delivery(methods=frozenset({"cdi"}))):
         assert config(inventory=wsl, delivery=delivery).undeliverable == ""
     node_there = replace(wsl, gpus=(replace(wsl.gpus[0], minor=0),))
-    assert config(inventory=node_there, delivery=Delivery(frozenset({"device-specs"}))).undeliverable == ""
+    assert config(inventory=node_there, delivery=Delivery(methods=frozenset({"device-specs"}))).undeliverable == ""
 
 
 # --- Limits -----------------------------------------------------------------------------------------------------------
 
 
 def test_daemons_of_mps_labels_and_settings_reach_the_means() -> None:
-    template = Delivery(plan=EnforcementPlan(mps_shm="/run/x/shm", soft_is_share=True))
+    template = Delivery(mps_shm="/run/x/shm", soft_is_share=True)
     by_label = config(
         labels={"ack.node.gpu.schedule": "core_mem"}, mps={"GPU-0": READY}, refuse=True, delivery=template
     )
-    plan = by_label.delivery.plan
-    assert (plan.mps, plan.mps_shm, plan.mps_compute, plan.soft_is_share) == (
-        {"GPU-0": READY},
-        "/run/x/shm",
-        True,
-        True,
-    )
+    plan = by_label.delivery
+    assert (plan.mps_shm, plan.mps_compute, plan.soft_is_share) == ("/run/x/shm", True, True)
     assert {uuid: gpu.enforcement for uuid, gpu in plan.enforcements.items()} == {
         "GPU-0": Enforcement.MPS,
         "GPU-1": Enforcement.MPS,
     }
     assert by_label.limits.gpus == {0: plan.enforcements["GPU-0"], 1: plan.enforcements["GPU-1"]}
     assert by_label.mps_gpus == {"GPU-0", "GPU-1"}
-    assert (plan.refuse, by_label.missing, by_label.barred) == (False, "", frozenset()), "this label requires nothing"
+    assert (plan.refuse, by_label.missing, by_label.blocks) == (False, "", {}), "this label requires nothing"
     assert by_label.notes == (f"memory limits: {by_label.limits_summary}",)
     assert by_label.limits_summary.startswith("mps: the node label ack.node.gpu.schedule=core_mem asks for it")
 
 
-def test_clients_of_mps_that_come_and_go_change_nothing_of_the_configuration() -> None:
+def test_clients_and_daemons_of_mps_that_come_and_go_change_nothing_of_the_configuration() -> None:
     """Each would publish the whole configuration anew, and have every part of the agent look at it."""
     alone = config(limits="mps", mps={"GPU-0": READY})
     busy = replace(READY, clients=3, server_pids=(17, 18), limit_mib=4096)
-    assert config(alone, limits="mps", mps={"GPU-0": busy}) == alone
+    for daemons in ({"GPU-0": busy}, {"GPU-0": READY, "GPU-1": MpsGpu(MpsStatus.STARTING)}, {}):
+        assert config(alone, limits="mps", mps=daemons) == alone
 
 
 def test_a_wanted_means_that_is_not_there_bars_the_gpus_or_is_told_alone() -> None:
     refused = config(limits="mps", refuse=True, mps="it ended")
-    assert refused.barred == {"GPU-0", "GPU-1"}
-    assert refused.delivery.plan.refuse
+    assert refused.blocks == {uuid: Block(parts=refused.delivery.refusals[uuid]) for uuid in ("GPU-0", "GPU-1")}
+    assert refused.delivery.refuse
     assert refused.missing.startswith("GPU 0, 1: the setting limits=mps asks for mps: it ended; containers are refused")
     beside: dict[str, Any] = {"limits": "mps", "mps": {}, "without_mps": frozenset({"GPU-1", "GPU-7"})}
-    assert config(**beside, refuse=True).barred == {"GPU-1"}
-    assert not config(**beside).barred
+    assert config(**beside, refuse=True).blocks == {
+        "GPU-1": Block(parts="it has containers that were started without MPS")
+    }
+    assert not config(**beside).blocks
     advisory = config(limits="mps", mps="it ended")
-    assert not advisory.barred
+    assert not advisory.blocks
     assert advisory.mps_gpus == {"GPU-0", "GPU-1"}
     assert config(inventory=Inventory(), limits="mps").notes == ()
 
@@ -245,10 +248,10 @@ def test_a_wanted_means_that_is_not_there_bars_the_gpus_or_is_told_alone() -> No
 
 def test_gpus_are_withheld_for_other_plugins_or_while_the_node_changes_over() -> None:
     waiting = Serving(ServingMode.DRA, "this node waits")
-    assert (config(serving=waiting).withheld, config(serving=waiting).claims) == ("this node waits", True)
+    assert (config(serving=waiting).why_not_offered, config(serving=waiting).claims) == ("this node waits", True)
     others = tuple(Detection(other, ("a sign",)) for other in OTHERS[:2])
-    assert config(serving=waiting, others=others).withheld == "; ".join(other.found for other in others)
-    assert (config().withheld, config().claims) == ("", False)
+    assert config(serving=waiting, others=others).why_not_offered == "; ".join(other.found for other in others)
+    assert (config().why_not_offered, config().claims) == ("", False)
 
 
 def test_the_condition_names_failed_gpus_while_the_driver_answers() -> None:

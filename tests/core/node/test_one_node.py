@@ -22,6 +22,7 @@ from gpu_device_plugin.core.model.placing import POLICIES
 from gpu_device_plugin.core.model.pods import ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import OF_GPUS, Kind
 from gpu_device_plugin.core.model.shares import parse_id
+from gpu_device_plugin.core.node.blocks import Block
 from gpu_device_plugin.core.node.kubelet.admission import Refused, admit
 from gpu_device_plugin.core.node.kubelet.advertised_devices import offers
 from gpu_device_plugin.core.node.kubelet.ended_pods import EndedPods, PodsInApi, pods_in_api
@@ -452,10 +453,10 @@ class OneNode(RuleBasedStateMachine):
 
     @rule(position=st.integers(0, 2), broken=st.booleans())
     def a_gpu_breaks_or_recovers(self, position: int, *, broken: bool) -> None:
-        unhealthy = {name: why for name, why in self.agent.node.unhealthy.items() if name != uuid(position)}
+        blocks = {name: block for name, block in self.agent.node.blocks.items() if name != uuid(position)}
         if broken:
-            unhealthy[uuid(position)] = "it fell off the bus"
-        self.agent.node = replace(self.agent.node, unhealthy=unhealthy)
+            blocks[uuid(position)] = Block("it fell off the bus")
+        self.agent.node = replace(self.agent.node, blocks=blocks)
 
     @rule(seconds=st.sampled_from((1.0, SETTLING_S)))
     def time_passes(self, seconds: float) -> None:

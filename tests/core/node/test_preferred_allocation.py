@@ -274,7 +274,7 @@ def fitting(there: Node, available: list[str], must: list[str], amount: int, kep
         for shared in there.shares.gpus
         if room[shared.gpu.uuid] - kept.reserved.get(shared.position, 0) >= amount
         and shared.position not in kept.whole
-        and shared.gpu.uuid not in there.unhealthy
+        and shared.gpu.uuid not in there.blocks
         and not there.use(shared).whole
         and {parse_id(name)[0] for name in must} <= {shared.gpu.uuid}
     }

@@ -15,6 +15,7 @@ from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares
+from gpu_device_plugin.core.node.blocks import Block
 from gpu_device_plugin.core.node.ledger import Reservation
 from gpu_device_plugin.core.node.reservations import (
     UNDECIDED,
@@ -160,8 +161,11 @@ def test_gpus_that_give_nothing_let_nobody_grow() -> None:
         return sentence
 
     assert why(there, replace(pod(wish="6"), deleting=True)) == "its pod is being deleted"
-    assert why(replace(there, cordoned={uuid(0): "cordoned by x"}), pod(wish="6")) == "GPU 0 is cordoned by x"
-    assert why(replace(there, unhealthy={uuid(0): "XID 79"}), pod(wish="6")) == "GPU 0 is out of service: XID 79"
+    assert (
+        why(replace(there, blocks={uuid(0): Block(new_pods="cordoned by x")}), pod(wish="6"))
+        == "GPU 0 is cordoned by x"
+    )
+    assert why(replace(there, blocks={uuid(0): Block("XID 79")}), pod(wish="6")) == "GPU 0 is out of service: XID 79"
     assert why(there, pod(wish="17")) == "GPU 0 has 16 GiB in all"
     unknown = "it is not known yet what of GPU 0 is free"
     for ledger in (

@@ -17,6 +17,7 @@ from gpu_device_plugin.core.model.gpus import Gpu, Inventory
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.shares import Shares, share_id
+from gpu_device_plugin.core.node.blocks import Block
 from gpu_device_plugin.core.node.node import Node
 from gpu_device_plugin.core.report.exposition import family, number
 from gpu_device_plugin.core.report.gauges import ExtenderMetrics, NodeMetrics, WaitingReason
@@ -82,7 +83,7 @@ def test_a_gpu_has_a_line_for_each_figure() -> None:
     there = node(16, 16, 16, 16)
     ledger = there.ledger.seen([share_id(uuid(0), n) for n in range(3)]).seen([uuid(1)])
     ledger = ledger.with_foreign({uuid(2): "nvidia.com/gpu"})
-    there = replace(there, ledger=ledger, unhealthy={uuid(3): "why"})
+    there = replace(there, ledger=ledger, blocks={uuid(3): Block("why")})
     use = NodeUse("", {0: GpuUse(2048, 256), 1: GpuUse()})
     limits, inventory = NodeLimits({0: GpuEnforcement(Enforcement.MPS, "why")}), Inventory(driver_version="615.71.09")
     shown = NodeMetrics(there, use, limits, inventory, fenced={uuid(1): 7})
@@ -278,7 +279,7 @@ def test_a_borrower_has_lines_for_what_it_borrows_and_while_it_is_asked() -> Non
 
 
 def test_a_cordoned_gpu_says_so_and_is_healthy() -> None:
-    shown = NodeMetrics(replace(node(16, 16), cordoned={uuid(1): "cordoned by alice"}))
+    shown = NodeMetrics(replace(node(16, 16), blocks={uuid(1): Block(new_pods="cordoned by alice")}))
     assert lines(shown, "gpu_cordoned", "gpu_healthy") == [
         f'gpu_healthy{{gpu="{uuid(0)}"}} 1.0',
         f'gpu_healthy{{gpu="{uuid(1)}"}} 1.0',

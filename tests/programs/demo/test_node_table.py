@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
 from gpu_device_plugin.core.model.shares import Shares, share_id
+from gpu_device_plugin.core.node.blocks import Block
 from gpu_device_plugin.core.node.ledger import Ledger
 from gpu_device_plugin.core.node.node import Node
 from gpu_device_plugin.programs.demo.node_table import Look, ShareTone, table
@@ -125,7 +126,7 @@ def test_no_line_is_longer_than_the_table_is_wide(
     gpus = tuple(Gpu(uuid(n), n, "NVIDIA H100 80GB HBM3 and more", size * 1024) for n, (size, _, _) in enumerate(sizes))
     shares = Shares(1024).with_inventory(Inventory(gpus))
     used_ids = [share_id(uuid(n), i) for n, (size, used, _) in enumerate(sizes) for i in range(min(used, size))]
-    failed = {uuid(n): "for some reason or other " * 5 for n, (_, _, failed) in enumerate(sizes) if failed}
+    failed = {uuid(n): Block("for some reason or other " * 5) for n, (_, _, failed) in enumerate(sizes) if failed}
     there = Node(shares, Ledger().seen(used_ids), failed)
     holders = {name: frozenset(used_ids[n :: len(names)]) for n, name in enumerate(names)}
     used = {(name, uuid(n)): mib for name, mib in zip(names, used_mib, strict=False) for n in range(len(sizes))}

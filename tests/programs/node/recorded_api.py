@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.programs.node.happenings import Happening
 
 
 class RecordedApi(NodeApi):
@@ -17,6 +18,7 @@ class RecordedApi(NodeApi):
 
     def __init__(self, *pods: Pod) -> None:
         super().__init__()
+        self.happenings.subscribe(self._told)
         self.known = {pod.uid: pod for pod in pods}
         self.events: list[tuple[str, str, str, bool]] = []
         """Reason, note, action, and whether it is a warning."""
@@ -29,12 +31,13 @@ class RecordedApi(NodeApi):
     def pods(self) -> Mapping[str, Pod]:
         return self.known
 
-    def event(self, reason: str, note: str, action: str, *, warning: bool = True) -> None:
-        self.events.append((reason, note, action, warning))
-
-    def pod_event(self, pod: Pod, reason: str, note: str, action: str, *, warning: bool = True) -> None:
-        assert warning or reason == "GPUIdle"
-        self.pod_events.append((pod.uid, reason, note, action))
+    def _told(self, happening: Happening) -> None:
+        pod, reason = happening.pod, happening.reason
+        if pod is None:
+            self.events.append((reason, happening.note, happening.action, happening.warning))
+        else:
+            assert happening.warning or reason == "GPUIdle"
+            self.pod_events.append((pod.uid, reason, happening.note, happening.action))
 
     def annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:
         self.annotated.append((pod.uid, annotations))

@@ -24,6 +24,7 @@ from gpu_device_plugin.core.contract.nodereport import ContainerUse, NodeUse
 from gpu_device_plugin.core.model.condition import GpuCondition
 from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.core.node.history.incidents import MOST_INCIDENTS, Trigger
+from gpu_device_plugin.programs.node.happenings import Happening
 from tests.patience import eventually
 from tests.ports import free_port
 from tests.programs.node.cluster_harness import Cluster, cluster, promise
@@ -135,7 +136,7 @@ async def test_the_event_of_an_xid_names_a_record_with_what_led_to_it_that_outli
             return selection is not None and any(3072 in each.used_mib for each in selection.containers())
 
         await there.node.until(seen)
-        decisions = its.agent.api.decisions
+        decisions = its.agent.recorder.decisions
         await there.node.until(
             lambda: any("container main of default/web was given" in each.text for each in decisions)
         )
@@ -185,9 +186,9 @@ async def test_an_agent_without_the_api_records_too_and_a_paused_one_nothing() -
         its = Scene(node, port)
         await its.start()
         its.agent.toggle_pause()
-        await node.until(lambda: bool(its.agent.state.node.unhealthy))
+        await node.until(lambda: bool(its.agent.state.node.blocks))
         its.agent.toggle_pause()
-        await node.until(lambda: not its.agent.state.node.unhealthy)
+        await node.until(lambda: not its.agent.state.node.blocks)
         node.hardware(T4, events=[{"at": "1ms", "gpu": 0, "xid": 43}])
         await eventually(lambda: _count(its, 1))
         (only,) = (await its.listed()).incidents
@@ -266,8 +267,8 @@ async def test_a_record_is_bounded_however_much_there_is_to_tell() -> None:
         parts = tuple(ContainerUse("n" * 63, f"{n:0253}", "c" * 63, 0, 1, n, why=why) for n in range(4096))
         its.agent.recorder._use = lambda: NodeUse("now", {}, parts)
         for _ in range(300):
-            its.agent.api.note_decision(why + name)
-        its.agent.api.decisions.append(Decision("2000-01-01T00:00:00Z", "long ago"))
+            its.agent.api.happenings.tell(Happening("", why + name))
+        its.agent.recorder.decisions.append(Decision("2000-01-01T00:00:00Z", "long ago"))
         trigger = Trigger(IncidentKind.XID, "XID 31", (its.node.uuids[0],))
         name = incident_of(its.agent.recorder.record(trigger))
         found = await its.record(name)

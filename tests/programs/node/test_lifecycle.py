@@ -130,7 +130,7 @@ async def test_gpus_that_cannot_be_shared_are_left_out_with_a_reason(caplog: pyt
         with caplog.at_level("INFO"):
             agent = await node.start_agent(exclude_gpus="3")
         assert node.healthy(COUNT) == 1
-        uuid = agent.config.value.inventory.gpus[1].uuid
+        uuid = agent.config.value.facts.inventory.gpus[1].uuid
         assert (
             f"the GPU {uuid} (nvidia-smi counts it as 1) is not shared: in MIG mode and without instances, which "
             "nvidia-smi mig or mig-parted creates"
@@ -164,7 +164,7 @@ async def test_an_agent_that_lost_its_access_to_the_gpus_ends_and_condemns_none(
         node.hardware(T4, events=[{"at": 0, "failure": "context-lost"}])
         assert isinstance(await node.ended(), HardwareContextLost)
         assert node.sockets == set()
-        assert agent.state.node.unhealthy == {}
+        assert agent.state.node.blocks == {}
 
 
 # --- One instance -----------------------------------------------------------------------------------------------------

@@ -338,9 +338,9 @@ async def test_an_xid_of_the_gpu_condemns_all_of_its_instances() -> None:
         node.hardware(h100("1g.10gb*2"), T4, events=[{"at": "0s", "gpu": 0, "xid": 79}])
         await offered(node, one=0, mem=14)
         assert node.agent is not None
-        told = node.agent.state.node.unhealthy
+        told = node.agent.state.node.blocks
         for uuid in uuids(h100("1g.10gb*2"), tmp=node)[0]:
-            assert told[uuid].startswith("its GPU is out of service: XID 79")
+            assert told[uuid].everyone.startswith("its GPU is out of service: XID 79")
 
 
 async def test_the_use_of_an_instance_is_that_of_its_container() -> None:

@@ -134,7 +134,7 @@ class Node:
             await self.world.until(
                 lambda: shown.items() <= {uuid: each.processes for uuid, each in readings.value.items()}.items()
             )
-            await self.world.until(lambda: set(agent.state.node.unhealthy) == broken)
+            await self.world.until(lambda: set(agent.state.node.blocks) == broken)
 
     def show_processes(self) -> None:
         """Let each pod that runs have a process, as its sandbox is one."""

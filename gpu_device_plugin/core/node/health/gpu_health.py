@@ -96,7 +96,7 @@ Observation: TypeAlias = Xid | Probe | Gone | Unwatched | Cleared
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class HealthRules:
     """The configurable rules of health."""
 
     ignored_xids: frozenset[int] = frozenset()
@@ -108,7 +108,7 @@ class Rules:
     """Whether a GPU that needs a reset to replace damaged memory takes no new work; otherwise that is only advice."""
 
 
-_DEFAULT_RULES = Rules()
+_DEFAULT_RULES = HealthRules()
 _GOOD_READINGS = 3
 """The number of good readings in a row that ends a problem, if good readings can end it."""
 
@@ -231,7 +231,7 @@ def with_cards(healths: Mapping[str, GpuHealth], gpus: Iterable[Gpu]) -> Mapping
     return {**healths, **of_instances}
 
 
-def judge(code: int, rules: Rules = _DEFAULT_RULES) -> XidMeaning:
+def judge(code: int, rules: HealthRules = _DEFAULT_RULES) -> XidMeaning:
     """Return what XID `code` means. A code that is not in the table counts as one that needs a reset."""
     known = XIDS.get(code, UNKNOWN)
     if code in rules.fatal_xids:
@@ -241,7 +241,7 @@ def judge(code: int, rules: Rules = _DEFAULT_RULES) -> XidMeaning:
     return known
 
 
-def step(health: GpuHealth, observation: Observation, rules: Rules = _DEFAULT_RULES) -> GpuHealth:
+def step(health: GpuHealth, observation: Observation, rules: HealthRules = _DEFAULT_RULES) -> GpuHealth:
     """Return the health of a GPU after one observation of it."""
     match observation:
         case Probe(error=None):
@@ -271,7 +271,7 @@ def change(before: GpuHealth, after: GpuHealth) -> str | None:
     return f"unhealthy: {'. '.join(after.reasons)}"
 
 
-def _read(health: GpuHealth, probe: Probe, rules: Rules) -> GpuHealth:
+def _read(health: GpuHealth, probe: Probe, rules: HealthRules) -> GpuHealth:
     was, now = health.ecc_uncorrected, probe.ecc_uncorrected
     if was is not None and now is not None and now < was:  # only a reset of the GPU clears this counter
         health = _reset_seen(health)
@@ -290,7 +290,7 @@ def _remaining(health: GpuHealth, probe: Probe) -> Iterator[Problem]:
             yield replace(problem, good=good)
 
 
-def _shown(probe: Probe, rules: Rules) -> Iterator[Problem]:
+def _shown(probe: Probe, rules: HealthRules) -> Iterator[Problem]:
     """Yield the problems that a reading shows by itself."""
     if probe.remap_failed:
         yield Problem(Cause.REMAP_FAILED, "a damaged memory row could not be replaced")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.shares import SharedGpu
     from gpu_device_plugin.core.node.ledger import Ledger
-    from gpu_device_plugin.core.node.limits.container_grants import Delivery, EnforcementPlan
+    from gpu_device_plugin.core.node.limits.container_grants import Delivery
     from gpu_device_plugin.core.node.limits.extra_grant import GrantOwner
     from gpu_device_plugin.core.node.matching import Match
     from gpu_device_plugin.core.node.node import Node
@@ -98,9 +98,9 @@ def admit(
         )
     wanted = spread_over(node, device_ids)
     gpus = [node.shares.gpus[position] for position in sorted(wanted)]
-    barred = next((refused for shared in gpus if (refused := _closed(node, kind, shared)) is not None), None)
-    if barred is not None:
-        return barred
+    closed = next((refused for shared in gpus if (refused := _closed(node, kind, shared)) is not None), None)
+    if closed is not None:
+        return closed
     if (unproven := _unproven(node, device_ids)) is not None:
         return unproven
     if whole:
@@ -148,30 +148,30 @@ def refuse_without_nodes(delivery: Delivery, present: Collection[str]) -> Refuse
 
 
 def refuse_unlimited(
-    node: Node, kind: Kind, device_ids: Collection[str], plan: EnforcementPlan, owner: GrantOwner
+    node: Node, kind: Kind, device_ids: Collection[str], delivery: Delivery, owner: GrantOwner
 ) -> Refused | None:
     """Refuse a container whose memory cannot be limited although the administrator requires it.
 
     Whole GPUs have no limits. `owner` is the container, as far as it is known.
     """
     given = sorted(spread_over(node, device_ids).items()) if kind is Kind.MEMORY else []
-    if not given or not (why := refusal(parts(given, node.shares), plan, owner)):
+    if not given or not (why := refusal(parts(given, node.shares), delivery, owner)):
         return None
     gpus = [node.shares.gpus[position] for position, _ in given]
-    barred = [shared for shared in gpus if shared.gpu.uuid in plan.barred]
-    return Refused(Why.NO_LIMIT, f"{', '.join(shared.name for shared in barred or gpus)}: {why}")
+    refusing = [shared for shared in gpus if shared.gpu.uuid in delivery.refusals]
+    return Refused(Why.NO_LIMIT, f"{', '.join(shared.name for shared in refusing or gpus)}: {why}")
 
 
 def _closed(node: Node, kind: Kind, shared: SharedGpu) -> Refused | None:
-    name, uuid = shared.name, shared.gpu.uuid
-    if uuid in node.unhealthy:
-        return Refused(Why.UNHEALTHY, f"{name} is out of service: {node.unhealthy[uuid]}")
-    if uuid in node.cordoned:
-        return Refused(Why.CORDONED, f"{name} takes no new pods: it is {node.cordoned[uuid]}")
-    return _barred(node, kind, shared)
+    block = node.block(shared.gpu.uuid)
+    if block.everyone:
+        return Refused(Why.UNHEALTHY, f"{shared.name} is out of service: {block.everyone}")
+    if block.new_pods:
+        return Refused(Why.CORDONED, f"{shared.name} takes no new pods: it is {block.new_pods}")
+    return _given_otherwise(node, kind, shared)
 
 
-def _barred(node: Node, kind: Kind, shared: SharedGpu) -> Refused | None:
+def _given_otherwise(node: Node, kind: Kind, shared: SharedGpu) -> Refused | None:
     name, use = shared.name, node.use(shared)
     if shared.gpu.uuid in node.ledger.foreign:
         resource = node.ledger.foreign[shared.gpu.uuid]

@@ -69,8 +69,8 @@ def offers(node: Node, listing: Listing, most_free: int | None = None) -> tuple[
 
 def _offer(node: Node, listing: Listing, shared: SharedGpu) -> Offer:
     uuid, ledger, memory = shared.gpu.uuid, node.ledger, listing[0] is Kind.MEMORY
-    use, foreign = ledger.use(uuid), uuid in ledger.foreign
-    doubtful = foreign or uuid in node.cordoned or node.closing or not ledger.certain or listing not in shared.offered
+    use, foreign, block = ledger.use(uuid), uuid in ledger.foreign, node.block(uuid)
+    doubtful = foreign or block.new_pods or node.closing or not ledger.certain or listing not in shared.offered
     fenced = _NONE
     if doubtful or (use.whole if memory else use.shares):
         # An instance that was made again as another profile may be in use by the ID that it has in both resources.
@@ -78,7 +78,7 @@ def _offer(node: Node, listing: Listing, shared: SharedGpu) -> Offer:
         fenced = frozenset({0}) if other else _free(shared, use, memory=memory)
     elif memory and use.reserved:
         fenced = node.reserved_share_numbers(shared)
-    return Offer(shared, fenced, uuid in node.unhealthy)
+    return Offer(shared, fenced, bool(block.everyone))
 
 
 def _free(shared: SharedGpu, use: Use, *, memory: bool) -> frozenset[int]:

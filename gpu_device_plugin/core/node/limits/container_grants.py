@@ -35,13 +35,13 @@ SHM = "/dev/shm"  # noqa: S108 - a mount point in the container, not a file of o
 
 
 @dataclass(frozen=True, slots=True)
-class EnforcementPlan:
-    """How new containers of a node are kept within their parts."""
+class Delivery:
+    """How new containers of a node get their GPUs, and are kept within their parts."""
 
     enforcements: Mapping[str, GpuEnforcement] = field(default_factory=dict)
     """By UUID; a GPU that is not among them has advisory limits."""
     mps: Mapping[str, MpsGpu] = field(default_factory=dict)
-    """The MPS daemons of GPUs, by UUID."""
+    """The MPS daemons of GPUs, by UUID. They change with every container, and are known to who asks for them alone."""
     mps_shm: str = ""
     """The directory of the host that clients of MPS have as /dev/shm."""
     mps_compute: bool = False
@@ -52,11 +52,16 @@ class EnforcementPlan:
     """What the setting `extra_grant` adds under `CUSTOM`."""
     refuse: bool = False
     """A container to which the enforcement of its GPUs cannot apply is refused; otherwise its limits are advisory."""
+    methods: frozenset[str] = frozenset({"envvar"})
+    """Some of `DELIVERIES`."""
+    cdi_kind: str = "nvidia.com/gpu"
+    cgpu_disable: bool = False
+    """The node's label turns cGPU's isolation off in every container."""
 
     @property
-    def barred(self) -> frozenset[str]:
-        """The UUIDs of GPUs whose shares every container is refused."""
-        return frozenset(uuid for uuid, gpu in self.enforcements.items() if gpu.refusal)
+    def refusals(self) -> Mapping[str, str]:
+        """Why every container is refused shares, by the UUIDs of the GPUs."""
+        return {uuid: gpu.refusal for uuid, gpu in self.enforcements.items() if gpu.refusal}
 
     @property
     def names_pods(self) -> bool:
@@ -69,22 +74,6 @@ class EnforcementPlan:
         if part.partition:
             return Enforcement.PARTITION
         return self.enforcements[part.uuid].enforcement if part.uuid in self.enforcements else Enforcement.ADVISORY
-
-
-NO_PLAN = EnforcementPlan()
-"""Of a node all of whose limits are advisory."""
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """How containers of this node get their GPUs."""
-
-    methods: frozenset[str] = frozenset({"envvar"})
-    """Some of `DELIVERIES`."""
-    cdi_kind: str = "nvidia.com/gpu"
-    cgpu_disable: bool = False
-    """The node's label turns cGPU's isolation off in every container."""
-    plan: EnforcementPlan = NO_PLAN
 
     @property
     def device_specs(self) -> bool:
@@ -159,7 +148,7 @@ def grant(
         given = parts(placement.shares, shares, owner.limit_shares)
         # Both hold on each GPU of the container, so they are about the part on one GPU.
         largest = max(given, key=lambda part: part.mib)
-        limited = limit_grant(given, delivery.plan, owner)
+        limited = limit_grant(given, delivery, owner)
         mounts = limited.mounts
         envs = {
             **limited.envs,
@@ -218,16 +207,16 @@ def parts(given: Iterable[tuple[int, int]], shares: Shares, limit_shares: int | 
 # --- Limits -----------------------------------------------------------------------------------------------------------
 
 
-def refusal(parts: Sequence[Part], plan: EnforcementPlan, owner: GrantOwner = NOBODY) -> str:
+def refusal(parts: Sequence[Part], delivery: Delivery, owner: GrantOwner = NOBODY) -> str:
     """Return why a container is refused its parts although they are free, in a sentence; empty: it is not refused."""
-    weakest = _weakest(parts, plan)
+    weakest = _weakest(parts, delivery)
     if weakest is Enforcement.PARTITION:
         return ""
-    refusals = (plan.enforcements[part.uuid].refusal for part in parts if part.uuid in plan.enforcements)
+    refusals = (delivery.enforcements[part.uuid].refusal for part in parts if part.uuid in delivery.enforcements)
     if why := next(filter(None, refusals), ""):
         return why
-    if plan.refuse and plan.extra is not None and weakest is Enforcement.CUSTOM:
-        unknown = " and ".join(f"{{{name}}}" for name in plan.extra.unknown(owner))
+    if delivery.refuse and delivery.extra is not None and weakest is Enforcement.CUSTOM:
+        unknown = " and ".join(f"{{{name}}}" for name in delivery.extra.unknown(owner))
         return unknown and (
             f"the node's extra_grant needs {unknown}, and the pod of this container is not known: the node's agent has "
             "no access to the Kubernetes API, or has not seen the pod there; delete the pod to try again"
@@ -235,35 +224,35 @@ def refusal(parts: Sequence[Part], plan: EnforcementPlan, owner: GrantOwner = NO
     return ""
 
 
-def limit_grant(parts: Sequence[Part], plan: EnforcementPlan, owner: GrantOwner = NOBODY) -> Grant:
+def limit_grant(parts: Sequence[Part], delivery: Delivery, owner: GrantOwner = NOBODY) -> Grant:
     """Return what keeps a container within its parts: variables and mounts.
 
     Of GPUs with different enforcements the weakest one counts; a container that cannot have it has advisory limits.
     `parts` are by the GPU's number in the container, at least one.
     """
-    enforcement = _weakest(parts, plan)
-    daemon = plan.mps.get(parts[0].uuid)
+    enforcement = _weakest(parts, delivery)
+    daemon = delivery.mps.get(parts[0].uuid)
     envs: Mapping[str, str] = {}
     mounts: tuple[Mount, ...] = ()
     if enforcement is Enforcement.DRIVER:
         # The toolkit's hook sets the pair for each GPU of the container. It takes base-10 MiB without a suffix, and a
         # request up to the limit. The driver adds soft limits to the cgroups above and leaves them there.
         largest = max(parts, key=lambda part: part.mib)
-        soft_mib = min(largest.mib, largest.limit_mib) if plan.soft_is_share else 0
+        soft_mib = min(largest.mib, largest.limit_mib) if delivery.soft_is_share else 0
         envs = {variables.DRIVER_REQUEST: str(soft_mib), variables.DRIVER_LIMIT: str(largest.limit_mib)}
     elif enforcement is Enforcement.MPS and len(parts) == 1 and daemon is not None and daemon.pipe_directory:
         # A container has one directory of sockets, and there is a daemon for each GPU. An ordinal that the container
         # does not have would remove all of its limits.
         envs = {variables.MPS_PIPE_DIRECTORY: daemon.pipe_directory, variables.MPS_MEMORY: f"0={parts[0].limit_mib}M"}
-        if plan.mps_compute:
+        if delivery.mps_compute:
             percent = -(-100 * parts[0].mib // parts[0].whole_mib)
             envs = {**envs, variables.MPS_THREADS: str(min(max(percent, 1), 100))}
         mounts = (
             Mount(daemon.pipe_directory, daemon.pipe_directory, read_only=False),
-            Mount(plan.mps_shm, SHM, read_only=False),
+            Mount(delivery.mps_shm, SHM, read_only=False),
         )
-    elif enforcement is Enforcement.CUSTOM and plan.extra is not None and not plan.extra.unknown(owner):
-        envs, mounts = plan.extra.filled(parts, owner)
+    elif enforcement is Enforcement.CUSTOM and delivery.extra is not None and not delivery.extra.unknown(owner):
+        envs, mounts = delivery.extra.filled(parts, owner)
     elif enforcement is not Enforcement.PARTITION:
         enforcement = Enforcement.ADVISORY
     # Ours come last: no other variable says what was given.
@@ -271,8 +260,8 @@ def limit_grant(parts: Sequence[Part], plan: EnforcementPlan, owner: GrantOwner 
     return Grant(envs, mounts=mounts)
 
 
-def _weakest(parts: Sequence[Part], plan: EnforcementPlan) -> Enforcement:
-    return min((plan.of(part) for part in parts), key=lambda enforcement: enforcement.strength)
+def _weakest(parts: Sequence[Part], delivery: Delivery) -> Enforcement:
+    return min((delivery.of(part) for part in parts), key=lambda enforcement: enforcement.strength)
 
 
 # --- Frameworks, which keep their own caches within a part ------------------------------------------------------------

@@ -40,7 +40,7 @@ class Response(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class OverUseRules:
     """The settings of over-use. They may change between two readings; the newest apply to the evidence there is."""
 
     slack_mib: int
@@ -97,7 +97,7 @@ class Watch:
     """Monotonic seconds of the newest reading."""
     evidence: Mapping[Place, Evidence] = field(default_factory=dict)
 
-    def after(self, reading: UseReading, rules: Rules) -> Watch:
+    def after(self, reading: UseReading, rules: OverUseRules) -> Watch:
         """Return the evidence after one more reading."""
         if reading.at <= self.at:
             return self
@@ -111,7 +111,7 @@ class Watch:
                 evidence[place] = kept
         return Watch(reading.at, evidence)
 
-    def excesses(self, rules: Rules, pods: Mapping[str, Pod]) -> Mapping[Place, Excess]:
+    def excesses(self, rules: OverUseRules, pods: Mapping[str, Pod]) -> Mapping[Place, Excess]:
         """Return the containers that exceed; `pods` are those of this node by the UID that the kubelet knows."""
         return {
             place: Excess(place, found.used_mib, found.granted_mib, found.since, pods.get(place[0]), found.limit_mib)
@@ -120,7 +120,7 @@ class Watch:
         }
 
     def candidates(
-        self, excesses: Iterable[Excess], reading: UseReading, rules: Rules, capacity_mib: Mapping[str, int]
+        self, excesses: Iterable[Excess], reading: UseReading, rules: OverUseRules, capacity_mib: Mapping[str, int]
     ) -> tuple[Candidate, ...]:
         """Return the exceeding containers that the settings want evicted now, each with its pod and GPU.
 
@@ -147,7 +147,7 @@ def is_short(reading: UseReading, uuid: str, pod_uid: str, capacity_mib: int | N
     return shortage_mib(others, reading.used_mib.get(uuid), capacity_mib) > 0
 
 
-def _seen(before: Evidence | None, use: AttributedUse, at: float, rules: Rules) -> Evidence | None:
+def _seen(before: Evidence | None, use: AttributedUse, at: float, rules: OverUseRules) -> Evidence | None:
     if use.holding is not None and use.holding.whole:
         return None
     if use.used_mib is None:
@@ -162,7 +162,7 @@ def _seen(before: Evidence | None, use: AttributedUse, at: float, rules: Rules) 
     return replace(now, since=before.since, proven_s=before.proven_s + more_s)
 
 
-def _kept(before: Evidence, at: float, rules: Rules) -> Evidence | None:
+def _kept(before: Evidence, at: float, rules: OverUseRules) -> Evidence | None:
     return replace(before, certain=False) if at - before.last <= rules.grace_s else None
 
 

@@ -111,35 +111,35 @@ def limits_here(node: NodeSymptoms) -> Iterator[Finding]:
     gpus = dict(enumerate(node.given))
     given_whole = {n for n, gpu in gpus.items() if gpu.instance is not None and node.mig_in_force is MigMode.WHOLE}
     abilities = Abilities(node.inventory.cgroup, node.mps, node.extra_grant)
-    made = enforcements(gpus, abilities, want, refuse=node.limits_fallback == REFUSE, partitions=given_whole)
-    present = {gpu.enforcement for gpu in made.gpus.values()}
+    made, missing = enforcements(gpus, abilities, want, refuse=node.limits_fallback == REFUSE, partitions=given_whole)
+    present = {gpu.enforcement for gpu in made.values()}
     version = node.inventory.driver_version or "of an unknown version"
-    if made.missing:
+    if missing:
         refused = node.limits_fallback == REFUSE and want.required
         yield (error if refused else warning)(
             "limits-missing",
             "{missing} (driver {version})",
             "provide what is missing, or ask for other means by the setting limits or the node label "
             "gpu-device-plugin/set-limits; limits_fallback: advisory shares without",
-            missing=made.missing,
+            missing=missing,
             version=version,
         )
     elif Enforcement.ADVISORY in present or not gpus:
-        advisory = [gpus[position] for position, gpu in made.gpus.items() if gpu.enforcement is Enforcement.ADVISORY]
+        advisory = [gpus[position] for position, gpu in made.items() if gpu.enforcement is Enforcement.ADVISORY]
         on_instances = bool(advisory) and all(gpu.instance is not None for gpu in advisory)
         yield note(
             "limits-advisory-mig" if on_instances else "limits-advisory",
             "{limits} (driver {version})",
             "a container reads in GPUSHARE_MEMORY_LIMIT_MIB how much memory it may use, and nothing holds it to that"
             + ("" if on_instances else "; NVIDIA's MPS limits each process with this driver too: limits: mps"),
-            limits=summary(made.gpus) or "there is no GPU",
+            limits=summary(made) or "there is no GPU",
             version=version,
         )
     elif present - {Enforcement.PARTITION} == {Enforcement.DRIVER}:
         yield _by_the_driver(version, node.toolkit)
     else:
         soft = Enforcement.CUSTOM in present
-        yield (note if soft else ok)("limits-soft" if soft else "limits", "{limits}", limits=summary(made.gpus))
+        yield (note if soft else ok)("limits-soft" if soft else "limits", "{limits}", limits=summary(made))
     yield from _left_from_before(node, version)
 
 
@@ -162,7 +162,7 @@ def _left_from_before(node: NodeSymptoms, version: str) -> Iterator[Finding]:
     """Find containers that the toolkit's hook keeps from starting again: earlier agents always set its variables."""
     whole = [gpu for gpu in node.inventory.gpus if gpu.instance is None]
     fit = [gpu for gpu in whole if not gpu.mig] or whole
-    unable = enforcements(dict(enumerate(fit)), Abilities(node.inventory.cgroup), _DRIVER, refuse=False).missing
+    _, unable = enforcements(dict(enumerate(fit)), Abilities(node.inventory.cgroup), _DRIVER, refuse=False)
     toolkit = node.toolkit
     old = isinstance(toolkit, str) and _numbers(toolkit) < _LIMITING_TOOLKIT
     if node.with_driver_limits and unable and not old:

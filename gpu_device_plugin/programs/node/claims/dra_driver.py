@@ -117,10 +117,9 @@ class DraDriver:
         """Take over what the devices say beside the GPUs and their health."""
         facts = SliceInputs(
             order=(),
-            driver_version=config.inventory.driver_version,
-            enforcements={uuid: gpu.enforcement for uuid, gpu in config.delivery.plan.enforcements.items()},
-            barred=config.barred,
-            evict=config.evict,
+            driver_version=config.facts.inventory.driver_version,
+            enforcements={uuid: gpu.enforcement for uuid, gpu in config.delivery.enforcements.items()},
+            evict=config.choices.evict,
             kinds=frozenset(self._settings.resources),
         )
         self.offer.update(config.policy, facts)

@@ -106,7 +106,7 @@ class DeviceOffer:
             self._dropped = ()
         # All that they are made of. Most changes of the node are claims that come and go, and change none of it.
         foreign = frozenset(node.ledger.foreign)
-        sources = node.shares, node.unhealthy, node.cordoned, node.links, foreign, facts, self._offering, self._dropped
+        sources = node.shares, node.blocks, node.links, foreign, facts, self._offering, self._dropped
         if sources != self._published:
             self._published = sources
             wanted: Sequence[Content] = ()
@@ -114,7 +114,7 @@ class DeviceOffer:
                 wanted = plain_contents(node, facts) if self._dropped else contents(node, facts)
             self.slices.wanted.change(wanted)
             gpus = [shared.gpu.uuid for shared in node.shares.gpus if not shared.vacant]
-            self.health.change({device_name(uuid): node.unhealthy.get(uuid, "") for uuid in gpus})
+            self.health.change({device_name(uuid): node.block(uuid).everyone for uuid in gpus})
         due = [] if self._order.due is None else [self._order.due]
         if self._dropped:
             due.append(self._dropped_at + self.again_s)

@@ -78,7 +78,7 @@ class ServingModeSwitch:
         config, serving = self._config.value, self.serving.value
         if not config.shares.any_listed:
             return (config.why_none,)
-        unseen = () if config.watched else (config.why_none,)
+        unseen = () if config.facts.watched else (config.why_none,)
         certain = self._state.node.ledger.certain
         unread = () if certain else ("the kubelet's checkpoint cannot be read; see the log",)
         claims = None if self.dra is None or serving.mode is ServingMode.DEVICE_PLUGIN else self.dra

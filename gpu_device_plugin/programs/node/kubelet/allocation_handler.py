@@ -13,7 +13,6 @@ from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
 from gpu_device_plugin.core.model.placing import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.model.shares import parse_id
 from gpu_device_plugin.core.node.kubelet.admission import (
     Refused,
     Start,
@@ -84,12 +83,6 @@ class AllocationHandler:
     ) -> Sequence[str]:
         """See `Answers.prefer`; fewer IDs than `amount` if there is no good choice."""
         node = self._state.node
-        if resource.kind is Kind.MEMORY:
-            if barred := self._delivery.plan.barred:
-                # Who asks for all of an instance has it to itself, and needs no means of limiting.
-                barred -= self._instances_of(amount)
-            if barred := barred | self.features.barred():
-                available = [name for name in available if parse_id(name)[0] not in barred]
         question = PreferredAllocationRequest(node, resource.kind, available, must, amount)
         waiting = self._waiting_for(resource)
         if waiting is None:
@@ -163,19 +156,14 @@ class AllocationHandler:
         node = self._state.node
         for position in sorted(spread_over(node, device_ids)):
             uuid = node.shares.gpus[position].gpu.uuid
-            if uuid in node.unhealthy:
-                refused = Refused(Why.UNHEALTHY, f"GPU {position} is out of service: {node.unhealthy[uuid]}")
+            if reason := node.block(uuid).everyone:
+                refused = Refused(Why.UNHEALTHY, f"GPU {position} is out of service: {reason}")
                 break
         if why := await self.starts.lost_by_now(start):
             refused = Refused(Why.POD_DELETED, why)
         if refused is not None:
             self._metrics.count(m.REFUSALS, resource.name, refused.why)
             raise RefusedError(refused.sentence)
-
-    def _instances_of(self, shares: int) -> frozenset[str]:
-        """Return the UUIDs of the MIG instances that have so many shares in all."""
-        gpus = self._state.node.shares.gpus
-        return frozenset(gpu.gpu.uuid for gpu in gpus if gpu.card is not None and len(gpu.shares) == shares)
 
     def _waiting_for(self, resource: Resource) -> WaitingPods | None:
         """Return the pods that a call for a resource may be for; None: they play no part.
@@ -185,7 +173,7 @@ class AllocationHandler:
         return None if resource.kind is Kind.INSTANCE else self._waiting
 
     def _named(self, call: Call) -> Call:
-        return replace(call, names_pod=call.kind is Kind.MEMORY and self._delivery.plan.names_pods)
+        return replace(call, names_pod=call.kind is Kind.MEMORY and self._delivery.names_pods)
 
     def _judge(self, resource: Resource, device_ids: Sequence[str], request: GrantRequest) -> GrantDraft | Refused:
         """Find the container that these devices are for, as far as it is known, and decide whether it may have them.

@@ -30,15 +30,13 @@ from gpu_device_plugin.programs.node.extension import NodeFeature
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
     from pathlib import Path
     from typing import NoReturn
 
     from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsState
     from gpu_device_plugin.core.model.holds import DeviceHold
-    from gpu_device_plugin.core.model.placing import Placement
-    from gpu_device_plugin.core.model.shares import SharedGpu, Shares
-    from gpu_device_plugin.core.node.limits.container_grants import EnforcementPlan
+    from gpu_device_plugin.core.model.shares import SharedGpu
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.programs.node.extension import Contribution, GrantDraft, GrantRequest, StartRequest
 
@@ -129,10 +127,6 @@ class MpsLink(NodeFeature):
         daemons = self.daemons.value
         return {} if isinstance(daemons, str) else daemons
 
-    def barred(self) -> Collection[str]:
-        """Return the UUIDs of GPUs whose shares every container is refused for the containers that are there."""
-        return self._asked_for & _others(self._tenants) if self.refuse and self._asked_for else ()
-
     @property
     def ready(self) -> Mapping[str, bool]:
         """Whether each daemon that the supervisor was last told to run accepts clients, by the GPU's UUID."""
@@ -175,7 +169,7 @@ class MpsLink(NodeFeature):
         if not request.running and not isinstance(draft, Refused) and draft.placement.demand.kind is Kind.MEMORY:
             await self._until_ready(draft)
         try:
-            yield _without_mps if request.running else self._contribution
+            yield self._with_daemons if request.running else self._contribution
         finally:
             if request.granted is not None and request.granted.device_ids:
                 self.granted(request.granted)
@@ -183,14 +177,23 @@ class MpsLink(NodeFeature):
                 self.given_up()
 
     def _contribution(self, draft: GrantDraft) -> GrantDraft | Refused:
-        placement, delivery = draft.placement.at_most(draft.owner.limit_shares), draft.delivery
-        plan = self.plan(placement, self._state.node.shares, delivery.plan)
-        if plan is None or isinstance(plan, Refused):
-            return draft if plan is None else plan
-        return replace(draft, delivery=replace(delivery, plan=plan))
+        if draft.placement.demand.kind is not Kind.MEMORY or not self._matters:
+            return draft
+        placement, shares = draft.placement.at_most(draft.owner.limit_shares), self._state.node.shares
+        gpus = [shares.gpus[position] for position in placement.positions]
+        waited = f": {self._complaint}" if self._complaint else f", after {mps.START_S:g} s"
+        choice = mps.choose(self._situations(gpus, dict(placement.shares)), refuse=self.refuse, waited=waited)
+        if isinstance(choice, Refused):
+            return choice
+        chosen = {} if choice is None else {shared.gpu.uuid: GpuEnforcement(choice, "") for shared in gpus}
+        enforcements = {**draft.delivery.enforcements, **chosen}
+        return self._with_daemons(replace(draft, delivery=replace(draft.delivery, enforcements=enforcements)))
+
+    def _with_daemons(self, draft: GrantDraft) -> GrantDraft:
+        return replace(draft, delivery=replace(draft.delivery, mps=self._directories))
 
     async def _until_ready(self, draft: GrantDraft) -> None:
-        """Have the daemon started that a container needs, and wait for it, for a while; `plan` says what came of it."""
+        """Have the daemon started that a container needs, and wait for it, for a while."""
         node, shares = self._state.node, dict(draft.placement.at_most(draft.owner.limit_shares).shares)
         gpus = [node.shares.gpus[position] for position in draft.placement.positions]
 
@@ -211,20 +214,6 @@ class MpsLink(NodeFeature):
             if self._asked is asked:
                 self.given_up()
             raise
-
-    def plan(
-        self, placement: Placement, shares: Shares, otherwise: EnforcementPlan
-    ) -> EnforcementPlan | Refused | None:
-        """Return how a container that is placed so is limited; None: MPS has no say in it, and `otherwise` holds."""
-        if placement.demand.kind is not Kind.MEMORY or not self._matters:
-            return None
-        gpus = [shares.gpus[position] for position in placement.positions]
-        waited = f": {self._complaint}" if self._complaint else f", after {mps.START_S:g} s"
-        choice = mps.choose(self._situations(gpus, dict(placement.shares)), refuse=self.refuse, waited=waited)
-        if not isinstance(choice, Enforcement):
-            return choice
-        enforcements = {shared.gpu.uuid: GpuEnforcement(choice, "") for shared in gpus}
-        return replace(otherwise, enforcements={**otherwise.enforcements, **enforcements}, mps=self._directories)
 
     def granted(self, hold: DeviceHold) -> None:
         """Take note of a container's devices, which the ledger has by now."""

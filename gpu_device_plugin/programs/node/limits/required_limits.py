@@ -26,8 +26,8 @@ class RequiredLimits(NodeFeature):
     @asynccontextmanager
     async def granting(self, request: GrantRequest) -> AsyncIterator[Contribution]:  # noqa: D102
         def contribution(draft: GrantDraft) -> GrantDraft | Refused:
-            kind, ids, plan = draft.placement.demand.kind, draft.device_ids, draft.delivery.plan
-            refused = None if request.running else refuse_unlimited(self._state.node, kind, ids, plan, draft.owner)
+            kind, ids, delivery = draft.placement.demand.kind, draft.device_ids, draft.delivery
+            refused = None if request.running else refuse_unlimited(self._state.node, kind, ids, delivery, draft.owner)
             return refused or draft
 
         yield contribution

@@ -13,10 +13,8 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.cluster.client.backoff import Backoff
 from gpu_device_plugin.cluster.writers.evictions import EvictionOutcome
-from gpu_device_plugin.core.contract.history import IncidentKind
 from gpu_device_plugin.core.node.health.gpu_failure import failures, lasting, on_failed
 from gpu_device_plugin.core.node.health.gpu_health import with_cards
-from gpu_device_plugin.core.node.history.incidents import Trigger
 from gpu_device_plugin.core.node.use.eviction_choice import leaving, next_victims
 from gpu_device_plugin.core.report.text.use_texts import duration
 from gpu_device_plugin.hardware.gpu_health_tracker import State
@@ -183,12 +181,15 @@ class Evictor:
             self._evicted = dict([*self._evicted.items(), (pod.kubelet_uid, order.reason)][-_REMEMBERED:])
             self._due[pod.uid] = self.clock() + min(pod.grace_s, self._most_grace_s) + _CLEANUP_S
             _log.warning("pod %s is evicted: %s", name, order.why)
-            incident = ""
-            if order.counted is not m.GPU_FAILURE_EVICTIONS:  # its failure has a record
-                uuids = tuple(sorted(order.uuids))
-                sentence = f"pod {name} is evicted: {order.why}"
-                incident = self._cluster.record(Trigger(IncidentKind.OVER_USE_EVICTION, sentence, uuids, pod))
-            self._cluster.pod_event(pod, order.reason, f"evicted: {order.why}{incident}", "Evict")
+            failure = order.counted is m.GPU_FAILURE_EVICTIONS  # which has a record
+            self._cluster.pod_event(
+                pod,
+                order.reason,
+                f"evicted: {order.why}",
+                "Evict",
+                summary="" if failure else f"pod {name} is evicted: {order.why}",
+                gpus=tuple(sorted(order.uuids)),
+            )
         elif answer.outcome is not EvictionOutcome.GONE:
             self._put_off(order, answer)
 

@@ -12,7 +12,7 @@ from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.core.contract.keys import IDLE_SINCE, OVER_USE
 from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.core.node.use.idleness import Idleness
-from gpu_device_plugin.core.node.use.over_use import Response, Rules, Watch
+from gpu_device_plugin.core.node.use.over_use import OverUseRules, Response, Watch
 from gpu_device_plugin.core.node.use.use_report import longest_pause_s
 from gpu_device_plugin.core.report.text.use_texts import annotation, duration, event_note, outlook, use_of
 
@@ -113,7 +113,7 @@ class OverUse:
         response = Response(settings.over_use)
         if response is not Response.REPORT and self._evictor is not None and not self._evictor.alone():
             response = Response.SUSPENDED
-        rules = Rules(settings.over_use_slack_mib, settings.over_use_grace_s, response)
+        rules = OverUseRules(settings.over_use_slack_mib, settings.over_use_grace_s, response)
         pods = {pod.kubelet_uid: pod for pod in self._api.pods.values()}
         self._first = reading.at if self._first is None else self._first
         self._watch = self._watch.after(reading, rules)
@@ -128,7 +128,7 @@ class OverUse:
         self._remove_stale(reading, rules, pods)
         self._evict(excesses, reading, rules)
 
-    def _publish(self, excesses: Mapping[Place, Excess], rules: Rules, now: float) -> tuple[Place, ...]:
+    def _publish(self, excesses: Mapping[Place, Excess], rules: OverUseRules, now: float) -> tuple[Place, ...]:
         """Log and post what is new; return the places of which that was so."""
         new = []
         for place, excess in excesses.items():
@@ -146,7 +146,7 @@ class OverUse:
         return tuple(new)
 
     def _annotate(
-        self, excesses: Mapping[Place, Excess], rules: Rules, changed: set[str], pods: Mapping[str, Pod]
+        self, excesses: Mapping[Place, Excess], rules: OverUseRules, changed: set[str], pods: Mapping[str, Pod]
     ) -> None:
         """Write the sentence on the pods about which something is new, or remove it."""
         for uid in changed & pods.keys():
@@ -158,7 +158,7 @@ class OverUse:
             ]
             self._api.annotate(pods[uid], {OVER_USE: annotation(told, rules.response) if told else None})
 
-    def _remove_stale(self, reading: UseReading, rules: Rules, pods: Mapping[str, Pod]) -> None:
+    def _remove_stale(self, reading: UseReading, rules: OverUseRules, pods: Mapping[str, Pod]) -> None:
         """Remove the sentences that an earlier agent wrote, once a reading or a whole grace does not confirm them."""
         waited = self._first is not None and reading.at - self._first >= rules.grace_s
         if reading.blind and not waited:
@@ -168,7 +168,7 @@ class OverUse:
             if OVER_USE in pod.annotations and uid not in suspects and not pod.ended:
                 self._api.annotate(pod, {OVER_USE: None})
 
-    def _evict(self, excesses: Mapping[Place, Excess], reading: UseReading, rules: Rules) -> None:
+    def _evict(self, excesses: Mapping[Place, Excess], reading: UseReading, rules: OverUseRules) -> None:
         if self._evictor is None or not excesses:
             return
         capacity_mib = self._state.node.shares.capacity_mib

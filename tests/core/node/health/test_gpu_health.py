@@ -13,9 +13,9 @@ from gpu_device_plugin.core.node.health.gpu_health import (
     Cleared,
     Gone,
     GpuHealth,
+    HealthRules,
     Observation,
     Probe,
-    Rules,
     Unwatched,
     Xid,
     change,
@@ -31,10 +31,10 @@ LOST = Probe(GPU, error="GPU is lost (15)", lost=True)
 UNREADABLE = Probe(GPU, error="Unknown Error (999)")
 
 
-def after(*observations: Observation, rules: Rules | None = None, belief: GpuHealth | None = None) -> GpuHealth:
+def after(*observations: Observation, rules: HealthRules | None = None, belief: GpuHealth | None = None) -> GpuHealth:
     belief = belief or GpuHealth()
     for observation in observations:
-        belief = step(belief, observation, rules or Rules())
+        belief = step(belief, observation, rules or HealthRules())
     return belief
 
 
@@ -125,7 +125,7 @@ def test_b8_an_unknown_code_makes_the_gpu_unhealthy_until_the_driver_asks_for_no
 
 
 def test_b8_the_table_can_be_overruled_both_ways() -> None:
-    rules = Rules(ignored_xids=frozenset({109}), fatal_xids=frozenset({13}))
+    rules = HealthRules(ignored_xids=frozenset({109}), fatal_xids=frozenset({13}))
     assert after(Xid(GPU, 109), rules=rules).healthy
     assert not after(Xid(GPU, 13), rules=rules).healthy
     assert judge(13, rules).meaning == judge(13).meaning
@@ -138,7 +138,7 @@ def test_b15_a_pending_row_remap_is_advice_unless_configured_otherwise() -> None
     assert belief.healthy
     assert belief.notes == ("memory rows wait to be replaced: drain the GPU and reset it when convenient",)
 
-    strict = Rules(remap_pending_is_fatal=True)
+    strict = HealthRules(remap_pending_is_fatal=True)
     assert causes(after(pending, pending, GOOD, GOOD, rules=strict)) == [Cause.REMAP_PENDING]
     assert after(pending, pending, GOOD, GOOD, GOOD, rules=strict).healthy
 

@@ -13,6 +13,7 @@ from gpu_device_plugin.core.contract.promises import Promise
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.core.model.placing import Demand, Placement
 from gpu_device_plugin.core.model.resources import OF_GPUS, Kind
+from gpu_device_plugin.core.node.blocks import Block
 from gpu_device_plugin.core.node.kubelet.admission import (
     Refused,
     Why,
@@ -21,7 +22,7 @@ from gpu_device_plugin.core.node.kubelet.admission import (
     refuse_unlimited,
     refuse_without_nodes,
 )
-from gpu_device_plugin.core.node.limits.container_grants import CONTROL_NODES, NO_PLAN, Delivery, EnforcementPlan
+from gpu_device_plugin.core.node.limits.container_grants import CONTROL_NODES, Delivery
 from gpu_device_plugin.core.node.limits.extra_grant import NOBODY, ExtraGrant, GrantOwner
 from gpu_device_plugin.core.node.matching import ContainerRequest, Match, WaitingPod
 from tests.nodes import ids, node, uuid
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.node.node import Node
 
 MEMORY, COUNT = Kind.MEMORY, Kind.COUNT
-ASIDE = replace(node(8, 8), cordoned={uuid(1): "cordoned by alice"})
+ASIDE = replace(node(8, 8), blocks={uuid(1): Block(new_pods="cordoned by alice")})
 
 
 def test_shares_of_one_gpu_are_allocated() -> None:
@@ -233,7 +234,7 @@ def test_ids_that_are_free_in_all_records_are_allocated(there: Node, data: st.Da
     good = [
         shared
         for shared in there.shares.gpus
-        if shared.gpu.uuid not in there.unhealthy and not there.use(shared).whole and there.ledger.certain
+        if shared.gpu.uuid not in there.blocks and not there.use(shared).whole and there.ledger.certain
     ]
     for shared in good:
         some = data.draw(st.lists(st.sampled_from(shared.shares), unique=True, min_size=1))
@@ -271,12 +272,12 @@ def test_devices_that_the_kubelet_has_forgotten_are_refused_until_their_pods_end
 
 
 def test_a_container_waits_for_the_device_nodes_that_every_container_needs() -> None:
-    by_path = Delivery(frozenset({"device-specs"}))
+    by_path = Delivery(methods=frozenset({"device-specs"}))
     missing = refuse_without_nodes(by_path, {"/dev/nvidiactl"})
     assert missing is not None
     assert (missing.why, missing.sentence.split()[0]) == (Why.NO_DEVICE_NODE, "/dev/nvidia-uvm")
     assert refuse_without_nodes(by_path, CONTROL_NODES) is None
-    assert refuse_without_nodes(Delivery(frozenset({"cdi"})), ()) is None
+    assert refuse_without_nodes(Delivery(methods=frozenset({"cdi"})), ()) is None
 
 
 # --- The requests of a pod --------------------------------------------------------------------------------------------
@@ -305,7 +306,7 @@ def test_a_pod_has_no_more_containers_than_a_call_can_look_at(containers: int, w
 
 # --- Memory limits that are required ----------------------------------------------------------------------------------
 
-BARRED = EnforcementPlan({uuid(1): GpuEnforcement(Enforcement.ADVISORY, "why", "there is no daemon")})
+BARRED = Delivery({uuid(1): GpuEnforcement(Enforcement.ADVISORY, "why", "there is no daemon")})
 
 
 def test_shares_of_a_gpu_without_the_required_limits_are_refused() -> None:
@@ -316,13 +317,13 @@ def test_shares_of_a_gpu_without_the_required_limits_are_refused() -> None:
         assert refuse_unlimited(there, MEMORY, device_ids, BARRED, NOBODY) == refused
     assert refuse_unlimited(there, MEMORY, ids(0, [0, 1]), BARRED, NOBODY) is None
     assert refuse_unlimited(there, COUNT, [uuid(1)], BARRED, NOBODY) is None
-    assert refuse_unlimited(there, MEMORY, ids(1, [0]), NO_PLAN, NOBODY) is None
+    assert refuse_unlimited(there, MEMORY, ids(1, [0]), Delivery(), NOBODY) is None
     assert refuse_unlimited(there, MEMORY, ["GPU-gone::1"], BARRED, NOBODY) is None
 
 
 def test_an_extra_grant_for_a_pod_that_is_not_known_is_refused_where_limits_are_required() -> None:
     there = node(8, 8)
-    custom = EnforcementPlan(
+    custom = Delivery(
         {uuid(0): GpuEnforcement(Enforcement.CUSTOM, "")}, extra=ExtraGrant((("X", "{pod_uid}"),)), refuse=True
     )
     refused = refuse_unlimited(there, MEMORY, ids(0, [0]), custom, NOBODY)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.core.model.resources import OF_GPUS, Kind
 from gpu_device_plugin.core.model.shares import SHARES, WHOLE_GPUS
+from gpu_device_plugin.core.node.blocks import Block
 from gpu_device_plugin.core.node.kubelet.advertised_devices import Offer, Refusals, offers
 from tests.nodes import ids, node, uuid
 
@@ -50,11 +51,13 @@ def test_ids_in_use_never_flip_because_of_a_fence() -> None:
 
 
 def test_of_a_cordoned_gpu_free_ids_are_fenced_and_ids_in_use_never_flip() -> None:
-    there = replace(node(3, 2, 2, used={0: [1]}, whole=[1]), cordoned=dict.fromkeys([uuid(0), uuid(1)], "why"))
+    there = replace(
+        node(3, 2, 2, used={0: [1]}, whole=[1]), blocks=dict.fromkeys([uuid(0), uuid(1)], Block(new_pods="why"))
+    )
     assert healthy(there, MEMORY) == {*ids(0, [1]), *ids(2, range(2))}
     assert healthy(there, COUNT) == {uuid(1), uuid(2)}
     assert there.emptiest == 2
-    assert healthy(replace(there, cordoned={}), MEMORY) == {*ids(0, range(3)), *ids(2, range(2))}
+    assert healthy(replace(there, blocks={}), MEMORY) == {*ids(0, range(3)), *ids(2, range(2))}
 
 
 def test_all_ids_of_a_gpu_out_of_service_change_at_once() -> None:
@@ -112,7 +115,7 @@ def test_a_fence_is_exactly_the_use_of_the_other_resource(there: Node) -> None:
             use = there.use(shared)
             other = use.whole if kind is MEMORY else bool(use.shares)
             for name in shared.ids((kind, "")):
-                expected = shared.gpu.uuid not in there.unhealthy and (
+                expected = shared.gpu.uuid not in there.blocks and (
                     name in there.ledger.holds or (there.ledger.certain and not other)
                 )
                 assert (name in healthy(there, kind)) is expected

@@ -17,7 +17,6 @@ from gpu_device_plugin.core.node.limits.container_grants import (
     CONTROL_NODES,
     OPTIONAL_NODES,
     Delivery,
-    EnforcementPlan,
     Grant,
     framework_envs,
     grant,
@@ -62,8 +61,8 @@ def test_what_keeps_a_container_within_its_parts_is_added() -> None:
     two = Placement(Demand(Kind.MEMORY, 6, gpus=2), ((0, 2), (1, 4)))
     assert parts(two.shares, shares) == (Part("GPU-bbbb", 4096, 15_360, 15_360), Part("GPU-aaaa", 2048, 15_360, 14_913))
     extra = ExtraGrant((("LIMIT_{ordinal}", "{limit_mib}"),), (Mount("/opt/{container}", "/lib"),))
-    plan = EnforcementPlan({gpu.uuid: GpuEnforcement(Enforcement.CUSTOM, "") for gpu in cards}, extra=extra)
-    given = grant(two, shares, Delivery(plan=plan), owner=GrantOwner("u", "main"))
+    plan = Delivery({gpu.uuid: GpuEnforcement(Enforcement.CUSTOM, "") for gpu in cards}, extra=extra)
+    given = grant(two, shares, plan, owner=GrantOwner("u", "main"))
     limited = limit_grant(parts(two.shares, shares), plan, GrantOwner("u", "main"))
     assert given.mounts == limited.mounts == (Mount("/opt/main", "/lib"),)
     assert limited.envs == {"LIMIT_0": "4096", "LIMIT_1": "2048", "GPUSHARE_MEMORY_LIMIT_BY": "custom"}
@@ -72,8 +71,8 @@ def test_what_keeps_a_container_within_its_parts_is_added() -> None:
 
 
 def test_a_whole_gpu_gets_nothing_that_limits_it() -> None:
-    plan = EnforcementPlan({gpu.uuid: GpuEnforcement(Enforcement.DRIVER, "") for gpu in CARDS})
-    assert grant(BOTH, SHARES, Delivery(plan=plan)) == grant(BOTH, SHARES, Delivery())
+    plan = Delivery({gpu.uuid: GpuEnforcement(Enforcement.DRIVER, "") for gpu in CARDS})
+    assert grant(BOTH, SHARES, plan) == grant(BOTH, SHARES, Delivery())
 
 
 def test_the_shares_of_the_whole_pod_are_set_if_known() -> None:
@@ -156,8 +155,8 @@ ADVISORY = Grant({BY: "advisory"})
 
 
 def test_without_any_enforcement_the_limit_is_advisory() -> None:
-    assert limit_grant([A], EnforcementPlan()) == ADVISORY
-    assert limit_grant([A], EnforcementPlan(by(Enforcement.ADVISORY))) == ADVISORY
+    assert limit_grant([A], Delivery()) == ADVISORY
+    assert limit_grant([A], Delivery(by(Enforcement.ADVISORY))) == ADVISORY
 
 
 @pytest.mark.parametrize(("soft_is_share", "request_mib"), [(False, "0"), (True, "4096")])
@@ -166,7 +165,7 @@ def test_the_driver_is_asked_for_a_hard_limit_and_no_soft_one_by_default(
 ) -> None:
     """Base-10 MiB; the soft limit would stay in the cgroups above. Of two GPUs the larger part counts."""
     pair = {"NVIDIA_GPU_MEMORY_REQUEST": request_mib, "NVIDIA_GPU_MEMORY_LIMIT": "4096", BY: "driver"}
-    plan = EnforcementPlan(by(Enforcement.DRIVER, Enforcement.DRIVER), soft_is_share=soft_is_share)
+    plan = Delivery(by(Enforcement.DRIVER, Enforcement.DRIVER), soft_is_share=soft_is_share)
     assert limit_grant([A], plan) == limit_grant([B, A], plan) == Grant(pair)
 
 
@@ -187,10 +186,10 @@ def test_who_may_borrow_is_told_its_limit_and_its_guarantee() -> None:
 def test_means_hold_a_container_to_its_limit(limit_shares: int, soft_mib: str) -> None:
     """The toolkit takes no soft limit above the hard one."""
     four = parts([(1, 4)], SHARES, limit_shares)
-    plan = EnforcementPlan({"GPU-bbbb": GpuEnforcement(Enforcement.DRIVER, "")}, soft_is_share=True)
+    plan = Delivery({"GPU-bbbb": GpuEnforcement(Enforcement.DRIVER, "")}, soft_is_share=True)
     pair = {"NVIDIA_GPU_MEMORY_REQUEST": soft_mib, "NVIDIA_GPU_MEMORY_LIMIT": str(limit_shares * 1024), BY: "driver"}
     assert limit_grant(four, plan) == Grant(pair)
-    plan = EnforcementPlan({"GPU-bbbb": GpuEnforcement(Enforcement.MPS, "")}, {"GPU-bbbb": READY}, mps_compute=True)
+    plan = Delivery({"GPU-bbbb": GpuEnforcement(Enforcement.MPS, "")}, {"GPU-bbbb": READY}, mps_compute=True)
     made = limit_grant(four, plan).envs
     assert made["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"0={limit_shares * 1024}M"
     assert made["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "27"  # multiprocessors are not lent
@@ -199,13 +198,13 @@ def test_means_hold_a_container_to_its_limit(limit_shares: int, soft_mib: str) -
 @pytest.mark.parametrize("weaker", [Enforcement.ADVISORY, Enforcement.CUSTOM])
 def test_of_several_gpus_the_weakest_means_counts(weaker: Enforcement) -> None:
     """The toolkit's hook would fail on the GPU without the driver's limits."""
-    made = limit_grant([A, B], EnforcementPlan(by(Enforcement.DRIVER, weaker), extra=ExtraGrant((("X", "1"),))))
+    made = limit_grant([A, B], Delivery(by(Enforcement.DRIVER, weaker), extra=ExtraGrant((("X", "1"),))))
     assert made.enforcement is weaker
     assert "NVIDIA_GPU_MEMORY_LIMIT" not in made.envs
 
 
 READY = MpsGpu(MpsStatus.READY, pipe_directory="/run/gpushare/mps/GPU-a")
-MPS = EnforcementPlan(by(Enforcement.MPS, Enforcement.MPS), {"GPU-a": READY}, "/run/gpushare/mps/shm")
+MPS = Delivery(by(Enforcement.MPS, Enforcement.MPS), {"GPU-a": READY}, "/run/gpushare/mps/shm")
 
 
 def test_a_client_of_mps_gets_its_daemon_its_limit_and_the_memory_that_it_shares_with_the_server() -> None:
@@ -234,7 +233,7 @@ def test_multiprocessors_are_limited_in_proportion_and_rounded_up(mib: int, perc
 @pytest.mark.parametrize(
     "plan", [replace(MPS, mps={}), replace(MPS, mps={"GPU-a": MpsGpu(MpsStatus.STOPPED)})], ids=["none", "stopped"]
 )
-def test_without_a_daemon_no_variable_of_mps_is_set(plan: EnforcementPlan) -> None:
+def test_without_a_daemon_no_variable_of_mps_is_set(plan: Delivery) -> None:
     """A wrong directory would remove all limits in silence."""
     assert limit_grant([A], plan) == ADVISORY
 
@@ -244,7 +243,7 @@ def test_a_container_with_parts_of_two_gpus_cannot_have_two_daemons() -> None:
 
 
 EXTRA = ExtraGrant((("CACHE", "/cache/{pod_uid}"),), (Mount("/opt/{container}", "/opt/lib"),))
-CUSTOM = EnforcementPlan(by(Enforcement.CUSTOM, Enforcement.CUSTOM), extra=EXTRA)
+CUSTOM = Delivery(by(Enforcement.CUSTOM, Enforcement.CUSTOM), extra=EXTRA)
 
 
 def test_a_plan_names_pods_where_a_library_in_force_is_told_the_pod_or_the_container() -> None:
@@ -276,21 +275,21 @@ def test_an_extra_grant_for_an_unknown_pod_is_left_out_as_a_whole_or_refused() -
 
 
 def test_a_container_is_refused_by_the_gpu_that_refuses() -> None:
-    plan = EnforcementPlan(
+    plan = Delivery(
         {
             "GPU-b": GpuEnforcement(Enforcement.ADVISORY, "why", "there is no daemon"),
             "GPU-a": GpuEnforcement(Enforcement.ADVISORY, ""),
         }
     )
-    assert plan.barred == {"GPU-b"}
+    assert plan.refusals == {"GPU-b": "there is no daemon"}
     assert refusal([A], plan) == ""
     assert refusal([A, B], plan) == "there is no daemon"
 
 
 def test_frameworks_get_their_fraction_beside_the_limit() -> None:
     owner = replace(POD, frameworks=("jax",))
-    assert limit_grant([A], EnforcementPlan(), owner).envs == {"XLA_CLIENT_MEM_FRACTION": "0.0286", BY: "advisory"}
-    assert "XLA_CLIENT_MEM_FRACTION" not in limit_grant([A], EnforcementPlan(by(Enforcement.DRIVER)), owner).envs
+    assert limit_grant([A], Delivery(), owner).envs == {"XLA_CLIENT_MEM_FRACTION": "0.0286", BY: "advisory"}
+    assert "XLA_CLIENT_MEM_FRACTION" not in limit_grant([A], Delivery(by(Enforcement.DRIVER)), owner).envs
     assert limit_grant([A], MPS, owner).envs["XLA_CLIENT_MEM_FRACTION"] == "0.0286"
 
 

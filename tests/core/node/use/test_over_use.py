@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.holdings import Holding
 from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner
-from gpu_device_plugin.core.node.use.over_use import Excess, Response, Rules, Watch, is_short
+from gpu_device_plugin.core.node.use.over_use import Excess, OverUseRules, Response, Watch, is_short
 from gpu_device_plugin.core.node.use.process_use import (
     AttributedUse,
     GpuProcess,
@@ -21,7 +21,7 @@ from gpu_device_plugin.core.node.use.process_use import (
     attribute,
 )
 
-RULES = Rules(slack_mib=512, grace_s=180)
+RULES = OverUseRules(slack_mib=512, grace_s=180)
 PLACE: Place = ("u", "main", "GPU-0")
 FREE = {"GPU-0": 0, "GPU-1": 0}
 
@@ -37,14 +37,14 @@ def reading(at: float, *uses: AttributedUse, blind: str = "", **used: int | None
     return UseReading(at, uses, {**FREE, **gpus}, blind=blind)
 
 
-def watched(*readings: UseReading, rules: Rules = RULES) -> Watch:
+def watched(*readings: UseReading, rules: OverUseRules = RULES) -> Watch:
     watch = Watch()
     for each in readings:
         watch = watch.after(each, rules)
     return watch
 
 
-def exceeding(*readings: UseReading, rules: Rules = RULES) -> list[Place]:
+def exceeding(*readings: UseReading, rules: OverUseRules = RULES) -> list[Place]:
     return list(watched(*readings, rules=rules).excesses(rules, {}))
 
 
@@ -177,7 +177,7 @@ OTHER = use(1000, 4096, pod="v")
 
 
 def wanted(
-    rules: Rules, *last: AttributedUse, used: int | None = 7120, known: bool = True, total: int = 10000
+    rules: OverUseRules, *last: AttributedUse, used: int | None = 7120, known: bool = True, total: int = 10000
 ) -> list[int]:
     readings = [reading(0, use(6120)), reading(180, use(6120)), reading(190, *last, g0=used)]
     watch = watched(*readings, rules=rules)

@@ -650,9 +650,9 @@ async def test_a_gpu_is_offered_again_as_soon_as_the_last_container_without_mps_
         await here.serves()
         agent = here.node.agent
         assert agent is not None
-        await here.node.until(lambda: uuid in agent.config.value.barred)
+        await here.node.until(lambda: bool(agent.state.node.block(uuid).parts))
         await here.end_claim("c1")
-        await here.node.until(lambda: uuid not in agent.config.value.barred)
+        await here.node.until(lambda: not agent.state.node.block(uuid).parts)
 
 
 async def test_an_agent_without_the_rights_of_a_driver_says_which_manifest_has_them() -> None:

@@ -144,12 +144,12 @@ async def test_a_container_waits_while_its_gpu_is_out_of_service() -> None:
         await one.start_agent()
         made = await one.kubelet.admit(pod("p", mem=3))
         one.hardware(T4 | {"error": "no answer"}, T4)
-        await one.until(lambda: one.agent is not None and bool(one.agent.state.node.unhealthy))
+        await one.until(lambda: one.agent is not None and bool(one.agent.state.node.blocks))
         waiting = (await one.kubelet.restart_container(made, "main")).only
         assert not waiting.running
         assert "GPU 0 is out of service" in str(waiting.waiting)
         one.hardware(T4, T4)
-        await one.until(lambda: one.agent is not None and not one.agent.state.node.unhealthy)
+        await one.until(lambda: one.agent is not None and not one.agent.state.node.blocks)
         assert (await one.kubelet.restart_container(made, "main")).only.running
 
 

@@ -14,6 +14,7 @@ from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.cluster.writers.evictions import Eviction, EvictionOutcome
 from gpu_device_plugin.core.contract.history import IncidentKind
 from gpu_device_plugin.core.model.pods import Pod
+from gpu_device_plugin.core.node.history.incidents import Trigger
 from gpu_device_plugin.core.node.use.eviction_choice import Candidate
 from gpu_device_plugin.programs.node.use.evictor import Evictor
 from gpu_device_plugin.settings.node import NodeSettings
@@ -23,7 +24,6 @@ from tests.patience import eventually
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from gpu_device_plugin.core.node.history.incidents import Trigger
     from gpu_device_plugin.programs.node.node_cluster import NodeCluster
 
 POD = Pod("u", "default", "big")
@@ -51,18 +51,20 @@ class Desk(m.Metrics):
         assert (action, warning) == ("Evict", True)
         self.events.append(("node", reason, note))
 
-    def pod_event(self, pod: Pod, reason: str, note: str, action: str, *, warning: bool = True) -> None:
-        assert (action, warning) == ("Evict", True)
-        self.events.append((pod.name, reason, note))
+    def pod_event(
+        self, pod: Pod, reason: str, note: str, action: str, *, summary: str = "", gpus: tuple[str, ...] = ()
+    ) -> None:
+        assert action == "Evict"
+        incident = ""
+        if summary:
+            self.triggers.append(Trigger(IncidentKind.OVER_USE_EVICTION, summary, gpus, pod))
+            incident = f" (incident {len(self.triggers)})"
+        self.events.append((pod.name, reason, f"{note}{incident}"))
 
     async def evict(self, pod: Pod, most_grace_s: int) -> Eviction:
         self.asked.append(pod.uid)
         self.bounds.append(most_grace_s)
         return self.answers.pop(0)
-
-    def record(self, trigger: Trigger) -> str:
-        self.triggers.append(trigger)
-        return f" (incident {len(self.triggers)})"
 
     def count(self, what: m.Count, *labels: str, times: int = 1) -> None:
         self.counted += [(what.name, *labels)] * times
