@@ -195,10 +195,7 @@ class SavedGuarantees:
         """Save `reservations` for the next agent; return whether that succeeded. May wait for the disk."""
         if reservations == self._saved:
             return True
-        rows = [
-            [*key, reservation.uuid, reservation.shares, sorted(reservation.own)]
-            for key, reservation in sorted(reservations.items())
-        ]
+        rows = [[*key, each.uuid, each.shares, sorted(each.own)] for key, each in sorted(reservations.items())]
         if not reservations and self._file.read() is None:  # most nodes never have any
             return True
         written = self._file.write(json.dumps(rows, separators=(",", ":")))

@@ -155,7 +155,7 @@ def resize(
         held = reservations.get(each.key)
         if held is not None and each.size.beyond < held.shares and held.uuid == each.uuid:
             reservations[each.key] = replace(held, shares=each.size.beyond)
-    rooms = _rooms(node, reservations, expected)
+    rooms = _rooms(node.with_ledger(node.ledger.with_reservations(reservations)), expected)
     used = Counter[str]()  # by namespace
     requests = []
     for each in sorted(containers, key=lambda each: each.order):
@@ -178,26 +178,21 @@ def resize(
     return Resize(kept, growth.refused, growth.unknown)
 
 
-def _rooms(node: Node, reservations: Reservations, expected: tuple[Mapping[int, int], int]) -> Mapping[int, GpuRoom]:
+def _rooms(node: Node, expected: tuple[Mapping[int, int], int]) -> Mapping[int, GpuRoom]:
     """Return the room of each GPU by position, of which waiting pods get what is expected."""
     promised, anywhere = expected
-    reserved = Counter[str]()
-    for reservation in reservations.values():
-        reserved[reservation.uuid] += reservation.shares
     rooms = {}
     for shared in node.shares.gpus:
-        uuid, use = shared.gpu.uuid, node.use(shared)
-        taken = len(use.shares) + reserved[uuid] + promised.get(shared.position, 0) + anywhere
-        closed = ""
-        block = node.block(uuid)
+        uuid, use, total = shared.gpu.uuid, node.use(shared), len(shared.shares)
+        block, closed = node.block(uuid), ""
         if block.everyone:
             closed = f"{shared.name} is out of service: {block.everyone}"
         elif block.new_pods:
             closed = f"{shared.name} is {block.new_pods}"
         elif not node.ledger.certain or uuid in node.ledger.foreign or use.whole:
             closed = _uncertain(shared)
-        total = len(shared.shares)
-        rooms[shared.position] = GpuRoom(shared.name, total, total - taken, node.shares.share_mib, closed)
+        free = total - use.taken - promised.get(shared.position, 0) - anywhere
+        rooms[shared.position] = GpuRoom(shared.name, total, free, node.shares.share_mib, closed)
     return rooms
 
 
