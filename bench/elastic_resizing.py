@@ -19,7 +19,7 @@ from bench.inside import named
 from bench.kubeapi import KubeApi
 from bench.node_agent import COUNT, MEMORY, NODE, allocating, first_list, running
 from bench.scheduler import PREFIX, Caller, create, schedule
-from gpu_device_plugin.core.contract.elastic import readable_answer
+from gpu_device_plugin.core.contract.elastic import read_answer
 from gpu_device_plugin.core.contract.keys import (
     ASSIGNED,
     MEMORY_GUARANTEE,
@@ -187,7 +187,7 @@ async def _resized(api: _Api, path: str, wait: Wait, times: int) -> Answers:
         wish = _MORE[number % len(_MORE)]
 
         def says(annotations: Mapping[str, str], key: str, wish: int = wish) -> bool:
-            answer = readable_answer(annotations, key)
+            answer = read_answer(annotations, key)
             return answer.guarantees == {"main": wish} and answer.wish == str(wish)
 
         await asyncio.sleep(2.5 + rng.random())  # all is quiet

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from gpu_device_plugin.core.contract.elastic import units
@@ -66,15 +67,21 @@ class Growth:
     """A namespace refuses, whatever room its GPU has."""
 
 
-def grow(requests: Iterable[GrowthRequest], allowances: Mapping[str, Allowance | str], too_little: str) -> Growth:
+def grow(
+    requests: Iterable[GrowthRequest],
+    allowances: Mapping[str, Allowance | str],
+    too_little: str,
+    used: Mapping[str, int] = MappingProxyType({}),
+) -> Growth:
     """Decide on one container after the other: each is guaranteed all that it is to have, or no more than before.
 
     Args:
         requests: in the order in which they are served.
         allowances: by namespace; or why it is not known, as a sentence.
         too_little: why a container does not grow on a GPU without room, of {gpu}, {free} and {more}.
+        used: what the pods of a namespace have beyond their requests and its allowance does not count.
     """
-    taken, used = Counter[GpuRoom](), Counter[str]()
+    taken, grown = Counter[GpuRoom](), Counter(used)
     granted: set[_Key] = set()
     refused: dict[_Key, str] = {}
     unknown: set[str] = set()
@@ -85,12 +92,12 @@ def grow(requests: Iterable[GrowthRequest], allowances: Mapping[str, Allowance |
             refused[each.key] = why
         elif allowance is None:
             unknown.add(each.namespace)
-        elif why := _not_allowed(allowance, used[each.namespace], each.more):
+        elif why := _not_allowed(allowance, grown[each.namespace], each.more):
             refused[each.key], by_bound = why, True
         else:
             granted.add(each.key)
             taken[each.room] += each.more
-            used[each.namespace] += each.more
+            grown[each.namespace] += each.more
     return Growth(frozenset(granted), refused, frozenset(unknown), by_bound)
 
 

@@ -17,12 +17,12 @@ from gpu_device_plugin.core.node.ledger import Reservation
 from gpu_device_plugin.kubelet.sockets import OURS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
     from pathlib import Path
 
     from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.core.model.resources import Names
-    from gpu_device_plugin.core.node.ledger import ContainerKey
+    from gpu_device_plugin.core.node.ledger import Reservations
 
 _log = logging.getLogger(__name__)
 
@@ -183,12 +183,12 @@ class SavedGuarantees:
         # Most nodes never have any.
         self._file = StateFile(directory, GUARANTEES, longest=_LONGEST_DOCUMENT, nothing="[]")
 
-    def load(self) -> Mapping[ContainerKey, Reservation]:
+    def load(self) -> Reservations:
         """Return what was saved; nothing if there is no such file, or it is damaged."""
         rows: list[_Reserved] = _decoded(self._file, list[_Reserved], [])
         return {(uid, container): Reservation(uuid, shares, own) for uid, container, uuid, shares, own in rows}
 
-    def save(self, reservations: Mapping[ContainerKey, Reservation]) -> bool:
+    def save(self, reservations: Reservations) -> bool:
         """Save `reservations` for the next agent; return whether that succeeded. May wait for the disk."""
         return self._file.write(
             _line([(*key, each.uuid, each.shares, each.own) for key, each in sorted(reservations.items())])

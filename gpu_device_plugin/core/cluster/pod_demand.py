@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.contract.keys import SPLIT_LABEL, MalformedAnnotationError
 from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes, read_wishes
-from gpu_device_plugin.core.model.gpus import MOST_GPUS
+from gpu_device_plugin.core.model.gpus import MOST_GPUS, MOST_SHARES
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.resources import Kind
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 _MOST_PARTS = 16
 """The packer searches for room for all parts at once. Hardly any node has more than 16 GPUs."""
-_MOST_SHARES = 1 << 20
-"""No GPU has more, however small its shares. A larger amount is a quantity of memory, such as `10Gi`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +94,7 @@ def _check_containers(pod: Pod, resources: Sequence[Resource]) -> None:
 
 def _check_size(parts: Sequence[Part]) -> None:
     most = {kind: max((part.demand.amount for part in parts if part.demand.kind is kind), default=0) for kind in Kind}
-    if most[Kind.MEMORY] > _MOST_SHARES:
+    if most[Kind.MEMORY] > MOST_SHARES:  # a quantity of memory, such as 10Gi
         raise _ImpossibleError(
             "gpu-mem counts shares of GPU memory (1 GiB each unless configured otherwise): write 10, not 10Gi"
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,14 +25,13 @@ from gpu_device_plugin.core.contract.keys import (
     too_long,
 )
 from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS
+from gpu_device_plugin.core.model.gpus import MOST_SHARES
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
 
     from gpu_device_plugin.core.model.pods import Pod
 
-MOST_SHARES = 1 << 20
-"""No GPU has more."""
 _LONGEST_WISH = 512
 """Characters of a wish in an answer; of a longer one the beginning stands there."""
 _LONGEST_WHY = 512
@@ -166,25 +166,14 @@ def write_answer(answer: Answer) -> str:
     return _compact({key: value for key, value in document.items() if value})
 
 
-def read_answer(annotations: Mapping[str, str], key: str) -> Answer | None:
-    """Parse `MEMORY_PROMISED` or `MEMORY_HELD` in a pod's annotations; None: it is not there.
-
-    Raises:
-        MalformedAnnotationError: the value cannot be parsed.
-    """
-    if key not in annotations:
-        return None
-    fields = _parsed(key, _bounded(annotations, key))
-    guarantees, texts = fields.get("guarantees", {}), [fields.get(name, "") for name in ("wish", "why")]
-    if not isinstance(guarantees, dict) or not all(isinstance(text, str) for text in texts):
-        raise MalformedAnnotationError(f'the annotation {key} is not of the form {{"guarantees": {{"main": 6}}}}')
-    return Answer(_by_container(key, guarantees), *texts)
-
-
-def readable_answer(annotations: Mapping[str, str], key: str) -> Answer:
-    """As `read_answer`, but `NO_ANSWER` if the annotation is missing or malformed."""
+def read_answer(annotations: Mapping[str, str], key: str) -> Answer:
+    """Parse `MEMORY_PROMISED` or `MEMORY_HELD` in a pod's annotations; `NO_ANSWER` if that is missing or malformed."""
     try:
-        return read_answer(annotations, key) or NO_ANSWER
+        fields = _parsed(key, _bounded(annotations, key)) if key in annotations else {}
+        guarantees, texts = fields.get("guarantees", {}), [fields.get(name, "") for name in ("wish", "why")]
+        if not fields or not isinstance(guarantees, dict) or not all(isinstance(text, str) for text in texts):
+            return NO_ANSWER
+        return Answer(_by_container(key, guarantees), *texts)
     except MalformedAnnotationError:
         return NO_ANSWER
 
@@ -195,7 +184,7 @@ def guarantees(annotations: Mapping[str, str]) -> Mapping[str, int]:
     Those that an extender promised; where the node's agent decides alone, those that it holds. What stands on a pod as
     held beyond its promise is not the agent's, but somebody else's who wants memory kept free.
     """
-    return readable_answer(annotations, MEMORY_PROMISED if MEMORY_PROMISED in annotations else MEMORY_HELD).guarantees
+    return read_answer(annotations, MEMORY_PROMISED if MEMORY_PROMISED in annotations else MEMORY_HELD).guarantees
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +233,7 @@ class PodGuarantees:
     def of(cls, pod: Pod) -> PodGuarantees:
         """Parse the annotations of a pod."""
         wish = read_wish(pod.annotations, MEMORY_GUARANTEE)
-        promised, held = (readable_answer(pod.annotations, key) for key in (MEMORY_PROMISED, MEMORY_HELD))
+        promised, held = (read_answer(pod.annotations, key) for key in (MEMORY_PROMISED, MEMORY_HELD))
         return cls(pod, wish, promised if MEMORY_PROMISED in pod.annotations else None, held)
 
     def size(self, container: str, gpu: int, request: int) -> Size:
@@ -298,9 +287,9 @@ def _bounded(annotations: Mapping[str, str], key: str) -> str:
 
 def _parsed(key: str, text: str) -> Mapping[str, Any]:
     try:
-        parsed = json.loads(text, object_pairs_hook=_once)
-    except _TwiceError:
-        raise MalformedAnnotationError(f"the annotation {key} names something twice") from None
+        parsed = json.loads(text, object_pairs_hook=partial(_once, key))
+    except MalformedAnnotationError:
+        raise
     except (ValueError, RecursionError) as error:
         raise MalformedAnnotationError(f"the annotation {key} is not JSON") from error
     if not isinstance(parsed, dict):
@@ -308,14 +297,10 @@ def _parsed(key: str, text: str) -> Mapping[str, Any]:
     return parsed
 
 
-class _TwiceError(Exception):
-    """A name stands twice in one JSON object."""
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _once(key: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise _TwiceError
+        raise MalformedAnnotationError(f"the annotation {key} names something twice")
     return found
 
 
@@ -331,12 +316,11 @@ def _shares(key: str, value: object) -> int:
         value = int(digits)
     if type(value) is int and 1 <= value <= MOST_SHARES:
         return value
-    example = '12, or {"main": 12}' if key in {MEMORY_LIMIT, MEMORY_GUARANTEE} else '{"guarantees": {"main": 6}}'
     text = json.dumps(value)
     found = text if len(text) <= _LONGEST_AMOUNT else "a value"
     raise MalformedAnnotationError(
-        f"the annotation {key} holds {found}, which is not a whole number of units of GPU memory; write it "
-        f"like {example}"
+        f"the annotation {key} holds {found}, which is not a whole number of units of GPU memory; write it like 12, or "
+        '{"main": 12}'
     )
 
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.keys import HELD_ROOM, MOVE_TO, MalformedAnnotationError
-from gpu_device_plugin.core.model.gpus import MOST_POSITIONS
+from gpu_device_plugin.core.model.gpus import MOST_POSITIONS, MOST_SHARES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-_MOST_SHARES = 1 << 20
 _LONGEST = 1 << 16
 _LONGEST_NAME = 253
 _PER_ROOM, _PER_GPU = 120, 20
@@ -128,7 +127,7 @@ def _time(seconds: Any) -> float:
 def _shares(gpus: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
     shares = sorted((int(position), amount) for position, amount in gpus.items())
     for position, amount in shares:
-        if not (0 <= position < MOST_POSITIONS and type(amount) is int and 0 < amount <= _MOST_SHARES):
+        if not (0 <= position < MOST_POSITIONS and type(amount) is int and 0 < amount <= MOST_SHARES):
             raise ValueError
     if not shares or len(dict(shares)) < len(shares):  # "1" and "01" are one position
         raise ValueError

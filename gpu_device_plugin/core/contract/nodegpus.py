@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.cordons import Cordon, cordon_of, cordons_of
 from gpu_device_plugin.core.contract.keys import NODE_GPUS, PLACEMENT_LABEL, MalformedAnnotationError
-from gpu_device_plugin.core.model.gpus import MOST_GPUS, MOST_POSITIONS, NO_LINKS, Closeness, Links
+from gpu_device_plugin.core.model.gpus import MOST_GPUS, MOST_POSITIONS, MOST_SHARES, NO_LINKS, Closeness, Links
 from gpu_device_plugin.core.model.mig import resource_name
 from gpu_device_plugin.core.model.placing import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
@@ -37,7 +37,6 @@ NOT_READ_YET = Cordon("the node's agent", why="it has not read yet that the GPU 
 """Of a GPU without a cordon of which its agent still gives nothing: it would refuse a pod that is promised it."""
 
 _NOTHING: frozenset[Any] = frozenset()
-_MOST_SHARES = 1 << 20
 _MOST_MIB = 1 << 40
 _MOST_UNREAD, _LONGEST_SENTENCE = 16, 400
 """The most sentences on what is not read, and characters of each."""
@@ -453,7 +452,7 @@ def _link(link: Any) -> tuple[int, int, Closeness, int]:
             raise _malformed('has a link that is not of the form [0, 1, "nvlink", 4]')
 
 
-def _whole(fields: Mapping[str, Any], key: str, least: int, most: int = _MOST_SHARES) -> int:
+def _whole(fields: Mapping[str, Any], key: str, least: int, most: int = MOST_SHARES) -> int:
     value = fields.get(key)
     if type(value) is not int or not least <= value <= most:
         raise _malformed(f"has no whole number from {least} to {most} for {key}")

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 MOST_GPUS = 128
 """Most GPUs of one node, MIG instances included. The largest machines have 16, each of which has up to 7 instances."""
+MOST_SHARES = 1 << 20
+"""No GPU has more, however small its shares."""
 MOST_POSITIONS = 512
 """Most positions of one node before an agent that starts anew has to give those of former MIG instances to others."""
 

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.model.shares import SharedGpu, Shares
-    from gpu_device_plugin.core.node.ledger import ContainerKey, Reservation
+    from gpu_device_plugin.core.node.ledger import Reservation, Reservations
     from gpu_device_plugin.core.node.node import Node
 
-_NONE: Mapping[ContainerKey, Reservation] = MappingProxyType({})
+_NONE: Reservations = MappingProxyType({})
 
 Slot: TypeAlias = tuple[str, str, Kind]
 """One container's use of one resource: pod UID as in the kubelet's records, container name, kind."""
@@ -82,7 +82,7 @@ def holdings(
     pods: Iterable[Pod],
     shares: Shares,
     ended: Collection[str] = frozenset(),
-    reservations: Mapping[ContainerKey, Reservation] = _NONE,
+    reservations: Reservations = _NONE,
     *,
     may_borrow: bool = True,
 ) -> tuple[Holding, ...]:
@@ -143,7 +143,7 @@ def holdings(
     return tuple(found)
 
 
-def _reservation(hold: DeviceHold, reservations: Mapping[ContainerKey, Reservation]) -> Reservation | None:
+def _reservation(hold: DeviceHold, reservations: Reservations) -> Reservation | None:
     """Return what a container is guaranteed beyond the shares that it holds, if these are the plugin's."""
     ours = hold.kind is Kind.MEMORY and hold.source is not HoldSource.CLAIM
     return reservations.get((hold.pod_uid, hold.container)) if ours else None

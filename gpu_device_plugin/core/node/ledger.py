@@ -66,6 +66,10 @@ class Reservation:
         return self if self.own.isdisjoint(device_ids) else replace(self, own=self.own.difference(device_ids))
 
 
+Reservations: TypeAlias = "Mapping[ContainerKey, Reservation]"
+"""What containers hold beyond their requests."""
+
+
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """The kubelet's two records, read one after the other. Neither suffices alone.
@@ -125,7 +129,7 @@ class Ledger:
     The kubelet does not know that it is the same hardware."""
     forgotten: frozenset[str] = frozenset()
     """Device IDs of running containers that the kubelet takes for free, see `core.node.kubelet.lost_allocations`."""
-    reservations: Mapping[ContainerKey, Reservation] = field(default_factory=dict)
+    reservations: Reservations = field(default_factory=dict)
     """What containers hold beyond their requests."""
     _uses: Mapping[str, Use] = field(default_factory=dict, repr=False, compare=False)
 
@@ -156,19 +160,17 @@ class Ledger:
         """Return this ledger with these IDs in use unknown to the kubelet; others count by the kubelet's records."""
         return self if device_ids == self.forgotten else replace(self.seen(device_ids), forgotten=device_ids)
 
-    def with_reservations(self, reservations: Mapping[ContainerKey, Reservation]) -> Ledger:
+    def with_reservations(self, reservations: Reservations) -> Ledger:
         """Return this ledger with these reservations, but for those whose containers hold no ID."""
-        kept = {
-            key: reservation for key, reservation in reservations.items() if reservation.own and reservation.shares > 0
-        }
+        kept = {key: each for key, each in reservations.items() if each.own and each.shares > 0}
         if kept == self.reservations:
             return self
-        extra = Counter[str]()
-        for reservation in kept.values():
-            extra[reservation.uuid] += reservation.shares
+        reserved = Counter[str]()
+        for each in kept.values():
+            reserved[each.uuid] += each.shares
         uses = dict(self._uses)
-        for uuid in extra.keys() | {reservation.uuid for reservation in self.reservations.values()}:
-            uses[uuid] = replace(uses.get(uuid, FREE), reserved=extra[uuid])
+        for uuid in reserved.keys() | {each.uuid for each in self.reservations.values()}:
+            uses[uuid] = replace(uses.get(uuid, FREE), reserved=reserved[uuid])
         return replace(self, reservations=kept, _uses=uses)
 
     def without(self, device_ids: Iterable[str]) -> Ledger:
@@ -240,19 +242,12 @@ class Ledger:
 
     def _without(self, freed: set[str]) -> Ledger:
         left = {name: hold for name, hold in self.holds.items() if name not in freed}
-        return (
-            replace(self, holds={}, reservations={}, _uses={})
-            ._with(left)
-            .with_reservations(self._disowned(freed).reservations)
-        )
+        kept = self._disowned(freed).reservations
+        return replace(self, holds={}, reservations={}, _uses={})._with(left).with_reservations(kept)
 
     def _disowned(self, device_ids: Collection[str]) -> Ledger:
         """Return the ledger after these IDs were freed or given to another container."""
-        if not self.reservations:
-            return self
-        return self.with_reservations(
-            {key: reservation.without(device_ids) for key, reservation in self.reservations.items()}
-        )
+        return self.with_reservations({key: each.without(device_ids) for key, each in self.reservations.items()})
 
 
 def _quiet(reading: Reading | None, since: float) -> bool:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.shares import SharedGpu
-    from gpu_device_plugin.core.node.ledger import ContainerKey
+    from gpu_device_plugin.core.node.ledger import ContainerKey, Reservations
     from gpu_device_plugin.core.node.node import Node
 
 _CONFIRMED = Hold()
@@ -57,7 +57,7 @@ class Elastic(NamedTuple):
 class Resize:
     """What the containers of a node are to be guaranteed beyond their requests."""
 
-    reservations: Mapping[ContainerKey, Reservation]
+    reservations: Reservations
     refused: Mapping[ContainerKey, str] = field(default_factory=dict)
     """Why a container is not guaranteed more, as a sentence."""
     unknown: frozenset[str] = frozenset()
@@ -85,9 +85,7 @@ def elastics(
     return {uid: containers for uid, containers in found.items() if uid not in uncertain}
 
 
-def taken_over(
-    saved: Mapping[ContainerKey, Reservation], holds: Iterable[DeviceHold]
-) -> Mapping[ContainerKey, Reservation]:
+def taken_over(saved: Reservations, holds: Iterable[DeviceHold]) -> Reservations:
     """Return what a former agent has `saved` for the containers that still hold shares of their GPU."""
     own: dict[tuple[ContainerKey, str], frozenset[str]] = {}
     for hold in holds:
@@ -103,9 +101,7 @@ def taken_over(
     }
 
 
-def owned(
-    reservations: Mapping[ContainerKey, Reservation], holds: Iterable[DeviceHold]
-) -> Mapping[ContainerKey, Reservation]:
+def owned(reservations: Reservations, holds: Iterable[DeviceHold]) -> Reservations:
     """Return guarantees beyond requests without the device IDs that the kubelet's records show for other pods alone.
 
     A container may have been found to grow by a record that was older than its end.
@@ -120,7 +116,7 @@ def owned(
     }
 
 
-def fitting(node: Node) -> Mapping[ContainerKey, Reservation]:
+def fitting(node: Node) -> Reservations:
     """Return the guarantees beyond requests without those for which their GPU has no room.
 
     It has none if an agent that did not know of them gave their shares to others. On a GPU that is excluded now, nobody
@@ -159,8 +155,8 @@ def resize(
         held = reservations.get(each.key)
         if held is not None and each.size.beyond < held.shares and held.uuid == each.uuid:
             reservations[each.key] = replace(held, shares=each.size.beyond)
-    rooms = _rooms(node, reservations, expected)
-    used = Counter[str]()
+    rooms = _rooms(node.with_ledger(node.ledger.with_reservations(reservations)), expected)
+    used = Counter[str]()  # by namespace
     requests = []
     for each in sorted(containers, key=lambda each: each.order):
         held = reservations.get(each.key)
@@ -174,11 +170,7 @@ def resize(
                 room = room._replace(closed=_uncertain(each.gpu))
             target = each.size.request + each.size.beyond
             requests.append(GrowthRequest(each.key, each.pod.namespace, room, target, more))
-    counted = {
-        name: allowance if isinstance(allowance, str) else replace(allowance, used=used[name])
-        for name, allowance in allowances.items()
-    }
-    growth = grow(requests, counted, _TOO_LITTLE)
+    growth = grow(requests, allowances, _TOO_LITTLE, used)
     for each in containers:
         if each.key in growth.granted:
             reservations[each.key] = Reservation(each.uuid, each.size.beyond, each.own)
@@ -186,28 +178,21 @@ def resize(
     return Resize(kept, growth.refused, growth.unknown)
 
 
-def _rooms(
-    node: Node, reservations: Mapping[ContainerKey, Reservation], expected: tuple[Mapping[int, int], int]
-) -> Mapping[int, GpuRoom]:
+def _rooms(node: Node, expected: tuple[Mapping[int, int], int]) -> Mapping[int, GpuRoom]:
     """Return the room of each GPU by position, of which waiting pods get what is expected."""
     promised, anywhere = expected
-    reserved = Counter[str]()
-    for reservation in reservations.values():
-        reserved[reservation.uuid] += reservation.shares
     rooms = {}
     for shared in node.shares.gpus:
-        uuid, use = shared.gpu.uuid, node.use(shared)
-        taken = len(use.shares) + reserved[uuid] + promised.get(shared.position, 0) + anywhere
-        closed = ""
-        block = node.block(uuid)
+        uuid, use, total = shared.gpu.uuid, node.use(shared), len(shared.shares)
+        block, closed = node.block(uuid), ""
         if block.everyone:
             closed = f"{shared.name} is out of service: {block.everyone}"
         elif block.new_pods:
             closed = f"{shared.name} is {block.new_pods}"
         elif not node.ledger.certain or uuid in node.ledger.foreign or use.whole:
             closed = _uncertain(shared)
-        total = len(shared.shares)
-        rooms[shared.position] = GpuRoom(shared.name, total, total - taken, node.shares.share_mib, closed)
+        free = total - use.taken - promised.get(shared.position, 0) - anywhere
+        rooms[shared.position] = GpuRoom(shared.name, total, free, node.shares.share_mib, closed)
     return rooms
 
 
@@ -218,7 +203,7 @@ def _uncertain(shared: SharedGpu) -> str:
 def answer(
     says: PodGuarantees,
     containers: Sequence[Elastic],
-    reservations: Mapping[ContainerKey, Reservation],
+    reservations: Reservations,
     refused: Mapping[ContainerKey, str],
 ) -> Answer | None:
     """Return what the agent has to say of the guarantees of a pod: `MEMORY_HELD`; None: nothing.

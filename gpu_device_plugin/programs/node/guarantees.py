@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.core.contract.elastic import Allowance, Answer
     from gpu_device_plugin.core.model.holds import DeviceHold
-    from gpu_device_plugin.core.node.ledger import ContainerKey, Reservation
+    from gpu_device_plugin.core.node.ledger import ContainerKey, Reservations
     from gpu_device_plugin.core.node.matching import WaitingPod
     from gpu_device_plugin.core.node.reservations import Elastic, Resize
     from gpu_device_plugin.kubelet.statefile import SavedGuarantees
@@ -84,7 +84,7 @@ class Guarantees:
         self._woken = asyncio.Event()
         self._loaded: bool | None = False
         """None: loaded, but the kubelet's checkpoint could not be read since."""
-        self._wishes: dict[str, PodGuarantees] = {}
+        self._pods: dict[str, PodGuarantees] = {}
         """By the UID by which the kubelet knows the pod, of pods with something to decide, or to correct."""
         self._allowances: dict[str, tuple[Allowance | str, float]] = {}
         """By namespace, and when they were read."""
@@ -126,10 +126,10 @@ class Guarantees:
 
     async def _round(self) -> bool:
         """Do what can be done now; return whether something is left that has to be looked at again."""
-        await self._read_wishes()
+        await self._read_pods()
         if reservations := self._state.node.ledger.reservations:
             self._state.update(Ledger.with_reservations, owned(reservations, self._entries.value))
-        elif not self._wishes:  # as on most nodes, whose ledger changes with every container all the same
+        elif not self._pods:  # as on most nodes, whose ledger changes with every container all the same
             self._answers = {}
             return not await self._save({})
         found, decided = self._decide()
@@ -138,28 +138,27 @@ class Guarantees:
             found, decided = self._decide()
         refused = {**decided.refused, **await self._apply(decided.reservations, found)}
         unanswered = self._answer(found, refused)
-        return (
-            bool(refused or decided.unknown) or unanswered or not await self._save(self._state.node.ledger.reservations)
-        )
+        later = bool(refused or decided.unknown) or unanswered
+        return later or not await self._save(self._state.node.ledger.reservations)
 
-    async def _save(self, reservations: Mapping[ContainerKey, Reservation]) -> bool:
+    async def _save(self, reservations: Reservations) -> bool:
         """Save guarantees for the next agent; return whether that succeeded."""
         return await in_thread(self._saved.save, reservations)
 
-    async def _read_wishes(self) -> None:
+    async def _read_pods(self) -> None:
         """Parse what pods have on them, each text once; others run in between."""
-        wishes: dict[str, PodGuarantees] = {}
+        pods: dict[str, PodGuarantees] = {}
         growing = {uid for uid, _ in self._state.node.ledger.reservations}
         for pod in tuple(self._api.pods.values()):
             uid = pod.kubelet_uid
             if pod.ended or (uid not in growing and pod.annotations.keys().isdisjoint({MEMORY_GUARANTEE, MEMORY_HELD})):
                 continue
-            known = self._wishes.get(uid)
+            known = self._pods.get(uid)
             if known is None or known.pod != pod:
                 known = PodGuarantees.of(pod)
                 await asyncio.sleep(0)
-            wishes[uid] = known
-        self._wishes = wishes
+            pods[uid] = known
+        self._pods = pods
 
     def _decide(self) -> tuple[Mapping[str, Sequence[Elastic]], Resize]:
         """Return the containers that may grow by the UID of their pod, for pods with all their devices; and what to do.
@@ -168,8 +167,8 @@ class Guarantees:
         """
         node, waiting, now = self._state.node, self.waiting(), self.clock()
         incomplete = {pod.uid for pod in waiting}
-        wishes = {uid: wish for uid, wish in self._wishes.items() if uid not in incomplete}
-        found = elastics(self._entries.value, wishes, node)
+        pods = {uid: says for uid, says in self._pods.items() if uid not in incomplete}
+        found = elastics(self._entries.value, pods, node)
         fresh = {name: known for name, known in self._allowances.items() if now - known[1] < self.again_s / 2}
         self._allowances = fresh
         withheld = self.withheld()
@@ -182,7 +181,7 @@ class Guarantees:
             self._allowances[namespace] = found, self.clock()
 
     async def _apply(
-        self, reservations: Mapping[ContainerKey, Reservation], found: Mapping[str, Sequence[Elastic]]
+        self, reservations: Reservations, found: Mapping[str, Sequence[Elastic]]
     ) -> Mapping[ContainerKey, str]:
         """Change the ledger and the file; return why containers did not grow after all.
 
@@ -201,9 +200,7 @@ class Guarantees:
             refused = {key: _NOT_SAVED for key, reservation in reservations.items() if reservation != lower.get(key)}
         after = self._state.node.ledger.reservations
         for each in chain(*found.values()):
-            was, now = (
-                reservations[each.key].shares if each.key in reservations else 0 for reservations in (before, after)
-            )
+            was, now = (held[each.key].shares if each.key in held else 0 for held in (before, after))
             if was != now:
                 self._resized(each, was, now)
         return refused
@@ -221,21 +218,21 @@ class Guarantees:
         reservations, now = self._state.node.ledger.reservations, self.clock()
         holders = {hold.pod_uid for hold in self._entries.value}
         answers: dict[str, _Answered] = {}
-        for uid, wish in self._wishes.items():
+        for uid, says in self._pods.items():
             if uid in holders and uid not in found:
                 continue  # the kubelet's records are not complete yet
             # Without devices it has no guarantee, whatever its owner wrote.
-            new = answer(wish, found[uid], reservations, refused) if uid in found else None
-            last, shown = self._answers.get(uid), wish.pod.annotations.get(MEMORY_HELD)
+            new = answer(says, found[uid], reservations, refused) if uid in found else None
+            last, shown = self._answers.get(uid), says.pod.annotations.get(MEMORY_HELD)
             if last is None or (last.answer != new and not self._only_figures(last, new, now)):
                 last = _Answered(new, now)
             text = None if last.answer is None else write_answer(last.answer)
             if text == shown:
                 answers[uid] = replace(last, written=None)
             elif last.written is None or now - last.written >= self.again_s:
-                self._api.annotate(wish.pod, {MEMORY_HELD: text})
+                self._api.annotate(says.pod, {MEMORY_HELD: text})
                 answers[uid] = replace(last, written=now)
-                self._tell(wish, last.answer)
+                self._tell(says, last.answer)
             else:
                 answers[uid] = last
         self._answers = answers
@@ -247,9 +244,9 @@ class Guarantees:
             return False
         return replace(last.answer, why=new.why) == new and now - last.since < self.same_s
 
-    def _tell(self, wish: PodGuarantees, new: Answer | None) -> None:
+    def _tell(self, says: PodGuarantees, new: Answer | None) -> None:
         """Post an Event about a wish that is not fulfilled, one for each wish."""
-        if new is None or new.why in {"", UNDECIDED} or (wish.held.wish == new.wish and wish.held.why):
+        if new is None or new.why in {"", UNDECIDED} or (says.held.wish == new.wish and says.held.why):
             return
         note = f"The guarantee of GPU memory stays as it is: {new.why}."
-        self._api.pod_event(wish.pod, "GPUMemoryNotResized", note, "Resize")
+        self._api.pod_event(says.pod, "GPUMemoryNotResized", note, "Resize")

@@ -8,7 +8,7 @@ import threading
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.contract.elastic import NO_ANSWER, Answer, readable_answer
+from gpu_device_plugin.core.contract.elastic import NO_ANSWER, Answer, read_answer
 from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED, RESIZE_BOUND
 from gpu_device_plugin.kubelet.statefile import SavedGuarantees
 from gpu_device_plugin.programs.node.features.elastic import Elastic
@@ -61,7 +61,7 @@ def wish(there: Cluster, name: str, amount: str | None, promised: int | None = N
 
 def held(there: Cluster, name: str) -> Answer:
     """Return what the agent says that a pod is guaranteed."""
-    return readable_answer(there.annotations(name), MEMORY_HELD)
+    return read_answer(there.annotations(name), MEMORY_HELD)
 
 
 async def holds(there: Cluster, name: str, shares: int, wish: str) -> None:

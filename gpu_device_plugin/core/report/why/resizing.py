@@ -9,7 +9,6 @@ from gpu_device_plugin.core.cluster.held_instances import asked_instances
 from gpu_device_plugin.core.cluster.resizing import sizes
 from gpu_device_plugin.core.cluster.usage import growable
 from gpu_device_plugin.core.contract.elastic import (
-    MOST_SHARES,
     MemoryRequests,
     PodGuarantees,
     read_wish,
@@ -22,6 +21,7 @@ from gpu_device_plugin.core.contract.keys import (
     PLACES,
 )
 from gpu_device_plugin.core.contract.memoryfile import IN_CONTAINER
+from gpu_device_plugin.core.model.gpus import MOST_SHARES
 from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.core.model.resources import Kind

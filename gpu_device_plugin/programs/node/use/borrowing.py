@@ -133,11 +133,10 @@ class Borrowing(NodeFeature):
         share_mib = self._state.node.shares.share_mib
         uuid, given = parse_id(device_ids[0])[0], len(device_ids) * share_mib
         limit = None if owner.limit_shares is None else owner.limit_shares * share_mib
-        most = given if limit is None else limit
         new = AttributedUse(owner.pod_uid, owner.container, uuid, given, 0, limit_mib=limit)
         uses = uses_now(self._watch.reading.value, self._watch.holdings(), [new])
         found = allowed_now(uses, self._state.node.shares.capacity_mib, self.reclaiming.value.requests.keys())
-        return self._files.make(device_ids, MemoryFile(given, found.get(new.place, given), most))
+        return self._files.make(device_ids, MemoryFile(given, found.get(new.place, given), new.allowed_mib))
 
     async def before_start(self, start: StartRequest) -> Refused | None:
         """Wait until what a container is guaranteed is free, as far as others borrow it.
@@ -155,8 +154,6 @@ class Borrowing(NodeFeature):
         return None
 
     async def _until_room(self, device_ids: Sequence[str], within_s: float, lost: Callable[[], object]) -> str:
-        if not self.allowed_now.value:
-            return ""
         share_mib, began = self._state.node.shares.share_mib, time.monotonic()
         mib = {uuid: count * share_mib for uuid, count in Counter(parse_id(each)[0] for each in device_ids).items()}
         if all(place[2] not in mib for place in self.allowed_now.value):
@@ -165,7 +162,7 @@ class Borrowing(NodeFeature):
         self._starting.append(start)
         try:
             # So that people read for whom memory is needed.
-            await within(_RECORDED_S, self._entries.meets(lambda holds: self._owner(start, holds) is not None))
+            await within(_RECORDED_S, self._entries.meets(lambda _: self._owner(start) is not None))
             self._hasten()
             if not self._watch.interval_s or not await within(
                 self.answer_s, self.reclaiming.meets(lambda found: found.at >= began)
@@ -188,11 +185,17 @@ class Borrowing(NodeFeature):
             self._starting.remove(start)
             self._hasten()
 
-    def _owner(self, start: _Start, holds: Iterable[DeviceHold]) -> DeviceHold | None:
-        return next((hold for hold in holds if hold.device_ids == start.device_ids), None)
+    def _owner(self, start: _Start) -> DeviceHold | None:
+        """Return the container that starts, once the kubelet's records show it."""
+        return next((hold for hold in self._entries.value if hold.device_ids == start.device_ids), None)
+
+    def _owner_key(self, start: _Start) -> tuple[str, str]:
+        """Return its pod's UID and its name, or a name that only this start has."""
+        hold = self._owner(start)
+        return ("", start.name) if hold is None else (hold.pod_uid, hold.container)
 
     def _pod(self, start: _Start) -> Pod | None:
-        hold = self._owner(start, self._entries.value)
+        hold = self._owner(start)
         return next((pod for pod in self._api.pods.values() if hold and pod.kubelet_uid == hold.pod_uid), None)
 
     def _restore(self, device_ids: frozenset[str]) -> None:
@@ -235,9 +238,8 @@ class Borrowing(NodeFeature):
         """Return whether a GPU lacks only what others that wait need: they get no more of it if this one waits, too."""
         waiting = {each.device_ids for each in self._starting} | self._told
         others = {(hold.pod_uid, hold.container) for hold in self._entries.value if hold.device_ids in waiting}
-        others |= {("", each.name) for each in self._starting}
-        own = self._owner(start, self._entries.value)
-        others.discard(("", start.name) if own is None else (own.pod_uid, own.container))
+        others |= {self._owner_key(each) for each in self._starting}
+        others.discard(self._owner_key(start))
         uses = [use for use in self._uses().get(uuid, ()) if use.place[:2] not in others]
         return not shortage_mib(
             uses, self._watch.reading.value.used_mib.get(uuid), self._state.node.shares.capacity_mib.get(uuid)
@@ -299,9 +301,7 @@ class Borrowing(NodeFeature):
         """Return the containers that are about to start, by their names as soon as the kubelet's records show them."""
         found = []
         for start in self._starting:
-            hold = self._owner(start, self._entries.value)
-            uid, name = ("", start.name) if hold is None else (hold.pod_uid, hold.container)
-            found += [AttributedUse(uid, name, uuid, mib, 0) for uuid, mib in start.mib.items()]
+            found += [AttributedUse(*self._owner_key(start), uuid, mib, 0) for uuid, mib in start.mib.items()]
         return found
 
     def _publish(self, uses: Mapping[str, tuple[AttributedUse, ...]]) -> bool:

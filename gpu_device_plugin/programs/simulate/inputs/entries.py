@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.objects.quantity import allocatable_amounts
 from gpu_device_plugin.core.contract.wishes import Wishes
-from gpu_device_plugin.core.model.gpus import MOST_GPUS
+from gpu_device_plugin.core.model.gpus import MOST_GPUS, MOST_SHARES
 from gpu_device_plugin.core.model.mig import GPU_SLICES
 from gpu_device_plugin.core.value.node_types import GpuKind, NodeType
 from gpu_device_plugin.core.value.workload_mix import PodKind
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 _NODE_WORDS = ("gpus", "mem", "model", "mig", "divided", "cpu", "memory")
 _POD_WORDS = ("mem", "count", "split", "model", "cpu", "memory")
-_MOST_SHARES = 1 << 20
 _MOST_AMOUNT = 10**9
 """Thousandths of a CPU, and MiB."""
 _MOST_GB = 1.1
@@ -65,7 +64,7 @@ def nodes_in(text: str) -> tuple[Start, ...]:
         gpus = _number(name, words, "gpus", 1, MOST_GPUS)
         model = words.get("model", "")
         product, shares = known_model(model) or (model, None)
-        mem = _number(name, words, "mem", shares, _MOST_SHARES)
+        mem = _number(name, words, "mem", shares, MOST_SHARES)
         profiles = _profiles(name, words, mem)
         if "divided" in words and not profiles:
             raise EntryError(f"{name}: divided says how many of the GPUs have the instances of mig; give mig too")
@@ -85,7 +84,7 @@ def pods_in(text: str) -> list[tuple[str, PodKind]]:
     """
     found: list[tuple[str, PodKind]] = []
     for name, number, words in _entries(text, _POD_WORDS):
-        mem = _number(name, words, "mem", 0, _MOST_SHARES)
+        mem = _number(name, words, "mem", 0, MOST_SHARES)
         count = _number(name, words, "count", 0, MOST_GPUS)
         split = _number(name, words, "split", 1, MOST_GPUS)
         if mem and count:

@@ -10,8 +10,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.holdings import Holding
+from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner
 from gpu_device_plugin.core.node.use.over_use import Excess, OverUseRules, Response, Watch, is_short
-from gpu_device_plugin.core.node.use.process_use import AttributedUse, Place, UseReading
+from gpu_device_plugin.core.node.use.process_use import (
+    AttributedUse,
+    GpuProcess,
+    GpuReading,
+    Place,
+    UseReading,
+    attribute,
+)
 
 RULES = OverUseRules(slack_mib=512, grace_s=180)
 PLACE: Place = ("u", "main", "GPU-0")
@@ -131,6 +139,15 @@ def test_whole_gpus_never_exceed() -> None:
     assert exceeding(reading(0, whole), reading(500, whole)) == []
     shared = replace(use(90000), holding=Holding("u", "main", {"GPU-0": 4096}))
     assert exceeding(reading(0, shared), reading(500, shared)) == [PLACE]
+
+
+@pytest.mark.parametrize(("old", "new", "exceeds"), [(2500, 2500, True), (2500, None, False), (1000, 3000, False)])
+def test_the_processes_of_a_restarting_container_count_together(old: int, new: int | None, *, exceeds: bool) -> None:
+    processes = GpuProcess(1, old), GpuProcess(2, new)
+    owners = {1: CgroupOwner("u", "a" * 64), 2: CgroupOwner("u", "b" * 64)}
+    held = Holding("u", "main", {"GPU-0": 4096})
+    readings = [attribute([GpuReading("GPU-0", processes, 6000)], owners, [held], at=at) for at in (0, 180)]
+    assert exceeding(*readings) == ([PLACE] if exceeds else [])
 
 
 def test_two_generations_of_a_pod_are_two_pods() -> None:
