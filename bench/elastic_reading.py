@@ -114,14 +114,12 @@ async def _read(folder: Path, annotations: Mapping[str, str], rounds: int) -> tu
 
     entries, settings = Observable(holds), Observable(Sources(NodeSettings, {}, {}).read())
     state = NodeState(Node(shares))
-    watch = UseWatch(
-        use, entries, lambda: shares, interval_s=15, pods=pods.values, processes=_Owners(), host_pids=lambda: True
-    )
+    watch = UseWatch(use, entries, state, interval_s=15, pods=pods.values, processes=_Owners(), host_pids=lambda: True)
     files = MemoryFiles(folder)
     borrowing = Borrowing(watch, entries, state, settings, _Api(pods), Metrics(), files)
     written: list[str] = []
     reports = UseReports(
-        watch, Observable({}), Observable({}), written.append, returns=borrowing.returns, clock=time.monotonic
+        watch, Observable({}), Observable({}), written.append, reclaiming=borrowing.reclaiming, clock=time.monotonic
     )
     borrowing.look()
     for hold, _, memory in borrowing._memories(borrowing._uses()):
@@ -138,7 +136,7 @@ async def _read(folder: Path, annotations: Mapping[str, str], rounds: int) -> tu
             began = time.thread_time()
             act()
             pieces.append(time.thread_time() - began)
-        assert bool(borrowing.returns.value.asked) is full
+        assert bool(borrowing.reclaiming.value.requests) is full
         costs.append(sum(pieces) * 1000)
         longest.append(max(pieces) * 1000)
         changed.append(sum(path.stat().st_ino != inode for path, inode in before.items()))

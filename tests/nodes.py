@@ -8,7 +8,7 @@ from gpu_device_plugin.core.model.gpus import Closeness, Gpu, Inventory, Links
 from gpu_device_plugin.core.model.memory import MIB_PER_GIB
 from gpu_device_plugin.core.model.shares import Shares, share_id
 from gpu_device_plugin.core.node.blocks import Block
-from gpu_device_plugin.core.node.ledger import Growth, Ledger
+from gpu_device_plugin.core.node.ledger import Ledger, Reservation
 from gpu_device_plugin.core.node.node import Node
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def inventory(*gib: int) -> Inventory:
 def node(
     *gib: int,
     used: Mapping[int, Iterable[int]] | None = None,
-    grown: Mapping[int, int] | None = None,
+    reserved: Mapping[int, int] | None = None,
     whole: Iterable[int] = (),
     unhealthy: Mapping[int, str] | None = None,
     closeness: Mapping[tuple[int, int], int] | None = None,
@@ -44,7 +44,7 @@ def node(
     Args:
         gib: the sizes of its GPUs, GiB.
         used: numbers of the shares in use, by position.
-        grown: shares that a container with all of the used ones of a GPU is guaranteed beyond these, by position.
+        reserved: shares that a container with all of the used ones of a GPU is guaranteed beyond these, by position.
         whole: positions in whole use.
         unhealthy: reasons of GPUs out of service, by position.
         closeness: how many links two GPUs have between them.
@@ -52,13 +52,15 @@ def node(
     """
     held = [name for position, numbers in (used or {}).items() for name in ids(position, numbers)]
     held += [uuid(position) for position in whole]
-    growths = {
-        (f"pod-{position}", "main"): Growth(uuid(position), shares, frozenset(ids(position, (used or {})[position])))
-        for position, shares in (grown or {}).items()
+    reservations = {
+        (f"pod-{position}", "main"): Reservation(
+            uuid(position), shares, frozenset(ids(position, (used or {})[position]))
+        )
+        for position, shares in (reserved or {}).items()
     }
     return Node(
         Shares(MIB_PER_GIB).with_inventory(inventory(*gib)),
-        Ledger().seen(held, certain=certain).with_grown(growths),
+        Ledger().seen(held, certain=certain).with_reservations(reservations),
         {uuid(position): Block(why) for position, why in (unhealthy or {}).items()},
         Links(
             tuple((a, b, Closeness.UNKNOWN, placement_value) for (a, b), placement_value in (closeness or {}).items())

@@ -12,7 +12,7 @@ from gpu_device_plugin.aio.waiting import in_thread
 from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
 from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.node.kubelet.ended_pods import Remembered
-from gpu_device_plugin.core.node.ledger import Growth
+from gpu_device_plugin.core.node.ledger import Reservation
 from gpu_device_plugin.kubelet.sockets import OURS
 
 if TYPE_CHECKING:
@@ -176,14 +176,14 @@ class SavedGuarantees:
     def __init__(self, directory: Path) -> None:
         """Read and write below the device-plugin `directory`."""
         self._file = StateFile(directory, GUARANTEES, longest=_LONGEST_ALLOCATIONS)
-        self._saved: Mapping[ContainerKey, Growth] | None = None
+        self._saved: Mapping[ContainerKey, Reservation] | None = None
 
-    def load(self) -> Mapping[ContainerKey, Growth]:
+    def load(self) -> Mapping[ContainerKey, Reservation]:
         """Return what was saved; nothing if there is no such file, or it is damaged."""
         try:
             rows: Any = json.loads(self._file.read() or "[]")
             self._saved = {
-                (str(uid), str(container)): Growth(str(uuid), int(shares), frozenset(map(str, own)))
+                (str(uid), str(container)): Reservation(str(uuid), int(shares), frozenset(map(str, own)))
                 for uid, container, uuid, shares, own in rows
             }
         except (ValueError, TypeError, RecursionError) as error:
@@ -191,15 +191,18 @@ class SavedGuarantees:
             _log.warning("the guarantees that the previous agent of this node saved are damaged", extra=extra)
         return self._saved or {}
 
-    def save(self, grown: Mapping[ContainerKey, Growth]) -> bool:
-        """Save `grown` for the next agent; return whether that succeeded. May wait for the disk."""
-        if grown == self._saved:
+    def save(self, reservations: Mapping[ContainerKey, Reservation]) -> bool:
+        """Save `reservations` for the next agent; return whether that succeeded. May wait for the disk."""
+        if reservations == self._saved:
             return True
-        rows = [[*key, growth.uuid, growth.shares, sorted(growth.own)] for key, growth in sorted(grown.items())]
-        if not grown and self._file.read() is None:  # most nodes never have any
+        rows = [
+            [*key, reservation.uuid, reservation.shares, sorted(reservation.own)]
+            for key, reservation in sorted(reservations.items())
+        ]
+        if not reservations and self._file.read() is None:  # most nodes never have any
             return True
         written = self._file.write(json.dumps(rows, separators=(",", ":")))
-        self._saved = dict(grown) if written else None
+        self._saved = dict(reservations) if written else None
         return written
 
 

@@ -12,7 +12,7 @@ from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
 from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.kubelet.ended_pods import Remembered
-from gpu_device_plugin.core.node.ledger import Growth
+from gpu_device_plugin.core.node.ledger import Reservation
 from gpu_device_plugin.kubelet.statefile import PROFILE, SHARE_SIZE, SavedAllocations, SavedGuarantees, StateFile
 from tests.names import OURS
 
@@ -152,8 +152,8 @@ def test_a_means_of_limiting_that_this_version_does_not_know_is_left_out(folder:
 
 
 GROWN = {
-    ("uid-a", "main"): Growth("GPU-a", 3, frozenset({"GPU-a::0", "GPU-a::1"})),
-    ("uid-a", "side"): Growth("GPU-a", 1, frozenset({"GPU-a::2"})),
+    ("uid-a", "main"): Reservation("GPU-a", 3, frozenset({"GPU-a::0", "GPU-a::1"})),
+    ("uid-a", "side"): Reservation("GPU-a", 1, frozenset({"GPU-a::2"})),
 }
 
 

@@ -26,7 +26,9 @@ from gpu_device_plugin.core.contract.keys import (
 from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping
+    from collections.abc import Container, Mapping, Sequence
+
+    from gpu_device_plugin.core.model.pods import Pod
 
 MOST_SHARES = 1 << 20
 """No GPU has more."""
@@ -48,6 +50,8 @@ class Wish:
     every: int | None = None
     """For every container without an entry of its own; None: it has no wish."""
     containers: Mapping[str, int] = field(default_factory=dict)
+    malformed: str = ""
+    """Why the annotation cannot be parsed, as a clause; then it counts as no wish. Empty: it is well-formed."""
 
     def of(self, container: str) -> int | None:
         """Return the shares for one container; None: no wish."""
@@ -63,29 +67,21 @@ NO_WISH = Wish()
 
 
 def read_wish(annotations: Mapping[str, str], key: str) -> Wish:
-    """Parse `MEMORY_LIMIT` or `MEMORY_GUARANTEE` in a pod's annotations.
-
-    Raises:
-        MalformedAnnotationError: the value is neither a number from 1 on nor such numbers by container.
-    """
+    """Parse `MEMORY_LIMIT` or `MEMORY_GUARANTEE` in a pod's annotations: a number from 1 on, or such by container."""
     if key not in annotations:
         return NO_WISH
-    text = annotations[key]
-    if too_long(key, text):
-        raise MalformedAnnotationError(f"the annotation {key} is longer than {LONGEST[key]} characters")
-    if text.strip(_BLANKS).startswith("{"):
-        if "\\" in text:
-            raise MalformedAnnotationError(f"the annotation {key} holds a backslash, as no name of a container does")
-        return Wish(containers=_by_container(key, _parsed(key, text)))
-    return Wish(every=_shares(key, text))
-
-
-def readable_wish(annotations: Mapping[str, str], key: str) -> Wish:
-    """As `read_wish`, but no wish if the annotation is malformed."""
     try:
-        return read_wish(annotations, key)
-    except MalformedAnnotationError:
-        return NO_WISH
+        return _wish(key, _bounded(annotations, key))
+    except MalformedAnnotationError as error:
+        return Wish(malformed=str(error))
+
+
+def _wish(key: str, text: str) -> Wish:
+    if not text.strip(_BLANKS).startswith("{"):
+        return Wish(every=_shares(key, text))
+    if "\\" in text:
+        raise MalformedAnnotationError(f"the annotation {key} holds a backslash, as no name of a container does")
+    return Wish(containers=_by_container(key, _parsed(key, text)))
 
 
 def is_elastic(annotations: Mapping[str, str]) -> bool:
@@ -93,16 +89,21 @@ def is_elastic(annotations: Mapping[str, str]) -> bool:
     return MEMORY_LIMIT in annotations or MEMORY_GUARANTEE in annotations
 
 
-class Wishes(NamedTuple):
-    """The wishes of the owner of a pod, parsed once for all of its containers. A malformed one counts as none."""
+class MemoryRequests(NamedTuple):
+    """What the owner of a pod asks for, parsed once for all of its containers."""
 
     limit: Wish
     guarantee: Wish
 
     @classmethod
-    def of(cls, annotations: Mapping[str, str]) -> Wishes:
+    def of(cls, annotations: Mapping[str, str]) -> MemoryRequests:
         """Parse the annotations of a pod."""
-        return cls(readable_wish(annotations, MEMORY_LIMIT), readable_wish(annotations, MEMORY_GUARANTEE))
+        return cls(read_wish(annotations, MEMORY_LIMIT), read_wish(annotations, MEMORY_GUARANTEE))
+
+    @property
+    def malformed(self) -> Sequence[str]:
+        """A clause for each wish that cannot be parsed."""
+        return [wish.malformed for wish in self if wish.malformed]
 
     def limit_of(self, container: str, guaranteed: int, gpu_shares: int, *, may_borrow: bool) -> int:
         """Return the most shares of its GPU that a container may use, while those beyond its guarantee are free.
@@ -173,9 +174,7 @@ def read_answer(annotations: Mapping[str, str], key: str) -> Answer | None:
     """
     if key not in annotations:
         return None
-    if too_long(key, annotations[key]):
-        raise MalformedAnnotationError(f"the annotation {key} is longer than {LONGEST[key]} characters")
-    fields = _parsed(key, annotations[key])
+    fields = _parsed(key, _bounded(annotations, key))
     guarantees, texts = fields.get("guarantees", {}), [fields.get(name, "") for name in ("wish", "why")]
     if not isinstance(guarantees, dict) or not all(isinstance(text, str) for text in texts):
         raise MalformedAnnotationError(f'the annotation {key} is not of the form {{"guarantees": {{"main": 6}}}}')
@@ -197,6 +196,63 @@ def guarantees(annotations: Mapping[str, str]) -> Mapping[str, int]:
     held beyond its promise is not the agent's, but somebody else's who wants memory kept free.
     """
     return readable_answer(annotations, MEMORY_PROMISED if MEMORY_PROMISED in annotations else MEMORY_HELD).guarantees
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The guarantee of a container that can be resized: requested, wished for, promised and held."""
+
+    container: str
+    gpu: int
+    """The position of its GPU."""
+    request: int
+    wish: int | None
+    """What its owner wants it to be guaranteed; None: its request."""
+    promised: int
+    """What the extender has promised; without an extender what its owner wants."""
+    held: int
+    """What it is guaranteed, as its pod shows it."""
+
+    @property
+    def target(self) -> int:
+        """The guarantee that it comes to if nothing is in the way."""
+        return max(self.request, self.wish or 0)
+
+    @property
+    def more(self) -> int:
+        """What its owner wants beyond what is promised; not more than 0: nothing."""
+        return self.target - self.promised
+
+    @property
+    def beyond(self) -> int:
+        """The shares beyond its request that its node is to guarantee: wished for, and promised."""
+        return min(self.target, self.promised) - self.request
+
+
+@dataclass(frozen=True, slots=True)
+class PodGuarantees:
+    """What the annotations of a pod say of its guarantees, parsed once."""
+
+    pod: Pod
+    wish: Wish
+    promised: Answer | None
+    """By the scheduler extender; None: there is none, and the node decides alone."""
+    held: Answer
+    """As the pod shows it, whoever wrote it."""
+
+    @classmethod
+    def of(cls, pod: Pod) -> PodGuarantees:
+        """Parse the annotations of a pod."""
+        wish = read_wish(pod.annotations, MEMORY_GUARANTEE)
+        promised, held = (readable_answer(pod.annotations, key) for key in (MEMORY_PROMISED, MEMORY_HELD))
+        return cls(pod, wish, promised if MEMORY_PROMISED in pod.annotations else None, held)
+
+    def size(self, container: str, gpu: int, request: int) -> Size:
+        """Return the size of a container with so many shares of the GPU at a position."""
+        wish = self.wish.of(container)
+        wanted = max(request, wish or 0)
+        promised = wanted if self.promised is None else max(request, self.promised.guarantees.get(container, 0))
+        return Size(container, gpu, request, wish, promised, max(request, self.held.guarantees.get(container, 0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,11 +279,21 @@ class Allowance:
             )
         if self.used + more <= self.bound:
             return ""
-        units = f"{self.bound} unit{'' if self.bound == 1 else 's'}"
         return (
-            f"the pods of namespace {self.namespace} may have {units} beyond their requests (label {RESIZE_BOUND}), "
-            f"and have {self.used}"
+            f"the pods of namespace {self.namespace} may have {units(self.bound)} beyond their requests (label "
+            f"{RESIZE_BOUND}), and have {self.used}"
         )
+
+
+def units(shares: int) -> str:
+    """Return an amount of GPU memory for people who know its resource, but not the size of a share."""
+    return f"{shares} unit{'' if shares == 1 else 's'}"
+
+
+def _bounded(annotations: Mapping[str, str], key: str) -> str:
+    if too_long(key, annotations[key]):
+        raise MalformedAnnotationError(f"the annotation {key} is longer than {LONGEST[key]} characters")
+    return annotations[key]
 
 
 def _parsed(key: str, text: str) -> Mapping[str, Any]:

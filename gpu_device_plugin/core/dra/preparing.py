@@ -268,7 +268,7 @@ def _shares(
     for position, count in amounts.items():
         shared = node.shares.gpus[position]
         own = [] if before is None else [name for name in shared.shares if name in before.device_ids]
-        fenced = node.unnumbered(shared)
+        fenced = node.reserved_share_numbers(shared)
         free = [name for n, name in enumerate(shared.shares) if name not in node.ledger.holds and n not in fenced]
         if node.use(shared).whole:
             return _taken(shared)

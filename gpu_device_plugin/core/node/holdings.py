@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
-from gpu_device_plugin.core.contract.elastic import Wishes, is_elastic
+from gpu_device_plugin.core.contract.elastic import MemoryRequests, is_elastic
 from gpu_device_plugin.core.model.holds import HoldSource
 from gpu_device_plugin.core.model.mig import is_mig_resource, resource_name
 from gpu_device_plugin.core.model.resources import Kind
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.model.shares import SharedGpu, Shares
-    from gpu_device_plugin.core.node.ledger import ContainerKey, Growth
+    from gpu_device_plugin.core.node.ledger import ContainerKey, Reservation
     from gpu_device_plugin.core.node.node import Node
 
-_NONE: Mapping[ContainerKey, Growth] = MappingProxyType({})
+_NONE: Mapping[ContainerKey, Reservation] = MappingProxyType({})
 
 Slot: TypeAlias = tuple[str, str, Kind]
 """One container's use of one resource: pod UID as in the kubelet's records, container name, kind."""
@@ -82,7 +82,7 @@ def holdings(
     pods: Iterable[Pod],
     shares: Shares,
     ended: Collection[str] = frozenset(),
-    grown: Mapping[ContainerKey, Growth] = _NONE,
+    reservations: Mapping[ContainerKey, Reservation] = _NONE,
     *,
     may_borrow: bool = True,
 ) -> tuple[Holding, ...]:
@@ -93,30 +93,30 @@ def holdings(
     are not among `shares` (any more) are left out.
 
     `pods` are those of this node in the API; none without the API. The kubelet's checkpoint keeps what an ordinary init
-    container was given as long as its pod, and may still show pods that have `ended` (UIDs). `grown` is what the
-    ledger guarantees beyond requests; `may_borrow` says whether the node lets containers use more than their guarantee.
+    container was given as long as its pod, and may still show pods that have `ended` (UIDs). `reservations` are
+    the ledger's; `may_borrow` says whether the node lets containers use more than their guarantee.
     """
     known = {pod.kubelet_uid: pod for pod in pods}
     kept = [hold for hold in holds if hold.pod_uid not in ended and not _over(hold, known.get(hold.pod_uid))]
     ids: dict[tuple[str, str], set[str]] = defaultdict(set)
     extra = Counter[tuple[str, str]]()
-    growths = [_growth(hold, grown) for hold in kept]
-    for hold, growth in zip(kept, growths, strict=True):
+    reserved = [_reservation(hold, reservations) for hold in kept]
+    for hold, reservation in zip(kept, reserved, strict=True):
         for name in hold.device_ids:
             ids[hold.pod_uid, parse_id(name)[0]].add(name)
-        if growth is not None:
-            extra[hold.pod_uid, growth.uuid] += growth.shares * shares.share_mib
-    wishes: dict[str, Wishes] = {}
+        if reservation is not None:
+            extra[hold.pod_uid, reservation.uuid] += reservation.shares * shares.share_mib
+    requests: dict[str, MemoryRequests] = {}
     found = []
-    for hold, growth in zip(kept, growths, strict=True):
+    for hold, reservation in zip(kept, reserved, strict=True):
         whole = hold.kind is not Kind.MEMORY
         granted = {
             uuid: mib
             for uuid, count in Counter(parse_id(name)[0] for name in (*hold.device_ids, *(hold.gpus or ()))).items()
             if (mib := _mib(shares, uuid, count, whole=whole))
         }
-        if growth is not None and growth.uuid in granted:
-            granted[growth.uuid] += growth.shares * shares.share_mib
+        if reservation is not None and reservation.uuid in granted:
+            granted[reservation.uuid] += reservation.shares * shares.share_mib
         together = {
             uuid: _mib(shares, uuid, len(ids[hold.pod_uid, uuid]), whole=whole)
             + (0 if whole else extra[hold.pod_uid, uuid])
@@ -124,7 +124,7 @@ def holdings(
         }
         if granted:
             pod = known.get(hold.pod_uid)
-            limits = _limits(hold, pod, granted, shares, wishes, may_borrow=may_borrow)
+            limits = _limits(hold, pod, granted, shares, requests, may_borrow=may_borrow)
             found.append(
                 Holding(
                     hold.pod_uid,
@@ -143,10 +143,10 @@ def holdings(
     return tuple(found)
 
 
-def _growth(hold: DeviceHold, grown: Mapping[ContainerKey, Growth]) -> Growth | None:
+def _reservation(hold: DeviceHold, reservations: Mapping[ContainerKey, Reservation]) -> Reservation | None:
     """Return what a container is guaranteed beyond the shares that it holds, if these are the plugin's."""
     ours = hold.kind is Kind.MEMORY and hold.source is not HoldSource.CLAIM
-    return grown.get((hold.pod_uid, hold.container)) if ours else None
+    return reservations.get((hold.pod_uid, hold.container)) if ours else None
 
 
 def _limits(
@@ -154,11 +154,11 @@ def _limits(
     pod: Pod | None,
     granted: Mapping[str, int],
     shares: Shares,
-    wishes: dict[str, Wishes],
+    requests: dict[str, MemoryRequests],
     *,
     may_borrow: bool,
 ) -> Mapping[str, int]:
-    """Return `Holding.limits` of a container; `wishes` are those by the UID of each pod that were parsed so far."""
+    """Return `Holding.limits` of a container; `requests` are those by the UID of each pod that were parsed so far."""
     if hold.source is HoldSource.CLAIM:  # it does not change
         return dict.fromkeys(granted, hold.limit_mib) if hold.limit_mib and may_borrow else {}
     if pod is None:
@@ -167,10 +167,10 @@ def _limits(
     if shared is None:
         return {}
     uuid, share_mib = shared.gpu.uuid, shares.share_mib
-    if pod.uid not in wishes:
-        wishes[pod.uid] = Wishes.of(pod.annotations)
+    if pod.uid not in requests:
+        requests[pod.uid] = MemoryRequests.of(pod.annotations)
     guaranteed = granted[uuid] // share_mib
-    limit = wishes[pod.uid].limit_of(hold.container, guaranteed, len(shared.shares), may_borrow=may_borrow)
+    limit = requests[pod.uid].limit_of(hold.container, guaranteed, len(shared.shares), may_borrow=may_borrow)
     return {} if limit == guaranteed else {uuid: limit * share_mib}
 
 

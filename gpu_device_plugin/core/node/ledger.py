@@ -35,13 +35,13 @@ class Use:
 
     shares: frozenset[int] = frozenset()
     whole: bool = False
-    grown: int = 0
-    """Further shares, without numbers, that its containers are guaranteed beyond their requests."""
+    reserved: int = 0
+    """Further shares, without numbers, that are reserved for its containers."""
 
     @property
     def taken(self) -> int:
         """The number of shares that nobody else can have."""
-        return len(self.shares) + self.grown
+        return len(self.shares) + self.reserved
 
 
 ContainerKey: TypeAlias = tuple[str, str]
@@ -49,8 +49,8 @@ ContainerKey: TypeAlias = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
-    """The shares that a container is guaranteed beyond its request, of the GPU that it has its other shares of.
+class Reservation:
+    """The shares that a container holds beyond its request, of the GPU that it has its other shares of.
 
     They have no device IDs: the kubelet cannot give more of them to a container that runs.
     """
@@ -59,9 +59,9 @@ class Growth:
     """Of the GPU."""
     shares: int
     own: frozenset[str]
-    """The device IDs of the container that are in use by it still. The growth ends with the last of them."""
+    """The device IDs of the container that are in use by it still. The reservation ends with the last of them."""
 
-    def without(self, device_ids: Collection[str]) -> Growth:
+    def without(self, device_ids: Collection[str]) -> Reservation:
         """Return it once these IDs are free, or another container's."""
         return self if self.own.isdisjoint(device_ids) else replace(self, own=self.own.difference(device_ids))
 
@@ -125,8 +125,8 @@ class Ledger:
     The kubelet does not know that it is the same hardware."""
     forgotten: frozenset[str] = frozenset()
     """Device IDs of running containers that the kubelet takes for free, see `core.node.kubelet.lost_allocations`."""
-    grown: Mapping[ContainerKey, Growth] = field(default_factory=dict)
-    """What containers are guaranteed beyond their requests."""
+    reservations: Mapping[ContainerKey, Reservation] = field(default_factory=dict)
+    """What containers hold beyond their requests."""
     _uses: Mapping[str, Use] = field(default_factory=dict, repr=False, compare=False)
 
     def use(self, uuid: str) -> Use:
@@ -156,18 +156,20 @@ class Ledger:
         """Return this ledger with these IDs in use unknown to the kubelet; others count by the kubelet's records."""
         return self if device_ids == self.forgotten else replace(self.seen(device_ids), forgotten=device_ids)
 
-    def with_grown(self, grown: Mapping[ContainerKey, Growth]) -> Ledger:
-        """Return this ledger with these guarantees beyond requests, but for those whose containers hold no ID."""
-        kept = {key: growth for key, growth in grown.items() if growth.own and growth.shares > 0}
-        if kept == self.grown:
+    def with_reservations(self, reservations: Mapping[ContainerKey, Reservation]) -> Ledger:
+        """Return this ledger with these reservations, but for those whose containers hold no ID."""
+        kept = {
+            key: reservation for key, reservation in reservations.items() if reservation.own and reservation.shares > 0
+        }
+        if kept == self.reservations:
             return self
         extra = Counter[str]()
-        for growth in kept.values():
-            extra[growth.uuid] += growth.shares
+        for reservation in kept.values():
+            extra[reservation.uuid] += reservation.shares
         uses = dict(self._uses)
-        for uuid in extra.keys() | {growth.uuid for growth in self.grown.values()}:
-            uses[uuid] = replace(uses.get(uuid, FREE), grown=extra[uuid])
-        return replace(self, grown=kept, _uses=uses)
+        for uuid in extra.keys() | {reservation.uuid for reservation in self.reservations.values()}:
+            uses[uuid] = replace(uses.get(uuid, FREE), reserved=extra[uuid])
+        return replace(self, reservations=kept, _uses=uses)
 
     def without(self, device_ids: Iterable[str]) -> Ledger:
         """Return the ledger without these IDs, whose holder is known to have given them back."""
@@ -232,19 +234,25 @@ class Ledger:
             uses[uuid] = Use(
                 use.shares.union(number for number in numbers if number is not None),
                 use.whole or None in numbers,
-                use.grown,
+                use.reserved,
             )
         return replace(self, holds={**self.holds, **new}, _uses=uses)
 
     def _without(self, freed: set[str]) -> Ledger:
         left = {name: hold for name, hold in self.holds.items() if name not in freed}
-        return replace(self, holds={}, grown={}, _uses={})._with(left).with_grown(self._disowned(freed).grown)
+        return (
+            replace(self, holds={}, reservations={}, _uses={})
+            ._with(left)
+            .with_reservations(self._disowned(freed).reservations)
+        )
 
     def _disowned(self, device_ids: Collection[str]) -> Ledger:
         """Return the ledger after these IDs were freed or given to another container."""
-        if not self.grown:
+        if not self.reservations:
             return self
-        return self.with_grown({key: growth.without(device_ids) for key, growth in self.grown.items()})
+        return self.with_reservations(
+            {key: reservation.without(device_ids) for key, reservation in self.reservations.items()}
+        )
 
 
 def _quiet(reading: Reading | None, since: float) -> bool:

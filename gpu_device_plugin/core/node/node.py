@@ -47,16 +47,16 @@ class Node:
         """Return the use of one GPU."""
         return self.ledger.use(shared.gpu.uuid)
 
-    def unnumbered(self, shared: SharedGpu) -> frozenset[int]:
-        """Return the free shares of a GPU that stand for what containers are guaranteed beyond their requests.
+    def reserved_share_numbers(self, shared: SharedGpu) -> frozenset[int]:
+        """Return the free shares of a GPU that stand for what containers hold beyond their requests.
 
         Any would do, as those have no numbers; they are the ones with the highest.
         """
         use = self.use(shared)
-        if not use.grown:
+        if not use.reserved:
             return _NONE
         free = [number for number in range(len(shared.shares)) if number not in use.shares]
-        return frozenset(free[-use.grown :])
+        return frozenset(free[-use.reserved :])
 
     def room(self, shared: SharedGpu, free: int | None = None) -> Room:
         """Return the state of one GPU for a demand; `free` replaces our own count of free shares."""

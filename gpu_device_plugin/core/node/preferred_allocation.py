@@ -36,8 +36,10 @@ class PreferredAllocationRequest:
         if forgotten:
             available = [name for name in available if name not in forgotten]
         free = _by_position(node, kind, available)
-        if kind is Kind.MEMORY and node.ledger.grown:
-            free = {at: _without(numbers, node.unnumbered(node.shares.gpus[at])) for at, numbers in free.items()}
+        if kind is Kind.MEMORY and node.ledger.reservations:
+            free = {
+                at: _without(numbers, node.reserved_share_numbers(node.shares.gpus[at])) for at, numbers in free.items()
+            }
         if kind is Kind.MEMORY and node.blocks:
             free = {at: numbers for at, numbers in free.items() if _gives(node, node.shares.gpus[at], amount)}
         self._free = free

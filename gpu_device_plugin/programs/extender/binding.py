@@ -14,7 +14,7 @@ from gpu_device_plugin.cluster.writers.binder import BindError
 from gpu_device_plugin.core.cluster.fitting import Unfit, by_claims, fit, with_room_to_borrow
 from gpu_device_plugin.core.cluster.pod_demand import Impossible, ask
 from gpu_device_plugin.core.cluster.usage import promise
-from gpu_device_plugin.core.contract.elastic import readable_wish
+from gpu_device_plugin.core.contract.elastic import read_wish
 from gpu_device_plugin.core.contract.keys import ALLOCATION, IDX, INIT_ALLOCATION, MEMORY_HELD, MEMORY_LIMIT
 from gpu_device_plugin.core.model.resources import Kind
 
@@ -215,7 +215,7 @@ class Binding:
         found = fit(asked, node, self.gpu_policy(), self.ranks(node, pod.amounts))
         if isinstance(found, Unfit) or MEMORY_LIMIT not in pod.annotations:
             return found
-        wish = readable_wish(pod.annotations, MEMORY_LIMIT)
+        wish = read_wish(pod.annotations, MEMORY_LIMIT)
         members = [member for part in asked.parts if part.demand.kind is Kind.MEMORY for member in part.members]
         borrows = any((wish.of(container.name) or 0) > amount for container, amount in members)
         return with_room_to_borrow(found, asked, node, self.used_mib(node.name)) if borrows else found

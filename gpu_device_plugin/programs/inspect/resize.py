@@ -10,7 +10,7 @@ import msgspec
 
 from gpu_device_plugin.core.cluster.resizing import sizes
 from gpu_device_plugin.core.cluster.usage import growable
-from gpu_device_plugin.core.contract.elastic import Allowance, Wish, readable_wish, write_wish
+from gpu_device_plugin.core.contract.elastic import Allowance, Wish, read_wish, write_wish
 from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_LIMIT, RESIZE_BOUND
 from gpu_device_plugin.core.contract.memoryfile import IN_CONTAINER
 from gpu_device_plugin.core.report.text.printing import counted
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
-    from gpu_device_plugin.core.cluster.resizing import Size
+    from gpu_device_plugin.core.contract.elastic import Size
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
@@ -138,7 +138,7 @@ def _changes(
     for key, shares in wishes.items():
         if shares is None and not arguments.clear:
             continue
-        before = readable_wish(pod.annotations, key)
+        before = read_wish(pod.annotations, key)
         by_name = {name: wish for name in {*every, *before.containers} if (wish := before.of(name)) is not None}
         by_name.pop(container, None)
         if shares is not None and len(every) == 1 and not before.containers:

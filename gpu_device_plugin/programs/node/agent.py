@@ -59,12 +59,13 @@ from gpu_device_plugin.programs.probes import serving_probes
 from gpu_device_plugin.settings.knobs import UsageError, reload
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Mapping
     from typing import Any
 
     from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.node.node_config import NodeConfig
+    from gpu_device_plugin.core.node.use.process_use import Place
     from gpu_device_plugin.programs.node.claims.dra_driver import DraDriver
     from gpu_device_plugin.programs.node.node_cluster import NodeCluster
     from gpu_device_plugin.settings.node import NodeSettings
@@ -112,8 +113,9 @@ class NodeAgent:
             listener=lambda: self.registration.listener,
             in_api=PodsInApi if cluster is None else cluster.pods_in_api,
         )
-        living = None if cluster is None else cluster.living
-        self._forgotten = ForgottenPods(self.kubelet_records, living, self.reports.allocations_lost, proc)
+        self._forgotten = ForgottenPods(
+            self.kubelet_records, None if cluster is None else cluster.living, self.reports.allocations_lost, proc
+        )
         self.reconciler = Reconciler(
             self.state,
             self.kubelet_records,
@@ -136,19 +138,17 @@ class NodeAgent:
         self.entries: Observable[tuple[DeviceHold, ...]] = Observable(())
         """What each container holds: by the kubelet's checkpoint, and by the claims that were prepared."""
         self.mps = MpsLink(settings.mps_dir, self.state, self.entries, self.reports.mps_changed)
+        allowed_now: Observable[Mapping[Place, int]] = Observable({})
         self.use_watch = UseWatch(
             partial(self.hardware.use, utilisation=True),
             self.entries,
-            lambda: self.state.node.shares,
+            self.state,
             interval_s=settings.usage_interval_s,
             pods=None if cluster is None else lambda: tuple(cluster.followed.pods.values()),
-            grown=lambda: self.state.node.ledger.grown,
             may_borrow=lambda: self.settings.value.borrowers != "off",
             ended=lambda: self.kubelet_records.over,
             mps_servers=lambda: frozenset(pid for gpu in self.mps.gpus.values() for pid in gpu.server_pids),
-            measured=lambda: self.verification.measured,
             alone=self.conflicting_plugins.alone,
-            complete=lambda: all(hold.granted_at is None for hold in self.state.node.ledger.holds.values()),
             processes=procfs.ProcessOwners(proc),
             host_pids=partial(procfs.in_nodes_namespace, proc),
         )
@@ -158,7 +158,8 @@ class NodeAgent:
             CgroupTree(cgroups),
             self.state,
             api,
-            limits_now=lambda: self.borrowing.limits_now.value,
+            allowed_now=allowed_now,
+            measured=self.use_watch.measured,
             interval_s=settings.usage_interval_s,
         )
         self.evictor = self.failures = None
@@ -178,6 +179,7 @@ class NodeAgent:
             self.metrics,
             MemoryFiles(settings.memory_dir),
             self.evictor,
+            allowed_now=allowed_now,
         )
         self.limit_link = self._tell_limits()
         features = Features(self.borrowing, self.mps, RequiredLimits(self.state))
@@ -199,7 +201,7 @@ class NodeAgent:
             self.verification.states,
             self.over_use.excesses,
             (lambda _: None) if cluster is None else cluster.show_use,
-            returns=self.borrowing.returns,
+            reclaiming=self.borrowing.reclaiming,
             idle=self.idle_pods.since,
         )
         self.history, self.recorder = self._memory(CgroupTree(cgroups))
@@ -265,7 +267,7 @@ class NodeAgent:
         return history, FlightRecorder(settings.node_name, self.api, watch, history, self.use_reports.now, files)
 
     def _tell_limits(self) -> LimitLink | None:
-        directory, of = self.settings.value.memory_dir, (self.use_watch.holdings, self.borrowing.limits_now)
+        directory, of = self.settings.value.memory_dir, (self.use_watch.holdings, self.borrowing.allowed_now)
         if directory is None:
             return None
         return LimitLink(directory, *of, soft=lambda: self.settings.value.soft_limit == "share")

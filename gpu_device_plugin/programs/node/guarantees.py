@@ -10,12 +10,13 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.waiting import in_thread, together, within
-from gpu_device_plugin.core.contract.elastic import write_answer
+from gpu_device_plugin.core.contract.elastic import PodGuarantees, write_answer
 from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD
 from gpu_device_plugin.core.model.memory import format_mib
-from gpu_device_plugin.core.node.growth import (
+from gpu_device_plugin.core.node.ledger import Ledger
+from gpu_device_plugin.core.node.matching import expected
+from gpu_device_plugin.core.node.reservations import (
     UNDECIDED,
-    PodWish,
     answer,
     elastics,
     fitting,
@@ -23,8 +24,6 @@ from gpu_device_plugin.core.node.growth import (
     resize,
     taken_over,
 )
-from gpu_device_plugin.core.node.ledger import Ledger
-from gpu_device_plugin.core.node.matching import expected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,9 +32,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.core.contract.elastic import Allowance, Answer
     from gpu_device_plugin.core.model.holds import DeviceHold
-    from gpu_device_plugin.core.node.growth import Elastic, Resize
-    from gpu_device_plugin.core.node.ledger import ContainerKey, Growth
+    from gpu_device_plugin.core.node.ledger import ContainerKey, Reservation
     from gpu_device_plugin.core.node.matching import WaitingPod
+    from gpu_device_plugin.core.node.reservations import Elastic, Resize
     from gpu_device_plugin.kubelet.statefile import SavedGuarantees
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.programs.node.node_api import NodeApi
@@ -58,7 +57,7 @@ class _Answered:
 
 @dataclass(eq=False, repr=False)
 class Guarantees:
-    """The one writer of `Ledger.grown`.
+    """The one writer of `Ledger.reservations`.
 
     What a container has beyond its request ends with its devices, whether the API knows its pod or not.
     """
@@ -85,7 +84,7 @@ class Guarantees:
         self._woken = asyncio.Event()
         self._loaded: bool | None = False
         """None: loaded, but the kubelet's checkpoint could not be read since."""
-        self._wishes: dict[str, PodWish] = {}
+        self._wishes: dict[str, PodGuarantees] = {}
         """By the UID by which the kubelet knows the pod, of pods with something to decide, or to correct."""
         self._allowances: dict[str, tuple[Allowance | str, float]] = {}
         """By namespace, and when they were read."""
@@ -99,13 +98,13 @@ class Guarantees:
         """
         if self._loaded is False:
             self._loaded = None
-            self._state.update(Ledger.with_grown, self._saved.load())
+            self._state.update(Ledger.with_reservations, self._saved.load())
         if self._loaded is None and self._entries.version:
             self._loaded = True
-            before = self._state.node.ledger.grown
-            self._state.update(Ledger.with_grown, taken_over(before, self._entries.value))
-            self._state.update(Ledger.with_grown, fitting(self._state.node))
-            if ended := before.keys() - self._state.node.ledger.grown.keys():
+            before = self._state.node.ledger.reservations
+            self._state.update(Ledger.with_reservations, taken_over(before, self._entries.value))
+            self._state.update(Ledger.with_reservations, fitting(self._state.node))
+            if ended := before.keys() - self._state.node.ledger.reservations.keys():
                 _log.info("guarantees beyond requests ended while no agent ran", extra={"containers": len(ended)})
 
     def wake(self, _: object = None) -> None:
@@ -128,8 +127,8 @@ class Guarantees:
     async def _round(self) -> bool:
         """Do what can be done now; return whether something is left that has to be looked at again."""
         await self._read_wishes()
-        if grown := self._state.node.ledger.grown:
-            self._state.update(Ledger.with_grown, owned(grown, self._entries.value))
+        if reservations := self._state.node.ledger.reservations:
+            self._state.update(Ledger.with_reservations, owned(reservations, self._entries.value))
         elif not self._wishes:  # as on most nodes, whose ledger changes with every container all the same
             self._answers = {}
             return not await self._save({})
@@ -137,25 +136,27 @@ class Guarantees:
         if decided.unknown:
             await asyncio.gather(*(self._read_allowance(namespace) for namespace in sorted(decided.unknown)))
             found, decided = self._decide()
-        refused = {**decided.refused, **await self._apply(decided.grown, found)}
+        refused = {**decided.refused, **await self._apply(decided.reservations, found)}
         unanswered = self._answer(found, refused)
-        return bool(refused or decided.unknown) or unanswered or not await self._save(self._state.node.ledger.grown)
+        return (
+            bool(refused or decided.unknown) or unanswered or not await self._save(self._state.node.ledger.reservations)
+        )
 
-    async def _save(self, grown: Mapping[ContainerKey, Growth]) -> bool:
+    async def _save(self, reservations: Mapping[ContainerKey, Reservation]) -> bool:
         """Save guarantees for the next agent; return whether that succeeded."""
-        return await in_thread(self._saved.save, grown)
+        return await in_thread(self._saved.save, reservations)
 
     async def _read_wishes(self) -> None:
         """Parse what pods have on them, each text once; others run in between."""
-        wishes: dict[str, PodWish] = {}
-        growing = {uid for uid, _ in self._state.node.ledger.grown}
+        wishes: dict[str, PodGuarantees] = {}
+        growing = {uid for uid, _ in self._state.node.ledger.reservations}
         for pod in tuple(self._api.pods.values()):
             uid = pod.kubelet_uid
             if pod.ended or (uid not in growing and pod.annotations.keys().isdisjoint({MEMORY_GUARANTEE, MEMORY_HELD})):
                 continue
             known = self._wishes.get(uid)
             if known is None or known.pod != pod:
-                known = PodWish.of(pod)
+                known = PodGuarantees.of(pod)
                 await asyncio.sleep(0)
             wishes[uid] = known
         self._wishes = wishes
@@ -181,48 +182,50 @@ class Guarantees:
             self._allowances[namespace] = found, self.clock()
 
     async def _apply(
-        self, grown: Mapping[ContainerKey, Growth], found: Mapping[str, Sequence[Elastic]]
+        self, reservations: Mapping[ContainerKey, Reservation], found: Mapping[str, Sequence[Elastic]]
     ) -> Mapping[ContainerKey, str]:
         """Change the ledger and the file; return why containers did not grow after all.
 
         What shrinks does so in the ledger first, what grows in the file. While that is written the kubelet may get
         answers, so what grows does so only if the decision is still the same; otherwise the next round has another.
         """
-        before = self._state.node.ledger.grown
-        both = ((key, growth, grown[key]) for key, growth in before.items() if key in grown)
+        before = self._state.node.ledger.reservations
+        both = ((key, reservation, reservations[key]) for key, reservation in before.items() if key in reservations)
         lower = {key: old if old.shares <= new.shares else new for key, old, new in both}
-        self._state.update(Ledger.with_grown, lower)
+        self._state.update(Ledger.with_reservations, lower)
         refused = {}
-        saved = await self._save(grown)
-        if saved and self._decide()[1].grown == grown:
-            self._state.update(Ledger.with_grown, grown)
+        saved = await self._save(reservations)
+        if saved and self._decide()[1].reservations == reservations:
+            self._state.update(Ledger.with_reservations, reservations)
         elif not saved:
-            refused = {key: _NOT_SAVED for key, growth in grown.items() if growth != lower.get(key)}
-        after = self._state.node.ledger.grown
+            refused = {key: _NOT_SAVED for key, reservation in reservations.items() if reservation != lower.get(key)}
+        after = self._state.node.ledger.reservations
         for each in chain(*found.values()):
-            was, now = (growths[each.key].shares if each.key in growths else 0 for growths in (before, after))
+            was, now = (
+                reservations[each.key].shares if each.key in reservations else 0 for reservations in (before, after)
+            )
             if was != now:
                 self._resized(each, was, now)
         return refused
 
     def _resized(self, each: Elastic, was: int, now: int) -> None:
-        pod, request, mib = each.wish.pod, len(each.own), self._state.node.shares.share_mib
+        pod, request, mib = each.pod, each.size.request, self._state.node.shares.share_mib
         before, after = (format_mib((request + beyond) * mib) for beyond in (was, now))
-        extra = {"pod": f"{pod.namespace}/{pod.name}", "container": each.container, "from": before, "to": after}
+        extra = {"pod": f"{pod.namespace}/{pod.name}", "container": each.size.container, "from": before, "to": after}
         _log.info("a guarantee was resized", extra=extra)
-        note = f"container {each.container} is guaranteed {after} of {each.gpu.name} from now on, and had {before}"
+        note = f"container {each.size.container} is guaranteed {after} of {each.gpu.name} from now on, and had {before}"
         self._api.pod_event(pod, "GPUMemoryResized", f"{note}.", "Resize", warning=False)
 
     def _answer(self, found: Mapping[str, Sequence[Elastic]], refused: Mapping[ContainerKey, str]) -> bool:
         """Write on the pods what they are guaranteed; return whether a pod does not show it yet."""
-        grown, now = self._state.node.ledger.grown, self.clock()
+        reservations, now = self._state.node.ledger.reservations, self.clock()
         holders = {hold.pod_uid for hold in self._entries.value}
         answers: dict[str, _Answered] = {}
         for uid, wish in self._wishes.items():
             if uid in holders and uid not in found:
                 continue  # the kubelet's records are not complete yet
             # Without devices it has no guarantee, whatever its owner wrote.
-            new = answer(wish, found[uid], grown, refused) if uid in found else None
+            new = answer(wish, found[uid], reservations, refused) if uid in found else None
             last, shown = self._answers.get(uid), wish.pod.annotations.get(MEMORY_HELD)
             if last is None or (last.answer != new and not self._only_figures(last, new, now)):
                 last = _Answered(new, now)
@@ -244,7 +247,7 @@ class Guarantees:
             return False
         return replace(last.answer, why=new.why) == new and now - last.since < self.same_s
 
-    def _tell(self, wish: PodWish, new: Answer | None) -> None:
+    def _tell(self, wish: PodGuarantees, new: Answer | None) -> None:
         """Post an Event about a wish that is not fulfilled, one for each wish."""
         if new is None or new.why in {"", UNDECIDED} or (wish.held.wish == new.wish and wish.held.why):
             return

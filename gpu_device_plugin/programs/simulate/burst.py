@@ -2,7 +2,7 @@
 
 A pod asks for its limit. Its guarantee is the amount that it did not exceed for a given part of its recorded time. The
 scheduler extender's policies place pods by their guarantees, and the rules of the node's agent
-(`core.node.use.returns`) decide at each step of the recordings. What a pod used is taken as given: it returns memory
+(`core.node.use.reclaiming`) decide at each step of the recordings. What a pod used is taken as given: it returns memory
 when its recorded use falls.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.use.eviction_choice import next_victims
 from gpu_device_plugin.core.node.use.process_use import AttributedUse, UseReading
-from gpu_device_plugin.core.node.use.returns import Returns, Terms
+from gpu_device_plugin.core.node.use.reclaiming import ReclaimPolicy, ReclaimState
 from gpu_device_plugin.core.report.text import columns
 from gpu_device_plugin.core.report.text.columns import Line, Tone
 from gpu_device_plugin.programs.simulate.experiment import arrivals_of
@@ -171,23 +171,23 @@ def replay(pods: Sequence[Borrower], capacity_mib: int, grace_s: float, step_s: 
     members = [Pod(f"{at}", "simulated", f"{at}", priority=pod.priority) for at, pod in enumerate(pods)]
     there = np.ones(len(pods), np.bool_)
     short = _short(uses, guaranteed, there, capacity_mib)
-    terms = Terms(grace_s, evicts=True)
-    returns, asked, evictions, short_steps, last = Returns(), 0, 0, 0, -1
+    policy = ReclaimPolicy(grace_s, evicts=True)
+    state, asked, evictions, short_steps, last = ReclaimState(), 0, 0, 0, -1
     for step in range(uses.shape[1]):
         if not short[step]:
             continue
         short_steps += 1
         if 0 <= last < step - 1:  # the shortage before was over with the next step
             over = UseReading((last + 1) * step_s)
-            returns = returns.after(over, {}, {}, terms)
+            state = state.after(over, {}, {}, policy)
         last = step
         for moment in range(len(pods) + 1):
             reading = UseReading(step * step_s + moment * _MOMENT_S, (), {_GPU: int(uses[there, step].sum())})
-            before, returns = returns, returns.after(
-                reading, _uses(pods, members, there, step), {_GPU: capacity_mib}, terms
+            before, state = state, state.after(
+                reading, _uses(pods, members, there, step), {_GPU: capacity_mib}, policy
             )  # fmt: skip
-            asked += sum(each.mib > 0 and place not in before.asked for place, each in returns.asked.items())
-            victims = next_victims(returns.candidates(), most_grace_s=0, going={})
+            asked += sum(each.mib > 0 and place not in before.requests for place, each in state.requests.items())
+            victims = next_victims(state.candidates(), most_grace_s=0, going={})
             if not victims:
                 break
             evictions += len(victims)
@@ -211,7 +211,7 @@ def _uses(
 
 
 def _short(uses: Ints, guaranteed: Ints, there: Bools, capacity_mib: int) -> Bools:
-    """Return at which steps `core.node.use.returns` finds a GPU short: all at once, as most steps are not."""
+    """Return at which steps `core.node.use.reclaiming` finds a GPU short: all at once, as most steps are not."""
     untaken = np.maximum(guaranteed[there, None] - uses[there], 0).sum(0)
     found: Bools = untaken > capacity_mib - uses[there].sum(0)
     return found

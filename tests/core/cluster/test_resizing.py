@@ -236,13 +236,16 @@ def test_the_namespace_bounds_what_its_pods_are_guaranteed_beyond_their_requests
 
 
 def test_containers_of_one_pod_share_room_and_bound() -> None:
-    """5 are free, and 3 allowed; the containers come in their order, and each gets all of its wish or nothing."""
+    """5 are free, and 3 allowed; the containers come in their order, and each gets all of its wish or nothing.
+
+    What the one before has just got counts.
+    """
     asked = pod('{"a": 4, "b": 6, "c": 2}', a=2, b=3, c=1)
     found = resize(asked, RESOURCES, node(taken(1), of=asked), Allowance("team-a", 3))
     assert found.answer.guarantees == {"a": 4, "c": 2}
     assert (
         found.answer.why
-        == f"the pods of namespace team-a may have 3 units beyond their requests (label {RESIZE_BOUND}), and have 0"
+        == f"the pods of namespace team-a may have 3 units beyond their requests (label {RESIZE_BOUND}), and have 2"
     )
     found = resize(asked, RESOURCES, node(taken(3), of=asked), PLENTY)
     assert found.answer.guarantees == {"a": 4, "c": 2}

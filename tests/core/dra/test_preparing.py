@@ -21,7 +21,7 @@ from gpu_device_plugin.core.model.placing import Demand, Placement
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.kubelet.admission import Refused, Why
-from gpu_device_plugin.core.node.ledger import Growth, Ledger
+from gpu_device_plugin.core.node.ledger import Ledger, Reservation
 from tests.claims import (
     NODE,
     claim,
@@ -65,8 +65,8 @@ def test_a_part_of_a_gpu_is_so_many_free_shares() -> None:
 
 def test_a_part_takes_nothing_that_containers_are_guaranteed_beyond_their_requests() -> None:
     here = node(8, used={0: [0, 2]})
-    grown = Growth(uuid(0), 3, ids(0, [0]))
-    here = here.with_ledger(here.ledger.with_grown({("a", "main"): grown}))
+    reservations = Reservation(uuid(0), 3, ids(0, [0]))
+    here = here.with_ledger(here.ledger.with_reservations({("a", "main"): reservations}))
     assert made(here, claim(device(0, 3))).device_ids == ids(0, [1, 3, 4])
     assert refused(here, claim(device(0, 4))).why is Why.NO_ROOM
 

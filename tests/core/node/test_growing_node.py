@@ -9,19 +9,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from gpu_device_plugin.core.contract.elastic import Allowance, Answer, write_answer
+from gpu_device_plugin.core.contract.elastic import Allowance, Answer, PodGuarantees, write_answer
 from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED
 from gpu_device_plugin.core.model.pods import Container, Pod
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import parse_id
-from gpu_device_plugin.core.node.growth import PodWish, elastics, fitting, owned, resize, taken_over
+from gpu_device_plugin.core.node.reservations import elastics, fitting, owned, resize, taken_over
 from tests.core.node.test_one_node import APP, CONTAINERS, INIT, OneNode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpu_device_plugin.core.model.holds import DeviceHold
-    from gpu_device_plugin.core.node.ledger import ContainerKey, Growth
+    from gpu_device_plugin.core.node.ledger import ContainerKey, Reservation
     from tests.core.node.test_one_node import Asked, Running
 
 STEPS = ("before", "shrunk", "saved", "grown", "answered")
@@ -37,7 +37,7 @@ class GrowingNode(OneNode):
     def begin(self, gib: list[int], *, keeps: bool, api: bool) -> None:
         """The GPUs are large enough that pods leave some room."""
         OneNode.begin(self, gib, "binpack", keeps=keeps, lists_terminal=False, api=api, version_known=True)
-        self.saved: Mapping[ContainerKey, Growth] = {}
+        self.saved: Mapping[ContainerKey, Reservation] = {}
         """The file of the agent."""
         self.entries: tuple[DeviceHold, ...] = ()
         """The checkpoint as the agent read it last."""
@@ -71,11 +71,11 @@ class GrowingNode(OneNode):
             if random.random() < 0.3:
                 written[key] = write_answer(Answer(dict.fromkeys(names, largest + random.randint(0, 4)), wish))
         self.annotations[pod.uid] = written
-        parsed = PodWish.of(self.described(pod))
+        parsed = PodGuarantees.of(self.described(pod))
         for (number, kind), ids in pod.devices.items():
             place = pod.uid, f"c{number}"
             if kind is Kind.MEMORY and place in self.answered:
-                self.answered[place] = min(self.answered[place], parsed.beyond(place[1], len(ids)))
+                self.answered[place] = min(self.answered[place], parsed.size(place[1], 0, len(ids)).beyond)
 
     def described(self, pod: Running) -> Pod:
         numbers = sorted({number for number, _ in pod.devices})
@@ -99,12 +99,12 @@ class GrowingNode(OneNode):
             self.read_who_has_what()
         if not self.agent.node.ledger.certain or (until != "answered" and self.lingering):
             return  # it waits for the checkpoint; as in `restart_the_agent`
-        self.become(owned(self.agent.node.ledger.grown, self.entries))
+        self.become(owned(self.agent.node.ledger.reservations, self.entries))
         pods = [] if away else [self.described(pod) for pod in self.kubelet.pods.values() if not pod.ended]
-        wishes = {pod.kubelet_uid: PodWish.of(pod) for pod in pods}
+        wishes = {pod.kubelet_uid: PodGuarantees.of(pod) for pod in pods}
         found = [each for some in elastics(self.entries, wishes, self.agent.node).values() for each in some]
-        decided = resize(self.agent.node, found, ({}, 0), {"default": Allowance("default", bound)}).grown
-        before = self.agent.node.ledger.grown
+        decided = resize(self.agent.node, found, ({}, 0), {"default": Allowance("default", bound)}).reservations
+        before = self.agent.node.ledger.reservations
         for step in STEPS[: STEPS.index(until) + 1]:
             if step == "shrunk":
                 lower = (key for key in before if key in decided)
@@ -115,14 +115,14 @@ class GrowingNode(OneNode):
                 self.become(decided)
             elif step == "answered":
                 for each in found:
-                    growth = self.agent.node.ledger.grown.get(each.key)
-                    self.answered[each.key] = 0 if growth is None else growth.shares
+                    reservation = self.agent.node.ledger.reservations.get(each.key)
+                    self.answered[each.key] = 0 if reservation is None else reservation.shares
         if until != "answered":
             self.restart_the_agent(readable=True)
 
-    def become(self, grown: Mapping[ContainerKey, Growth]) -> None:
+    def become(self, reservations: Mapping[ContainerKey, Reservation]) -> None:
         there = self.agent.node
-        self.agent.node = there.with_ledger(there.ledger.with_grown(grown))
+        self.agent.node = there.with_ledger(there.ledger.with_reservations(reservations))
 
     @precondition(lambda self: not self.lingering)
     @rule(readable=st.booleans())
@@ -141,22 +141,28 @@ class GrowingNode(OneNode):
 
     def take_over(self) -> None:
         self.entries = self.kubelet.holds
-        self.become(taken_over(self.agent.node.ledger.grown, self.entries))
+        self.become(taken_over(self.agent.node.ledger.reservations, self.entries))
         self.become(fitting(self.agent.node))
 
     # --- what always holds
 
     @precondition(lambda self: not self.lingering)
     @rule()
-    def nothing_outlives_its_pod(self) -> None:
+    def quiet(self) -> None:
+        """The agent takes its file over as soon as the checkpoint can be read."""
         certain = self.agent.node.ledger.certain
-        self.quiet()
-        self.read_who_has_what()
+        OneNode.quiet(self)
         if not certain:
             self.take_over()
-        self.become(owned(self.agent.node.ledger.grown, self.entries))
+
+    @precondition(lambda self: not self.lingering)
+    @rule()
+    def nothing_outlives_its_pod(self) -> None:
+        self.quiet()
+        self.read_who_has_what()
+        self.become(owned(self.agent.node.ledger.reservations, self.entries))
         kept = {pod.uid for pod in self.kubelet.pods.values()}
-        assert {uid for uid, _ in self.agent.node.ledger.grown} <= kept
+        assert {uid for uid, _ in self.agent.node.ledger.reservations} <= kept
 
     @invariant()
     def the_guarantees_on_a_gpu_never_exceed_it(self) -> None:
@@ -167,23 +173,25 @@ class GrowingNode(OneNode):
         given = {name for pod in self.kubelet.pods.values() if not pod.ended for name in pod.ids()}
         for shared in there.shares.gpus:
             count = sum(parse_id(name) in {(shared.gpu.uuid, n) for n in range(len(shared.shares))} for name in given)
-            growth = sum(g.shares for g in there.ledger.grown.values() if g.uuid == shared.gpu.uuid)
-            assert there.use(shared).grown == growth
-            assert count + growth <= len(shared.shares)
+            reservation = sum(g.shares for g in there.ledger.reservations.values() if g.uuid == shared.gpu.uuid)
+            assert there.use(shared).reserved == reservation
+            assert count + reservation <= len(shared.shares)
 
     @invariant()
     def what_a_pod_shows_is_held(self) -> None:
         """Whatever happened to the agent since, as long as the pod runs and its owner wants it."""
         running = {pod.uid for pod in self.kubelet.pods.values() if not pod.ended}
-        grown = self.agent.node.ledger.grown
+        reservations = self.agent.node.ledger.reservations
         for key, shares in self.answered.items():
             if key[0] in running and shares:
-                assert grown[key].shares >= shares
+                assert reservations[key].shares >= shares
 
     @invariant()
     def every_growth_belongs_to_ids_in_use(self) -> None:
         ledger = self.agent.node.ledger
-        assert not ledger.certain or all(growth.own <= ledger.holds.keys() for growth in ledger.grown.values())
+        assert not ledger.certain or all(
+            reservation.own <= ledger.holds.keys() for reservation in ledger.reservations.values()
+        )
 
 
 TestGrowingNode = GrowingNode.TestCase

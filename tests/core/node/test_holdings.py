@@ -15,7 +15,7 @@ from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.node.holdings import Holding, assigned_shares, held_through_others, holdings
 from gpu_device_plugin.core.node.kubelet.advertised_devices import offers
-from gpu_device_plugin.core.node.ledger import Growth
+from gpu_device_plugin.core.node.ledger import Reservation
 from tests.mig import inventory, mig_node
 from tests.names import COUNT, MEM, OURS
 from tests.nodes import ids, node, uuid
@@ -190,8 +190,8 @@ def test_what_a_container_is_guaranteed_beyond_its_request_counts_for_it_and_its
         replace(entry("a", "main", ids(0, [3])), source=HoldSource.CLAIM),
         entry("b", "main", [uuid(1)], Kind.COUNT),
     ]
-    grown = {("a", "main"): Growth(uuid(0), 3, frozenset(ids(0, [0, 1])))}
-    found = holdings(entries, [], SHARES, grown=grown)
+    reservations = {("a", "main"): Reservation(uuid(0), 3, frozenset(ids(0, [0, 1])))}
+    found = holdings(entries, [], SHARES, reservations=reservations)
     gib = MIB_PER_GIB
     assert [(dict(h.granted), dict(h.pod_granted)) for h in found] == [
         ({uuid(0): 5 * gib}, {uuid(0): 7 * gib}),
@@ -202,8 +202,8 @@ def test_what_a_container_is_guaranteed_beyond_its_request_counts_for_it_and_its
 
 
 def test_growth_on_a_gpu_that_is_gone_is_left_out() -> None:
-    grown = {("a", "main"): Growth("GPU-gone", 3, frozenset({"GPU-gone::0"}))}
-    assert holdings([entry("a", "main", ["GPU-gone::0"])], [], SHARES, grown=grown) == ()
+    reservations = {("a", "main"): Reservation("GPU-gone", 3, frozenset({"GPU-gone::0"}))}
+    assert holdings([entry("a", "main", ["GPU-gone::0"])], [], SHARES, reservations=reservations) == ()
 
 
 @pytest.mark.parametrize(
@@ -221,8 +221,10 @@ def test_the_owner_of_a_pod_sets_its_limit(
     annotations: Mapping[str, str], *, may_borrow: bool, limits: Mapping[str, int]
 ) -> None:
     known = replace(pod("a", "main"), annotations=annotations)
-    grown = {("a", "main"): Growth(uuid(0), 3, frozenset(ids(0, [0, 1])))}
-    (found,) = holdings([entry("a", "main", ids(0, [0, 1]))], [known], SHARES, grown=grown, may_borrow=may_borrow)
+    reservations = {("a", "main"): Reservation(uuid(0), 3, frozenset(ids(0, [0, 1])))}
+    (found,) = holdings(
+        [entry("a", "main", ids(0, [0, 1]))], [known], SHARES, reservations=reservations, may_borrow=may_borrow
+    )
     assert (found.granted, found.limits) == ({uuid(0): 5 * MIB_PER_GIB}, limits)
 
 

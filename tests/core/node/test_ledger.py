@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.node.ledger import FREE, SETTLING_S, Evidence, Growth, Hold, Ledger, Reading, Use
+from gpu_device_plugin.core.node.ledger import FREE, SETTLING_S, Evidence, Hold, Ledger, Reading, Reservation, Use
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -353,44 +353,44 @@ def test_ids_that_were_given_back_are_free_at_once() -> None:
 MAIN, SIDE = ("uid-a", "main"), ("uid-a", "side")
 
 
-def growth(shares: int, *own: str) -> Growth:
-    return Growth("GPU-a", shares, frozenset(own))
+def reservation(shares: int, *own: str) -> Reservation:
+    return Reservation("GPU-a", shares, frozenset(own))
 
 
 def test_a_guarantee_beyond_the_request_counts_as_used_and_has_no_number() -> None:
-    ledger = held(A0, A1, B0).with_grown({MAIN: growth(3, A0), SIDE: growth(1, A1)})
-    assert ledger.use("GPU-a") == Use(frozenset({0, 1}), grown=4)
+    ledger = held(A0, A1, B0).with_reservations({MAIN: reservation(3, A0), SIDE: reservation(1, A1)})
+    assert ledger.use("GPU-a") == Use(frozenset({0, 1}), reserved=4)
     assert ledger.use("GPU-a").taken == 6
     assert ledger.use("GPU-b") == Use(frozenset({0}))
-    smaller = ledger.with_grown({MAIN: growth(2, A0), SIDE: growth(0, A1)})
-    assert (smaller.grown, smaller.use("GPU-a").taken) == ({MAIN: growth(2, A0)}, 4)
-    assert smaller.with_grown(smaller.grown) is smaller
-    assert smaller.with_grown({}) == held(A0, A1, B0)
-    assert smaller.with_grown({}).use("GPU-a") == Use(frozenset({0, 1}))
+    smaller = ledger.with_reservations({MAIN: reservation(2, A0), SIDE: reservation(0, A1)})
+    assert (smaller.reservations, smaller.use("GPU-a").taken) == ({MAIN: reservation(2, A0)}, 4)
+    assert smaller.with_reservations(smaller.reservations) is smaller
+    assert smaller.with_reservations({}) == held(A0, A1, B0)
+    assert smaller.with_reservations({}).use("GPU-a") == Use(frozenset({0, 1}))
 
 
 def test_it_stays_whatever_happens_to_other_ids() -> None:
-    ledger = held(A0, A1).with_grown({MAIN: growth(3, A0)})
+    ledger = held(A0, A1).with_reservations({MAIN: reservation(3, A0)})
     for later in (
         ledger.seen([B0, "GPU-a::2"]),
         ledger.granted(["GPU-a::2"], 1.0),
         ledger.without([A1]),
         ledger.reconciled(evidence({A0}), NOBODY, 200.0, 60.0),
     ):
-        assert (later.grown, later.use("GPU-a").grown) == ({MAIN: growth(3, A0)}, 3)
+        assert (later.reservations, later.use("GPU-a").reserved) == ({MAIN: reservation(3, A0)}, 3)
 
 
 def test_it_ends_with_the_last_id_of_its_container() -> None:
-    ledger = held(A0, A1, "GPU-a::2").with_grown({MAIN: growth(3, A0, A1)})
+    ledger = held(A0, A1, "GPU-a::2").with_reservations({MAIN: reservation(3, A0, A1)})
     after = ledger.without([A0])
-    assert (after.grown, after.use("GPU-a")) == ({MAIN: growth(3, A1)}, Use(frozenset({1, 2}), grown=3))
-    assert (after.without([A1]).grown, after.without([A1]).use("GPU-a")) == ({}, Use(frozenset({2})))
+    assert (after.reservations, after.use("GPU-a")) == ({MAIN: reservation(3, A1)}, Use(frozenset({1, 2}), reserved=3))
+    assert (after.without([A1]).reservations, after.without([A1]).use("GPU-a")) == ({}, Use(frozenset({2})))
     freed = ledger.reconciled(evidence({"GPU-a::2"}), NOBODY, 200.0, 60.0)
-    assert (freed.grown, freed.use("GPU-a")) == ({}, Use(frozenset({2})))
+    assert (freed.reservations, freed.use("GPU-a")) == ({}, Use(frozenset({2})))
 
 
 def test_an_id_given_to_another_container_is_not_its_own_any_more() -> None:
     """The kubelet knows that a pod has ended before its IDs leave the ledger."""
-    ledger = held(A0, A1).with_grown({MAIN: growth(3, A0, A1)})
-    assert ledger.granted([A0], 5.0).grown == {MAIN: growth(3, A1)}
+    ledger = held(A0, A1).with_reservations({MAIN: reservation(3, A0, A1)})
+    assert ledger.granted([A0], 5.0).reservations == {MAIN: reservation(3, A1)}
     assert ledger.granted([A0], 5.0).granted([A1], 6.0).use("GPU-a") == Use(frozenset({0, 1}))

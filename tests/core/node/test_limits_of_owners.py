@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.core.contract.elastic import Wishes, is_elastic
+from gpu_device_plugin.core.contract.elastic import MemoryRequests, is_elastic
 from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_LIMIT
 from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
 from gpu_device_plugin.core.model.mig import MigMode
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     ],
 )
 def test_the_limit_follows_from_the_wishes(annotations: Mapping[str, str], guaranteed: int, limit: int) -> None:
-    assert Wishes.of(annotations).limit_of("main", guaranteed, 16, may_borrow=True) == limit
+    assert MemoryRequests.of(annotations).limit_of("main", guaranteed, 16, may_borrow=True) == limit
 
 
 def test_where_nobody_may_borrow_the_limit_is_the_guarantee() -> None:
-    assert Wishes.of({MEMORY_LIMIT: "12"}).limit_of("main", 4, 16, may_borrow=False) == 4
-    assert Wishes.of({MEMORY_LIMIT: "2"}).limit_of("main", 4, 16, may_borrow=False) == 2
+    assert MemoryRequests.of({MEMORY_LIMIT: "12"}).limit_of("main", 4, 16, may_borrow=False) == 4
+    assert MemoryRequests.of({MEMORY_LIMIT: "2"}).limit_of("main", 4, 16, may_borrow=False) == 2
 
 
 def test_only_a_wish_makes_a_pod_elastic() -> None:

@@ -42,17 +42,17 @@ def test_the_emptiest_gpu_is_healthy_and_held_by_nobody_else() -> None:
 
 
 def test_guarantees_beyond_requests_leave_less_room() -> None:
-    there = node(8, 8, used={0: [0, 1, 7]}, grown={0: 2})
+    there = node(8, 8, used={0: [0, 1, 7]}, reserved={0: 2})
     assert there.rooms()[0] == Room(0, total=8, free=3, shared=True)
     assert there.emptiest == 8
     assert there.with_ledger(replace(there.ledger, foreign={"GPU-1": "held by another resource"})).emptiest == 3
 
 
 def test_the_free_shares_with_the_highest_numbers_stand_for_them() -> None:
-    there = node(8, 8, used={0: [0, 1, 7]}, grown={0: 2})
+    there = node(8, 8, used={0: [0, 1, 7]}, reserved={0: 2})
     first, second = there.shares.gpus
-    assert there.unnumbered(first) == {5, 6}
-    assert not there.unnumbered(second)
-    full = node(4, used={0: [0]}, grown={0: 9})
-    assert full.unnumbered(full.shares.gpus[0]) == {1, 2, 3}
+    assert there.reserved_share_numbers(first) == {5, 6}
+    assert not there.reserved_share_numbers(second)
+    full = node(4, used={0: [0]}, reserved={0: 9})
+    assert full.reserved_share_numbers(full.shares.gpus[0]) == {1, 2, 3}
     assert full.rooms()[0].free == 0

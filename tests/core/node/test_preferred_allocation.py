@@ -330,7 +330,7 @@ def test_a_promise_is_kept_exactly_whenever_it_can_be(world: tuple[Node, list[st
 
 def test_shares_that_stand_for_guarantees_beyond_requests_are_not_chosen() -> None:
     """The kubelet offers them until it has received the list that fences them."""
-    there = node(8, 8, used={0: [0, 1]}, grown={0: 3})
+    there = node(8, 8, used={0: [0, 1]}, reserved={0: 3})
     available = [*ids(0, range(2, 8)), *ids(1, range(8))]
     asked = PreferredAllocationRequest(there, Kind.MEMORY, available, (), 4)
     assert asked.call.free == {0: 3, 1: 8}
@@ -342,6 +342,6 @@ def test_shares_that_stand_for_guarantees_beyond_requests_are_not_chosen() -> No
 
 def test_ids_that_only_the_ledger_holds_take_the_place_of_those() -> None:
     """The kubelet has freed shares 0 and 1; it may give them again, but no further ones."""
-    there = node(6, used={0: [0, 1]}, grown={0: 3})
+    there = node(6, used={0: [0, 1]}, reserved={0: 3})
     asked = PreferredAllocationRequest(there, Kind.MEMORY, ids(0, range(6)), (), 3)
     assert asked.answer(there, POLICIES["binpack"]) == ids(0, [2, 0, 1])

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from gpu_device_plugin.core.node.ledger import Growth
+    from gpu_device_plugin.core.node.ledger import Reservation
     from gpu_device_plugin.programs.node.guarantees import Guarantees
     from tests.programs.node.cluster_harness import Cluster
 
@@ -106,11 +106,11 @@ async def test_room_that_a_pod_gets_while_a_guarantee_is_being_saved_is_not_guar
     """The disk is slow, and the kubelet gets its answers meanwhile."""
     begun, goes_on, save = threading.Event(), threading.Event(), SavedGuarantees.save
 
-    def slow(self: SavedGuarantees, grown: Mapping[Any, Growth]) -> bool:
-        if grown:
+    def slow(self: SavedGuarantees, reservations: Mapping[Any, Reservation]) -> bool:
+        if reservations:
             begun.set()
             goes_on.wait(patient_s)
-        return save(self, grown)
+        return save(self, reservations)
 
     patient_s = stretched()
     async with node() as there:
@@ -125,7 +125,7 @@ async def test_room_that_a_pod_gets_while_a_guarantee_is_being_saved_is_not_guar
         why = "GPU 0 has 2 GiB left that is promised to nobody, and 6 GiB more are asked for"
         await there.node.until(lambda: held(there, "a").why == why)
         assert there.node.agent is not None
-        assert there.node.agent.state.node.ledger.grown == {}
+        assert there.node.agent.state.node.ledger.reservations == {}
         assert await asyncio.to_thread(SavedGuarantees(there.node.kubelet.device_plugin_dir).load) == {}
         assert there.positions(a) == {0: 4}
 

@@ -213,13 +213,13 @@ def _exceeding(node: Node, gpus: Sequence[SharedGpu], device_ids: Collection[str
 
     They are fenced; a list that fences more of them may still be on its way to the kubelet.
     """
-    if not node.ledger.grown:
+    if not node.ledger.reservations:
         return None
     new = spread_over(node, [name for name in device_ids if name not in node.ledger.holds])
     for shared in gpus:
         use, asked, mib = node.use(shared), new.get(shared.position, 0), node.shares.share_mib
         left = max(0, len(shared.shares) - use.taken)
-        if use.grown and asked > left:
+        if use.reserved and asked > left:
             return Refused(
                 Why.GUARANTEED,
                 f"{shared.name} has {format_mib(left * mib)} that no container is guaranteed, and "

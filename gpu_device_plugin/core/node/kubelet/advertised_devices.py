@@ -76,8 +76,8 @@ def _offer(node: Node, listing: Listing, shared: SharedGpu) -> Offer:
         # An instance that was made again as another profile may be in use by the ID that it has in both resources.
         other = foreign and listing[0] is Kind.INSTANCE
         fenced = frozenset({0}) if other else _free(shared, use, memory=memory)
-    elif memory and use.grown:
-        fenced = node.unnumbered(shared)
+    elif memory and use.reserved:
+        fenced = node.reserved_share_numbers(shared)
     return Offer(shared, fenced, bool(block.everyone))
 
 

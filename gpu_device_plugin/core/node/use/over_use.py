@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.node.use.eviction_choice import Candidate
 from gpu_device_plugin.core.node.use.process_use import by_place
-from gpu_device_plugin.core.node.use.returns import shortage_mib
+from gpu_device_plugin.core.node.use.reclaiming import shortage_mib
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

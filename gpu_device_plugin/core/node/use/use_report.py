@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.node.holdings import Holding
     from gpu_device_plugin.core.node.use.over_use import Excess
     from gpu_device_plugin.core.node.use.process_use import AttributedUse, Place, UseReading
-    from gpu_device_plugin.core.node.use.returns import Asked
+    from gpu_device_plugin.core.node.use.reclaiming import ReclaimRequest
 
 MOST_OTHERS = 256
 """The most containers that are reported although they were not given the GPU; those with the most use are kept. Whoever
@@ -81,7 +81,7 @@ def node_use(
     epoch: float,
     fresh: bool = True,
     there: Collection[str] | None = None,
-    asked: Mapping[Place, Asked] = MappingProxyType({}),
+    requests: Mapping[Place, ReclaimRequest] = MappingProxyType({}),
     idle: Mapping[str, str] = MappingProxyType({}),
 ) -> NodeUse:
     """Return who holds and who uses the GPUs, no container twice on one GPU.
@@ -90,7 +90,7 @@ def node_use(
     shared: they have no position. Its figures are reported only if they are `fresh`. Pods are `named`, see `names`.
 
     Monotonic time was 0 at `epoch`, in seconds since the epoch; `there` are the UIDs, as the kubelet knows them, of the
-    pods in the API that have not ended, None: there is no API. `asked` are those that were asked to return memory.
+    pods in the API that have not ended, None: there is no API. `requests` are those that were asked to return memory.
     `idle` tells since when pods are idle, RFC 3339 by UID.
     """
     uses = {(use.pod_uid, use.container, use.uuid): use for use in reading.containers} if fresh else {}
@@ -106,7 +106,7 @@ def node_use(
             continue
         grant_mib, holding = granted.get(place, (uses[place].granted_mib if place in uses else 0, None))
         state = limits.get(place) if holding is not None else None
-        asking = asked.get(place)
+        asking = requests.get(place)
         if asking is not None and not asking.mib:
             asking = None
         namespace, pod = named.get(uid, ("", uid))

@@ -6,11 +6,10 @@ import re
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.resizing import sizes
-from gpu_device_plugin.core.contract.elastic import is_elastic, readable_wish
+from gpu_device_plugin.core.contract.elastic import MemoryRequests, is_elastic
 from gpu_device_plugin.core.contract.keys import (
     CONFIG_LABEL,
     DEFAULT_PROFILE,
-    MEMORY_LIMIT,
     RESIZE_BOUND,
     SET_LIMITS_LABEL,
 )
@@ -27,7 +26,7 @@ from gpu_device_plugin.core.report.findings.container_checks import name
 from gpu_device_plugin.core.report.text.printing import first
 from gpu_device_plugin.core.report.text.use_texts import age, container, does_not_hold, uses
 from gpu_device_plugin.core.report.why.pod_use import refusals
-from gpu_device_plugin.core.report.why.resizing import malformed_wishes, why_not
+from gpu_device_plugin.core.report.why.resizing import why_not
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -292,12 +291,12 @@ def wishes(cluster: ClusterSymptoms) -> Iterator[Finding]:
 
 def _unfulfilled(pod: Pod, resources: Sequence[Resource], shares: Mapping[tuple[str, int], int]) -> Iterator[Finding]:
     name, again = f"{pod.namespace}/{pod.name}", f"kubectl inspect gpushare resize {pod.name} -n {pod.namespace}"
-    for problem in malformed_wishes(pod):
+    requests = MemoryRequests.of(pod.annotations)
+    for problem in requests.malformed:
         yield warning("wish-malformed", "{pod}: {problem}", f"{again} AMOUNT", pod=name, problem=problem)
-    limits = readable_wish(pod.annotations, MEMORY_LIMIT)
     for size in sizes(pod, resources):
         most = shares.get((pod.node_name, size.gpu))
-        wanted = max(limits.of(size.container) or 0, size.wish or 0)
+        wanted = max(requests.limit.of(size.container) or 0, size.wish or 0)
         if most is not None and wanted > most:
             text = "{pod}: {wanted} units for container {container} are more than its GPU has, {most}"
             yield warning("wish-too-large", text, f"{again} AMOUNT --limit {most}", pod=name, wanted=wanted,

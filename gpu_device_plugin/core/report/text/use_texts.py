@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.node.holdings import Holding
     from gpu_device_plugin.core.node.use.over_use import Excess
-    from gpu_device_plugin.core.node.use.returns import Asked
+    from gpu_device_plugin.core.node.use.reclaiming import ReclaimRequest
 
 _NOTHING = "-"
 _UNKNOWN = "unknown"
@@ -214,23 +214,23 @@ def annotation(told: Iterable[tuple[Excess, str, str]], response: Response) -> s
 # --- What an agent says about memory that is borrowed -----------------------------------------------------------------
 
 
-def borrowed(asked: Asked, gpu: str) -> str:
+def borrowed(request: ReclaimRequest, gpu: str) -> str:
     """Return what a container borrows, and who needs it, as a clause for its owner; `gpu` as for `use_of`."""
-    needed_by = f" for {asked.told_needed_by or 'another pod'}" if asked.needed_by else ""
+    needed_by = f" for {request.told_needed_by or 'another pod'}" if request.needed_by else ""
     return (
-        f"container {printable(asked.place[1])} borrows {asked.borrowed_mib:,} MiB of {gpu} beyond its guarantee, and "
-        f"{asked.mib:,} MiB of that are needed{needed_by}"
+        f"container {printable(request.place[1])} borrows {request.borrowed_mib:,} MiB of {gpu} beyond its guarantee, "
+        f"and {request.mib:,} MiB of that are needed{needed_by}"
     )
 
 
-def ultimatum(asked: Asked, now: float, *, evicts: bool) -> str:
+def ultimatum(request: ReclaimRequest, now: float, *, evicts: bool) -> str:
     """Return what happens to a pod that does not return what is needed, as a clause; `now` in monotonic seconds."""
     if not evicts:
         return "nothing evicts it, since the setting borrowers is report"
-    if asked.until is None:
-        return f"nothing evicts it: {spared(asked.pod) or 'it was told the limit of another container'}"
-    if asked.until > now:
-        return f"in {duration(asked.until - now)} it may be evicted"
+    if request.until is None:
+        return f"nothing evicts it: {spared(request.pod) or 'it was told the limit of another container'}"
+    if request.until > now:
+        return f"in {duration(request.until - now)} it may be evicted"
     return "it is to be evicted"
 
 
@@ -263,17 +263,17 @@ def _told(pod: Pod) -> tuple[object, ...]:
     return pod.namespace, shares, *(pod.annotations.get(key) for key in _TOLD)
 
 
-def waits(missing_mib: int, gpu: str, asked: Sequence[Asked], now: float, namespace: str) -> str:
+def waits(missing_mib: int, gpu: str, requests: Sequence[ReclaimRequest], now: float, namespace: str) -> str:
     """Return why a container does not start while others borrow what it is guaranteed, as the end of a sentence.
 
-    `asked` are those that have to return something of the GPU, at least one, on a node that evicts them; `namespace` is
-    that of the container's pod, whose owner learns no names of other namespaces.
+    `requests` are those that have to return something of the GPU, at least one, on a node that evicts them; `namespace`
+    is that of the container's pod, whose owner learns no names of other namespaces.
     """
-    first = max(asked, key=lambda each: each.mib)
+    first = max(requests, key=lambda each: each.mib)
     pod = "another pod"
     if first.pod is not None and first.pod.namespace == namespace:
         pod = f"{first.pod.namespace}/{first.pod.name}"
-    more = f" and {counted(len(asked) - 1, 'other')} borrow" if len(asked) > 1 else " borrows"
+    more = f" and {counted(len(requests) - 1, 'other')} borrow" if len(requests) > 1 else " borrows"
     return (
         f"waits for {format_mib(missing_mib)} that {pod}{more} of {gpu}, asked to return {duration(now - first.since)} "
         f"ago; {ultimatum(first, now, evicts=True)}"

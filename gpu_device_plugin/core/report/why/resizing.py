@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.cluster.held_instances import asked_instances
 from gpu_device_plugin.core.cluster.resizing import sizes
 from gpu_device_plugin.core.cluster.usage import growable
-from gpu_device_plugin.core.contract.elastic import MOST_SHARES, Wishes, read_wish, readable_answer, readable_wish
+from gpu_device_plugin.core.contract.elastic import (
+    MOST_SHARES,
+    MemoryRequests,
+    PodGuarantees,
+    read_wish,
+)
 from gpu_device_plugin.core.contract.keys import (
     ELASTIC,
     MEMORY_GUARANTEE,
-    MEMORY_HELD,
     MEMORY_LIMIT,
     MEMORY_PROMISED,
     PLACES,
-    MalformedAnnotationError,
 )
 from gpu_device_plugin.core.contract.memoryfile import IN_CONTAINER
 from gpu_device_plugin.core.model.limits import Enforcement
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
-    from gpu_device_plugin.core.cluster.resizing import Size
+    from gpu_device_plugin.core.contract.elastic import Size
     from gpu_device_plugin.core.contract.nodegpus import ListedGpu
     from gpu_device_plugin.core.contract.nodereport import ContainerUse
     from gpu_device_plugin.core.model.pods import Container, Pod
@@ -85,17 +88,16 @@ def _other_kind(containers: Sequence[Container], pod: Pod, resources: Sequence[R
 
 def why_not(pod: Pod, size: Size) -> str:
     """Return why a container is not guaranteed what its owner wants, as a clause; empty: it is."""
-    annotations = pod.annotations
-    promised, held = (readable_answer(annotations, key) for key in (MEMORY_PROMISED, MEMORY_HELD))
-    grows = size.held < size.target
     if size.held == size.target:
         return ""
-    if grows and MEMORY_PROMISED in annotations and not promised.answers(annotations):
-        return "the scheduler extender has not answered yet"
-    if grows and size.promised < size.target and promised.why:
-        return f"the scheduler extender{_SAYS}{promised.why}"
-    says = held.why if held.answers(annotations) else ""
-    return f"the agent of its node{_SAYS}{says}" if says else "the agent of its node has not answered yet"
+    says, annotations = PodGuarantees.of(pod), pod.annotations
+    if says.promised is not None and size.held < size.target:
+        if not says.promised.answers(annotations):
+            return "the scheduler extender has not answered yet"
+        if size.more > 0 and says.promised.why:
+            return f"the scheduler extender{_SAYS}{says.promised.why}"
+    why = says.held.why if says.held.answers(annotations) else ""
+    return f"the agent of its node{_SAYS}{why}" if why else "the agent of its node has not answered yet"
 
 
 def settled(why: str) -> bool:
@@ -120,7 +122,7 @@ def of_size(pod: Pod, size: Size, node: NodeView | None) -> Iterator[Finding]:
         yield note("guaranteed", text, container=name, held=now)
     gpu = gpu_of(size, node)
     in_all = MOST_SHARES if gpu is None else gpu.shares
-    most = Wishes.of(pod.annotations).limit_of(size.container, size.held, in_all, may_borrow=True)
+    most = MemoryRequests.of(pod.annotations).limit_of(size.container, size.held, in_all, may_borrow=True)
     if gpu is not None and gpu.instance is not None:
         yield note("instance", "It has shares of a MIG instance, which neither grow nor borrow.")
     elif most != size.held:
@@ -142,15 +144,6 @@ def gpu_of(size: Size, node: NodeView | None) -> ListedGpu | None:
     return next((gpu for gpu in listed_gpus if gpu.position == size.gpu), None)
 
 
-def malformed_wishes(pod: Pod) -> Iterator[str]:
-    """Yield a clause for each wish of a pod's owner that cannot be parsed."""
-    for key in (MEMORY_LIMIT, MEMORY_GUARANTEE):
-        try:
-            read_wish(pod.annotations, key)
-        except MalformedAnnotationError as error:
-            yield str(error)
-
-
 def resizes(pod: Pod, resources: Sequence[Resource], node: NodeView | None) -> Iterator[Finding]:
     """Yield the same for each container of a pod on a node whose owner wants, or wanted, another size."""
     if pod.annotations.keys().isdisjoint(ELASTIC - {MEMORY_PROMISED}):
@@ -161,14 +154,14 @@ def resizes(pod: Pod, resources: Sequence[Resource], node: NodeView | None) -> I
         why = _other_kind(list(pod.containers), pod, resources, claims=False)
         yield note("wish-without-shares", "Its annotations for the size of its memory change nothing: {why}.", why=why)
     for size in found:
-        limit = readable_wish(pod.annotations, MEMORY_LIMIT).of(size.container)
+        limit = read_wish(pod.annotations, MEMORY_LIMIT).of(size.container)
         if size.wish is not None or limit is not None or size.held != size.request:
             yield from of_size(pod, size, node)
 
 
 def unreadable_wishes(pod: Pod) -> Iterator[Finding]:
     """Yield a sentence for each wish of a pod's owner that cannot be parsed."""
-    for problem in malformed_wishes(pod):
+    for problem in MemoryRequests.of(pod.annotations).malformed:
         yield note("wish-malformed", "{problem}; it counts as none.", problem=f"{problem[0].upper()}{problem[1:]}")
 
 

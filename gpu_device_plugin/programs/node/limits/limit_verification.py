@@ -72,8 +72,10 @@ class Verification:
     _state: NodeState
     _api: NodeApi
     _: KW_ONLY
-    limits_now: Callable[[], Mapping[Place, int]] = dict
-    """Returns what each container may use now, of those whose limits may change while they run."""
+    allowed_now: Observable[Mapping[Place, int]] = field(default_factory=lambda: Observable({}))
+    """The MiB that each container may use now, of those whose limits may change while they run."""
+    measured: Observable[Mapping[Place, int]] = field(default_factory=lambda: Observable({}))
+    """MiB that containers use by the driver's own count of their cgroups, as it was read back last; set here."""
     interval_s: float = 0.0
     """Seconds between two readings of all limits, and of `measured`; 0: as few as needed."""
 
@@ -93,11 +95,6 @@ class Verification:
         """The number of limits in each state."""
         found = Counter(state.held for state in self.states.value.values())
         return {held: found[held] for held in LimitStatus}
-
-    @property
-    def measured(self) -> Mapping[Place, int]:
-        """MiB that containers use by the driver's own count of their cgroups, as it was read back last."""
-        return {(*key, uuid): mib for key, found in self._verified.items() for uuid, mib in found.used_mib.items()}
 
     def changed(self, _new: object = None) -> None:
         """Verify soon the limits of containers that have started since the last time."""
@@ -136,6 +133,8 @@ class Verification:
         found = await self._read(due, running.values()) if due else {}
         before = self._verified
         self._verified = {key: found[key] if key in found else before[key] for key in running}
+        used = {(*key, uuid): mib for key, each in self._verified.items() for uuid, mib in each.used_mib.items()}
+        self.measured.set(used)
         self._reported = {key: reported for key, reported in self._reported.items() if key in running}
         self._publish(holdings)
         for key, holding in due.items():
@@ -166,7 +165,7 @@ class Verification:
                 states = dict.fromkeys(holding.granted, verifying.unverified(verifying.NO_ANSWER))
                 states |= {} if old is None else old.states
                 read = {uuid: limits[uuid, path] for uuid in holding.granted if (uuid, path) in limits}
-                now = {uuid: self.limits_now().get((*key, uuid)) for uuid in read}
+                now = {uuid: self.allowed_now.value.get((*key, uuid)) for uuid in read}
                 states |= {
                     uuid: verifying.verified(holding, uuid, one.code, one.hard_mib, now[uuid])
                     for uuid, one in read.items()

@@ -6,13 +6,13 @@ import logging
 import time
 from collections import Counter
 from contextlib import asynccontextmanager
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import within
-from gpu_device_plugin.core.contract.elastic import Wishes, is_elastic
+from gpu_device_plugin.core.contract.elastic import MemoryRequests, is_elastic
 from gpu_device_plugin.core.contract.memoryfile import MemoryFile
 from gpu_device_plugin.core.model.holds import HoldSource
 from gpu_device_plugin.core.model.resources import Kind
@@ -20,7 +20,7 @@ from gpu_device_plugin.core.model.shares import parse_id
 from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.core.node.kubelet.admission import Refused, Why
 from gpu_device_plugin.core.node.use.process_use import AttributedUse
-from gpu_device_plugin.core.node.use.returns import Returns, Terms, limits_now, shortage_mib, uses_now
+from gpu_device_plugin.core.node.use.reclaiming import ReclaimPolicy, ReclaimState, allowed_now, shortage_mib, uses_now
 from gpu_device_plugin.core.report.text.use_texts import borrowed, duration, misdirected, ultimatum, waits
 from gpu_device_plugin.programs.node.extension import NodeFeature
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.node.limits.extra_grant import GrantOwner, Mount
     from gpu_device_plugin.core.node.matching import Match
     from gpu_device_plugin.core.node.use.process_use import Place, UseReading
-    from gpu_device_plugin.core.node.use.returns import Asked
+    from gpu_device_plugin.core.node.use.reclaiming import ReclaimRequest
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.programs.node.extension import Contribution, GrantDraft, GrantRequest, StartRequest
     from gpu_device_plugin.programs.node.node_api import NodeApi
@@ -80,14 +80,15 @@ class Borrowing(NodeFeature):
     _files: MemoryFiles
     _evictor: Evictor | None = None
     _: KW_ONLY
+    allowed_now: Observable[Mapping[Place, int]] = field(default_factory=lambda: Observable({}))
+    """The MiB that each container may use now, of those that may use something else than when they started; set here.
+    """
     answer_s: float = 5.0
     """Seconds to wait for a reading. Where the driver does not answer, nobody is kept from starting."""
 
     def __post_init__(self) -> None:
-        self.returns: Observable[Returns] = Observable(Returns())
+        self.reclaiming: Observable[ReclaimState] = Observable(ReclaimState())
         """Who is asked; set with every reading."""
-        self.limits_now: Observable[Mapping[Place, int]] = Observable({})
-        """The MiB that each container may use now, of those that may use something else than when they started."""
         self._starting: list[_Start] = []
         self._told: set[frozenset[str]] = set()
         """The devices of containers of which an Event says that they wait: the kubelet tries again and again."""
@@ -119,8 +120,8 @@ class Borrowing(NodeFeature):
         shared = self._state.node.shares.gpus[position]
         if shared.gpu.instance is not None:
             return None
-        total, wishes = len(shared.shares), Wishes.of(match.pod.annotations)
-        return wishes.limit_of(request.container, given, total, may_borrow=self._watch.may_borrow())
+        total, requests = len(shared.shares), MemoryRequests.of(match.pod.annotations)
+        return requests.limit_of(request.container, given, total, may_borrow=self._watch.may_borrow())
 
     def mounts(self, owner: GrantOwner, device_ids: Sequence[str]) -> tuple[Mount, ...]:
         """Return the mount by which a container with shares of one GPU, which is allocated now, sees its memory.
@@ -135,7 +136,7 @@ class Borrowing(NodeFeature):
         most = given if limit is None else limit
         new = AttributedUse(owner.pod_uid, owner.container, uuid, given, 0, limit_mib=limit)
         uses = uses_now(self._watch.reading.value, self._watch.holdings(), [new])
-        found = limits_now(uses, self._state.node.shares.capacity_mib, self.returns.value.asked.keys())
+        found = allowed_now(uses, self._state.node.shares.capacity_mib, self.reclaiming.value.requests.keys())
         return self._files.make(device_ids, MemoryFile(given, found.get(new.place, given), most))
 
     async def before_start(self, start: StartRequest) -> Refused | None:
@@ -154,11 +155,11 @@ class Borrowing(NodeFeature):
         return None
 
     async def _until_room(self, device_ids: Sequence[str], within_s: float, lost: Callable[[], object]) -> str:
-        if not self.limits_now.value:
+        if not self.allowed_now.value:
             return ""
         share_mib, began = self._state.node.shares.share_mib, time.monotonic()
         mib = {uuid: count * share_mib for uuid, count in Counter(parse_id(each)[0] for each in device_ids).items()}
-        if all(place[2] not in mib for place in self.limits_now.value):
+        if all(place[2] not in mib for place in self.allowed_now.value):
             return ""
         start = _Start(frozenset(device_ids), mib, f"starting since {began}")
         self._starting.append(start)
@@ -167,7 +168,7 @@ class Borrowing(NodeFeature):
             await within(_RECORDED_S, self._entries.meets(lambda holds: self._owner(start, holds) is not None))
             self._hasten()
             if not self._watch.interval_s or not await within(
-                self.answer_s, self.returns.meets(lambda found: found.at >= began)
+                self.answer_s, self.reclaiming.meets(lambda found: found.at >= began)
             ):
                 return ""
             if why := self._why_wait(start):
@@ -178,7 +179,7 @@ class Borrowing(NodeFeature):
                 and not lost()
                 and await within(
                     began + within_s - time.monotonic(),
-                    self.returns.meets(lambda _: bool(lost()) or not self._why_wait(start)),
+                    self.reclaiming.meets(lambda _: bool(lost()) or not self._why_wait(start)),
                 )
             ):
                 pass
@@ -202,7 +203,7 @@ class Borrowing(NodeFeature):
         if not self._on_one_gpu(device_ids):
             return
         for hold, use, memory in self._memories(self._uses()):
-            claimed = hold.source is HoldSource.CLAIM and use.place not in self.limits_now.value
+            claimed = hold.source is HoldSource.CLAIM and use.place not in self.allowed_now.value
             if hold.device_ids == device_ids and not claimed:
                 self._files.make(hold.device_ids, memory)
 
@@ -214,21 +215,21 @@ class Borrowing(NodeFeature):
         return number is not None and alone and shared is not None and shared.gpu.instance is None
 
     def _why_wait(self, start: _Start) -> str:
-        found = self.returns.value
+        found = self.reclaiming.value
         for uuid in sorted(start.mib.keys() & found.missing.keys()):
             if self._finds_room(start, uuid):
                 continue
-            asked = [each for place, each in found.asked.items() if place[2] == uuid and each.mib]
-            if not any(map(self._can_be_evicted, asked)):
+            requests = [each for place, each in found.requests.items() if place[2] == uuid and each.mib]
+            if not any(map(self._can_be_evicted, requests)):
                 continue  # it would wait for as long as they like
             pod = self._pod(start)
             namespace = "" if pod is None else pod.namespace
-            return waits(found.missing[uuid], self._gpu(uuid), asked, time.monotonic(), namespace)
+            return waits(found.missing[uuid], self._gpu(uuid), requests, time.monotonic(), namespace)
         return ""
 
-    def _can_be_evicted(self, asked: Asked) -> bool:
-        refused = () if self._evictor is None or asked.pod is None else self._evictor.refused
-        return asked.until is not None and asked.pod is not None and asked.pod.uid not in refused
+    def _can_be_evicted(self, request: ReclaimRequest) -> bool:
+        refused = () if self._evictor is None or request.pod is None else self._evictor.refused
+        return request.until is not None and request.pod is not None and request.pod.uid not in refused
 
     def _finds_room(self, start: _Start, uuid: str) -> bool:
         """Return whether a GPU lacks only what others that wait need: they get no more of it if this one waits, too."""
@@ -255,14 +256,14 @@ class Borrowing(NodeFeature):
         """Act on a new reading."""
         if not self._concerned():
             return
-        settings, before, uses = self._settings.value, self.returns.value, self._uses()
-        terms = Terms(settings.return_grace_s, settings.borrowers == "evict")
+        settings, before, uses = self._settings.value, self.reclaiming.value, self._uses()
+        policy = ReclaimPolicy(settings.return_grace_s, settings.borrowers == "evict")
         waiting = [use.place for use in self._starters()]
-        after = Returns(reading.at)  # where use is not read, no other reading says soon that a shortage is over
+        after = ReclaimState(reading.at)  # where use is not read, no other reading says soon that a shortage is over
         if self._watch.interval_s:
-            after = before.after(reading, uses, self._state.node.shares.capacity_mib, terms, waiting)
+            after = before.after(reading, uses, self._state.node.shares.capacity_mib, policy, waiting)
         self._tell(before, after, uses)
-        self.returns.set(after)
+        self.reclaiming.set(after)
         self._publish(uses)
         self._hasten()
         self._evict(after)
@@ -282,7 +283,7 @@ class Borrowing(NodeFeature):
         self.look()
 
     def _concerned(self) -> bool:
-        known = self.limits_now.value or self.returns.value.asked or self._starting
+        known = self.allowed_now.value or self.reclaiming.value.requests or self._starting
         lent = any(self._lent(hold) for hold in self._entries.value if hold.limit_mib)
         return bool(known) or lent or any(is_elastic(pod.annotations) for pod in self._api.pods.values())
 
@@ -305,13 +306,13 @@ class Borrowing(NodeFeature):
 
     def _publish(self, uses: Mapping[str, tuple[AttributedUse, ...]]) -> bool:
         """Publish the limits now, on the node and in the files; return whether they have changed."""
-        asked = self.returns.value.asked
-        found = limits_now(uses, self._state.node.shares.capacity_mib, asked.keys())
-        changed = found != self.limits_now.value
-        self.limits_now.change(found)
+        requests = self.reclaiming.value.requests
+        found = allowed_now(uses, self._state.node.shares.capacity_mib, requests.keys())
+        changed = found != self.allowed_now.value
+        self.allowed_now.change(found)
         self._due = {
             place: self._due.get(place) or rfc3339(time.time() - time.monotonic() + each.until)
-            for place, each in asked.items()
+            for place, each in requests.items()
             if each.until is not None
         }
         # The containers of a claim have one file: it says what the one that has to return most is told.
@@ -334,39 +335,39 @@ class Borrowing(NodeFeature):
             use = by_container.get((hold.pod_uid, hold.container))
             if hold.kind is not Kind.MEMORY or use is None:
                 continue
-            limit = self.limits_now.value.get(use.place, use.granted_mib)
+            limit = self.allowed_now.value.get(use.place, use.granted_mib)
             memory = MemoryFile(use.granted_mib, limit, max(limit, use.allowed_mib))
-            asked = self.returns.value.asked.get(use.place)
-            if asked is not None and asked.mib:
+            request = self.reclaiming.value.requests.get(use.place)
+            if request is not None and request.mib:
                 due = self._due.get(use.place, "")
-                memory = replace(memory, return_mib=asked.mib, return_by=due, needed_by=asked.told_needed_by)
+                memory = replace(memory, return_mib=request.mib, return_by=due, needed_by=request.told_needed_by)
             yield hold, use, memory
 
     def _hasten(self) -> None:
-        found = self.returns.value
-        new = any(each.mib and found.at - each.since < _QUICK_FOR_S for each in found.asked.values())
+        found = self.reclaiming.value
+        new = any(each.mib and found.at - each.since < _QUICK_FOR_S for each in found.requests.values())
         self._watch.hurry(_QUICK_S if self._starting or new else None)
 
-    def _tell(self, before: Returns, after: Returns, uses: Mapping[str, tuple[AttributedUse, ...]]) -> None:
+    def _tell(self, before: ReclaimState, after: ReclaimState, uses: Mapping[str, tuple[AttributedUse, ...]]) -> None:
         """Log, count and post what is new."""
         evicts = self._settings.value.borrowers == "evict"
-        for place, asked in after.asked.items():
-            if place not in before.asked:
+        for place, request in after.requests.items():
+            if place not in before.requests:
                 self._metrics.count(m.RETURNS, "asked")
-                note = f"{borrowed(asked, self._gpu(place[2]))}; {ultimatum(asked, after.at, evicts=evicts)}"
-                _log.info("%s", note, extra=_facts(asked))
-                if asked.pod is not None:
-                    self._api.pod_event(asked.pod, "GPUMemoryAsked", note, "Return")
+                note = f"{borrowed(request, self._gpu(place[2]))}; {ultimatum(request, after.at, evicts=evicts)}"
+                _log.info("%s", note, extra=_facts(request))
+                if request.pod is not None:
+                    self._api.pod_event(request.pod, "GPUMemoryAsked", note, "Return")
         now = {use.place: use.borrowed_mib for on_gpu in uses.values() for use in on_gpu}
-        for place, asked in before.asked.items():
-            if place in after.asked:
+        for place, request in before.requests.items():
+            if place in after.requests:
                 continue
             outcome = "ended" if place not in now else "unneeded"
-            if outcome == "unneeded" and (not asked.borrowed_mib or now[place] < asked.borrowed_mib):
+            if outcome == "unneeded" and (not request.borrowed_mib or now[place] < request.borrowed_mib):
                 outcome = "returned"
-                self._metrics.took(m.RETURNING, after.at - asked.since)
+                self._metrics.took(m.RETURNING, after.at - request.since)
             self._metrics.count(m.RETURNS, outcome)
-            _log.info("no longer asked to return GPU memory", extra={**_facts(asked), "outcome": outcome})
+            _log.info("no longer asked to return GPU memory", extra={**_facts(request), "outcome": outcome})
 
     def _tell_misdirected(self) -> None:
         """Post an Event about each container that was started with the answer for another one, if that matters."""
@@ -384,11 +385,11 @@ class Borrowing(NodeFeature):
                     _log.warning("%s", note, extra={"pod": f"{holding.pod.namespace}/{holding.pod.name}"})
                     self._api.pod_event(holding.pod, "GPULimitNotHeld", note, "Start")
 
-    def _evict(self, found: Returns) -> None:
+    def _evict(self, found: ReclaimState) -> None:
         if self._evictor is None or not (candidates := found.candidates()):
             return
         for pod, uuids in self._evictor.next_victims(candidates).values():
-            ours = [each for each in found.asked.values() if each.pod == pod and each.place[2] in uuids and each.mib]
+            ours = [each for each in found.requests.values() if each.pod == pod and each.place[2] in uuids and each.mib]
             why = "; ".join(
                 f"{borrowed(each, self._gpu(each.place[2]))}, as it was told {duration(found.at - each.since)} ago"
                 for each in ours
@@ -400,6 +401,6 @@ class Borrowing(NodeFeature):
         return f"the GPU {uuid}" if shared is None else shared.name
 
 
-def _facts(asked: Asked) -> dict[str, object]:
-    name = asked.place[0] if asked.pod is None else f"{asked.pod.namespace}/{asked.pod.name}"
-    return {"pod": name, "container": asked.place[1], "asked_mib": asked.mib, "borrowed_mib": asked.borrowed_mib}
+def _facts(request: ReclaimRequest) -> dict[str, object]:
+    name = request.place[0] if request.pod is None else f"{request.pod.namespace}/{request.pod.name}"
+    return {"pod": name, "container": request.place[1], "asked_mib": request.mib, "borrowed_mib": request.borrowed_mib}

@@ -14,7 +14,7 @@ from gpu_device_plugin.aio.waiting import Attempts, together, within
 from gpu_device_plugin.core.contract.nodereport import SERVED, write_node_use
 from gpu_device_plugin.core.node.holdings import holdings
 from gpu_device_plugin.core.node.use.process_use import NOT_READ, UseReading, attribute, blindness
-from gpu_device_plugin.core.node.use.returns import Returns
+from gpu_device_plugin.core.node.use.reclaiming import ReclaimState
 from gpu_device_plugin.core.node.use.use_report import SELDOM_S, SOON_S, due_in_s, fresh, names, node_use
 from gpu_device_plugin.kubelet.procfs import ProcessOwners, boot_time, in_nodes_namespace
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.shares import Shares
     from gpu_device_plugin.core.node.holdings import Holding
-    from gpu_device_plugin.core.node.ledger import ContainerKey, Growth
     from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner
     from gpu_device_plugin.core.node.use.over_use import Excess
     from gpu_device_plugin.core.node.use.process_use import GpuReading, Place
     from gpu_device_plugin.core.node.use.use_report import Names
+    from gpu_device_plugin.node_state import NodeState
 
 _log = logging.getLogger(__name__)
 
@@ -45,24 +45,20 @@ class UseWatch:
     """Reads the processes on all GPUs; None: no driver process answers now."""
     entries: Observable[tuple[DeviceHold, ...]]
     """What containers hold, as last read."""
-    shares: Callable[[], Shares]
+    _state: NodeState
     _: KW_ONLY
     interval_s: float
     """Seconds between two readings; 0: the use is not read. See `every`."""
     pods: Callable[[], Iterable[Pod]] | None = None
     """Returns the pods of this node in the API; None: there is no API."""
-    grown: Callable[[], Mapping[ContainerKey, Growth]] = dict
-    """Returns what containers are guaranteed beyond their requests."""
     may_borrow: Callable[[], bool] = lambda: True
     """Returns whether containers may use more than they are guaranteed."""
     ended: Callable[[], Collection[str]] = frozenset
     """Returns the UIDs of ended pods that the checkpoint still shows."""
     mps_servers: Callable[[], Collection[int]] = frozenset
     """Returns the PIDs of MPS servers."""
-    measured: Callable[[], Mapping[Place, int]] = dict
-    """Returns what the driver itself says that containers use, see `attribute`."""
-    complete: Callable[[], bool] = lambda: True
-    """Returns whether the checkpoint's entries show everything that we granted."""
+    measured: Observable[Mapping[Place, int]] = field(default_factory=lambda: Observable({}))
+    """What the driver itself says that containers use, see `attribute`."""
     alone: Callable[[], bool] = lambda: True
     """Returns whether nobody else hands out GPUs of this node at this moment."""
     processes: ProcessOwners = field(default_factory=ProcessOwners)
@@ -99,10 +95,15 @@ class UseWatch:
             if seconds is not None:
                 self._woken.set()
 
+    def shares(self) -> Shares:
+        """Return the shares of the node's GPUs now."""
+        return self._state.node.shares
+
     def holdings(self) -> tuple[Holding, ...]:
         """Return which container holds how much of which GPU now."""
-        entries, pods, shares = self.entries.value, self._pods(), self.shares()
-        return holdings(entries, pods, shares, self.ended(), self.grown(), may_borrow=self.may_borrow())
+        node = self._state.node
+        known = self.entries.value, self._pods(), node.shares, self.ended(), node.ledger.reservations
+        return holdings(*known, may_borrow=self.may_borrow())
 
     def _pods(self) -> Iterable[Pod]:
         return () if self.pods is None else self.pods()
@@ -140,7 +141,9 @@ class UseWatch:
         # In a thread: a thousand processes take 0.1 s, in which the kubelet would wait for its answers.
         owners = await asyncio.to_thread(self.processes.owners, pids, named_at=named_at) if pids else {}
         self.processes_read = readings, owners
-        complete, alone = self.complete(), self.alone()
+        # Whether the checkpoint's entries show everything that we granted.
+        complete = all(hold.granted_at is None for hold in self._state.node.ledger.holds.values())
+        alone = self.alone()
         self._excused &= {owner.pod_uid for owner in owners.values() if owner is not None}
         blind = blindness(readings, owners, host_pids=self.host_pids())
         if blind and blind != self._blind:
@@ -153,7 +156,7 @@ class UseWatch:
                 self.holdings(),
                 pods=self._pods(),
                 mps_servers=self.mps_servers(),
-                measured=self.measured(),
+                measured=self.measured.value,
                 at=at,
                 blind=blind,
                 complete=complete and alone,
@@ -177,7 +180,7 @@ class UseReports:
     _publish: Callable[[str], None]
     """Puts a text on the node."""
     _: KW_ONLY
-    returns: Observable[Returns] = field(default_factory=lambda: Observable(Returns()))
+    reclaiming: Observable[ReclaimState] = field(default_factory=lambda: Observable(ReclaimState()))
     """The containers that were asked to return memory."""
     idle: Observable[Mapping[str, str]] = field(default_factory=lambda: Observable({}))
     """Since when pods are idle, RFC 3339 by UID."""
@@ -207,7 +210,13 @@ class UseReports:
     async def run(self) -> NoReturn:
         """Publish until cancelled, see `due_in_s`; nothing before the first reading."""
         await self._watch.reading.after(0)
-        sources: tuple[Observable[Any], ...] = (self._watch.reading, self._limits, self._over, self.returns, self.idle)
+        sources: tuple[Observable[Any], ...] = (
+            self._watch.reading,
+            self._limits,
+            self._over,
+            self.reclaiming,
+            self.idle,
+        )
         await together(self._writings(), *(source.follow(lambda _: self._changed.set()) for source in sources))
 
     async def _writings(self) -> NoReturn:
@@ -229,7 +238,7 @@ class UseReports:
             epoch=time.time() - time.monotonic(),
             fresh=fresh,
             there=None if watch.pods is None else {pod.kubelet_uid for pod in watch.pods() if not pod.ended},
-            asked=self.returns.value.asked,
+            requests=self.reclaiming.value.requests,
             idle=self.idle.value,
         )
 

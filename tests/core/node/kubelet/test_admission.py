@@ -337,7 +337,7 @@ def test_an_extra_grant_for_a_pod_that_is_not_known_is_refused_where_limits_are_
 
 def test_shares_that_running_containers_are_guaranteed_beyond_their_requests_are_refused() -> None:
     """The list that fences them may still be on its way to the kubelet."""
-    there = node(8, 8, used={0: [0, 1]}, grown={0: 3})
+    there = node(8, 8, used={0: [0, 1]}, reserved={0: 3})
     assert admit(there, MEMORY, ids(0, [5, 6, 7])) == Placement(Demand(MEMORY, 3), ((0, 3),))
     assert admit(there, MEMORY, ids(0, [0, 1, 2, 3, 4])) == Placement(Demand(MEMORY, 5), ((0, 5),))
     assert isinstance(admit(there, MEMORY, ids(1, range(8))), Placement)

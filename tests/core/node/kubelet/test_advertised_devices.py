@@ -218,7 +218,7 @@ def test_old_refusals_are_forgotten_and_a_new_one_prolongs_the_run() -> None:
 
 
 def test_as_many_free_shares_are_fenced_as_are_guaranteed_beyond_requests() -> None:
-    there = node(8, 4, used={0: [0, 7]}, grown={0: 2})
+    there = node(8, 4, used={0: [0, 7]}, reserved={0: 2})
     assert [offer.fenced for offer in offers(there, SHARES)] == [{5, 6}, frozenset()]
     assert [offer.fenced for offer in offers(there, SHARES, 3)] == [{4, 5, 6}, {0, 1, 2, 3}]
     assert [offer.fenced for offer in offers(there, WHOLE_GPUS)] == [{0}, frozenset()]

@@ -11,7 +11,7 @@ from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, 
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.holdings import Holding
 from gpu_device_plugin.core.node.use.process_use import AttributedUse, UseReading
-from gpu_device_plugin.core.node.use.returns import limits_now, shortage_mib, uses_now
+from gpu_device_plugin.core.node.use.reclaiming import allowed_now, shortage_mib, uses_now
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -87,7 +87,7 @@ def test_a_container_that_is_about_to_start_uses_nothing() -> None:
 
 def now(*held: Holding, capacity: int | None = 16384, held_back: str = "") -> Mapping[str, int]:
     places = {(held_back, "main", GPU)} if held_back else set()
-    found = limits_now({GPU: uses(*held)}, {} if capacity is None else {GPU: capacity}, places)
+    found = allowed_now({GPU: uses(*held)}, {} if capacity is None else {GPU: capacity}, places)
     return {uid: mib for (uid, _, _), mib in found.items()}
 
 

@@ -16,7 +16,7 @@ from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.holdings import Holding
 from gpu_device_plugin.core.node.use.over_use import Excess
 from gpu_device_plugin.core.node.use.process_use import AttributedUse, UseReading
-from gpu_device_plugin.core.node.use.returns import Asked
+from gpu_device_plugin.core.node.use.reclaiming import ReclaimRequest
 from gpu_device_plugin.core.node.use.use_report import (
     AGAIN_S,
     FRESH_S,
@@ -59,8 +59,8 @@ def shown(
 @pytest.mark.parametrize(("mib", "until"), [(1024, 70.0), (1024, None), (0, 70.0)])
 def test_a_borrower_is_reported_with_what_it_is_asked(mib: int, until: float | None) -> None:
     borrower = replace(HELD, limits={uuid(1): 12288})
-    asked = {PLACE: Asked(PLACE, 40.0, 40.0, mib, 2048, until, "shop/new", WEB)}
-    (part,) = shown((borrower,), (USE,), asked=asked)
+    requests = {PLACE: ReclaimRequest(PLACE, 40.0, 40.0, mib, 2048, until, "shop/new", WEB)}
+    (part,) = shown((borrower,), (USE,), requests=requests)
     assert (part.limit_mib, part.borrowed_mib) == (12288, 2048)
     told = ("2026-11-20T10:13:40Z", "2026-11-20T10:14:10Z" if until else "", "shop/new") if mib else ("", "", "")
     assert (part.asked_at, part.return_by, part.needed_by) == told

@@ -12,7 +12,7 @@ from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement, Lim
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.holdings import Holding
 from gpu_device_plugin.core.node.use.over_use import Excess, Response
-from gpu_device_plugin.core.node.use.returns import Asked
+from gpu_device_plugin.core.node.use.reclaiming import ReclaimRequest
 from gpu_device_plugin.core.report.tables.overview import details, summary, wide
 from gpu_device_plugin.core.report.text.use_texts import (
     age,
@@ -250,7 +250,7 @@ def test_an_annotation_has_the_largest_excesses_of_its_pod() -> None:
 # --- Of memory that is borrowed ---------------------------------------------------------------------------------------
 
 NB = Pod("u", "default", "nb-2")
-LADDER = Asked(("u", "main", "GPU-0"), 100, 110, 3072, 8192, 130, "default/new", NB)
+LADDER = ReclaimRequest(("u", "main", "GPU-0"), 100, 110, 3072, 8192, 130, "default/new", NB)
 
 
 def test_a_borrower_is_told_how_much_is_needed_for_whom() -> None:
@@ -271,7 +271,7 @@ def test_a_borrower_is_told_how_much_is_needed_for_whom() -> None:
         (replace(LADDER, until=None), False, "nothing evicts it, since the setting borrowers is report"),
     ],
 )
-def test_a_borrower_is_told_what_will_happen(asked: Asked, told: str, *, evicts: bool) -> None:
+def test_a_borrower_is_told_what_will_happen(asked: ReclaimRequest, told: str, *, evicts: bool) -> None:
     assert ultimatum(asked, 112, evicts=evicts) == told
 
 

@@ -279,16 +279,16 @@ async def test_what_the_driver_counts_is_known_as_long_as_it_answers(tmp_path: P
         there.run(UID, 1, gpus=2)
         there.verification.changed()
         await there.until(UID, LimitStatus.HELD, LimitStatus.HELD)
-        assert there.verification.measured == {(UID, "main", uuid(gpu)): 700 for gpu in range(2)}
+        assert there.verification.measured.value == {(UID, "main", uuid(gpu)): 700 for gpu in range(2)}
         there.used = None
         there.verification.again()
-        await eventually(lambda: there.verification.measured == {})
+        await eventually(lambda: there.verification.measured.value == {})
         there.used = 800
         there.verification.again()
-        await eventually(lambda: set(there.verification.measured.values()) == {800})
+        await eventually(lambda: set(there.verification.measured.value.values()) == {800})
         there.answers = False
         there.verification.again()
-        await eventually(lambda: there.verification.measured == {})
+        await eventually(lambda: there.verification.measured.value == {})
         assert there.held_of(UID) == [LimitStatus.HELD, LimitStatus.HELD]
 
 

@@ -142,8 +142,8 @@ async def test_a_newcomer_waits_until_the_borrower_has_returned_its_memory() -> 
         assert new.phase == "Running"
         assert its.used["nb"] < 8 * GIB
         place = (made.uid, "main", its.it.node.uuids[0])
-        await its.it.node.until(lambda: not its.agent.borrowing.returns.value.asked)
-        assert its.file(made).limit_mib == its.agent.borrowing.limits_now.value[place] < 8 * GIB
+        await its.it.node.until(lambda: not its.agent.borrowing.reclaiming.value.requests)
+        assert its.file(made).limit_mib == its.agent.borrowing.allowed_now.value[place] < 8 * GIB
         assert its.file(made).return_mib == 0
         ((about, note),) = its.told("GPUMemoryAsked")
         assert about == "nb"
@@ -203,7 +203,7 @@ async def test_a_borrower_that_refuses_is_reported_and_the_newcomer_is_told_why_
         assert (asked.limit_mib, bool(asked.return_by), asked.needed_by) == (4096, True, "default/new")
         # Others are answered meanwhile, and the memory of those that run is theirs.
         its.use(nb=4 * GIB)
-        await its.it.node.until(lambda: not its.agent.borrowing.returns.value.asked)
+        await its.it.node.until(lambda: not its.agent.borrowing.reclaiming.value.requests)
         assert (await its.it.node.kubelet.restart_container(new, "main")).phase == "Running"
         assert 'gpushare_refusals_total{reason="memory_borrowed_by_others",resource="aliyun.com/gpu-mem"} 2.0' in (
             await its.it.metrics()
@@ -266,7 +266,7 @@ async def test_where_nobody_may_borrow_the_limit_is_the_guarantee() -> None:
         began = time.monotonic()
         assert (await its.runs("new", 8)).phase == "Running"
         assert time.monotonic() - began < 5
-        assert its.agent.borrowing.returns.value.asked == {}
+        assert its.agent.borrowing.reclaiming.value.requests == {}
 
 
 async def test_without_annotations_nothing_is_read_and_nobody_waits() -> None:
@@ -276,8 +276,8 @@ async def test_without_annotations_nothing_is_read_and_nobody_waits() -> None:
         assert its.file(made) == MemoryFile(4096, 4096, 4096)  # of use to whoever the kubelet takes it for
         its.use(a=12 * GIB)
         assert (await its.runs("b", 8)).phase == "Running"
-        assert its.agent.borrowing.limits_now.value == {}
-        assert its.agent.borrowing.returns.version == 0
+        assert its.agent.borrowing.allowed_now.value == {}
+        assert its.agent.borrowing.reclaiming.version == 0
 
 
 async def test_an_agent_that_starts_anew_asks_again() -> None:
@@ -287,7 +287,7 @@ async def test_an_agent_that_starts_anew_asks_again() -> None:
         new = await its.runs("new", 8)
         await its.it.node.stop_agent()
         await its.it.start_agent()
-        await its.it.node.until(lambda: bool(its.agent.borrowing.returns.value.missing))
+        await its.it.node.until(lambda: bool(its.agent.borrowing.reclaiming.value.missing))
         assert its.file(made).return_mib
         program = follow(its, made)
         started = await its.it.node.kubelet.restart_container(new, "main")
@@ -299,7 +299,7 @@ async def test_a_container_whose_directory_is_gone_gets_it_again_before_it_start
     """After a boot /run is empty."""
     async with scene() as its:
         made = await its.runs("nb", 4, {MEMORY_LIMIT: "12"})
-        await its.it.node.until(lambda: bool(its.agent.borrowing.limits_now.value))
+        await its.it.node.until(lambda: bool(its.agent.borrowing.allowed_now.value))
         (its.folder(made) / NAME).unlink()
         its.folder(made).rmdir()
         await its.it.node.kubelet.restart_container(made, "main")
@@ -379,7 +379,7 @@ async def test_nobody_returns_memory_for_a_pod_that_is_gone() -> None:
         with pytest.raises(StatusError, match="not found"):
             await waiting
         assert time.monotonic() - began < 5
-        await its.it.node.until(lambda: not its.agent.borrowing.returns.value.asked)
+        await its.it.node.until(lambda: not its.agent.borrowing.reclaiming.value.requests)
         assert 'gpushare_refusals_total{reason="pod_deleted",resource="aliyun.com/gpu-mem"} 1.0' in (
             await its.it.metrics()
         )
@@ -501,7 +501,7 @@ async def test_where_use_is_not_read_nobody_waits_or_is_asked() -> None:
         assert (await its.runs("new", 8)).phase == "Running"
         assert time.monotonic() - began < 4
         await its.it.node.until(lambda: its.file(made).limit_mib < 8 * GIB)
-        assert its.agent.borrowing.returns.value.asked == {}
+        assert its.agent.borrowing.reclaiming.value.requests == {}
 
 
 async def test_nobody_stays_asked_once_use_is_not_read_any_more() -> None:
@@ -512,7 +512,7 @@ async def test_nobody_stays_asked_once_use_is_not_read_any_more() -> None:
         assert its.file(made).return_mib
         its.agent.use_watch.every(0.0)
         await its.it.node.until(lambda: not its.file(made).return_mib)
-        assert its.agent.borrowing.returns.value.asked == {}
+        assert its.agent.borrowing.reclaiming.value.requests == {}
 
 
 async def test_a_guarantee_that_grows_has_borrowed_memory_returned() -> None:
@@ -529,4 +529,4 @@ async def test_a_guarantee_that_grows_has_borrowed_memory_returned() -> None:
         await its.it.node.until(lambda: its.file(made).return_mib > 0)
         assert its.file(made).needed_by == "default/grows"
         await follow(its, made)
-        await its.it.node.until(lambda: not its.agent.borrowing.returns.value.asked)
+        await its.it.node.until(lambda: not its.agent.borrowing.reclaiming.value.requests)

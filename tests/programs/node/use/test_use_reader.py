@@ -25,6 +25,7 @@ from gpu_device_plugin.core.node.use.process_use import (
 )
 from gpu_device_plugin.core.node.use.use_report import FRESH_S, SELDOM_S, SOON_S
 from gpu_device_plugin.kubelet.procfs import ProcessOwners
+from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.use.use_reader import UseReports, UseWatch
 from tests.nodes import ids, node, uuid
 from tests.patience import eventually
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.contract.nodereport import NodeUse
     from gpu_device_plugin.core.node.use.process_use import Place
 
-SHARES = node(16, 16).shares
 UID = "0f5d3a31-9a3b-4c6e-8c5b-6a7b8c9d0e1f"
 ID = "5ad9" * 16
 
@@ -58,7 +58,7 @@ class World:
     host_pids: bool | None = True
     pods: tuple[Pod, ...] = ()
     servers: frozenset[int] = frozenset()
-    complete: bool = True
+    state: NodeState = field(default_factory=lambda: NodeState(node(16, 16)))
     read: int = 0
     """How often the GPUs were read."""
 
@@ -83,11 +83,10 @@ class World:
         watch = UseWatch(
             self.read_use,
             self.entries,
-            lambda: SHARES,
+            self.state,
             interval_s=interval_s,
             pods=lambda: self.pods,
             mps_servers=lambda: self.servers,
-            complete=lambda: self.complete,
             processes=ProcessOwners(self.proc),
             host_pids=lambda: self.host_pids,
         )
@@ -201,7 +200,7 @@ class Reported:
 
     def __post_init__(self) -> None:
         self.watch = UseWatch(
-            _unread, self.entries, lambda: SHARES, interval_s=15.0, pods=lambda: (Pod(UID, "shop", "web-0"),)
+            _unread, self.entries, NodeState(node(16, 16)), interval_s=15.0, pods=lambda: (Pod(UID, "shop", "web-0"),)
         )
         self.reports = UseReports(self.watch, self.limits, self.over, self.written.append, clock=lambda: self.now)
 

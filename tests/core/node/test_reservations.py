@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.contract.elastic import Allowance, Answer, write_answer
+from gpu_device_plugin.core.contract.elastic import Allowance, Answer, PodGuarantees, write_answer
 from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED, RESIZE_BOUND
 from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares
 from gpu_device_plugin.core.node.blocks import Block
-from gpu_device_plugin.core.node.growth import (
+from gpu_device_plugin.core.node.ledger import Reservation
+from gpu_device_plugin.core.node.reservations import (
     UNDECIDED,
-    PodWish,
     Resize,
     answer,
     elastics,
@@ -27,14 +27,13 @@ from gpu_device_plugin.core.node.growth import (
     resize,
     taken_over,
 )
-from gpu_device_plugin.core.node.ledger import Growth
 from tests.nodes import ids, inventory, node, uuid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from gpu_device_plugin.core.node.growth import Elastic
     from gpu_device_plugin.core.node.node import Node
+    from gpu_device_plugin.core.node.reservations import Elastic
 
 NOTHING: tuple[Mapping[int, int], int] = ({}, 0)
 FREELY = {"default": Allowance("default", 99)}
@@ -66,18 +65,18 @@ def hold(numbers: Iterable[int], uid: str = "a", container: str = "main", gpu: i
 
 
 def found(there: Node, holds: Iterable[DeviceHold], *pods: Pod) -> list[Elastic]:
-    wishes = {each.kubelet_uid: PodWish.of(each) for each in pods}
+    wishes = {each.kubelet_uid: PodGuarantees.of(each) for each in pods}
     return [each for some in elastics(holds, wishes, there).values() for each in some]
 
 
 def grown(there: Node, shares: int, numbers: Iterable[int], uid: str = "a", container: str = "main") -> Node:
     """Return a node on which a container has so much beyond its request."""
-    new = {**there.ledger.grown, (uid, container): Growth(uuid(0), shares, frozenset(ids(0, numbers)))}
-    return there.with_ledger(there.ledger.with_grown(new))
+    new = {**there.ledger.reservations, (uid, container): Reservation(uuid(0), shares, frozenset(ids(0, numbers)))}
+    return there.with_ledger(there.ledger.with_reservations(new))
 
 
 def amounts(decided: Resize) -> dict[str, int]:
-    return {"/".join(key): growth.shares for key, growth in decided.grown.items()}
+    return {"/".join(key): reservation.shares for key, reservation in decided.reservations.items()}
 
 
 @pytest.mark.parametrize(
@@ -100,7 +99,7 @@ def amounts(decided: Resize) -> dict[str, int]:
 )
 def test_what_is_wished_and_promised_is_wanted(annotations: dict[str, str], beyond: int) -> None:
     (only,) = found(node(16, used={0: range(4)}), [hold(range(4))], pod(**annotations))
-    assert (only.beyond, only.key, only.gpu.position) == (beyond, ("a", "main"), 0)
+    assert (only.size.beyond, only.key, only.gpu.position) == (beyond, ("a", "main"), 0)
 
 
 def test_containers_without_devices_that_are_certain_are_left_out() -> None:
@@ -111,7 +110,7 @@ def test_containers_without_devices_that_are_certain_are_left_out() -> None:
     assert found(there, [hold(range(2), container="first")], web) == []
     assert found(there.with_ledger(there.ledger.granted(ids(0, [1]), 5.0)), [hold(range(4))], web) == []
     both = DeviceHold("a", "main", Kind.MEMORY, frozenset((*ids(0, [0]), *ids(1, [0]))))
-    assert elastics([both], {"a": PodWish.of(web)}, there) == {"a": ()}
+    assert elastics([both], {"a": PodGuarantees.of(web)}, there) == {"a": ()}
 
 
 def test_a_container_grows_as_far_as_there_is_room_and_shrinks_at_once() -> None:
@@ -121,11 +120,11 @@ def test_a_container_grows_as_far_as_there_is_room_and_shrinks_at_once() -> None
     assert amounts(decided) == {"a/main": 5}
     why = "GPU 0 has 1 GiB left that is promised to nobody, and 2 GiB more are asked for"
     assert decided.refused == {("b", "main"): why}
-    there = there.with_ledger(there.ledger.with_grown(decided.grown))
+    there = there.with_ledger(there.ledger.with_reservations(decided.reservations))
     assert there.use(there.shares.gpus[0]).taken == 15
     decided = resize(there, found(there, holds, pod(wish="7"), pod("b", wish="8")), NOTHING, FREELY)
     assert (amounts(decided), decided.refused) == ({"a/main": 3, "b/main": 2}, {})
-    there = there.with_ledger(there.ledger.with_grown(decided.grown))
+    there = there.with_ledger(there.ledger.with_reservations(decided.reservations))
     assert amounts(resize(there, found(there, holds, pod(), pod("b", wish="1")), NOTHING, FREELY)) == {}
 
 
@@ -173,7 +172,7 @@ def test_gpus_that_give_nothing_let_nobody_grow() -> None:
         there.ledger.seen((), certain=False),
         there.ledger.with_foreign({uuid(0): "nvidia.com/gpu"}),
         there.ledger.seen([uuid(0)]),
-        there.ledger.with_grown({("a", "main"): Growth(uuid(1), 1, frozenset({"former"}))}),
+        there.ledger.with_reservations({("a", "main"): Reservation(uuid(1), 1, frozenset({"former"}))}),
     ):
         assert why(there.with_ledger(ledger), pod(wish="6")) == unknown
 
@@ -186,7 +185,7 @@ def test_the_allowance_of_its_namespace_has_to_be_known_and_large_enough() -> No
     assert amounts(resize(there, both, NOTHING, {"default": Allowance("default", 5)})) == {"a/main": 3, "b/main": 2}
     refused = resize(there, both, NOTHING, {"default": Allowance("default", 4)})
     assert refused == Resize(
-        there.ledger.grown,
+        there.ledger.reservations,
         {
             (
                 "b",
@@ -215,34 +214,34 @@ def test_the_bound_is_a_label_of_the_namespace() -> None:
 def test_guarantees_without_room_are_given_up() -> None:
     """An agent that did not know of them gave the shares to others."""
     there = grown(grown(node(16, 8, used={0: range(12)}), 3, range(4)), 3, range(4, 8), "b")
-    assert {key[0]: growth.shares for key, growth in fitting(there).items()} == {"a": 3, "b": 1}
+    assert {key[0]: reservation.shares for key, reservation in fitting(there).items()} == {"a": 3, "b": 1}
     full = there.with_ledger(there.ledger.seen(ids(0, range(12, 15))))
-    assert {key[0]: growth.shares for key, growth in fitting(full).items()} == {"a": 1}
+    assert {key[0]: reservation.shares for key, reservation in fitting(full).items()} == {"a": 1}
 
 
 def test_what_is_guaranteed_on_a_gpu_that_is_excluded_now_stays() -> None:
     there = grown(node(16, 8, used={0: range(4)}), 3, range(4))
     excluding = replace(there, shares=Shares(1024).with_inventory(inventory(16, 8), [uuid(0)]))
-    assert fitting(excluding) == there.ledger.grown
+    assert fitting(excluding) == there.ledger.reservations
 
 
 def test_what_a_former_agent_saved_counts_for_containers_that_still_hold_shares_there() -> None:
     saved = {
-        ("a", "main"): Growth(uuid(0), 2, frozenset(ids(0, [0, 1]))),
-        ("b", "main"): Growth(uuid(0), 2, frozenset(ids(0, [2]))),
-        ("c", "main"): Growth(uuid(1), 2, frozenset(ids(1, [2]))),
+        ("a", "main"): Reservation(uuid(0), 2, frozenset(ids(0, [0, 1]))),
+        ("b", "main"): Reservation(uuid(0), 2, frozenset(ids(0, [2]))),
+        ("c", "main"): Reservation(uuid(1), 2, frozenset(ids(1, [2]))),
     }
     whole = DeviceHold("d", "main", Kind.COUNT, frozenset({uuid(1)}))
     assert taken_over(saved, [hold([0, 1, 5]), hold([1], "c"), whole]) == {
-        ("a", "main"): Growth(uuid(0), 2, frozenset(ids(0, [0, 1, 5])))
+        ("a", "main"): Reservation(uuid(0), 2, frozenset(ids(0, [0, 1, 5])))
     }
 
 
 def test_ids_that_the_records_show_for_other_pods_are_not_its_own() -> None:
-    mine = {("a", "main"): Growth(uuid(0), 2, frozenset(ids(0, [0, 1])))}
+    mine = {("a", "main"): Reservation(uuid(0), 2, frozenset(ids(0, [0, 1])))}
     assert owned(mine, [hold([0, 1]), hold([1], container="first"), hold([1], "b")]) == mine
     assert owned(mine, []) == mine
-    assert owned(mine, [hold([1], "b")]) == {("a", "main"): Growth(uuid(0), 2, frozenset(ids(0, [0])))}
+    assert owned(mine, [hold([1], "b")]) == {("a", "main"): Reservation(uuid(0), 2, frozenset(ids(0, [0])))}
 
 
 # --- what stands on the pod
@@ -253,7 +252,10 @@ def said(web: Pod, there: Node | None = None, *refused: str) -> Answer | None:
     there = there or node(16, used={0: range(4)})
     some = found(there, [hold(range(4))], web)
     return answer(
-        PodWish.of(web), some, there.ledger.grown, dict.fromkeys([("a", "main")], *refused) if refused else {}
+        PodGuarantees.of(web),
+        some,
+        there.ledger.reservations,
+        dict.fromkeys([("a", "main")], *refused) if refused else {},
     )
 
 
@@ -272,13 +274,15 @@ def test_a_pod_shows_what_it_is_guaranteed_and_why_not_more() -> None:
     assert malformed is not None
     assert "is not a whole number" in malformed.why
     moved = node(16, used={0: range(4)})
-    moved = moved.with_ledger(moved.ledger.with_grown({("a", "main"): Growth(uuid(1), 2, frozenset({"former"}))}))
+    moved = moved.with_ledger(
+        moved.ledger.with_reservations({("a", "main"): Reservation(uuid(1), 2, frozenset({"former"}))})
+    )
     assert said(pod(wish="6"), moved) == Answer({}, "6")
 
 
 def test_a_pod_without_shares_of_one_gpu_is_told_so() -> None:
     web = pod(wish="6")
-    assert answer(PodWish.of(web), (), {}, {}) == Answer(
+    assert answer(PodGuarantees.of(web), (), {}, {}) == Answer(
         {}, "6", "no container has shares of one GPU, which alone can grow"
     )
 
@@ -319,20 +323,20 @@ def test_the_guarantees_never_exceed_the_gpu_nor_what_is_wanted(data: st.DataObj
     some = found(there, holds, *pods)
     decided = resize(there, some, ({0: reserved}, 0), {"default": Allowance("default", bound)})
     before = fitting(there)
-    after = there.with_ledger(there.ledger.with_grown(decided.grown))
+    after = there.with_ledger(there.ledger.with_reservations(decided.reservations))
     assert after.use(after.shares.gpus[0]).taken <= total
-    assert set(decided.grown) <= set(before) | {each.key for each in some}
+    assert set(decided.reservations) <= set(before) | {each.key for each in some}
     for each in some:
-        was, now = (kept[each.key].shares if each.key in kept else 0 for kept in (before, decided.grown))
-        assert now == each.beyond or (now == was < each.beyond and each.key in decided.refused)
+        was, now = (kept[each.key].shares if each.key in kept else 0 for kept in (before, decided.reservations))
+        assert now == each.size.beyond or (now == was < each.size.beyond and each.key in decided.refused)
     known = {each.key for each in some}
-    assert all(decided.grown[key] == growth for key, growth in before.items() if key not in known)
-    extra = sum(growth.shares for key, growth in decided.grown.items() if key in known)
+    assert all(decided.reservations[key] == reservation for key, reservation in before.items() if key not in known)
+    extra = sum(reservation.shares for key, reservation in decided.reservations.items() if key in known)
     assert extra <= max(bound, sum(before[key].shares for key in known if key in before))
     if any(
-        key in known and growth.shares > before.get(key, replace(growth, shares=0)).shares
-        for key, growth in decided.grown.items()
+        key in known and reservation.shares > before.get(key, replace(reservation, shares=0)).shares
+        for key, reservation in decided.reservations.items()
     ):
         assert after.use(after.shares.gpus[0]).taken + reserved <= total
     again = resize(after, some, ({0: reserved}, 0), {"default": Allowance("default", bound)})
-    assert again.grown == decided.grown
+    assert again.reservations == decided.reservations

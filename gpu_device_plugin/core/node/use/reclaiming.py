@@ -36,7 +36,7 @@ _RECOVERY = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class ReclaimPolicy:
     """The settings of borrowing."""
 
     grace_s: float
@@ -46,7 +46,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReclaimRequest:
     """A container that was asked to return memory since its GPU is short."""
 
     place: Place
@@ -73,11 +73,11 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Returns:
+class ReclaimState:
     """The containers of a node that were asked, as of the newest reading."""
 
     at: float = float("-inf")
-    asked: Mapping[Place, Asked] = field(default_factory=dict)
+    requests: Mapping[Place, ReclaimRequest] = field(default_factory=dict)
     missing: Mapping[str, int] = field(default_factory=dict)
     """MiB of each GPU (by UUID) that borrowers have, and others lack of their guarantees. Of GPUs where that is so."""
     spent_s: Mapping[tuple[str, str], float] = field(default_factory=dict)
@@ -88,31 +88,31 @@ class Returns:
         reading: UseReading,
         uses: Mapping[str, Sequence[AttributedUse]],
         capacity_mib: Mapping[str, int],
-        terms: Terms,
+        policy: ReclaimPolicy,
         starting: Sequence[Place] = (),
-    ) -> Returns:
+    ) -> ReclaimState:
         """Return who is asked after one more reading.
 
         Args:
             reading: it tells the use of each GPU.
             uses: the containers with a guarantee on each GPU, see `uses_now`.
             capacity_mib: the memory of each GPU without the driver's reservation.
-            terms: the present settings.
+            policy: the present settings.
             starting: the containers that wait for their start, the first of which waits longest.
         """
         if reading.at <= self.at:
             return self
-        asked: dict[Place, Asked] = {}
+        requests: dict[Place, ReclaimRequest] = {}
         missing: dict[str, int] = {}
-        spent = self._spent(reading.at, terms.grace_s)
+        spent = self._spent(reading.at, policy.grace_s)
         for uuid, on_gpu in uses.items():
             by_place = {use.place: use for use in on_gpu}
-            before = {place: found for place, found in self.asked.items() if place in by_place}
-            if terms.evicts:  # who withdraws its limit when it is asked has memory of others all the same
+            before = {place: found for place, found in self.requests.items() if place in by_place}
+            if policy.evicts:  # who withdraws its limit when it is asked has memory of others all the same
                 on_gpu = [replace(use, lent=use.lent or use.place in before) for use in on_gpu]  # noqa: PLW2901
             if reading.used_mib.get(uuid) is None:
                 # A GPU that was not read for a moment, while its driver is busy, is as it was.
-                asked |= {place: was for place, was in before.items() if reading.at - was.seen <= terms.grace_s}
+                requests |= {place: was for place, was in before.items() if reading.at - was.seen <= policy.grace_s}
                 continue
             short = shortage_mib(on_gpu, reading.used_mib[uuid], capacity_mib.get(uuid))
             if not short:
@@ -124,22 +124,22 @@ class Returns:
                 was = before.get(use.place)
                 since = reading.at if was is None else was.since
                 spent_s = spent.get((use.pod_uid, uuid), 0.0) if was is None else was.spent_s
-                asked[use.place] = Asked(
+                requests[use.place] = ReclaimRequest(
                     use.place,
                     since,
                     reading.at if known or was is None else was.seen,
                     mib if known or was is None else was.mib,
                     use.borrowed_mib if known or was is None else was.borrowed_mib,
-                    since + terms.grace_s - spent_s if terms.evicts and _evictable(use) else None,
+                    since + policy.grace_s - spent_s if policy.evicts and _evictable(use) else None,
                     _needed_by(on_gpu, starting),
                     use.pod,
                     spent_s,
                 )
-        return Returns(reading.at, asked, missing, spent)
+        return ReclaimState(reading.at, requests, missing, spent)
 
     def _spent(self, now: float, grace_s: float) -> Mapping[tuple[str, str], float]:
         """Return what each pod has used up of its grace until now."""
-        returning = {(each.place[0], each.place[2]) for each in self.asked.values() if each.mib}
+        returning = {(each.place[0], each.place[2]) for each in self.requests.values() if each.mib}
         found = {}
         for key in returning | self.spent_s.keys():
             passed_s = now - self.at if key in returning else (self.at - now) / _RECOVERY
@@ -154,7 +154,7 @@ class Returns:
         """
         return tuple(
             Candidate(each.pod, each.place[2], each.borrowed_mib)
-            for each in self.asked.values()
+            for each in self.requests.values()
             if each.pod is not None and each.mib and each.seen == self.at
             if each.until is not None and each.until <= self.at
         )
@@ -166,7 +166,7 @@ def _evictable(use: AttributedUse) -> bool:
 
 
 def _amounts(
-    uses: Sequence[AttributedUse], before: Mapping[Place, Asked], due_mib: int
+    uses: Sequence[AttributedUse], before: Mapping[Place, ReclaimRequest], due_mib: int
 ) -> Iterable[tuple[AttributedUse, int]]:
     """Return who is asked on one GPU that is short, and for how much: those of `before` stay."""
     in_order = sorted(uses, key=lambda use: (use.pod.priority if use.pod else 0, -use.borrowed_mib, use.place))
@@ -236,7 +236,7 @@ def uses_now(
     return {uuid: tuple(uses) for uuid, uses in by_gpu.items()}
 
 
-def limits_now(
+def allowed_now(
     uses: Mapping[str, Iterable[AttributedUse]], capacity_mib: Mapping[str, int], held_back: Collection[Place]
 ) -> Mapping[Place, int]:
     """Return the MiB that each container may use now, for those that may use something else than when they started.
