@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from gpu_device_plugin.core.contract.history import ContainerHistory, GpuHistory, NodeHistory
 from gpu_device_plugin.core.model.times import rfc3339
-from gpu_device_plugin.core.node.use.process_use import by_place
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -34,8 +33,6 @@ STEPS = 240
 """Values of a series: an hour."""
 ROOM = 1120
 """Containers, each once for every GPU that it holds: 140 on each of 8 GPUs."""
-MOST_CONTAINER_BYTES = 4
-"""Of one container in one step."""
 
 _UNKNOWN: Mapping[str, int] = MappingProxyType({"I": 0xFFFF_FFFF, "H": 0xFFFF, "B": 0xFF})
 """The code of a value that is not known, the largest one, by the type of its column in `array`."""
@@ -230,7 +227,7 @@ class Ring:
         self._at, self._steps = at, range(max(first, step - self._count + 1), step + 1)
         samples = {sample.shared.gpu.uuid: _gpu_values(sample) for sample in gpus}
         self._gpus.put(step, samples)
-        there = [use for use in by_place(uses).values() if use.uuid in samples and use.uuid in self._gpus.rows]
+        there = [use for use in uses if use.uuid in samples and use.uuid in self._gpus.rows]
         there.sort(key=lambda use: (-(use.used_mib or 0), use.place))
         missing = self._containers.put(step, {use.place: self._values(use, cpu_throttled) for use in there})
         self._left_out = [use for use in there if use.place in missing]

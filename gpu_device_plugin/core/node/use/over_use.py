@@ -16,7 +16,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.node.use.eviction_choice import Candidate
-from gpu_device_plugin.core.node.use.process_use import by_place
 from gpu_device_plugin.core.node.use.reclaiming import shortage_mib
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ class Watch:
         """Return the evidence after one more reading."""
         if reading.at <= self.at:
             return self
-        uses = by_place(reading.containers)
+        uses = {use.place: use for use in reading.containers}
         evidence = {}
         for place, use in uses.items():
             if (found := _seen(self.evidence.get(place), use, reading.at, rules)) is not None:

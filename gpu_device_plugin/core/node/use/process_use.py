@@ -115,26 +115,6 @@ class UseReading:
     """UIDs of the pods that use GPUs beside those listed for them: by what right is not known, see `attribute`."""
 
 
-def by_place(uses: Iterable[AttributedUse]) -> Mapping[Place, AttributedUse]:
-    """Merge the uses of one place: while a container restarts, the old one and the new one may both have processes."""
-    found: dict[Place, AttributedUse] = {}
-    for use in uses:
-        other = found.get(use.place)
-        if other is not None:
-            known = use.used_mib is not None and other.used_mib is not None
-            both = (use.used_mib or 0) + (other.used_mib or 0)
-            granted = max(use.granted_mib, other.granted_mib)
-            use = replace(  # noqa: PLW2901
-                use,
-                used_mib=both if known else None,
-                granted_mib=granted,
-                limit_mib=use.limit_mib or other.limit_mib,
-                holding=use.holding or other.holding,
-            )
-        found[use.place] = use
-    return found
-
-
 WITHOUT_HOST_PID = (
     "the agent sees no processes of other pods, because its pod has a PID namespace of its own; set hostPID: true in "
     "its DaemonSet (the chart's agent.hostPID)"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_LIMIT
 from gpu_device_plugin.core.node.use.eviction_choice import Candidate, spared
-from gpu_device_plugin.core.node.use.process_use import AttributedUse, by_place
+from gpu_device_plugin.core.node.use.process_use import AttributedUse
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -218,7 +218,7 @@ def uses_now(
     `starting` are those that the kubelet is about to start, with their guarantees: the kubelet's checkpoint, of which
     `holdings` are made, may not show them yet.
     """
-    read = by_place(reading.containers)
+    read = {use.place: use for use in reading.containers}
     about_to_start = {use.place: use for use in starting}
     found: dict[Place, AttributedUse] = {}
     for holding in holdings:

@@ -133,12 +133,6 @@ def test_whole_gpus_never_exceed() -> None:
     assert exceeding(reading(0, shared), reading(500, shared)) == [PLACE]
 
 
-@pytest.mark.parametrize(("old", "new", "exceeds"), [(2500, 2500, True), (2500, None, False), (1000, 3000, False)])
-def test_the_processes_of_a_restarting_container_count_together(old: int, new: int | None, *, exceeds: bool) -> None:
-    both = use(old), use(new)
-    assert exceeding(reading(0, *both), reading(180, *both)) == ([PLACE] if exceeds else [])
-
-
 def test_two_generations_of_a_pod_are_two_pods() -> None:
     old, new = use(6120), use(6120, pod="v")
     assert exceeding(reading(0, old), reading(90, old), reading(100, new), reading(200, new)) == []
