@@ -1,4 +1,4 @@
-"""A node at one moment: its shares, the ledger of their holders, and the GPUs out of service."""
+"""A node at one moment: its shares, the ledger of their holders, and the GPUs that are closed."""
 
 from __future__ import annotations
 
@@ -77,18 +77,8 @@ class Node:
     @property
     def emptiest(self) -> int:
         """The free shares of the GPU that has the most of them to give; 0 if none has any."""
-        ledger = self.ledger
-        free = (
-            len(shared.shares) - use.taken
-            for shared in self.shares.gpus
-            if SHARES in shared.offered
-            and (uuid := shared.gpu.uuid) not in ledger.foreign
-            and not (block := self.blocks.get(uuid, OPEN)).everyone
-            and not block.new_pods
-            and not (use := ledger.use(uuid)).whole
-        )
-        # With a former, smaller share size, more IDs may be in use than there are shares now.
-        return max(0, max(free, default=0))
+        rooms = (self.room(shared) for shared in self.shares.gpus if SHARES in shared.offered)
+        return max((room.free for room in rooms if room.gives_shares), default=0)
 
     def rooms(self) -> tuple[Room, ...]:
         """Return the state of every GPU that is shared, or given whole, for a demand, by our own ledger."""

@@ -64,8 +64,6 @@ class NodeChoices:
     mig: str = MigMode.OFF
     serve: str = AUTO
     limits: str = AUTO
-    refuse: bool = False
-    """Where the wanted means of limiting is not there, containers are refused; otherwise their limits are advisory."""
     excluded: tuple[str, ...] = ()
     """UUIDs or NVML indexes of the GPUs that are not shared."""
     resources: tuple[Resource, ...] = ()
@@ -186,7 +184,7 @@ def derive(
     want = wanted_enforcement(choices.limits, labels, compute=choices.delivery.mps_compute)
     abilities = Abilities(inventory.cgroup, mps, choices.delivery.extra is not None)
     gpus = {at: shared.gpu for at, shared in listed.items()}
-    chosen, missing = enforcements(gpus, abilities, want, refuse=choices.refuse, partitions=whole)
+    chosen, missing = enforcements(gpus, abilities, want, refuse=choices.delivery.refuse, partitions=whole)
     undeliverable = choices.delivery.why_not(gpus.values())
     methods = choices.delivery.methods
     if undeliverable:
@@ -195,7 +193,7 @@ def derive(
         choices.delivery,
         enforcements={gpu.uuid: chosen[at] for at, gpu in gpus.items()},
         mps_compute=want.compute,
-        refuse=choices.refuse and want.required,
+        refuse=choices.delivery.refuse and want.required,
         methods=methods,
         cgpu_disable=labels.get(CGPU_DISABLE_LABEL) == "true",
     )

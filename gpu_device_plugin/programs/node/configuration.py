@@ -92,6 +92,7 @@ def _choices(settings: NodeSettings, extra: ExtraGrant | None) -> NodeChoices:
         mps_compute=settings.mps_compute == "by-share",
         soft_is_share=settings.soft_limit == "share",
         extra=extra,
+        refuse=settings.limits_fallback == REFUSE,
         methods=frozenset(settings.devices),
         cdi_kind=settings.cdi_kind,
     )
@@ -100,7 +101,6 @@ def _choices(settings: NodeSettings, extra: ExtraGrant | None) -> NodeChoices:
         mig=settings.mig,
         serve=settings.serve,
         limits=settings.limits,
-        refuse=settings.limits_fallback == REFUSE,
         excluded=settings.exclude_gpus,
         resources=settings.offered,
         mig_domain=settings.domain_of_mig,

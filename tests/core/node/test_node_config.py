@@ -33,6 +33,7 @@ from tests.nodes import inventory, node
 from tests.resources import MEM
 
 FAILED = GpuHealth((Problem(Cause.LOST, "it is gone"),))
+REFUSING = Delivery(refuse=True)
 READY = MpsGpu(MpsStatus.READY, pipe_directory="/run/x/GPU-0")
 
 
@@ -202,10 +203,8 @@ def test_gpus_without_device_nodes_are_not_given_by_device_nodes() -> None:
 
 
 def test_daemons_of_mps_labels_and_settings_reach_the_means() -> None:
-    template = Delivery(mps_shm="/run/x/shm", soft_is_share=True)
-    by_label = config(
-        labels={"ack.node.gpu.schedule": "core_mem"}, mps={"GPU-0": READY}, refuse=True, delivery=template
-    )
+    template = Delivery(mps_shm="/run/x/shm", soft_is_share=True, refuse=True)
+    by_label = config(labels={"ack.node.gpu.schedule": "core_mem"}, mps={"GPU-0": READY}, delivery=template)
     plan = by_label.delivery
     assert (plan.mps_shm, plan.mps_compute, plan.soft_is_share) == ("/run/x/shm", True, True)
     assert {uuid: gpu.enforcement for uuid, gpu in plan.enforcements.items()} == {
@@ -228,12 +227,12 @@ def test_clients_and_daemons_of_mps_that_come_and_go_change_nothing_of_the_confi
 
 
 def test_a_wanted_means_that_is_not_there_bars_the_gpus_or_is_told_alone() -> None:
-    refused = config(limits="mps", refuse=True, mps="it ended")
+    refused = config(limits="mps", delivery=REFUSING, mps="it ended")
     assert refused.blocks == {uuid: Block(parts=refused.delivery.refusals[uuid]) for uuid in ("GPU-0", "GPU-1")}
     assert refused.delivery.refuse
     assert refused.missing.startswith("GPU 0, 1: the setting limits=mps asks for mps: it ended; containers are refused")
     beside: dict[str, Any] = {"limits": "mps", "mps": {}, "without_mps": frozenset({"GPU-1", "GPU-7"})}
-    assert config(**beside, refuse=True).blocks == {
+    assert config(**beside, delivery=REFUSING).blocks == {
         "GPU-1": Block(parts="it has containers that were started without MPS")
     }
     assert not config(**beside).blocks

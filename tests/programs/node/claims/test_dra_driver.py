@@ -680,6 +680,18 @@ async def test_under_mps_a_part_of_a_gpu_waits_for_its_daemon_and_a_whole_gpu_fo
         assert "MPS" in refused.error
 
 
+async def test_under_mps_a_running_claim_whose_file_is_damaged_stays_a_client() -> None:
+    async with claims_under_mps() as (here, _):
+        await here.run_claim("c1", exactly(memory="7Gi"))
+        (claim,) = here.dra.claims.prepared.value.values()
+        await here.node.stop_agent()
+        for path in here.dra_files():
+            path.write_text("{")
+        await here.start(limits="mps", mps_dir=str(here.node.folder / "mps"))
+        (found,) = here.dra.claims.prepared.value.values()
+        assert (found.uid, found.enforcement, found.cdi) == (claim.uid, "mps", claim.cdi)
+
+
 async def test_a_claim_that_is_refused_after_its_daemon_came_leaves_no_daemon_behind() -> None:
     async with claims_under_mps() as (here, supervisor):
         wish = {"apiVersion": "gpu-device-plugin/v1", "kind": "GpuShareConfig", "limits": "driver"}
