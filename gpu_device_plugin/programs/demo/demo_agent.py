@@ -18,7 +18,7 @@ from gpu_device_plugin.programs.commandline import ending
 from gpu_device_plugin.programs.node import node_program as program
 from gpu_device_plugin.programs.node.agent import NodeAgent
 from gpu_device_plugin.programs.node.features import NODE_FEATURES
-from gpu_device_plugin.programs.node.features.use import Use
+from gpu_device_plugin.programs.node.use.use_reader import Use
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 

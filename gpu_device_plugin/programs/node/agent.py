@@ -34,10 +34,10 @@ from gpu_device_plugin.programs.node.configuration import Configuration, initial
 from gpu_device_plugin.programs.node.conflicting_plugins import ConflictingPlugins
 from gpu_device_plugin.programs.node.extension import Features
 from gpu_device_plugin.programs.node.feature_context import NodeContext, make_features
-from gpu_device_plugin.programs.node.features.mps import Mps
 from gpu_device_plugin.programs.node.kubelet.advertiser import Advertiser
 from gpu_device_plugin.programs.node.kubelet.allocation_handler import AllocationHandler, Starts
 from gpu_device_plugin.programs.node.kubelet.reconciler import ForgottenPods, Reconciler
+from gpu_device_plugin.programs.node.limits.mps_link import Mps
 from gpu_device_plugin.programs.node.node_api import NodeApi, reach_api
 from gpu_device_plugin.programs.node.node_events import OrphanedInstances, Reports
 from gpu_device_plugin.programs.probes import serving_probes

@@ -11,6 +11,10 @@ from gpu_device_plugin.core.cost.audit import AuditKind, AuditRecord, changes, d
 from gpu_device_plugin.core.model.times import epoch_s, rfc3339
 from gpu_device_plugin.kubelet.statefile import AUDITED, StateFile
 from gpu_device_plugin.logs import audit
+from gpu_device_plugin.programs.node.extension import NodeFeature
+from gpu_device_plugin.programs.node.happenings import Happening
+from gpu_device_plugin.programs.node.use.evictor import Evictions
+from gpu_device_plugin.programs.node.use.use_reader import Use
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +24,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cost.audit import Grants
     from gpu_device_plugin.core.node.node_config import NodeConfig
     from gpu_device_plugin.node_state import NodeState
+    from gpu_device_plugin.programs.node.extension import Tasks
+    from gpu_device_plugin.programs.node.feature_context import NodeContext
     from gpu_device_plugin.programs.node.node_cluster import NodeCluster
     from gpu_device_plugin.programs.node.use.evictor import Evictor
     from gpu_device_plugin.programs.node.use.use_reader import UseWatch
@@ -103,3 +109,23 @@ class AuditLog:
                 self._note(sentence)
         self._offered = {uuid: self._offered.get(uuid, record) for uuid, record in gpus.items()}
         self._told, self._found = frozenset(evicted), True
+
+
+class Audit(NodeFeature):
+    """Follows what containers hold."""
+
+    def __init__(self, node: NodeContext) -> None:
+        """Prepare for `node`."""
+        evictions = node.get(Evictions)
+        self.log = AuditLog(
+            node.settings.value,
+            node.config,
+            node.state,
+            node.of(Use).watch,
+            node.cluster,
+            None if evictions is None else evictions.evictor,
+            lambda text: node.api.happenings.tell(Happening("", text)),
+        )
+
+    def tasks(self) -> Tasks:  # noqa: D102
+        return [self.log.run()]

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, NoReturn
 from gpu_device_plugin.core.contract.cordons import Cordon, cordon_of
 from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.core.node.health.cordoning import AGENT, Faults
+from gpu_device_plugin.programs.node.extension import NodeFeature
+from gpu_device_plugin.programs.node.features.history import PastHour
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.core.model.condition import GpuCondition
     from gpu_device_plugin.core.node.node_config import NodeConfig
+    from gpu_device_plugin.programs.node.extension import Tasks
+    from gpu_device_plugin.programs.node.feature_context import NodeContext
     from gpu_device_plugin.programs.node.node_api import NodeApi
     from gpu_device_plugin.settings.node import NodeSettings
 
@@ -46,3 +50,14 @@ class AutoCordon:
             there = cordon_of(config.facts.cordons, uuid, uuid) is not None
             if there or await self._api.cordon(uuid, Cordon(AGENT, rfc3339(time.time()), why)):
                 self._faults = self._faults.answer(uuid, now)
+
+
+class AutomaticCordons(NodeFeature):
+    """Follows the conditions of the GPUs."""
+
+    def __init__(self, node: NodeContext) -> None:
+        """Prepare for `node`, which has the API."""
+        self.cordons = AutoCordon(node.of(PastHour).history.conditions, node.settings, node.config, node.api)
+
+    def tasks(self) -> Tasks:  # noqa: D102
+        return [self.cordons.run()]

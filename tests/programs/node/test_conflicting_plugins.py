@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
-from gpu_device_plugin.programs.node.features.over_use import OverUseOfMemory
-from gpu_device_plugin.programs.node.features.use import Use
+from gpu_device_plugin.programs.node.use.over_use import OverUseOfMemory
+from gpu_device_plugin.programs.node.use.use_reader import Use
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.pod_specs import ContainerSpec, PodSpec
 from tests.kubelet.scripted_plugin import Script, ScriptedPlugin

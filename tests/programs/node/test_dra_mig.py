@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.programs.node.features.use import Use
+from gpu_device_plugin.programs.node.use.use_reader import Use
 from tests.programs.node.cluster_harness import NODE
 from tests.programs.node.dra_harness import claims
 from tests.scheduler_double.dra_scheduler import exactly

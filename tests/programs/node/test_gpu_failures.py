@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.programs.node.features.eviction import Evictions
+from gpu_device_plugin.programs.node.use.evictor import Evictions
 from tests.programs.node.cluster_harness import NODE, RIGHTS, Cluster, cluster, promise
 from tests.programs.node.harness import T4, pod
 

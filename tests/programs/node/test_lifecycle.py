@@ -30,8 +30,8 @@ from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryError, DirectoryGoneError
 from gpu_device_plugin.programs.node.features import NODE_FEATURES
 from gpu_device_plugin.programs.node.features.history import PastHour
-from gpu_device_plugin.programs.node.features.use import Use
 from gpu_device_plugin.programs.node.node_program import RESTART_AFTER, main
+from gpu_device_plugin.programs.node.use.use_reader import Use
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources

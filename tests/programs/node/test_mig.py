@@ -12,7 +12,7 @@ from gpu_device_plugin.core.model.shares import parse_id
 from gpu_device_plugin.hardware.fake.description import read
 from gpu_device_plugin.hardware.monitor import MonitorTimings
 from gpu_device_plugin.programs.node.configuration import ListFullError
-from gpu_device_plugin.programs.node.features.use import Use
+from gpu_device_plugin.programs.node.use.use_reader import Use
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing.pod_specs import ContainerSpec, PodSpec

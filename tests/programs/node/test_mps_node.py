@@ -14,7 +14,7 @@ from gpu_device_plugin.core.contract.keys import SET_LIMITS_LABEL
 from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, WANTED_FILE, MpsGpu, MpsState, MpsStatus
 from gpu_device_plugin.core.contract.variables import LIMITS
 from gpu_device_plugin.core.model.pods import ContainerKind
-from gpu_device_plugin.programs.node.features.mps import Mps
+from gpu_device_plugin.programs.node.limits.mps_link import Mps
 from tests.names import COUNT
 from tests.programs.node.cluster_harness import allocation, cluster
 from tests.programs.node.harness import T4, container, envs_of, pod, world

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.contract.mpsfiles import MpsStatus
 from gpu_device_plugin.core.contract.variables import LIMITS, MPS_MEMORY, MPS_PIPE_DIRECTORY
 from gpu_device_plugin.core.node.mps.mps_daemon import DEFAULT, EXCLUSIVE
-from gpu_device_plugin.programs.node.features.mps import Mps
+from gpu_device_plugin.programs.node.limits.mps_link import Mps
 from tests.names import COUNT
 from tests.programs.mps.supervised import A, B, Node
 from tests.programs.mps.supervised import node as supervised

@@ -25,7 +25,7 @@ from gpu_device_plugin.core.contract.history import (
 from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.core.report.why.slowness import slowness
 from gpu_device_plugin.programs.node.features.history import PastHour
-from gpu_device_plugin.programs.node.features.use import Use
+from gpu_device_plugin.programs.node.use.use_reader import Use
 from tests.nvml_mock import Mock
 from tests.patience import eventually
 from tests.programs.node.cluster_harness import cluster

@@ -11,7 +11,7 @@ from gpu_device_plugin.core.contract.nodereport import ContainerUse, GpuUse, Nod
 from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.node.use.process_use import NOT_READ, WITHOUT_HOST_PID
 from gpu_device_plugin.metrics import PrometheusMetrics
-from gpu_device_plugin.programs.node.features.use import Use
+from gpu_device_plugin.programs.node.use.use_reader import Use
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from tests.patience import eventually

@@ -2,19 +2,19 @@
 
 from gpu_device_plugin.programs.node.feature_context import FeatureSpec
 
-_HERE = "gpu_device_plugin.programs.node.features"
+_NODE = "gpu_device_plugin.programs.node"
 
 NODE_FEATURES = (
-    FeatureSpec("use", f"{_HERE}.use:Use"),
-    FeatureSpec("eviction", f"{_HERE}.eviction:Evictions", needs=("use",), needs_api=True),
-    FeatureSpec("over_use", f"{_HERE}.over_use:OverUseOfMemory", needs=("use",)),
-    FeatureSpec("elastic", f"{_HERE}.elastic:Elastic", needs=("use",)),
-    FeatureSpec("mps", f"{_HERE}.mps:Mps"),
-    FeatureSpec("limits", f"{_HERE}.limits:Limits", needs=("use",)),
-    FeatureSpec("idle", f"{_HERE}.idle:Idle", needs=("use",)),
-    FeatureSpec("history", f"{_HERE}.history:PastHour", needs=("use",)),
-    FeatureSpec("cordon", f"{_HERE}.cordon:AutomaticCordons", needs=("history",), needs_api=True),
-    FeatureSpec("audit", f"{_HERE}.audit:Audit", needs=("use",)),
+    FeatureSpec("use", f"{_NODE}.use.use_reader:Use"),
+    FeatureSpec("eviction", f"{_NODE}.use.evictor:Evictions", needs=("use",), needs_api=True),
+    FeatureSpec("over_use", f"{_NODE}.use.over_use:OverUseOfMemory", needs=("use",)),
+    FeatureSpec("elastic", f"{_NODE}.features.elastic:Elastic", needs=("use",)),
+    FeatureSpec("mps", f"{_NODE}.limits.mps_link:Mps"),
+    FeatureSpec("limits", f"{_NODE}.features.limits:Limits", needs=("use",)),
+    FeatureSpec("idle", f"{_NODE}.use.idle_pods:Idle", needs=("use",)),
+    FeatureSpec("history", f"{_NODE}.features.history:PastHour", needs=("use",)),
+    FeatureSpec("cordon", f"{_NODE}.auto_cordon:AutomaticCordons", needs=("history",), needs_api=True),
+    FeatureSpec("audit", f"{_NODE}.audit_log:Audit", needs=("use",)),
 )
 """In the order in which they are made, and take part in answers: what a container may use is known before MPS limits it
 to that, and what is required of its limits comes last. A feature that is absent because another is, or without the

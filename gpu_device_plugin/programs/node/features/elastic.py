@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.kubelet.statefile import SavedGuarantees
 from gpu_device_plugin.programs.node.extension import NodeFeature
-from gpu_device_plugin.programs.node.features.eviction import Evictions
-from gpu_device_plugin.programs.node.features.use import Use
 from gpu_device_plugin.programs.node.guarantees import Guarantees
 from gpu_device_plugin.programs.node.use.borrowing import Borrowing
+from gpu_device_plugin.programs.node.use.evictor import Evictions
 from gpu_device_plugin.programs.node.use.memory_files import MemoryFiles
+from gpu_device_plugin.programs.node.use.use_reader import Use
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.kubelet.incident_files import IncidentFiles
 from gpu_device_plugin.programs.node.extension import NodeFeature
-from gpu_device_plugin.programs.node.features.use import Use
 from gpu_device_plugin.programs.node.flight_recorder import FlightRecorder
 from gpu_device_plugin.programs.node.use.history import History
+from gpu_device_plugin.programs.node.use.use_reader import Use
 
 if TYPE_CHECKING:
     from gpu_device_plugin.aio.http import Route

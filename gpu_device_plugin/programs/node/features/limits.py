@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.node.kubelet.admission import refuse_unlimited
 from gpu_device_plugin.programs.node.extension import NodeFeature
-from gpu_device_plugin.programs.node.features.use import Use
 from gpu_device_plugin.programs.node.limits.limit_link import LimitLink
 from gpu_device_plugin.programs.node.limits.limit_verification import Verification
+from gpu_device_plugin.programs.node.use.use_reader import Use
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

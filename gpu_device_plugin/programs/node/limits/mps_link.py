@@ -21,17 +21,21 @@ from gpu_device_plugin.core.node.preferred_allocation import spread_over
 from gpu_device_plugin.file_link import FileLink, HelperWords
 from gpu_device_plugin.kubelet.procfs import boot_time
 from gpu_device_plugin.programs.node.extension import NodeFeature
+from gpu_device_plugin.programs.node.use.use_reader import Use
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
     from pathlib import Path
     from typing import NoReturn
 
     from gpu_device_plugin.core.contract.mpsfiles import MpsGpu
     from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.shares import SharedGpu
+    from gpu_device_plugin.core.report.gauges import NodeMetrics
     from gpu_device_plugin.node_state import NodeState
-    from gpu_device_plugin.programs.node.extension import Contribution, GrantDraft, GrantRequest, StartRequest
+    from gpu_device_plugin.programs.node.extension import Contribution, GrantDraft, GrantRequest, StartRequest, Tasks
+    from gpu_device_plugin.programs.node.feature_context import NodeContext
 
 _log = logging.getLogger(__name__)
 
@@ -362,3 +366,28 @@ def _without_mps(draft: GrantDraft) -> GrantDraft:
 
 def _others(present: Mapping[str, mps.Tenants]) -> frozenset[str]:
     return frozenset(uuid for uuid, tenants in present.items() if tenants.others)
+
+
+class Mps(NodeFeature):
+    """Takes part in grants (containers are clients of a daemon), in starts, and in the node's configuration."""
+
+    def __init__(self, node: NodeContext) -> None:
+        """Prepare to meet the supervisor of `node`."""
+        self.link = MpsLink(node.settings.value.mps_dir, node.state, node.entries, node.reports.mps_changed)
+        if (use := node.get(Use)) is not None:
+            use.watch.mps_servers = self.link.server_pids
+
+    def granting(self, request: GrantRequest) -> AbstractAsyncContextManager[Contribution]:  # noqa: D102
+        return self.link.granting(request)
+
+    async def before_start(self, start: StartRequest) -> Refused | None:  # noqa: D102
+        return await self.link.before_start(start)
+
+    def ledger_complete(self) -> None:  # noqa: D102
+        self.link.ledger_complete()
+
+    def tasks(self) -> Tasks:  # noqa: D102
+        return [self.link.run()]
+
+    def measured(self, metrics: NodeMetrics) -> NodeMetrics:  # noqa: D102
+        return replace(metrics, mps=self.link.ready)

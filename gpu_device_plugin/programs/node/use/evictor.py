@@ -17,6 +17,8 @@ from gpu_device_plugin.core.node.health.gpu_health import with_cards
 from gpu_device_plugin.core.node.use.eviction_choice import leaving, next_victims
 from gpu_device_plugin.core.report.text.use_texts import duration
 from gpu_device_plugin.hardware.gpu_health_tracker import State
+from gpu_device_plugin.programs.node.extension import NodeFeature
+from gpu_device_plugin.programs.node.use.use_reader import Use
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.node.use.eviction_choice import Candidate
     from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView
     from gpu_device_plugin.node_state import NodeState
+    from gpu_device_plugin.programs.node.extension import Tasks
+    from gpu_device_plugin.programs.node.feature_context import NodeContext
     from gpu_device_plugin.programs.node.node_cluster import NodeCluster
     from gpu_device_plugin.settings.node import NodeSettings
 
@@ -258,3 +262,16 @@ class GpuFailures:
     def _gpu(self, uuid: str) -> str:
         shared = self._state.node.shares.by_uuid(uuid)
         return f"GPU {uuid}" if shared is None else shared.name
+
+
+class Evictions(NodeFeature):
+    """The evictor, which other features order evictions from, and the failures of GPUs."""
+
+    def __init__(self, node: NodeContext) -> None:
+        """Prepare to evict pods of `node`, which has the API."""
+        self.evictor = Evictor(node.reached_cluster, node.metrics, node.settings, alone=node.alone)
+        holdings = node.of(Use).watch.holdings
+        self.failures = GpuFailures(node.hardware.view, node.state, node.settings, holdings, self.evictor)
+
+    def tasks(self) -> Tasks:  # noqa: D102
+        return [self.evictor.run(), self.failures.run()]

@@ -5,24 +5,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.aio.http import JSON, Page
+from gpu_device_plugin.aio.http import JSON, Page, page_at
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import Attempts, together
 from gpu_device_plugin.aio.worker import Worker
-from gpu_device_plugin.core.contract.nodereport import SERVED, write_node_use
+from gpu_device_plugin.core.contract.nodereport import SERVED, USE_PATH, write_node_use
 from gpu_device_plugin.core.node.holdings import holdings
 from gpu_device_plugin.core.node.use.process_use import NOT_READ, UseReading, attribute, blindness
 from gpu_device_plugin.core.node.use.reclaiming import ReclaimState
 from gpu_device_plugin.core.node.use.use_report import SELDOM_S, SOON_S, due_in_s, fresh, names, node_use
+from gpu_device_plugin.kubelet import procfs
 from gpu_device_plugin.kubelet.procfs import ProcessOwners, boot_time, in_nodes_namespace
+from gpu_device_plugin.programs.node.extension import NodeFeature
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
     from typing import Any, NoReturn
 
+    from gpu_device_plugin.aio.http import Route
     from gpu_device_plugin.core.contract.nodereport import NodeUse
     from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.limits import LimitState
@@ -33,7 +37,11 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.node.use.over_use import Excess
     from gpu_device_plugin.core.node.use.process_use import GpuReading, Place
     from gpu_device_plugin.core.node.use.use_report import Names
+    from gpu_device_plugin.core.report.gauges import NodeMetrics
     from gpu_device_plugin.node_state import NodeState
+    from gpu_device_plugin.programs.node.extension import Tasks
+    from gpu_device_plugin.programs.node.feature_context import NodeContext
+    from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)
 
@@ -243,3 +251,43 @@ class UseReports:
             self._publish(write_node_use(use))
             due_s = due_in_s(use, use, 0.0)
         return due_s
+
+
+class Use(NodeFeature):
+    """Reads the use; other features follow the readings, and add what they know of containers to the reports."""
+
+    def __init__(self, node: NodeContext) -> None:
+        """Prepare to read the GPUs of `node`."""
+        cluster = node.cluster
+        self._settings = node.settings
+        self.allowed_now: Observable[Mapping[Place, int]] = Observable({})
+        """The MiB that each container may use now, of those that may use something else than when they started."""
+        self.watch = UseWatch(
+            partial(node.hardware.use, utilisation=True),
+            node.entries,
+            node.state,
+            interval_s=node.settings.value.usage_interval_s,
+            pods=None if cluster is None else lambda: tuple(cluster.followed.pods.values()),
+            may_borrow=lambda: False,
+            ended=lambda: node.records.over,
+            alone=node.alone,
+            processes=procfs.ProcessOwners(node.proc),
+            host_pids=partial(procfs.in_nodes_namespace, node.proc),
+        )
+        self.reports = UseReports(
+            self.watch, node.limit_states, Observable({}), (lambda _: None) if cluster is None else cluster.show_use
+        )
+        self._published = cluster is not None
+
+    def tasks(self) -> Tasks:  # noqa: D102
+        tasks = [self.watch.run(), self._settings.follow(self._interval)]
+        return [*tasks, self.reports.run()] if self._published else tasks
+
+    def routes(self) -> list[Route]:  # noqa: D102
+        return [page_at(USE_PATH, self.reports.page)]
+
+    def measured(self, metrics: NodeMetrics) -> NodeMetrics:  # noqa: D102
+        return replace(metrics, use=self.reports.now())
+
+    def _interval(self, settings: NodeSettings) -> None:
+        self.watch.every(settings.usage_interval_s)

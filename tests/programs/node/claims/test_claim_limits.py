@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.memoryfile import MemoryFile
 from gpu_device_plugin.kubelet._proto import dra_v1_pb2
-from gpu_device_plugin.programs.node.features.use import Use
+from gpu_device_plugin.programs.node.use.use_reader import Use
 from gpu_device_plugin.testing.pod_specs import Pod, PodSpec
 from tests.memory import read_memory_file
 from tests.programs.node.dra_harness import Claims, claims

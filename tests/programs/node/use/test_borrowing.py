@@ -16,7 +16,7 @@ from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_LIMIT,
 from gpu_device_plugin.core.contract.memoryfile import DIRECTORY, NAME, MemoryFile
 from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.programs.node.features.elastic import Elastic
-from gpu_device_plugin.programs.node.features.use import Use
+from gpu_device_plugin.programs.node.use.use_reader import Use
 from gpu_device_plugin.testing.cluster.cluster_served import StatusError
 from tests.memory import read_memory_file
 from tests.names import MEM

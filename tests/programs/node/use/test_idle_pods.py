@@ -14,8 +14,8 @@ from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.model.times import epoch_s
 from gpu_device_plugin.core.node.holdings import Holding
 from gpu_device_plugin.core.node.use.process_use import AttributedUse, UseReading
-from gpu_device_plugin.programs.node.features.use import Use
-from gpu_device_plugin.programs.node.use.use_watches import IdlePods
+from gpu_device_plugin.programs.node.use.idle_pods import IdlePods
+from gpu_device_plugin.programs.node.use.use_reader import Use
 from gpu_device_plugin.settings.knobs import SettingsError
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources

@@ -14,10 +14,9 @@ from gpu_device_plugin.core.contract.keys import OVER_USE
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.use.process_use import AttributedUse, UseReading
 from gpu_device_plugin.node_state import NodeState
-from gpu_device_plugin.programs.node.features.eviction import Evictions
-from gpu_device_plugin.programs.node.features.over_use import OverUseOfMemory
-from gpu_device_plugin.programs.node.features.use import Use
-from gpu_device_plugin.programs.node.use.use_watches import OverUse
+from gpu_device_plugin.programs.node.use.evictor import Evictions
+from gpu_device_plugin.programs.node.use.over_use import OverUse, OverUseOfMemory
+from gpu_device_plugin.programs.node.use.use_reader import Use
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing import builders
