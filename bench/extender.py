@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
 
 from bench import hostile, memory, synthetic
 from bench.inside import CHANGES, named
@@ -35,7 +36,6 @@ from bench.kubeapi import KubeApi, binaries, free_ports
 from bench.node_agent import Row, add_only, machine, percentiles, show
 from bench.scheduler import PREFIX, Caller, arguments, bind_at_once, create, delete, schedule
 from gpu_device_plugin.core.contract.keys import MOVE_TO
-from gpu_device_plugin.core.report.exposition import samples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -426,7 +426,8 @@ async def wait_in_vain(api: str, number: int, characters: int) -> None:
 
 def counted(extender: Extender, metric: str) -> int:
     """Return the sum of a metric over all its labels."""
-    return int(sum(value for name, _, value in samples(_scrape(extender)[1].decode()) if name == metric))
+    families = text_string_to_metric_families(_scrape(extender)[1].decode())
+    return int(sum(each.value for family in families for each in family.samples if each.name == metric))
 
 
 def _settled_mib(extender: Extender) -> float:

@@ -71,8 +71,9 @@ def _node(arguments: argparse.Namespace) -> int:
     if settings.http is None and not settings.reaches_api(os.environ):
         low_memory_imports.without_tls()
     from gpu_device_plugin.programs.node import node_program as program  # noqa: PLC0415 - half a second that --help need not take
+    from gpu_device_plugin.programs.node.features import NODE_FEATURES  # noqa: PLC0415 - with it
 
-    return program.main(sources, texts, settings)
+    return program.main(sources, texts, settings, NODE_FEATURES)
 
 
 def _extender(arguments: argparse.Namespace) -> int:
@@ -102,8 +103,6 @@ def _begin(make: type[P], arguments: argparse.Namespace) -> tuple[Sources[P], Te
     texts = sources.texts()
     settings = sources.read(texts=texts)
     logs.configure(settings.log_level, settings.log_format, sys.stderr, colour="NO_COLOR" not in os.environ)
-    for warning in sources.renamed(texts):
-        _log.warning("%s", warning)
     return sources, texts, settings
 
 

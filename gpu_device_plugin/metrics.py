@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import resource
-import time
-from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
-from pathlib import Path
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.http import Page
-from gpu_device_plugin.core.report.exposition import CONTENT_TYPE, Gauge, family, histogram, number
+from gpu_device_plugin.core.report.exposition import Gauge
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpu_device_plugin.core.report.exposition import Gauges, Observed
+    from prometheus_client import Metric
+
+    from gpu_device_plugin.core.report.exposition import Gauges, Value
 
 
 # --- Counters and histograms. Labels have few values: names of resources, RPCs, causes; never pods or sentences. -----
@@ -169,7 +166,10 @@ class Metrics:
 
 
 class PrometheusMetrics(Metrics):
-    """Keeps counters and histograms, and serves them with the program's state as a page."""
+    """Keeps counters and histograms, and serves them with the program's state as a page.
+
+    Only here is prometheus_client imported: programs that serve no HTTP do without it.
+    """
 
     def __init__(
         self,
@@ -178,26 +178,28 @@ class PrometheusMetrics(Metrics):
         durations: Iterable[Duration] = DURATIONS,
     ) -> None:
         """Begin at zero; `gauges` returns those of the program with their values, read as they are written."""
-        self._counts: dict[Count, dict[tuple[str, ...], int]] = {
-            what: {} if what.labels else {(): 0} for what in counts
+        import prometheus_client as library  # noqa: PLC0415
+
+        library.disable_created_metrics()  # type: ignore[no-untyped-call]  # one more line for every series, which nobody reads
+        self._registry = registry = library.CollectorRegistry()
+        self._counts = {each: library.Counter(each.name, each.help, each.labels, registry=registry) for each in counts}
+        self._durations = {
+            each: library.Histogram(each.name, each.help, each.labels, buckets=each.buckets_s, registry=registry)
+            for each in durations
         }
-        self._durations: dict[Duration, dict[tuple[str, ...], _Observations]] = {what: {} for what in durations}
+        library.ProcessCollector(registry=registry)
         self._gauges = gauges
-        self._began_s = _began_s()
         self._writing = asyncio.Lock()
 
     def count(self, what: Count, *labels: str, times: int = 1) -> None:
         """Add to a counter; `labels` in the order of ``what.labels``."""
-        counted = self._counts[what]
-        counted[labels] = counted.get(labels, 0) + times
+        counter = self._counts[what]
+        (counter.labels(*labels) if labels else counter).inc(times)
 
     def took(self, what: Duration, seconds: float, *labels: str) -> None:
         """Add to a histogram; `labels` in the order of ``what.labels``."""
-        observed = self._durations[what].get(labels)
-        if observed is None:
-            observed = self._durations[what][labels] = _Observations([0] * (len(what.buckets_s) + 1))
-        observed.buckets[bisect_left(what.buckets_s, seconds)] += 1
-        observed.sum_s += seconds
+        histogram = self._durations[what]
+        (histogram.labels(*labels) if labels else histogram).observe(seconds)
 
     async def page(self) -> Page:
         """Return all metrics in Prometheus' text format.
@@ -205,63 +207,57 @@ class PrometheusMetrics(Metrics):
         Thousands of lines take longer than a scheduler or a kubelet should wait for its answer, so others run after
         every few of them; and pages are made one after the other, however many clients ask for one.
         """
+        from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest  # noqa: PLC0415
+
         async with self._writing:
-            text = ["".join(self._recorded())]
+            text = [generate_latest(self._registry).decode()]
             await asyncio.sleep(0)
             for gauge, values in chain([(BUILD, [((__version__,), 1)])], self._gauges()):
                 for piece in family(gauge, values):
                     text.append(piece)
                     if len(piece) >= _LONG:
                         await asyncio.sleep(0)
-            return Page("".join(text), content_type=CONTENT_TYPE)
-
-    def _recorded(self) -> Iterator[str]:
-        for count, counted in self._counts.items():
-            yield from family(
-                Gauge(count.name.removesuffix("_total"), count.help, count.labels, grows=True), counted.items()
-            )
-        for what, series in self._durations.items():
-            bounds = (*map(number, what.buckets_s), "+Inf")
-            observed: Iterator[Observed] = (
-                (labels, list(zip(bounds, accumulate(each.buckets), strict=True)), each.sum_s)
-                for labels, each in series.items()
-            )
-            yield from histogram(what.name, what.help, what.labels, observed)
-        for gauge, value in _process(self._began_s):
-            yield from family(gauge, [((), value)])
+            return Page("".join(text), content_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
-@dataclass(slots=True)
-class _Observations:
-    """How many durations fell into each bucket, and their sum."""
+def family(gauge: Gauge, values: Iterable[Value]) -> Iterator[str]:
+    """Yield a gauge with all its values as pieces of text, of at most `LINES_AT_ONCE` values each.
 
-    buckets: list[int]
-    sum_s: float = 0.0
+    `values` are read piece by piece.
+    """
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415
+    from prometheus_client.exposition import generate_latest  # noqa: PLC0415
 
-
-def _stat() -> list[str]:
-    """Return the fields of proc_pid_stat(5) from the third on; the name before may hold anything."""
-    return Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-
-
-def _began_s() -> float:
-    """Return when this process began, in seconds since the epoch."""
-    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + int(_stat()[19]) / os.sysconf("SC_CLK_TCK")
-
-
-def _process(began_s: float) -> Iterator[tuple[Gauge, float]]:
-    """Yield memory, CPU time and open files of this process: the first metrics to check when an agent misbehaves."""
-    fields, pages, ticks = _stat(), os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
-    yield Gauge("process_virtual_memory_bytes", "Virtual memory size in bytes."), int(fields[20])
-    yield Gauge("process_resident_memory_bytes", "Resident memory size in bytes."), int(fields[21]) * pages
-    yield Gauge("process_start_time_seconds", "Start time of the process since unix epoch in seconds."), began_s
-    used_s = (int(fields[11]) + int(fields[12])) / ticks
-    yield Gauge("process_cpu_seconds", "Total user and system CPU time spent in seconds.", grows=True), used_s
-    yield Gauge("process_open_fds", "Number of open file descriptors."), sum(1 for _ in Path("/proc/self/fd").iterdir())
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    yield Gauge("process_max_fds", "Maximum number of open file descriptors."), most
+    left, head = iter(values), 0
+    while (piece := list(islice(left, LINES_AT_ONCE))) or not head:
+        metric = (CounterMetricFamily if gauge.grows else GaugeMetricFamily)(
+            gauge.name, gauge.help, labels=gauge.labels
+        )
+        for labels, value in piece:
+            metric.add_metric([_sendable(text) for text in labels], value)
+        text = generate_latest(_OneMetric(metric)).decode()
+        yield text[head:]
+        # HELP and TYPE stand before the first piece only.
+        head = text.index("\n", text.index("\n") + 1) + 1
 
 
+@dataclass(frozen=True, slots=True)
+class _OneMetric:
+    """All that the library asks of a collector."""
+
+    metric: Metric
+
+    def collect(self) -> Iterable[Metric]:
+        return (self.metric,)
+
+
+def _sendable(text: str) -> str:
+    """Replace lone surrogates, as JSON may hold them: they cannot be sent as UTF-8."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+LINES_AT_ONCE = 64
+"""Lines in one piece of text: they take about half a millisecond."""
 _LONG = 4096
 """Characters of text after which others run."""
 

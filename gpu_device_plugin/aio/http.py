@@ -9,7 +9,6 @@ import logging
 import os
 import socket
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
         Awaitable,
         Callable,
         Iterable,
-        Iterator,
         Mapping,
         MutableMapping,
     )
@@ -329,48 +327,10 @@ def _listener(host: str, port: int) -> socket.socket:
 def _why_not(error: OSError, port: int) -> str:
     match error.errno:
         case errno.EADDRINUSE:
-            holder = who_listens(port)
-            if holder.endswith(f"(process {os.getpid()})"):
-                return "this program listens there already, for another purpose; choose another port for one of the two"
-            return f"{holder or 'another program'} listens there already; end it, or choose another port"
+            return "another program listens there already, or this one for another purpose; choose another port"
         case errno.EADDRNOTAVAIL:
             return f"this machine has no such address; choose one of its own, or :{port} for all"
         case errno.EACCES:
             return f"port {port} is reserved for root; choose a port from 1024 on"
         case number:  # the system's message, which `socket` replaces by one with the address
             return os.strerror(number) if number else str(error)
-
-
-# --- Which program listens on a port, as far as /proc shows it --------------------------------------------------------
-
-_LISTENING = "0A"
-"""TCP_LISTEN in /proc/net/tcp."""
-
-
-def who_listens(port: int, proc: Path = Path("/proc")) -> str:
-    """Return the program that listens on a TCP port of this network namespace, as in ``nginx (process 12)``.
-
-    Empty if none is visible: the program is in another PID namespace, or belongs to another user and we are not root.
-    """
-    sockets = {f"socket:[{inode}]" for inode in _inodes(port, proc)}
-    for folder in sorted(proc.glob("[0-9]*"), key=lambda each: int(each.name)):
-        if not sockets.isdisjoint(_links(folder / "fd")):
-            name = (folder / "comm").read_text(encoding="utf-8", errors="replace").strip()
-            return f"{''.join(each if each.isprintable() else '?' for each in name)} (process {folder.name})"
-    return ""
-
-
-def _links(directory: Path) -> Iterator[str]:
-    """Yield where the links in a directory lead; none if its process has ended, or we may not read it."""
-    with contextlib.suppress(OSError):
-        for link in directory.iterdir():
-            with contextlib.suppress(OSError):  # the file was closed
-                yield str(link.readlink())
-
-
-def _inodes(port: int, proc: Path) -> Iterator[str]:
-    for table in ("net/tcp", "net/tcp6"):
-        with contextlib.suppress(OSError), (proc / table).open(encoding="ascii") as lines:
-            for fields in map(str.split, lines):
-                if fields[3] == _LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
-                    yield fields[9]

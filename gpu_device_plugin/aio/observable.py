@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 from gpu_device_plugin.aio.waiting import any_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
 T = TypeVar("T")
 
@@ -81,15 +81,21 @@ class Observable(Generic[T]):
                 return
             version, value = self._version, self._value
 
-    async def follow(self, act: Callable[[T], None], *, settle_s: float = 0.0) -> NoReturn:
+    async def follow(
+        self, act: Callable[[T], Awaitable[object] | None], *, settle_s: float = 0.0, initial: bool = False
+    ) -> NoReturn:
         """Call `act` with the newest value that was set, then with each newer one, like `values`.
 
-        With `settle_s`, `act` gets the newest value of that time after a change: one call for many changes.
+        What it returns is awaited, and values that were replaced meanwhile are skipped. With `settle_s`, `act` gets the
+        newest value of that time after a change: one call for many changes. With `initial`, it gets the first value
+        too, which is not a change.
         """
-        version = 0  # the initial value is not a change
+        version = -1 if initial else 0
         while True:
             version, value = await self.after(version)
             if settle_s:
                 await asyncio.sleep(settle_s)
                 version, value = self._version, self._value
-            act(value)
+            done = act(value)
+            if done is not None:
+                await done

@@ -48,6 +48,12 @@ async def any_of(seconds: float | None, *works: Coroutine[Any, Any, object]) -> 
             task.cancel()
 
 
+async def for_ever() -> NoReturn:
+    """Wait until cancelled."""
+    while True:
+        await asyncio.Event().wait()
+
+
 async def together(*works: Coroutine[Any, Any, object]) -> NoReturn:
     """Run these side by side until cancelled, or until one fails, which cancels the others. None of them returns."""
     async with asyncio.TaskGroup() as tasks:

@@ -43,10 +43,6 @@ class NodePods(Store[Pod]):
         self.reflector: Reflector[Pod] = Reflector(
             client, PODS, self._read, self, fields=f"spec.nodeName={node}", what="pods of this node", timing=timing
         )
-        self.missed = 0
-        """Pods whose change only a list showed, though the watch should have reported it."""
-        self.ignored_limits = 0
-        """Limits of our resources that were ignored because they are not whole numbers."""
 
     @property
     def pods(self) -> Mapping[str, Pod]:
@@ -79,7 +75,6 @@ class NodePods(Store[Pod]):
     def level(self) -> None:
         """Show the changes of the last list that the watch did not report."""
         if self._order.unexplained:
-            self.missed += len(self._order.unexplained)
             _log.warning("a list corrected %d pods that the watch had missed", len(self._order.unexplained))
         self._become(self._order.settled())
 
@@ -110,6 +105,5 @@ class NodePods(Store[Pod]):
     def _read(self, raw: msgspec.Raw) -> Pod:
         pod, ignored = self._reader.read(raw)
         if ignored and pod.uid not in self._order.pods:
-            self.ignored_limits += len(ignored)
             _log.warning("pod %s/%s: %s", pod.namespace, pod.name, "; ".join(ignored))
         return pod

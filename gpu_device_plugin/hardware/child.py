@@ -46,7 +46,7 @@ def open_driver(source: str, origin_s: float = 0.0, since_s: float = -1.0) -> Dr
         HardwareError: the driver cannot be used.
     """
     if source != "nvml":
-        from gpu_device_plugin.hardware.fake.fake_driver import Fake  # noqa: PLC0415 - loading only one of the two saves memory
+        from gpu_device_plugin.hardware.fake.fake_driver import Fake  # noqa: PLC0415 - the process for NVML does without
 
         return Fake(source, origin_s, since_s)
     try:

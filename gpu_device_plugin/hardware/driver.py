@@ -2,8 +2,8 @@
 
 The port is used inside the driver process, whose memory counts as the agent's. Its values cross a pipe as JSON, so they
 are plain dictionaries whose keys are the fields of the types that each method names; a field that is left out is
-unknown. Neither this module nor any other that the driver process loads imports dataclasses, enum or typing at run
-time, which would cost 2 MB.
+unknown. Neither this module nor any other that the driver process loads for NVML imports dataclasses or typing at run
+time, which would cost 2 MB; fake hardware is for tests and demos, and may.
 """
 
 from __future__ import annotations

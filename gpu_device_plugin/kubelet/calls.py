@@ -11,7 +11,7 @@ from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2_grpc, podresources_pb2, podresources_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping
+    from collections.abc import Awaitable, Callable, Container, Mapping
     from pathlib import Path
 
 _OPTIONS = (
@@ -121,11 +121,18 @@ async def register(
         raise NotRegisteredError(f"registering {resource_name} at {kubelet}: {_reason(kubelet, error)}") from error
 
 
-async def answers(socket: Path, timeout_s: float = 5.0) -> bool:
-    """Return whether a plugin answers at `socket`, as the kubelet would call it."""
+async def options_of(plugin: aio.Channel, timeout_s: float) -> object:
+    """Call a device plugin as the kubelet does before it registers it."""
+    return await deviceplugin_pb2_grpc.DevicePluginStub(plugin).GetDevicePluginOptions(pb.Empty(), timeout=timeout_s)
+
+
+async def answers(
+    socket: Path, call: Callable[[aio.Channel, float], Awaitable[object]] = options_of, timeout_s: float = 5.0
+) -> bool:
+    """Return whether a server answers at `socket`, as the kubelet would call it; `call` gets the timeout too."""
     try:
         async with channel(socket) as opened:
-            await deviceplugin_pb2_grpc.DevicePluginStub(opened).GetDevicePluginOptions(pb.Empty(), timeout=timeout_s)
+            await call(opened, timeout_s)
     except aio.AioRpcError:
         return False
     return True

@@ -65,7 +65,7 @@ class ClaimStore:
                 continue
             try:
                 content, _ = files.read_below(self._directory, name, _LARGEST)
-                claim = read_prepared(content.decode(errors="replace"), uid)
+                claim = read_prepared(content, uid)
             except (OSError, PreparedFileError) as error:
                 why = f"{error.strerror}{advice(error)}" if isinstance(error, OSError) else str(error)
                 _log.error("what a prepared claim holds has to be read from the API: %s: %s", path, why)

@@ -1,4 +1,4 @@
-"""Keep a DRA driver registered with the kubelet, in rounds: serve, be found, watch, tear down.
+"""Keep a DRA driver registered with the kubelet.
 
 The kubelet watches the directory `plugins_registry` for sockets and asks each who listens there. It does so again after
 its own restart, without our doing; what can be lost is a socket, a directory, or the connection.
@@ -6,47 +6,31 @@ its own restart, without our doing; what can be lost is a socket, a directory, o
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
-import time
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from grpc import aio
-
-from gpu_device_plugin.aio.directory_watch import watching
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.core.contract.dra import DRIVER
 from gpu_device_plugin.kubelet import sockets
+from gpu_device_plugin.kubelet._proto import dra_v1_pb2, dra_v1_pb2_grpc, pluginregistration_pb2_grpc
 from gpu_device_plugin.kubelet._proto import pluginregistration_pb2 as pb
-from gpu_device_plugin.kubelet._proto import pluginregistration_pb2_grpc
-from gpu_device_plugin.kubelet.calls import channel
 from gpu_device_plugin.kubelet.dra_servicer import SERVICES
+from gpu_device_plugin.kubelet.rounds import RegistrationEvent, RegistrationRounds, RoundTimings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from grpc import aio
+
     from gpu_device_plugin.kubelet.dra_servicer import DraServicer
+    from gpu_device_plugin.kubelet.rounds import OnEvent
+    from gpu_device_plugin.kubelet.streams import Streams
 
-_OPTIONS = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1))
-
-
-@dataclass(frozen=True, slots=True)
-class DraTimings:
-    """Intervals and timeouts of the loop, in seconds."""
-
-    poll: float = 1.0
-    """Interval between checks of the sockets; inotify usually reports changes sooner."""
-    silence: float = 20.0
-    """How long a kubelet that listened to us may not listen, before we offer it new sockets. It dials again by itself
-    after a restart of its own, and tries every 5 s where a stream of health has ended."""
-    retry: float = 1.0
-    """Pause after a round that failed at once."""
-    stop: float = 1.0
-    """Grace period for calls in flight when a server stops."""
+_SILENCE_S = 20.0
+"""How long a kubelet that listened to us may not listen, before we offer it new sockets, in seconds. It dials again by
+itself after a restart of its own, and tries every 5 s where a stream of health has ended."""
 
 
 class DraDirectories:
@@ -70,6 +54,11 @@ class DraDirectories:
         """
         for mounted in (self.registry, self.plugin.parent):
             sockets.is_there(mounted)
+        for path in self.new_sockets():
+            if len(os.fsencode(path)) > sockets.LONGEST_PATH:
+                raise sockets.DirectoryError(
+                    f"{path} is too long for a socket, of which the path has {sockets.LONGEST_PATH}"
+                )
         try:
             self.claims.mkdir(parents=True, exist_ok=True, mode=0o700)
             if not self.registry.is_dir():
@@ -89,41 +78,26 @@ class DraDirectories:
         """Return paths that no instance has used before: of the registration, and of the services.
 
         The kubelet refuses to know one path twice, and an instance that ends late must not remove another's socket.
-
-        Raises:
-            DirectoryError: a path is too long for a socket.
         """
         instance = f"{DRIVER}-{os.getpid()}-{os.urandom(3).hex()}"
-        found = self.registry / f"{instance}-reg.sock", self.plugin / f"{instance}.sock"
-        for path in found:
-            if len(os.fsencode(path)) > sockets.LONGEST_PATH:
-                raise sockets.DirectoryError(
-                    f"{path} is too long for a socket, of which the path has {sockets.LONGEST_PATH}"
-                )
-        return found
+        return self.registry / f"{instance}-reg.sock", self.plugin / f"{instance}.sock"
 
 
-@dataclass(eq=False, repr=False)
-class DraLoop(pluginregistration_pb2_grpc.RegistrationServicer):
+class DraLoop(RegistrationRounds, pluginregistration_pb2_grpc.RegistrationServicer):
     """Serves the driver, round after round, and tells the kubelet who we are. Probes read `unmet`."""
 
-    _directories: DraDirectories
-    _servicer: Callable[[], DraServicer]
-    """Makes the services of a round."""
-    _on_event: Callable[[str, dict[str, object]], None]
-    """Called with a sentence and details when a registration succeeded, failed or ended, for the log."""
-
-    def __post_init__(self) -> None:
-        self.timings = DraTimings()
+    def __init__(self, directories: DraDirectories, servicer: Callable[[], DraServicer], on_event: OnEvent) -> None:
+        """Serve in `directories`; `servicer` makes the services of a round."""
+        super().__init__(directories.registry, on_event, RoundTimings(stream_grace=_SILENCE_S))
+        self._directories = directories
+        self._servicer = servicer
         self._registered = False
         self._refusal = ""
-        self._services: DraServicer | None = None
-        """The services of this round; None between rounds."""
+        self._streams: Streams | None = None
+        """Those of this round; None between rounds."""
         self.reached: Observable[bool] = Observable(value=False)
         """Whether the kubelet can call the driver, as far as we know. The end of a kubelet ends its stream of health;
         without such streams (before 1.36) we do not hear of it."""
-        self._entry: Path | None = None
-        """The socket at which the kubelet asks who we are; None between rounds."""
         self._endpoint = Path()
         """The socket of the services."""
         self.registrations = 0
@@ -134,93 +108,33 @@ class DraLoop(pluginregistration_pb2_grpc.RegistrationServicer):
         if self._registered:
             return ()
         why = f": {self._refusal}" if self._refusal else ""
-        return (f"the DRA driver {DRIVER} is not registered with the kubelet{why}",)
+        unusable = () if self._obstacle is None else (str(self._obstacle[1]["why"]),)
+        return (f"the DRA driver {DRIVER} is not registered with the kubelet{why}", *unusable)
 
-    async def answers_ourselves(self, timeout_s: float = 5.0) -> bool:
-        """Call our own socket as the kubelet would; return whether it answers. True between rounds."""
-        path = self._entry
-        if path is None:
-            return True
+    def _find_obstacle(self) -> tuple[RegistrationEvent, dict[str, object]] | None:
         try:
-            async with channel(path) as opened:
-                await pluginregistration_pb2_grpc.RegistrationStub(opened).GetInfo(pb.InfoRequest(), timeout=timeout_s)
-        except aio.AioRpcError:
-            return self._entry != path
-        return True
+            self._directories.prepare()
+        except sockets.DirectoryError as error:
+            return RegistrationEvent.NOT_SERVED, {"why": str(error)}
+        return None
 
-    async def run(self) -> NoReturn:
-        """Serve until cancelled; then, and between rounds, end the streams and remove the sockets.
+    async def _begin(self) -> None:
+        entry, self._endpoint = self._directories.new_sockets()
+        self._registered, self._refusal = False, ""
+        servicer = self._servicer()
+        self._streams = servicer.streams
+        self._streams.changed = lambda _open: self._update_reached()
+        # Who is found has to serve already.
+        await self._serve(DRIVER, self._endpoint, servicer.register, _prepare_nothing, self._streams)
+        add_to = partial(pluginregistration_pb2_grpc.add_RegistrationServicer_to_server, self)
+        await self._serve(f"the registration of {DRIVER}", entry, add_to, _ask_who)
 
-        Raises:
-            DirectoryError: a directory cannot be used.
-            DirectoryGoneError: see `sockets.is_there`.
-        """
-        while True:
-            began = time.monotonic()
-            reason = await self._round()
-            self._on_event("the registration of the DRA driver has ended, starting over", {"reason": reason})
-            if time.monotonic() - began < self.timings.retry:
-                await asyncio.sleep(self.timings.retry)
+    def _ended(self) -> None:
+        self._streams, self._registered = None, False
+        self._update_reached()
 
-    async def _round(self) -> str:
-        """Serve once and watch; return the reason for the end."""
-        directories = self._directories
-        directories.prepare()
-        registration, endpoint = directories.new_sockets()
-        self._endpoint, self._refusal = endpoint, ""
-        servicer = self._services = self._servicer()
-        servicer.streams_changed = self._look
-        services, entry = aio.server(options=_OPTIONS), aio.server(options=_OPTIONS)
-        servicer.register(services)
-        pluginregistration_pb2_grpc.add_RegistrationServicer_to_server(self, entry)
-        changed = asyncio.Event()
-        try:
-            with watching(directories.registry, changed):
-                for server, path in ((services, endpoint), (entry, registration)):  # who is found has to serve already
-                    try:
-                        server.add_insecure_port(f"unix:{path}")
-                        await server.start()
-                    except RuntimeError as error:
-                        return f"listening on {path}: {error}"
-                self._entry = registration
-                return await self._watch(servicer, (registration, endpoint), changed)
-        finally:
-            self._entry = self._services = None
-            self._registered = False
-            self._look()
-            servicer.close()
-            try:
-                # The entry first: the kubelet forgets the driver when that socket goes. Before Python 3.12 the wait_for
-                # within stop can swallow a cancellation; gather raises it.
-                await asyncio.gather(entry.stop(None))
-                await asyncio.gather(services.stop(self.timings.stop))
-            finally:
-                await asyncio.gather(entry.stop(None), services.stop(None))
-                for path in (registration, endpoint):
-                    with contextlib.suppress(OSError):
-                        path.unlink()
-
-    async def _watch(self, servicer: DraServicer, paths: tuple[Path, Path], changed: asyncio.Event) -> str:
-        """Return why the round is over, once it is."""
-        were = [sockets.identity(path) for path in paths]
-        silent_since: float | None = None
-        while True:
-            await within(self.timings.poll, changed.wait())
-            changed.clear()
-            for path, was in zip(paths, were, strict=True):
-                if was is None or sockets.identity(path) != was:  # it may have gone before we looked for the first time
-                    return f"the socket {path.name} was removed"
-            now = time.monotonic()
-            if not servicer.deserted:
-                silent_since = None
-            elif silent_since is None:
-                silent_since = now
-            elif now - silent_since >= self.timings.silence:
-                return "the kubelet stopped listening to the health of devices"
-
-    def _look(self) -> None:
-        reached = self._registered and self._services is not None and not self._services.deserted
-        self.reached.change(reached)
+    def _update_reached(self) -> None:
+        self.reached.change(self._registered and self._streams is not None and not self._streams.deserted)
 
     async def GetInfo(
         self, request: pb.InfoRequest, context: aio.ServicerContext[pb.InfoRequest, pb.PluginInfo]
@@ -236,9 +150,18 @@ class DraLoop(pluginregistration_pb2_grpc.RegistrationServicer):
         self._registered = request.plugin_registered
         self._refusal = "" if self._registered else request.error or "it does not say why"
         if self._refusal:
-            self._on_event("the kubelet does not register the DRA driver", {"why": self._refusal})
+            self._on_event(RegistrationEvent.NOT_REGISTERED, {"resource": DRIVER, "why": self._refusal})
         else:
             self.registrations += 1
-            self._on_event("the DRA driver is registered", {"driver": DRIVER})
-        self._look()
+            self._on_event(RegistrationEvent.REGISTERED, {"resource": DRIVER})
+        self._update_reached()
         return pb.RegistrationStatusResponse()
+
+
+async def _ask_who(entry: aio.Channel, timeout_s: float) -> object:
+    return await pluginregistration_pb2_grpc.RegistrationStub(entry).GetInfo(pb.InfoRequest(), timeout=timeout_s)
+
+
+async def _prepare_nothing(services: aio.Channel, timeout_s: float) -> object:
+    nothing = dra_v1_pb2.NodePrepareResourcesRequest()
+    return await dra_v1_pb2_grpc.DRAPluginStub(services).NodePrepareResources(nothing, timeout=timeout_s)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -16,6 +15,7 @@ from gpu_device_plugin.kubelet._proto import (
     dra_v1beta1_pb2,
     dra_v1beta1_pb2_grpc,
 )
+from gpu_device_plugin.kubelet.streams import Streams
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -63,22 +63,8 @@ class DraServicer(dra_health_pb2_grpc.DRAResourceHealthServicer):
     """Called with the name of a call and the seconds that it took."""
 
     def __post_init__(self) -> None:
-        self._closing = asyncio.Event()
-        self.streams = 0
-        """The number of open streams of health. The kubelet opens one as soon as it knows the driver."""
-        self.streams_changed: Callable[[], None] = lambda: None
-        """Called when a stream has begun or ended."""
-        self.listened = False
-        """A stream was open once: this kubelet reads the health of devices."""
-
-    @property
-    def deserted(self) -> bool:
-        """Whether a kubelet that reads the health of devices does not: it is not there, or does not know us (yet)."""
-        return self.listened and not self.streams
-
-    def close(self) -> None:
-        """End every stream: a stopping server otherwise waits for them for its whole grace period."""
-        self._closing.set()
+        self.streams = Streams()
+        """Of health. The kubelet opens one as soon as it knows the driver."""
 
     def register(self, server: aio.Server) -> None:
         """Add all services to a server."""
@@ -104,7 +90,8 @@ class DraServicer(dra_health_pb2_grpc.DRAResourceHealthServicer):
             tasks = {
                 claim.uid: group.create_task(answer(claim), name=f"{rpc} of {claim.uid}") for claim in request.claims
             }
-        self._observe(rpc, time.perf_counter() - began)
+        if tasks:  # without a claim it was our own call, see `answers`
+            self._observe(rpc, time.perf_counter() - began)
         return {uid: task.result() for uid, task in tasks.items()}
 
     async def NodeWatchResources(
@@ -115,16 +102,10 @@ class DraServicer(dra_health_pb2_grpc.DRAResourceHealthServicer):
         ],
     ) -> AsyncIterator[dra_health_pb2.NodeWatchResourcesResponse]:
         """Yield the health of all devices: now, after every change, and every `REPEAT_S` seconds."""
-        self.streams += 1
-        self.listened = True
-        self.streams_changed()
-        try:
-            async with aclosing(self._health.until(self._closing, REPEAT_S)) as healths:
-                async for devices in healths:
-                    yield _healths(self._pool, devices)
-        finally:
-            self.streams -= 1
-            self.streams_changed()
+        self.streams.expected = True  # from now on: this kubelet reads the health of devices
+        async with self.streams.of(self._health, REPEAT_S) as healths:
+            async for devices in healths:
+                yield _healths(self._pool, devices)
 
 
 def _healths(pool: str, devices: Mapping[str, str]) -> dra_health_pb2.NodeWatchResourcesResponse:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from contextlib import aclosing
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,6 +11,7 @@ import grpc
 from gpu_device_plugin.core.contract import variables
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2_grpc
+from gpu_device_plugin.kubelet.streams import Streams
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -81,18 +80,11 @@ class PluginServicer(deviceplugin_pb2_grpc.DevicePluginServicer):
     """Called with (resource, RPC, seconds) after each call."""
 
     def __post_init__(self) -> None:
-        self._closing = asyncio.Event()
+        self.streams = Streams()
+        """The kubelet's ListAndWatch."""
         self.options = pb.DevicePluginOptions(
             pre_start_required=self.pre_start, get_preferred_allocation_available=True
         )
-        self.streams = 0
-        """The number of open ListAndWatch streams."""
-        self.streams_changed: Callable[[int], None] = lambda _streams: None
-        """Called with the number of open streams whenever it changes."""
-
-    def close(self) -> None:
-        """End every stream: a stopping server otherwise waits for open streams for its whole grace period."""
-        self._closing.set()
 
     async def GetDevicePluginOptions(
         self, request: pb.Empty, context: aio.ServicerContext[pb.Empty, pb.DevicePluginOptions]
@@ -102,17 +94,9 @@ class PluginServicer(deviceplugin_pb2_grpc.DevicePluginServicer):
     async def ListAndWatch(
         self, request: pb.Empty, context: aio.ServicerContext[pb.Empty, pb.ListAndWatchResponse]
     ) -> AsyncIterator[pb.ListAndWatchResponse]:
-        self._count(1)
-        try:
-            async with aclosing(self._lists.until(self._closing)) as lists:
-                async for devices in lists:
-                    yield devices
-        finally:
-            self._count(-1)
-
-    def _count(self, change: int) -> None:
-        self.streams += change
-        self.streams_changed(self.streams)
+        async with self.streams.of(self._lists) as lists:
+            async for devices in lists:
+                yield devices
 
     async def GetPreferredAllocation(
         self,

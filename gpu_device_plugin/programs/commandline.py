@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.programs.terminal import say
 from gpu_device_plugin.settings.common import ResourceSettings
-from gpu_device_plugin.settings.knobs import UsageError, flag, knobs_of, nearest
+from gpu_device_plugin.settings.knobs import UsageError, knobs_of, nearest
 from gpu_device_plugin.settings.sources import Sources
 
 if TYPE_CHECKING:
@@ -63,22 +63,19 @@ def add_settings(parser: argparse.ArgumentParser, knobs: Iterable[Knob]) -> None
     """Add a flag for each setting. Its text becomes the attribute of the setting's name; None: the flag is absent."""
     for knob in knobs:
         switch = knob.form.shape == "true|false"  # the flag without a value means true
-        for name in (*knob.formerly, knob.name):
-            parser.add_argument(
-                flag(name),
-                dest=name,
-                metavar=knob.form.shape,
-                nargs="?" if switch else None,
-                const="true" if switch else None,
-                help=f"{knob.description} [{knob.variable}; {knob.default or 'empty'}]".replace("%", "%%")
-                if name == knob.name
-                else argparse.SUPPRESS,
-            )
+        parser.add_argument(
+            knob.flag,
+            dest=knob.name,
+            metavar=knob.form.shape,
+            nargs="?" if switch else None,
+            const="true" if switch else None,
+            help=f"{knob.help} [{knob.variable}; {knob.default or 'empty'}]".replace("%", "%%"),
+        )
 
 
 def flags_in(arguments: argparse.Namespace, knobs: Iterable[Knob]) -> dict[str, str]:
-    """Return the texts of the settings given as flags, and of ``config``, by the name that the user wrote."""
-    names = {"config", *(name for knob in knobs for name in (*knob.formerly, knob.name))}
+    """Return the texts of the settings given as flags, and of ``config``, by its name."""
+    names = {"config", *(knob.name for knob in knobs)}
     return {name: text for name, text in vars(arguments).items() if name in names and text is not None}
 
 

@@ -69,8 +69,6 @@ class Rereading(Generic[S]):
         except UsageError as error:
             self.refuse(str(error))
         else:
-            for warning in self._sources.renamed(found):
-                _log.warning("%s", warning)
             self.take(settings)
 
     async def run(self) -> NoReturn:

@@ -91,7 +91,6 @@ class ExtenderSettings(ProgramSettings):
         duration(zero=True),
         "How long a pod that was deleted before it had ended still counts.",
         live=True,
-        formerly=("drain",),
     )
     bind_timeout_s: float = knob(
         "4s",

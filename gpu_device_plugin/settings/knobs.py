@@ -104,8 +104,6 @@ class Knob:
     """Another environment variable that is read, by the convention of Kubernetes manifests; empty: none."""
     in_profile: bool
     """A profile may set it. False for settings that a program needs before it knows its profile."""
-    formerly: tuple[str, ...]
-    """Its names in earlier releases. Each is accepted for one more release, with a warning."""
 
     @property
     def name(self) -> str:
@@ -121,11 +119,6 @@ class Knob:
     def variable(self) -> str:
         """Its name in the environment."""
         return variable(self.name)
-
-    @property
-    def description(self) -> str:
-        """Its help text, with its former names."""
-        return " ".join((self.help, *(f"Formerly {flag(name)}, which still works." for name in self.formerly)))
 
 
 def flag(name: str) -> str:
@@ -146,10 +139,9 @@ def knob(
     live: bool = False,
     also: str = "",
     in_profile: bool = True,
-    formerly: tuple[str, ...] = (),
 ) -> T:
     """Declare a setting as a field of a dataclass; `Knob` describes the arguments."""
-    described = Knob("", default, form, description, live, also, in_profile, formerly)
+    described = Knob("", default, form, description, live, also, in_profile)
     made: T = field(default=form.read(default), metadata={"knob": described})
     return made
 

@@ -15,11 +15,9 @@ from gpu_device_plugin.settings.knobs import (
     PROGRAM,
     Settings,
     SettingsError,
-    flag,
     knobs_of,
     nearest,
     refuse,
-    variable,
 )
 
 if TYPE_CHECKING:
@@ -47,8 +45,6 @@ class _Written(NamedTuple):
     name: str
     where: str
     text: str
-    instead: str = ""
-    """The present name, if the setting was written under a former one; else empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,24 +149,10 @@ class Sources(Generic[S]):
         refuse(problems)
         return made
 
-    def renamed(self, texts: Texts) -> tuple[str, ...]:
-        """Return a warning for each place where a setting of ours is written under a former name."""
-        problems: list[SettingsError] = []  # `read` raises them
-        every = [*self._entries(texts.default, problems)]
-        for profile in texts.profiles.values():
-            every += self._entries(profile, problems, profile=True)
-        ours = {knob.name for knob in knobs_of(self.make)}
-        return tuple(
-            f"{each.where}: the next release removes this name; write {each.instead}"
-            for each in (*every, *self._environment(problems), *self._flags())
-            if each.instead and each.name in ours
-        )
-
     @property
     def _known(self) -> dict[str, Knob]:
-        """Every setting that is accepted here, by its names, former ones first; ours override those of others."""
-        knobs = (*self.others, *knobs_of(self.make))
-        return {name: each for each in knobs for name in (*each.formerly, each.name)}
+        """Every setting that is accepted here, by its name; ours override those of others."""
+        return {each.name: each for each in (*self.others, *knobs_of(self.make))}
 
     @property
     def _help(self) -> str:
@@ -179,16 +161,16 @@ class Sources(Generic[S]):
     def _flags(self) -> Iterator[_Written]:
         for name, knob in self._known.items():
             if name in self.flags:
-                yield _Written(knob.name, flag(name), self.flags[name], knob.flag if name != knob.name else "")
+                yield _Written(name, knob.flag, self.flags[name])
 
     def _environment(self, problems: list[SettingsError]) -> Iterator[_Written]:
         for each in knobs_of(self.make):
             if each.also in self.environ:
                 yield _Written(each.name, each.also, self.environ[each.also])
-        known = {variable(name): knob for name, knob in self._known.items()}
+        known = {knob.variable: knob for knob in self._known.values()}
         for name, knob in known.items():
             if name in self.environ:
-                yield _Written(knob.name, name, self.environ[name], knob.variable if name != knob.variable else "")
+                yield _Written(knob.name, name, self.environ[name])
         for name in self.environ:
             if (
                 name.startswith(ENVIRONMENT_PREFIX)
@@ -196,12 +178,7 @@ class Sources(Generic[S]):
                 and name not in _NO_SETTINGS
                 and not _SERVICE_LINK.fullmatch(name)
             ):
-                hint = nearest(
-                    name,
-                    (each.variable for each in known.values()),
-                    f"unset it, or {self._help}",
-                    prefix=ENVIRONMENT_PREFIX,
-                )
+                hint = nearest(name, known, f"unset it, or {self._help}", prefix=ENVIRONMENT_PREFIX)
                 problems.append(SettingsError(f"{name}: there is no such setting; {hint}"))
 
     def _entries(
@@ -223,12 +200,11 @@ class Sources(Generic[S]):
             knob = known.get(name)
             wrong = ""
             if knob is None:
-                names = (each.name for each in known.values())
                 # It may be written like its flag or its variable.
                 plain = name.removeprefix(ENVIRONMENT_PREFIX).lstrip("-").replace("-", "_")
-                hint = nearest(plain, names, f"remove it, or {self._help}")
+                hint = nearest(plain, known, f"remove it, or {self._help}")
                 wrong = f"there is no such setting; {hint}"
-            elif knob.name in seen:
+            elif name in seen:
                 wrong = "this file sets it twice; remove one of the lines"
             elif profile and not knob.in_profile:
                 wrong = f"an agent needs this before it knows its profile; write it in {DEFAULT_PROFILE}{_SUFFIX}"
@@ -236,10 +212,10 @@ class Sources(Generic[S]):
                 many = "words or a list of words" if knob.form.many else "a single value"
                 wrong = f"{many} is needed here, written like {knob.form.shape}"
             else:
-                yield _Written(knob.name, where, text, knob.name if name != knob.name else "")
+                yield _Written(name, where, text)
             if wrong:
                 problems.append(SettingsError(f"{where}: {wrong}"))
-            seen.add(knob.name if knob else name)
+            seen.add(name)
 
 
 def _text(value: Any, form: Form[Any]) -> str | None:

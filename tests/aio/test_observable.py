@@ -90,6 +90,27 @@ async def test_a_follower_is_called_with_what_was_set_and_not_with_what_stood_th
         task.cancel()
 
 
+async def test_a_follower_may_take_its_time_and_begin_with_the_initial_value() -> None:
+    """It skips what was replaced meanwhile, and never misses the newest."""
+    latest, seen, goes_on = Observable(0), list[int](), asyncio.Event()
+
+    async def act(value: int) -> None:
+        seen.append(value)
+        await goes_on.wait()
+
+    following = start(latest.follow(act, initial=True))
+    await settle()
+    assert seen == [0]
+    latest.set(1)
+    latest.set(2)
+    await settle()
+    assert seen == [0]
+    goes_on.set()
+    await settle()
+    assert seen == [0, 2]
+    following.cancel()
+
+
 async def test_a_follower_that_lets_changes_settle_is_called_once_for_many_and_never_misses_the_newest() -> None:
     latest, seen = Observable(0), list[int]()
     following = start(latest.follow(seen.append, settle_s=0.01))

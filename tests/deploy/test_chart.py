@@ -19,7 +19,7 @@ from gpu_device_plugin.core.node.limits.limit_verification import NO_CGROUPS
 from gpu_device_plugin.kubelet import cgroupfs
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.extra_grant import read_extra_grant
-from gpu_device_plugin.settings.knobs import flag, knobs_of
+from gpu_device_plugin.settings.knobs import knobs_of
 from gpu_device_plugin.settings.limits import LimitSettings
 from gpu_device_plugin.settings.mps import MpsSettings
 from gpu_device_plugin.settings.node import NodeSettings, settings_for
@@ -466,7 +466,12 @@ def test_wrong_values_are_refused(wrong: Json) -> None:
         {"agent": {"profiles": {"large": {"share_size": "4Gi", "ignored_xids": [31], "process_wait": "1.5m"}}}},
         {"agent": {"extraGrant": EXTRA, "maxUnavailable": "100%"}},
         {"agent": CUSTOM, "scheduler": CUSTOM},
-        {"scheduler": {"settings": {"listen": "127.0.0.1:32766", "drain": "0s"}, "args": ["--vanished-grace=5s"]}},
+        {
+            "scheduler": {
+                "settings": {"listen": "127.0.0.1:32766", "vanished_grace": "0s"},
+                "args": ["--vanished-grace=5s"],
+            }
+        },
         {"image": {"repository": "localhost:5000/team/gpu-device-plugin", "tag": "0.1.0@sha256:0f"}},
     ],
     ids=str,
@@ -480,9 +485,7 @@ def test_right_values_are_taken(right: Json) -> None:
 )
 def test_a_setting_that_no_program_would_take_is_refused_by_helm(name: str, knobs: Iterable[Knob]) -> None:
     """Else the release is there, and its agents wait for somebody to read why."""
-    assert SCHEMA["definitions"][name]["properties"] == {
-        name: schema_of(knob.form) for knob in knobs for name in (*knob.formerly, knob.name)
-    }
+    assert SCHEMA["definitions"][name]["properties"] == {knob.name: schema_of(knob.form) for knob in knobs}
     validator = VALIDATOR.evolve(schema={**SCHEMA, **SCHEMA["definitions"][name]})
     for knob in knobs:
         if knob.default:
@@ -516,8 +519,7 @@ def schema_of(form: Form[Any]) -> Json:
 )
 def test_a_flag_that_no_program_has_is_refused_by_helm(part: str, program: str, knobs: Iterable[Knob]) -> None:
     assert SCHEMA["properties"][part]["properties"]["args"] == {"$ref": f"#/definitions/{program}Flags"}
-    flags = [flag(name) for knob in knobs for name in (*knob.formerly, knob.name)]
-    names = "|".join(sorted(each.removeprefix("--") for each in flags))
+    names = "|".join(sorted(knob.flag.removeprefix("--") for knob in knobs))
     assert SCHEMA["definitions"][f"{program}Flags"]["items"]["pattern"] == f"^--({names})(=.*)?$"
 
 

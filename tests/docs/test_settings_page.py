@@ -34,7 +34,7 @@ PROSE = PAGE.read_text(encoding="utf-8").partition(next(iter(SECTIONS)))[0]
 
 def row(each: Knob) -> str:
     default = f"`{each.default}`" if each.default else "empty"
-    return f"| `{each.flag}` | {default} | {'yes' if each.live else 'no'} | {each.description} |"
+    return f"| `{each.flag}` | {default} | {'yes' if each.live else 'no'} | {each.help} |"
 
 
 def table(rows: Iterable[str]) -> str:

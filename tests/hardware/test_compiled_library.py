@@ -52,11 +52,9 @@ def of_another_machine(folder: Path) -> str:
     made = compiled(folder, "int nvmlInit_v2(void) { return 9; }")
     content = bytearray(made.read_bytes())
     ours = int.from_bytes(content[E_MACHINE], "little")
-    other, names = (183, "aarch64, and this image for x86-64") if ours == 62 else (62, "x86-64, and this image for ")
-    content[E_MACHINE] = other.to_bytes(2, "little")
+    content[E_MACHINE] = (183 if ours == 62 else 62).to_bytes(2, "little")
     made.write_bytes(content)
-    told = f"{NAME}: cannot open shared object file: No such file or directory"
-    return f"loading {folder}/{NAME} failed: {told} (it was built for {names}"
+    return f"loading {folder}/{NAME} failed: {NAME}: cannot open shared object file: No such file or directory"
 
 
 def dangling(folder: Path) -> str:

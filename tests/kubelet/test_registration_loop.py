@@ -20,11 +20,8 @@ from gpu_device_plugin.core.node.limits.container_grants import Grant
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import DevicePluginStub
 from gpu_device_plugin.kubelet.calls import answers
-from gpu_device_plugin.kubelet.registration_loop import (
-    RegistrationEvent,
-    RegistrationLoop,
-    RegistrationTimings,
-)
+from gpu_device_plugin.kubelet.registration_loop import RegistrationLoop
+from gpu_device_plugin.kubelet.rounds import RegistrationEvent, RoundTimings
 from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryGoneError
 from gpu_device_plugin.testing.kubelet.kubelet_double import Kubelet
@@ -39,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-QUICK = RegistrationTimings(poll=0.05, stream_grace=0.2, retry_first=0.01, retry_most=0.1, self_check=0.1, stop=0.5)
+QUICK = RoundTimings(poll=0.05, stream_grace=0.2, retry_first=0.01, retry_most=0.1, self_check=0.1, stop=0.5)
 
 
 class Answers:
@@ -265,7 +262,7 @@ async def test_stopped_while_one_round_ends_nothing_is_left_either() -> None:
     """The end of a round waits for calls in flight; whoever stops us then does not wait for them."""
     async with node() as one:
         await one.start()
-        one.registration.timings = RegistrationTimings(poll=0.05, stream_grace=0.1, stop=300)
+        one.registration.timings = RoundTimings(poll=0.05, stream_grace=0.1, stop=300)
         one.answers.gate.hold()
         (plugin,) = one.directory.glob("gpushare-memory-*")
         async with asking(plugin):
@@ -517,7 +514,7 @@ async def test_a5_a_kubelet_socket_that_appears_is_tried_at_once() -> None:
     async with node() as one:
         path = one.kubelet.registration_socket
         path.rename(path.with_suffix(".away"))
-        one.registration.timings = RegistrationTimings(poll=0.05, retry_first=300, retry_most=300)
+        one.registration.timings = RoundTimings(poll=0.05, retry_first=300, retry_most=300)
         one.launch()
         await eventually(lambda: bool(one.complaints))
         path.with_suffix(".away").rename(path)
@@ -593,7 +590,7 @@ async def test_a21_a_server_that_does_not_answer_is_never_registered() -> None:
 async def test_a21_between_two_rounds_a_server_that_did_not_answer_counts_as_one_that_does_not() -> None:
     """Else the probe would find the process alive for the seconds between rounds, over and over."""
     async with node() as one:
-        one.registration.timings = RegistrationTimings(poll=0.05, retry_first=300, retry_most=300)
+        one.registration.timings = RoundTimings(poll=0.05, retry_first=300, retry_most=300)
         one.deaf = True
         one.launch()
         await eventually(lambda: bool(one.overs) and not one.sockets)

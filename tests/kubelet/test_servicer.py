@@ -64,7 +64,7 @@ class Served:
     observed: list[tuple[str, str]]
 
     async def streams_are(self, count: int) -> None:
-        await eventually(lambda: self.servicer.streams == count)
+        await eventually(lambda: self.servicer.streams.open == count)
 
     async def observed_are(self, *rpcs: str) -> None:
         """What is measured may come a moment after the answer."""
@@ -100,7 +100,7 @@ async def served(*, pre_start: bool = False) -> AsyncIterator[Served]:
             async with aio.insecure_channel(f"unix:{folder}/s", [("grpc.use_local_subchannel_pool", 1)]) as channel:
                 yield Served(servicer, answers, lists, deviceplugin_pb2_grpc.DevicePluginStub(channel), observed)
         finally:
-            servicer.close()
+            servicer.streams.close()
             await server.stop(1)
 
 
@@ -130,7 +130,7 @@ async def test_a20_every_stream_gets_every_change_whoever_else_listens() -> None
         streams = [plugin.stub.ListAndWatch(pb.Empty()) for _ in range(3)]
         for stream in streams:
             await stream.read()
-        assert plugin.servicer.streams == 3
+        assert plugin.servicer.streams.open == 3
         plugin.lists.set(listing(a=False))
         assert [healths(await stream.read()) for stream in streams] == [{"a": "Unhealthy"}] * 3
 
@@ -149,7 +149,7 @@ async def test_closing_ends_every_stream() -> None:
         streams = [plugin.stub.ListAndWatch(pb.Empty()) for _ in range(2)]
         for stream in streams:
             await stream.read()
-        plugin.servicer.close()
+        plugin.servicer.streams.close()
         assert [await stream.read() for stream in streams] == [aio.EOF, aio.EOF]
         await plugin.streams_are(0)
         assert [await stream.code() for stream in streams] == [grpc.StatusCode.OK] * 2
@@ -158,7 +158,7 @@ async def test_closing_ends_every_stream() -> None:
 async def test_a2_a_stream_that_the_kubelet_ends_is_counted_out_and_told() -> None:
     async with served() as plugin:
         told = list[int]()
-        plugin.servicer.streams_changed = told.append
+        plugin.servicer.streams.changed = told.append
         one, two = (plugin.stub.ListAndWatch(pb.Empty()) for _ in range(2))
         await one.read()
         await two.read()

@@ -34,6 +34,18 @@ def test_the_next_agent_reads_what_was_written(folder: Path, profile: str) -> No
     assert [path.name for path in (folder / "gpushare").iterdir()] == ["profile"]
 
 
+def test_a_file_that_somebody_removed_or_damaged_before_we_wrote_is_written(folder: Path) -> None:
+    file, path = StateFile(folder, PROFILE), folder / "gpushare" / "profile"
+    assert file.write("big")
+    path.unlink()
+    assert file.write("big")
+    assert path.read_text() == "big\n"
+    path.write_bytes(b"\0")
+    assert file.read() is None
+    assert file.write("big")
+    assert path.read_text() == "big\n"
+
+
 @pytest.mark.parametrize("damaged", [b"", b"\0\0\0\0", b"bi", b"big\nsmall\n", b"\xff\n", b"\x1b[2J\n"])
 def test_a_damaged_file_is_not_taken_for_no_profile(folder: Path, damaged: bytes) -> None:
     """After a power cut it may be empty, while the API server, which lost its power too, cannot be asked."""
@@ -112,6 +124,14 @@ def test_in_another_boot_or_an_unknown_one_no_allocation_counts(folder: Path, bo
     assert saved(folder, boot_id).load() == NOTHING
 
 
+def test_allocations_that_an_earlier_version_saved_are_known(folder: Path) -> None:
+    """With spaces and in any order, and by a later version with more keys."""
+    row = '["a", "main", "aliyun.com/gpu-mem", ["GPU-0::1", "GPU-0::0"], "driver"]'
+    text = f'{{"new": 1, "boot": "boot", "kubelet": "7.1", "recorded": [{row}], "forgotten": []}}\n'
+    (folder / "gpushare" / "allocations").write_text(text)
+    assert saved(folder).load() == Remembered("7.1", frozenset({A}))
+
+
 def test_where_the_boot_is_unknown_nothing_is_saved(folder: Path) -> None:
     saved(folder, "").save(SAVED)
     assert list((folder / "gpushare").iterdir()) == []
@@ -120,9 +140,9 @@ def test_where_the_boot_is_unknown_nothing_is_saved(folder: Path) -> None:
 def test_allocations_that_have_not_changed_are_not_written_again(folder: Path) -> None:
     allocations = saved(folder)
     allocations.save(SAVED)
-    (folder / "gpushare" / "allocations").unlink()
+    written = (folder / "gpushare" / "allocations").stat()
     allocations.save(Remembered("7.1", frozenset({A}), frozenset({B})))
-    assert list((folder / "gpushare").iterdir()) == []
+    assert (folder / "gpushare" / "allocations").stat() == written
 
 
 @pytest.mark.parametrize(

@@ -138,46 +138,13 @@ def test_what_both_have_means_the_same() -> None:
     assert [knob.name for agents_, knob in both if agents_.form != knob.form] == ["api"]
 
 
-# --- Former names ----------------------------------------------------------------------------------------------------
+# --- The former name of 0.1.0 ----------------------------------------------------------------------------------------
 
 
-def test_a_former_name_is_understood_wherever_it_stands_with_a_warning_that_says_the_present_one(
-    tmp_path: Path,
-) -> None:
-    """A flag beats the variable, which beats the file: the number says where each was read."""
+def test_the_name_of_0_1_0_is_not_read_any_more(tmp_path: Path) -> None:
     file = tmp_path / "extender.yaml"
-    file.write_text("gpu_policy: spread\ndrain: 1s\n", encoding="utf-8")
-    flags, environ = {"config": str(file)}, {"GPUSHARE_DRAIN": "2s"}
-    goes = "the next release removes this name; write"
-    in_file = f"{file}, line 2, drain: {goes} vanished_grace"
-    in_environment = f"GPUSHARE_DRAIN: {goes} GPUSHARE_VANISHED_GRACE"
-    for sources, seconds, warnings in (
-        (Sources(ExtenderSettings, flags, {}), 1.0, (in_file,)),
-        (Sources(ExtenderSettings, flags, environ), 2.0, (in_file, in_environment)),
-        (
-            Sources(ExtenderSettings, {"drain": "3s"}, environ),
-            3.0,
-            (in_environment, f"--drain: {goes} --vanished-grace"),
-        ),
-    ):
-        assert sources.read().vanished_grace_s == seconds
-        assert sources.renamed(sources.texts()) == warnings
-
-
-def test_the_present_name_beats_the_former_one_beside_it_and_a_file_names_a_setting_once(tmp_path: Path) -> None:
-    assert read({"drain": "1s", "vanished_grace": "2s"}).vanished_grace_s == 2
-    assert read({}, {"GPUSHARE_VANISHED_GRACE": "2s", "GPUSHARE_DRAIN": "1s"}).vanished_grace_s == 2
-    file = tmp_path / "extender.yaml"
-    file.write_text("vanished_grace: 2s\ndrain: 1s\n", encoding="utf-8")
-    assert complaint({"config": str(file)}) == (
-        f"{file}, line 2, drain: this file sets it twice; remove one of the lines"
-    )
-
-
-def test_an_agent_passes_over_the_former_name_of_a_setting_of_the_extender() -> None:
-    agent = Sources(NodeSettings, {}, {"GPUSHARE_DRAIN": "1s"}, knobs_of(ExtenderSettings))
-    assert agent.read() == NodeSettings()
-    assert agent.renamed(agent.texts()) == ()
+    file.write_text("drain: 1s\n", encoding="utf-8")
+    assert "drain: there is no such setting" in complaint({"config": str(file)})
 
 
 def test_a_hint_has_present_names_only() -> None:

@@ -8,7 +8,7 @@ import time
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.cluster.client.answers import translated
 from gpu_device_plugin.cluster.client.backoff import Backoff
 from gpu_device_plugin.cluster.client.errors import (
@@ -65,7 +65,8 @@ class PodWriter:
         self._refused: dict[str, tuple[Backoff, float]] = {}
         """By UID of a pod whose patches the API server refuses: its backoff, and when the next one may be sent, in
         seconds by the clock of `time.monotonic`."""
-        self._queued = asyncio.Event()
+        self._backoff = Backoff(self.first_retry_s)
+        self._worker = Worker(self._step)
 
     def __repr__(self) -> str:
         return f"<PodWriter: {len(self._waiting)} waiting, {self.dropped} dropped, {self.problem or 'no problem'}>"
@@ -83,37 +84,33 @@ class PodWriter:
         if len(self._waiting) > self.limit:
             self._done(next(iter(self._waiting.values())))
             self.dropped += 1
-        self._queued.set()
+        self._worker.wake()
 
     async def run(self) -> NoReturn:
         """Write the queued annotations. Ends only by cancellation; the kubelet's records have what is still queued."""
-        backoff = Backoff(self.first_retry_s)
-        while True:
-            wanted = await self._next()
-            try:
-                if not await self._write(wanted):
-                    _log.info("pod %s/%s was deleted before it was annotated", wanted.pod.namespace, wanted.pod.name)
-            except (*TRANSIENT, UnauthorizedError) as error:
-                self._failed(wanted, error)
-                await asyncio.sleep(backoff.next_s(error.retry_after_s))
-            except ApiError as error:
-                self._failed(wanted, error)
-                self._put_off(wanted.pod, error)
-            else:
-                self.problem = None
-                backoff.reset()
-                self._done(wanted)
+        await self._worker.run()
 
-    async def _next(self) -> _Wanted:
-        """Wait for and return the first entry that may be tried."""
-        while True:
-            self._queued.clear()
-            times = {uid: self._refused[uid][1] for uid in self._waiting if uid in self._refused}
-            now = time.monotonic()
-            for uid, wanted in self._waiting.items():
-                if times.get(uid, now) <= now:
-                    return wanted
-            await within(min(times.values()) - now if times else None, self._queued.wait())
+    async def _step(self) -> float | None:
+        """Try the first entry that may be tried; return in how many seconds there is another one."""
+        times = {uid: self._refused[uid][1] for uid in self._waiting if uid in self._refused}
+        now = time.monotonic()
+        wanted = next((wanted for uid, wanted in self._waiting.items() if times.get(uid, now) <= now), None)
+        if wanted is None:
+            return min(times.values()) - now if times else None
+        try:
+            if not await self._write(wanted):
+                _log.info("pod %s/%s was deleted before it was annotated", wanted.pod.namespace, wanted.pod.name)
+        except (*TRANSIENT, UnauthorizedError) as error:
+            self._failed(wanted, error)
+            await asyncio.sleep(self._backoff.next_s(error.retry_after_s))
+        except ApiError as error:
+            self._failed(wanted, error)
+            self._put_off(wanted.pod, error)
+        else:
+            self.problem = None
+            self._backoff.reset()
+            self._done(wanted)
+        return 0.0
 
     async def _write(self, wanted: _Wanted) -> bool:
         """Patch the pod; return False if the pod no longer exists."""

@@ -1,31 +1,23 @@
-"""The two files by which the node agent and the MPS supervisor of a node meet, in the directory `mps_dir`.
+"""The MPS daemons of a node, and the directory `mps_dir` where the agent and the MPS supervisor meet by two files.
 
-The agent writes `WANTED_FILE`, the supervisor writes `STATE_FILE`; each replaces its file atomically and reads the
-other's. Either may run without the other, and be restarted at any time.
+See `helperfiles` for these. Here is no compiled code: the kubectl plugin, which is one file, needs the names.
 """
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 WANTED_FILE = "wanted.json"
 STATE_FILE = "state.json"
-VERSION = 1
 
 SHM_DIRECTORY = "shm"
 """Below `mps_dir`: the tmpfs that all clients and servers of the node have as /dev/shm, as NVIDIA's device plugin has
 it: client and server of MPS share memory there."""
-
-
-class MpsFileError(ValueError):
-    """A file cannot be parsed; the message names the fault."""
 
 
 class MpsStatus(StrEnum):
@@ -66,84 +58,4 @@ class MpsState:
     gpus: Mapping[str, MpsGpu] = field(default_factory=dict)
     """By UUID."""
     beat_s: float = 0.0
-    """Seconds since the machine started (CLOCK_BOOTTIME) at which the supervisor last wrote this: an old one means that
-    it no longer runs."""
-
-
-def write_state(state: MpsState) -> str:
-    """Return the text of `STATE_FILE`."""
-    gpus = {
-        uuid: {
-            "status": gpu.status,
-            "why": gpu.why,
-            "pipeDirectory": gpu.pipe_directory,
-            "clients": gpu.clients,
-            "serverPids": gpu.server_pids,
-            "limitMib": gpu.limit_mib,
-        }
-        for uuid, gpu in state.gpus.items()
-    }
-    return json.dumps({"version": VERSION, "beat": state.beat_s, "gpus": gpus})
-
-
-def read_state(text: str) -> MpsState:
-    """Parse `STATE_FILE`.
-
-    Raises:
-        MpsFileError: it cannot be parsed.
-    """
-    try:
-        fields = _versioned(text)
-        gpus = {
-            str(uuid): MpsGpu(
-                MpsStatus(gpu["status"]),
-                str(gpu["why"]),
-                str(gpu["pipeDirectory"]),
-                _number(gpu["clients"]),
-                tuple(_number(pid) for pid in gpu["serverPids"]),
-                _number(gpu.get("limitMib", 0)),
-            )
-            for uuid, gpu in fields["gpus"].items()
-        }
-        beat_s = float(fields["beat"])
-        if not math.isfinite(beat_s):
-            raise ValueError("a time without end")
-        return MpsState(gpus, beat_s)
-    except _FAULTS as error:
-        raise MpsFileError(f"{STATE_FILE} cannot be parsed: {error!r}") from error
-
-
-def write_wanted(wanted: Mapping[str, int]) -> str:
-    """Return the text of `WANTED_FILE`: the agent wants a daemon for each of these GPUs (by UUID), and for no other.
-
-    Each with the most MiB that a container on it was granted, which becomes the daemon's limit for every client.
-    """
-    return json.dumps({"version": VERSION, "gpus": dict(wanted)})
-
-
-def read_wanted(text: str) -> Mapping[str, int]:
-    """Parse `WANTED_FILE`.
-
-    Raises:
-        MpsFileError: it cannot be parsed.
-    """
-    try:
-        return {str(uuid): _number(mib) for uuid, mib in _versioned(text)["gpus"].items()}
-    except _FAULTS as error:
-        raise MpsFileError(f"{WANTED_FILE} cannot be parsed: {error!r}") from error
-
-
-_FAULTS = (ValueError, OverflowError, RecursionError, KeyError, TypeError, AttributeError)
-
-
-def _number(value: Any) -> int:
-    if type(value) is not int or value < 0:  # a truth value is an int, too
-        raise ValueError("not a count")
-    return value
-
-
-def _versioned(text: str) -> Any:
-    fields = json.loads(text)
-    if fields["version"] != VERSION:
-        raise ValueError("another version")
-    return fields
+    """When it was written, in seconds since the machine started (CLOCK_BOOTTIME): an old state is of no use."""

@@ -2,45 +2,45 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from dataclasses import astuple, dataclass, field
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from gpu_device_plugin.core.contract.dra import DRIVER, is_instance
 from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
-from gpu_device_plugin.core.model.limits import Enforcement
-from gpu_device_plugin.core.model.resource_claims import Consumer
+from gpu_device_plugin.core.model.limits import Enforcement  # noqa: TC001 - msgspec reads it
+from gpu_device_plugin.core.model.resource_claims import Consumer  # noqa: TC001 - msgspec reads it
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import parse_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from gpu_device_plugin.core.model.pods import Pod
 
-T = TypeVar("T")
-
 VERSION = 1
 """Of the file's format. A later agent may add fields, which an older one ignores."""
-_MOST = (1 << 53) - 1
-"""The largest number in a file: larger ones are not the same in every reader of JSON."""
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedDevice:
+_Number = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
+"""Larger numbers are not the same in every reader of JSON."""
+
+
+class PreparedDevice(msgspec.Struct, frozen=True):
     """One device of a claim."""
 
     request: str
     pool: str
     device: str
-    share_id: str = ""
+    share_id: str = msgspec.field(name="shareID", default="")
     uuid: str = ""
     """Of its GPU."""
-    mib: int = 0
+    mib: _Number = 0
     """The memory of the GPU that the claim holds by this device; 0 for access beside others."""
-    compute: int = 0
+    compute: _Number = 0
     """Percent of the multiprocessors; 0: no limit."""
 
 
@@ -132,84 +132,47 @@ def overlapping(claims: Iterable[PreparedClaim]) -> frozenset[str]:
     return frozenset(found)
 
 
+class _File(msgspec.Struct):
+    """The fields of a `PreparedClaim`, with their keys."""
+
+    version: int
+    uid: str
+    namespace: str
+    name: str
+    devices: Annotated[tuple[PreparedDevice, ...], Meta(min_length=1)]
+    device_ids: frozenset[str] = msgspec.field(name="deviceIDs")
+    enforcement: Enforcement | None
+    consumers: tuple[Consumer, ...]
+    cdi_names: tuple[str, ...] = msgspec.field(name="cdiNames")
+    cdi: dict[str, Any]
+    limit_mib: _Number = msgspec.field(name="limitMiB", default=0)
+
+
+_FIELDS = _File.__struct_fields__[1:]
+_DECODER = msgspec.json.Decoder(_File)
+
+
 def write_prepared(claim: PreparedClaim) -> str:
     """Return the content of the file of a prepared claim, as JSON."""
-    return json.dumps(
-        {
-            "version": VERSION,
-            "uid": claim.uid,
-            "namespace": claim.namespace,
-            "name": claim.name,
-            "deviceIDs": sorted(claim.device_ids),
-            "enforcement": None if claim.enforcement is None else claim.enforcement.value,
-            "consumers": [[consumer.uid, consumer.name] for consumer in claim.consumers],
-            "devices": [dict(zip(_DEVICE, astuple(device), strict=True)) for device in claim.devices],
-            "cdiNames": claim.cdi_names,
-            "limitMiB": claim.limit_mib,
-            "cdi": claim.cdi,
-        }
-    )
+    file = _File(VERSION, *(getattr(claim, name) for name in _FIELDS))
+    return msgspec.json.encode(file, order="deterministic").decode()
 
 
-def read_prepared(text: str, uid: str) -> PreparedClaim:
+def read_prepared(text: str | bytes, uid: str) -> PreparedClaim:
     """Parse the file of the prepared claim with this UID.
 
     Raises:
         PreparedFileError: it is damaged, of another version, or of another claim.
     """
     try:
-        found: Any = json.loads(text)
-        # Half of a surrogate pair cannot be written again, and no container runtime reads Infinity or NaN.
-        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
-        version = found["version"]
-        claim = PreparedClaim(
-            uid=_text(found["uid"]),
-            namespace=_text(found["namespace"]),
-            name=_text(found["name"]),
-            device_ids=frozenset(map(_text, _list(found["deviceIDs"]))),
-            enforcement=None if found["enforcement"] is None else Enforcement(found["enforcement"]),
-            consumers=tuple(Consumer(_text(uid), _text(name)) for uid, name in map(_list, _list(found["consumers"]))),
-            devices=tuple(
-                PreparedDevice(*(read(each[key]) for key, read in _DEVICE.items())) for each in _list(found["devices"])
-            ),
-            cdi_names=tuple(map(_text, _list(found["cdiNames"]))),
-            cdi=_expected(dict, found["cdi"]),
-            limit_mib=_number(found.get("limitMiB", 0)),
-        )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise PreparedFileError(f"it is damaged ({type(error).__name__})") from error
-    if version != VERSION:
-        raise PreparedFileError(f"it is of version {version!r}, and this agent knows {VERSION}")
-    if claim.uid != uid or not claim.devices:
-        raise PreparedFileError("it is of another claim, or has no device")
-    return claim
-
-
-def _expected(kind: type[T], value: Any) -> T:
-    if type(value) is not kind:  # a bool is an int, and a text a sequence of its letters
-        raise TypeError(f"a {kind.__name__} is expected")
-    return value
-
-
-def _text(value: Any) -> str:
-    return _expected(str, value)
-
-
-def _list(value: Any) -> list[Any]:
-    return _expected(list, value)
-
-
-def _number(value: Any) -> int:
-    number = _expected(int, value)
-    if not 0 <= number <= _MOST:
-        raise ValueError("a number that is not negative is expected")
-    return number
-
-
-_DEVICE: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
-    dict.fromkeys(("request", "pool", "device", "shareID", "uuid"), _text) | dict.fromkeys(("mib", "compute"), _number)
-)
-"""The key of each field of a `PreparedDevice` in the file, in their order, and what reads it."""
+        file = _DECODER.decode(text)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise PreparedFileError(f"it is damaged ({error})") from error
+    if file.version != VERSION:
+        raise PreparedFileError(f"it is of version {file.version}, and this agent knows {VERSION}")
+    if file.uid != uid:
+        raise PreparedFileError("it is of another claim")
+    return PreparedClaim(**{name: getattr(file, name) for name in _FIELDS})
 
 
 # --- Its status in the API --------------------------------------------------------------------------------------------

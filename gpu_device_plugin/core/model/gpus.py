@@ -38,6 +38,11 @@ class Closeness(IntEnum):
     NVLINK = 7
 
 
+def short_model(product: str) -> str:
+    """Return the product name of a GPU as tables show it: without the maker, which is most often the same."""
+    return product.removeprefix("NVIDIA ")
+
+
 @dataclass(frozen=True, slots=True)
 class MigInstance:
     """The place of a MIG instance on its GPU: a compute instance within a GPU instance, as NVML names them."""

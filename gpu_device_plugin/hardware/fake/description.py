@@ -51,15 +51,22 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import NAMESPACE_OID, uuid5
 
+import yaml
+
+from gpu_device_plugin.core.model.gpus import MOST_GPUS, Closeness
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.fake import value_forms as forms
+from gpu_device_plugin.hardware.fake.description_mig import divided
 from gpu_device_plugin.hardware.fake.fake_condition import CONDITION
 from gpu_device_plugin.hardware.fake.gpu_models import MODELS, UNIFIED
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError, Where
 
-TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
@@ -70,11 +77,7 @@ if TYPE_CHECKING:
 _NO_MODEL = ("Fake GPU", 0, 0, 0, None)
 _DRIVER_VERSION = "580.65.06"
 _CGROUP = 2
-MOST_GPUS = 128
-"""That of `core.model.gpus`, which the driver's process does without: dataclasses would cost it a megabyte."""
-CLOSENESS = ("unknown", "system", "node", "host-bridge", "switches", "switch", "board", "nvlink")
-"""The names of `core.model.gpus.Closeness`."""
-_NVLINK = len(CLOSENESS) - 1
+CLOSENESS = {forms.name_of(level): level for level in Closeness}
 ACTIONS = (
     *("none", "gpu-reset", "node-reboot", "drain-p2p"),
     *("drain-and-reset", "recover-imex", "bus-reset", "system-reboot"),
@@ -84,16 +87,16 @@ _SHORT = re.compile(r"(?P<count>[0-9]+)x(?P<model>[A-Za-z0-9]+)(?:-(?P<memory>[^
 _PROFILES = re.compile(r"(?P<profile>[0-9][^*\s]*)(?:\*(?P<count>[0-9]{1,3}))?", re.ASCII)
 
 
+@dataclass(frozen=True, slots=True)
 class Description:
     """Fake hardware as described: its initial state and its events."""
 
-    def __init__(self, gpus: list[Fields], links: list[Record], events: list[Fields], node: Fields) -> None:
-        self.gpus = gpus
-        self.links = links
-        self.events = events
-        """Sorted by time. Each has `at` (seconds), `gpu` (a position; None: the node) and the changed fields, which are
-        those of a MIG instance if it has `instance` (a UUID)."""
-        self.node = node
+    gpus: list[Fields]
+    links: list[Record]
+    events: list[Fields]
+    """Sorted by time. Each has `at` (seconds), `gpu` (a position; None: the node) and the changed fields, which are
+    those of a MIG instance if it has `instance` (a UUID)."""
+    node: Fields
 
     def at(self, now_s: float) -> tuple[list[Fields], Fields]:
         """Return the state of the GPUs and of the node `now_s` after the start."""
@@ -128,8 +131,7 @@ def read(source: str) -> Description:
 
 def _load(path: str) -> object:
     try:
-        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib costs the child 1 MB
-            text = file.read()
+        text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise DescriptionError(f"{path}: cannot be read: {why}") from error
@@ -138,8 +140,6 @@ def _load(path: str) -> object:
             return json.loads(text)
         except ValueError as error:
             raise DescriptionError(f"{path}: is not JSON: {error}") from error
-    import yaml  # noqa: PLC0415 - 1.5 MB that JSON does not need
-
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -210,8 +210,6 @@ def _mig_state(where: Where, gpu: Fields) -> Fields:
     wanted = gpu["mig"]
     if isinstance(wanted, bool):
         return {"mig": wanted, "instances": []}
-    from gpu_device_plugin.hardware.fake.description_mig import divided  # noqa: PLC0415 - the child saves memory without it
-
     try:
         return {"mig": True, "instances": divided(gpu, wanted, _uuid)}
     except ValueError as error:
@@ -273,11 +271,7 @@ def _gpu(where: Where, model: str | None, fields: Fields, position: int, count: 
 
 def _uuid(prefix: str, seed: str) -> str:
     """Return the same UUID for the same seed, on every machine."""
-    value = 0x6C62272E07BB014262B821756295C58D  # the 128-bit FNV-1a hash; hashlib would load OpenSSL into the child
-    for byte in seed.encode() * 3:  # one pass does not mix the last byte into all digits
-        value = (value ^ byte) * 0x0000000001000000000000000000013B % (1 << 128)
-    digits = f"{value:032x}"
-    return f"{prefix}-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+    return f"{prefix}-{uuid5(NAMESPACE_OID, seed)}"
 
 
 def _links(where: Where, value: object, gpus: Sequence[Fields]) -> list[Record]:
@@ -291,16 +285,16 @@ def _links(where: Where, value: object, gpus: Sequence[Fields]) -> list[Record]:
         if ends not in links:
             raise inside.error("gpus must name two different GPUs, as in gpus: [0, 1]")
         nvlinks = fields.get("nvlinks", 0)
-        closeness = fields.get("closeness", _NVLINK if nvlinks else 0)
-        links[ends] = closeness, nvlinks or int(closeness == _NVLINK)
+        closeness = fields.get("closeness", Closeness.NVLINK if nvlinks else Closeness.UNKNOWN)
+        links[ends] = closeness, nvlinks or int(closeness == Closeness.NVLINK)
     pairs = ((*sorted(ends), *link) for ends, link in links.items())
     return [{"a": a, "b": b, "closeness": closeness, "nvlinks": nvlinks} for a, b, closeness, nvlinks in pairs]
 
 
 def _usual_link(one: Fields, other: Fields) -> tuple[int, int]:
     if one["product"] == other["product"] and one["nvlinks"]:
-        return _NVLINK, one["nvlinks"]
-    return CLOSENESS.index("node" if one["numa"] == other["numa"] else "system"), 0
+        return Closeness.NVLINK, one["nvlinks"]
+    return Closeness.NODE if one["numa"] == other["numa"] else Closeness.SYSTEM, 0
 
 
 def _event(where: Where, entry: object, uuids: Sequence[str]) -> Fields:
@@ -429,7 +423,7 @@ _GPU_EVENT: Readers = {
 }
 _LINK: Readers = {
     "gpus": list,
-    "closeness": lambda value: CLOSENESS.index(forms.one_of(CLOSENESS)(value)),
+    "closeness": lambda value: CLOSENESS[forms.one_of(CLOSENESS)(value)],
     "nvlinks": forms.whole,
 }
 _NODE_EVENT: Readers = {

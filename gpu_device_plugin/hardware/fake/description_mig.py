@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.hardware.fake.gpu_models import SIZES, gpu_instance, memory_slices, profiles_of
 
-TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -20,20 +21,22 @@ _PART = re.compile(r"(?P<compute>[1-9])c\.(?P<profile>.+)", re.ASCII)
 _FIRST_CAP, _CAPS_OF_GI, _CAPS_OF_GPU = 3, 9, 135
 
 
+@dataclass(slots=True)
 class _GpuInstance:
     """A GPU instance that is to be placed, with its compute instances."""
 
-    def __init__(self, name: str, profile: Profile, fixed: int | None, starts: tuple[int, ...]) -> None:
-        self.name = name
-        self.memory_mib, self.size, _, _ = profile
-        self.fixed = fixed
-        """The ID that it must have; None: any."""
-        self.starts = starts
-        """The slices of the memory at which it can begin."""
-        self.free = int(name[0])
-        """Its slices of compute that no compute instance has."""
-        self.parts: list[tuple[str, Fields]] = []
-        """The profile of each compute instance, and what is described of it."""
+    name: str
+    memory_mib: int
+    size: int
+    """Its slices of the memory."""
+    fixed: int | None
+    """The ID that it must have; None: any."""
+    starts: tuple[int, ...]
+    """The slices of the memory at which it can begin."""
+    free: int
+    """Its slices of compute that no compute instance has."""
+    parts: list[tuple[str, Fields]] = field(default_factory=list)
+    """The profile of each compute instance, and what is described of it."""
 
     def add(self, name: str, compute: int, entry: Fields) -> None:
         self.free -= compute
@@ -100,7 +103,9 @@ def _gpu_instances(wanted: Sequence[Fields], table: Mapping[str, Profile], slice
         for _ in range(entry["count"]):
             into = made[-1] if made else None
             if part is None or into is None or (into.name, into.fixed) != (name, fixed) or into.free < compute:
-                into = _GpuInstance(name, table[name], fixed, _beginnings(name, table[name], fixed, slices))
+                memory_mib, size, _, _ = table[name]
+                starts = _beginnings(name, table[name], fixed, slices)
+                into = _GpuInstance(name, memory_mib, size, fixed, starts, free=whole)
                 made.append(into)
             into.add(entry["profile"], compute, entry)
     for name, (_, _, most, _) in table.items():

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.model.condition import Throttle
 from gpu_device_plugin.hardware.driver import MOST_OF_CONDITION
 from gpu_device_plugin.hardware.fake import value_forms as forms
 
-TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from gpu_device_plugin.hardware.driver import Record
     from gpu_device_plugin.hardware.fake.value_forms import Fields, Reader, Readers
 
-THROTTLE = {"power-cap": 0x4, "hardware": 0x8, "sync": 0x10, "heat": 0x20, "hardware-heat": 0x40, "power-brake": 0x80}
-"""The bits of `core.model.condition.Throttle`, by their names in a description."""
+THROTTLE = {forms.name_of(bit): bit for bit in Throttle}
 _CLOCKS = ("sm_clock_mhz", "sm_clock_max_mhz", "memory_clock_mhz", "memory_clock_max_mhz")
 # By ConditionGroup, the fields of GpuCondition that a description can state. Their keys have no units.
 _GROUPS: Mapping[str, tuple[str, ...]] = {

@@ -6,6 +6,8 @@ import json
 import os
 import time
 from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.driver import HardwareError
@@ -13,7 +15,6 @@ from gpu_device_plugin.hardware.fake.description import read
 from gpu_device_plugin.hardware.fake.fake_condition import FakeCondition
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 
-TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 _LOOK_EVERY_S = 0.02
 _INVALID_ARGUMENT, _NOT_FOUND, _FUNCTION_NOT_FOUND = 2, 6, 13  # NVML's codes
 _OUT_OF_MEMORY = 2  # CUDA's code
-_LIMITS = ".limits"
-"""The name of the file with the limits that were set, behind that of the description."""
 _LOUD = {"xid", "ecc", "remap", "recovery_action", "mig"}  # a driver reports events for these
 
 
@@ -48,6 +47,8 @@ class Fake:
             HardwareError: the description is invalid.
         """
         self._source = source
+        self._limits_file = Path(f"{source}.limits")
+        """The limits that were set."""
         self._origin_s = origin_s
         self._clock = clock
         self._parent = os.getppid()
@@ -140,7 +141,7 @@ class Fake:
     def _limit(self, path: str, gpu: Fields) -> Record:
         described = _described_limit(path, gpu)
         kept = self._kept().get(gpu["uuid"], {}).get(path)
-        if described["code"] not in {0, _NOT_FOUND} or kept is None or not os.path.isdir(path):  # noqa: PTH112 - as below
+        if described["code"] not in {0, _NOT_FOUND} or kept is None or not Path(path).is_dir():
             return described  # a limit ends with its cgroup
         return {**described, "code": 0, "hard_mib": kept[0], "soft_mib": kept[1], "used_mib": kept[2]}
 
@@ -148,7 +149,7 @@ class Fake:
         now = self._limit(path, gpu)
         if now["code"] not in {0, _NOT_FOUND}:
             return now
-        if not os.path.isdir(path) or (hard is not None and soft > hard):  # noqa: PTH112 - as below
+        if not Path(path).is_dir() or (hard is not None and soft > hard):
             return {"uuid": gpu["uuid"], "path": path, "code": _INVALID_ARGUMENT}
         self._keep(gpu["uuid"], path, [hard, soft, now.get("used_mib") or 0])
         return self._limit(path, gpu)
@@ -156,8 +157,7 @@ class Fake:
     def _kept(self) -> dict[str, dict[str, list[int | None]]]:
         """Return the limits that were set, by UUID and path: hard, soft and used MiB."""
         try:
-            with open(f"{self._source}{_LIMITS}", encoding="utf-8") as file:  # noqa: PTH123 - pathlib costs the child 1 MB
-                kept: dict[str, dict[str, list[int | None]]] = json.load(file)
+            kept: dict[str, dict[str, list[int | None]]] = json.loads(self._limits_file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
         return kept
@@ -165,10 +165,9 @@ class Fake:
     def _keep(self, uuid: str, path: str, limit: list[int | None]) -> None:
         kept = self._kept()
         kept.setdefault(uuid, {})[path] = limit
-        new = f"{self._source}{_LIMITS}.{os.getpid()}"
-        with open(new, "w", encoding="utf-8") as file:  # noqa: PTH123 - as above
-            json.dump(kept, file)
-        os.replace(new, f"{self._source}{_LIMITS}")  # noqa: PTH105 - as above
+        new = Path(f"{self._limits_file}.{os.getpid()}")
+        new.write_text(json.dumps(kept), encoding="utf-8")
+        new.replace(self._limits_file)
 
     def wait_events(self, timeout_s: float) -> list[Record]:
         """Wait for events; see `Driver.wait_events`."""
@@ -267,7 +266,7 @@ def _read_or_fail(source: str) -> Description:
 def _stamp(source: str) -> tuple[int, int, int] | None:
     """Return a value that changes whenever the file changes; None without a file."""
     try:
-        status = os.stat(source)  # noqa: PTH116 - pathlib costs the child 1 MB
+        status = Path(source).stat()
     except OSError:
         return None
     return status.st_ino, status.st_mtime_ns, status.st_size

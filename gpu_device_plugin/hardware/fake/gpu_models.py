@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # see hardware/driver.py
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.model.mig import profile_name
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import TypeAlias
@@ -92,8 +95,6 @@ def memory_slices(model: str) -> int:
 
 def profiles_of(model: str, total_mib: int) -> dict[str, Profile]:
     """Return the profiles of a GPU by their names; none if they are not known for this model and size."""
-    from gpu_device_plugin.core.model.mig import profile_name  # noqa: PLC0415 - only MIG needs it
-
     shapes = _QUARTERS if memory_slices(model) == 4 else _EIGHTHS
     return {
         profile_name(compute, memory, total_mib, attributes=attributes): (memory, slices, most, starts)

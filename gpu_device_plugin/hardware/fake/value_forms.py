@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 import re
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model import times
 from gpu_device_plugin.core.model.memory import InvalidSizeError, parse_mib
 
-TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
+    from enum import Enum
     from typing import Any, TypeAlias
 
     Fields: TypeAlias = dict[str, Any]
@@ -90,6 +91,11 @@ def one_of(names: Collection[str], what: str = "one of") -> Reader:
         return value
 
     return read
+
+
+def name_of(value: Enum) -> str:
+    """Return the name of a value in a description, such as ``host-bridge``."""
+    return value.name.lower().replace("_", "-")
 
 
 class DescriptionError(ValueError):

@@ -80,8 +80,6 @@ NAME = "libnvidia-ml.so.1"
 _NOT_FOUND = f"{NAME}: cannot open shared object file"
 """The loader also raises this for a file that it skips because it was built for another machine."""
 _CONFIGURED = "/etc/ld.so.conf.d"
-# e_machine of <elf.h>
-_MACHINES = {3: "x86", 21: "ppc64le", 40: "arm", 62: "x86-64", 183: "aarch64", 243: "riscv"}
 
 
 def failed(loader: OSError) -> HardwareError:
@@ -90,10 +88,7 @@ def failed(loader: OSError) -> HardwareError:
     path = next((path for path in _candidates() if os.path.lexists(path)), None)
     if path is None and words.startswith(_NOT_FOUND):
         return HardwareError(driver.NO_LIBRARY, f"opening NVML ({NAME}) failed: {words}")
-    other = "" if path is None else _other_machine(path)
-    return HardwareError(
-        driver.UNUSABLE_LIBRARY, f"loading {path or NAME} failed: {words}{f' ({other})' if other else ''}"
-    )
+    return HardwareError(driver.UNUSABLE_LIBRARY, f"loading {path or NAME} failed: {words}")
 
 
 def _candidates() -> Iterator[str]:
@@ -112,24 +107,3 @@ def _configured() -> Iterator[str]:
                 yield from (line.strip() for line in file if line.startswith("/"))
     except OSError:
         return
-
-
-def _other_machine(path: str) -> str:
-    """Describe the machine that a file was built for; empty if it is this one or unknown."""
-    built, ours = _machine(path), _machine("/proc/self/exe")
-    if built is None or built == ours:
-        return ""
-    names = (_MACHINES.get(each or 0, f"machine {each}") for each in (built, ours))
-    return "it was built for {}, and this image for {}".format(*names)
-
-
-def _machine(path: str) -> int | None:
-    """Return e_machine of an ELF file; None if the file cannot be read or is not ELF."""
-    try:
-        with open(path, "rb") as file:  # noqa: PTH123 - as above
-            head = file.read(20)
-    except OSError:
-        return None
-    if head[:4] != b"\x7fELF" or len(head) < 20:
-        return None
-    return int.from_bytes(head[18:20], "little" if head[5] == 1 else "big")

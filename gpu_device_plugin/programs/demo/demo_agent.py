@@ -17,11 +17,15 @@ from gpu_device_plugin import logs
 from gpu_device_plugin.programs.commandline import ending
 from gpu_device_plugin.programs.node import node_program as program
 from gpu_device_plugin.programs.node.agent import NodeAgent
+from gpu_device_plugin.programs.node.features import NODE_FEATURES
+from gpu_device_plugin.programs.node.features.use import Use
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+
+    from gpu_device_plugin.programs.node.feature_context import FeatureSpec
 
 PROGRAM = "gpu_device_plugin.programs.demo.demo_agent"
 
@@ -39,12 +43,12 @@ def _run(argv: Sequence[str]) -> int:
     texts = sources.texts()
     settings = sources.read(texts=texts)
     logs.configure(settings.log_level, settings.log_format, sys.stderr, colour=False)
-    return program.main(sources, texts, settings, agent=partial(_agent, Path(proc)))
+    return program.main(sources, texts, settings, NODE_FEATURES, agent=partial(_agent, Path(proc)))
 
 
-def _agent(proc: Path, settings: NodeSettings) -> NodeAgent:
-    agent = NodeAgent(settings, proc=proc)
-    agent.use_reports.soon_s = agent.use_reports.seldom_s = 0.2
+def _agent(proc: Path, settings: NodeSettings, features: Iterable[FeatureSpec]) -> NodeAgent:
+    agent = NodeAgent(settings, features, proc=proc)
+    agent.of(Use).reports.soon_s = agent.of(Use).reports.seldom_s = 0.2
     return agent
 
 

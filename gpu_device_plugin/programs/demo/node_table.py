@@ -7,6 +7,7 @@ from enum import StrEnum
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.model.gpus import short_model
 from gpu_device_plugin.core.model.memory import MIB_PER_GIB, format_mib
 from gpu_device_plugin.core.model.shares import parse_id
 
@@ -126,7 +127,7 @@ def _cells(node: Node, shared: SharedGpu, bar: str, unknown: frozenset[str]) -> 
 
 def _model(shared: SharedGpu) -> str:
     instance = shared.gpu.instance
-    name = shared.gpu.product.removeprefix("NVIDIA ") if instance is None else f"MIG {instance.profile}"
+    name = short_model(shared.gpu.product) if instance is None else f"MIG {instance.profile}"
     return name if len(name) <= _LONGEST_MODEL else f"{name[: _LONGEST_MODEL - 2]}.."
 
 

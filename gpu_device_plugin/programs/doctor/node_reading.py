@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import base64
 import json
-import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import aiohttp
 from google.protobuf.message import DecodeError
+from prometheus_client.parser import text_string_to_metric_families
 
 from gpu_device_plugin import files, metrics
-from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, MpsFileError, MpsStatus, read_state
+from gpu_device_plugin.core.contract.helperfiles import MPS_FILES
+from gpu_device_plugin.core.contract.mpsfiles import MpsStatus
 from gpu_device_plugin.core.contract.variables import DRIVER_LIMIT
-from gpu_device_plugin.core.node.mps.mps_wishes import NOT_THERE, SILENT, silent
-from gpu_device_plugin.core.report.exposition import samples
+from gpu_device_plugin.core.node.mps.mps_wishes import BEAT_S, NOT_THERE, SILENT
 from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.core.report.findings.symptoms import AgentSeen
 from gpu_device_plugin.core.report.gauges import STREAM_UP
+from gpu_device_plugin.file_link import FileLink, HelperWords
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
+from gpu_device_plugin.kubelet.procfs import boot_time
 from gpu_device_plugin.settings.knobs import ENVIRONMENT_PREFIX, PROGRAM
 from gpu_device_plugin.settings.node import NodeSettings
 
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.contract.mpsfiles import MpsGpu
     from gpu_device_plugin.settings.forms import Address
 
-_LARGEST_STATE = 1 << 20
+_SUPERVISOR = HelperWords("the MPS supervisor", NOT_THERE, NOT_THERE, SILENT, BEAT_S)
 _LARGEST_CHECKPOINT = 64 << 20
 _MODULE = PROGRAM.replace("-", "_")
 
@@ -45,17 +47,12 @@ def mps_state(directory: Path) -> tuple[Mapping[str, MpsGpu] | str, tuple[str, .
 
     These are the GPUs (by UUID, sorted) that a supervisor which no longer runs did not give back.
     """
-    try:
-        state = read_state(files.read(directory / STATE_FILE, _LARGEST_STATE)[0].decode(errors="replace"))
-    except FileNotFoundError:
-        return NOT_THERE, ()
-    except OSError as problem:
-        return f"{directory / STATE_FILE}: {problem.strerror}", ()
-    except MpsFileError as problem:
-        return str(problem), ()
-    if not silent(state, time.clock_gettime(time.CLOCK_BOOTTIME)):
+    link = FileLink(directory, MPS_FILES, _SUPERVISOR, boot_time)
+    state = link.look()
+    if not isinstance(state, str):
         return state.gpus, ()
-    return SILENT, tuple(sorted(uuid for uuid, gpu in state.gpus.items() if gpu.status is not MpsStatus.STOPPED))
+    left = {} if link.last is None else link.last.gpus
+    return state, tuple(sorted(uuid for uuid, gpu in left.items() if gpu.status is not MpsStatus.STOPPED))
 
 
 def with_driver_limits(checkpoint: Path, resource: str) -> tuple[str, ...]:
@@ -157,11 +154,14 @@ async def ask(http: Address | None, within_s: float) -> AgentSeen | Unknown:
 
 
 def _seen(where: str, missing: Iterable[str], text: str) -> AgentSeen:
-    found = list(samples(text))
+    try:
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    except (ValueError, LookupError):
+        samples = []  # something else than an agent answers there
     return AgentSeen(
         where,
         tuple(missing),
-        streams={labels["resource"]: value > 0 for name, labels, value in found if name == STREAM_UP.name},
-        version="".join(labels["version"] for name, labels, _ in found if name == metrics.BUILD.name),
-        api_errors=int(sum(value for name, _, value in found if name == metrics.API_ERRORS.name)),
+        streams={each.labels["resource"]: each.value > 0 for each in samples if each.name == STREAM_UP.name},
+        version="".join(each.labels["version"] for each in samples if each.name == metrics.BUILD.name),
+        api_errors=int(sum(each.value for each in samples if each.name == metrics.API_ERRORS.name)),
     )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.http import STRANGERS, ListenError, serving_routes, written
+from gpu_device_plugin.aio.waiting import for_ever
 from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.client.config import SERVICE_ACCOUNT, ClusterConfig, ClusterConfigError, config_for
 from gpu_device_plugin.cluster.lease import Lease, LeaseTiming
@@ -316,14 +317,13 @@ class Extender(ReloadingProgram[ExtenderSettings]):
                     tasks.create_task(self._lease.run(), name="elect a leader")
                     tasks.create_task(self._follow_leader(self._lease), name="follow the leader")
                 try:
-                    await asyncio.Event().wait()
+                    await for_ever()
                 finally:
                     # Bindings in progress end before the lease is released: the next leader lists pods before it binds,
                     # and would miss a binding still in flight.
                     self.readiness.shutting_down = True
                     await self._resizer.close()
                     await servers.aclose()
-        raise AssertionError  # pragma: no cover (nobody sets the event)
 
     async def _serve(
         self, servers: AsyncExitStack, setting: str, address: Address, routes: Iterable[Route], **more: Any
@@ -387,11 +387,12 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         )
 
     async def _follow_leader(self, lease: Lease) -> NoReturn:
-        async for leads in lease.leader.values():
+        def log(leads: bool) -> None:  # noqa: FBT001 - a value that is followed
             if leads:
                 self._fresh.lost()
             _log.info("this extender leads" if leads else "this extender does not lead", extra={"holder": lease.holder})
-        raise AssertionError  # pragma: no cover (an Observable never ends)
+
+        await lease.leader.follow(log, initial=True)
 
     def _drifted(self, before: FleetEntry, now: FleetEntry) -> None:
         self._metrics.count(m.DRIFT, "moved" if before.node == now.node else "other_node")

@@ -11,6 +11,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.cluster.client.errors import ApiError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import PODS
 
@@ -84,7 +85,7 @@ class Nominator:
         """The latest at the end."""
         self._unwritten: dict[str, tuple[float, Pod, str | None]] = {}
         """By pod UID: when to write, for which pod, and the node."""
-        self._queued = asyncio.Event()
+        self._worker = Worker(self._write_due)
 
     def __repr__(self) -> str:
         return f"<Nominator: {len(self._nominated)} pods, {len(self._unwritten)} to be written>"
@@ -150,21 +151,20 @@ class Nominator:
 
     def _write_soon(self, pod: Pod, node: str | None) -> None:
         self._unwritten[pod.uid] = self.clock() + self.delay_s, pod, node
-        self._queued.set()
+        self._worker.wake()
 
     async def run(self) -> NoReturn:
         """Write the nominations. Ends only by cancellation; one that cannot be written is logged."""
-        while True:
-            self._queued.clear()
-            now = self.clock()
-            due = [each for each in self._unwritten.values() if each[0] <= now]
-            if not due:
-                first = min((each[0] for each in self._unwritten.values()), default=None)
-                await within(None if first is None else first - now, self._queued.wait())
-                continue
-            for _, pod, _ in due:
-                del self._unwritten[pod.uid]
-            await asyncio.gather(*(self._write(pod, node) for at, pod, node in due if now - at < _TOO_LATE_S))
+        await self._worker.run()
+
+    async def _write_due(self) -> float | None:
+        """Write what is due; return in how many seconds the next one is."""
+        now = self.clock()
+        due = [each for each in self._unwritten.values() if each[0] <= now]
+        for _, pod, _ in due:
+            del self._unwritten[pod.uid]
+        await asyncio.gather(*(self._write(pod, node) for at, pod, node in due if now - at < _TOO_LATE_S))
+        return min((each[0] - self.clock() for each in self._unwritten.values()), default=None)
 
     async def _write(self, pod: Pod, node: str | None) -> None:
         if pod.uid not in self._pending():

@@ -6,19 +6,12 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, NoReturn
 
-from gpu_device_plugin import __version__, files
+from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.waiting import within
-from gpu_device_plugin.core.contract.limitfiles import (
-    LARGEST,
-    STATE_FILE,
-    WANTED_FILE,
-    LimitFileError,
-    LimitsState,
-    read_wanted,
-    write_state,
-)
+from gpu_device_plugin.core.contract.helperfiles import LIMIT_FILES, LimitsState
 from gpu_device_plugin.core.node.limits import limit_setting as setting
 from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner
+from gpu_device_plugin.file_link import HelperLink
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import Hardware, HardwareContextLost, MonitorTimings
 from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
@@ -30,16 +23,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from gpu_device_plugin.core.contract.limitfiles import LimitKey, MemoryLimit
+    from gpu_device_plugin.core.contract.helperfiles import LimitKey, MemoryLimit
     from gpu_device_plugin.settings.limits import LimitSettings
     from gpu_device_plugin.settings.sources import Sources, Texts
 
 _log = logging.getLogger(__name__)
 
 POLL_S = 0.5
-"""Seconds between two looks at `WANTED_FILE`."""
+"""Seconds between two looks at what is wanted."""
 _BEAT_S = 5.0
-"""Longest time between two writings of `STATE_FILE`."""
+"""Longest time between two writings of the state."""
 _MOST_AT_ONCE = 128
 """Limits in one request to the driver."""
 # The agent watches the health of the GPUs. Here readings only show that the driver still answers.
@@ -55,16 +48,16 @@ class LimitHelper:
 
     def __init__(self, directory: Path, hardware: Hardware, tree: CgroupTree, *, poll_s: float = POLL_S) -> None:
         """Prepare to meet the agent in `directory`, where it is looked for what is wanted every `poll_s` seconds."""
-        self._directory = directory
+        self._files = HelperLink(directory, LIMIT_FILES)
         self._hardware = hardware
         self._tree = tree
         self._poll_s = poll_s
-        self._content = b""
-        self._wanted: Mapping[LimitKey, MemoryLimit] = {}
         self._attempts: dict[LimitKey, setting.Attempt] = {}
         self._released = False
-        self._changed = asyncio.Event()
-        self._complaints: dict[str, str] = {}
+
+    @property
+    def _wanted(self) -> Mapping[LimitKey, MemoryLimit]:
+        return self._files.wanted or {}
 
     async def run(self) -> NoReturn:
         """Set limits until cancelled. They stay as they are afterwards.
@@ -74,30 +67,12 @@ class LimitHelper:
         """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._hardware.run(), name="driver")
-            tasks.create_task(self._publish(), name="tell what is set")
+            tasks.create_task(self._files.publish(self._state, _BEAT_S), name="tell what is set")
             while True:
-                self._read_wanted()
+                self._files.read()
                 await self._open_or_release()
                 await self._set_due()
                 await asyncio.sleep(self._poll_s)
-        raise AssertionError  # pragma: no cover (the loop never ends)
-
-    def _read_wanted(self) -> None:
-        try:
-            content, _ = files.read_below(self._directory, WANTED_FILE, LARGEST)
-            if content != self._content or self._complaints.get(WANTED_FILE):
-                self._wanted, self._content = read_wanted(content.decode()), content
-        except FileNotFoundError:
-            self._wanted, self._content = {}, b""  # no agent was here since the machine started
-        except (OSError, UnicodeDecodeError, LimitFileError) as error:
-            self._complain(WANTED_FILE, f"it cannot be used, and what was wanted before still is: {str(error)[:300]}")
-            return
-        self._complain(WANTED_FILE, "")
-
-    def _complain(self, name: str, why: str) -> None:
-        if why and why != self._complaints.get(name):
-            _log.error("%s", self._directory / name, extra={"why": why})
-        self._complaints[name] = why
 
     async def _open_or_release(self) -> None:
         if not self._wanted and not self._released:
@@ -126,7 +101,7 @@ class LimitHelper:
         found = {key: refused.get(key, unseen) for key in due} | await self._set(paths)
         for key in due:
             self._attempted(key, found[key])
-        self._changed.set()
+        self._files.changed.set()
 
     async def _set(self, paths: Mapping[LimitKey, str]) -> dict[LimitKey, str]:
         """Set the limits of these cgroups; return why each is not set, empty if it is."""
@@ -154,16 +129,8 @@ class LimitHelper:
             level, what = (logging.WARNING, "not set") if why else (logging.INFO, "set")
             _log.log(level, "a limit is %s", what, extra=extra)
 
-    async def _publish(self) -> NoReturn:
-        while True:
-            self._changed.clear()
-            state = LimitsState({key: old.outcome for key, old in self._attempts.items()}, boot_time())
-            try:
-                files.replace_below(self._directory, STATE_FILE, write_state(state).encode(), lasting=False)
-                self._complain(STATE_FILE, "")
-            except OSError as error:
-                self._complain(STATE_FILE, f"it cannot be written: {error}")
-            await within(_BEAT_S, self._changed.wait())
+    def _state(self) -> LimitsState:
+        return LimitsState({key: old.outcome for key, old in self._attempts.items()}, boot_time())
 
 
 def _owner(key: LimitKey) -> CgroupOwner:

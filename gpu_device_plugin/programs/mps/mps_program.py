@@ -5,26 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
 from typing import TYPE_CHECKING, NoReturn
 
-from gpu_device_plugin import __version__, files
+from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.waiting import within
-from gpu_device_plugin.core.contract.mpsfiles import (
-    SHM_DIRECTORY,
-    STATE_FILE,
-    WANTED_FILE,
-    MpsFileError,
-    MpsGpu,
-    MpsState,
-    MpsStatus,
-    read_wanted,
-    write_state,
-)
-from gpu_device_plugin.core.model.gpus import MOST_GPUS
-from gpu_device_plugin.core.node.mps.mps_daemon import QUIT_S, is_uuid
+from gpu_device_plugin.core.contract.helperfiles import MPS_FILES
+from gpu_device_plugin.core.contract.mpsfiles import SHM_DIRECTORY, MpsGpu, MpsState, MpsStatus
+from gpu_device_plugin.core.node.mps.mps_daemon import QUIT_S
 from gpu_device_plugin.core.report.exposition import Gauge
+from gpu_device_plugin.file_link import HelperLink
+from gpu_device_plugin.kubelet.procfs import boot_time
 from gpu_device_plugin.programs.lifetime import ReloadingProgram
 from gpu_device_plugin.programs.mps.gpu import TIMINGS, GpuKeeper, MpsTimings
 from gpu_device_plugin.programs.mps.nvidia import Nvidia
@@ -45,12 +36,10 @@ _log = logging.getLogger(__name__)
 UP = Gauge("gpushare_mps_up", "1 while the MPS daemon of the GPU takes clients.", ("gpu",))
 CLIENTS = Gauge("gpushare_mps_clients", "Processes that are clients of the GPU's MPS daemon.", ("gpu",))
 
-_LARGEST = 1 << 16
-"""Bytes of `WANTED_FILE`. A GPU takes 60."""
 POLL_S = 0.5
-"""Seconds between two looks at `WANTED_FILE`."""
+"""Seconds between two looks at what is wanted."""
 BEAT_S = 2.0
-"""Longest time between two writings of `STATE_FILE`."""
+"""Longest time between two writings of the state."""
 _AFTER_BUG_S = 5.0
 _FINISH_S = QUIT_S + 30.0
 """Longest time in which all GPUs are given back at the end: a daemon quits or is killed, and the mode is set."""
@@ -62,21 +51,15 @@ class Supervisor:
     def __init__(self, directory: Path, driver: Nvidia, *, timings: MpsTimings = TIMINGS) -> None:
         """Prepare, and read what an earlier supervisor left below `directory`. Raises OSError."""
         open_directory(directory)
-        self._directory = directory
+        self.files = HelperLink(directory, MPS_FILES)
         self._driver = driver
         self._timings = timings
         self._places = Places(directory)
         self._before = dict(self._places.before)
         self._running: dict[str, GpuKeeper] = {}
         self._gpus: dict[str, MpsGpu] = {}
-        self._wanted: Mapping[str, int] | None = None
-        """None: not known yet."""
         self._finishing = False
-        self._changed = asyncio.Event()
         self._ended = asyncio.Event()
-        self._unwritten = ""
-        self.refused = ""
-        """Why the file of what is wanted cannot be used; empty: it can."""
 
     @property
     def gpus(self) -> Mapping[str, MpsGpu]:
@@ -90,25 +73,24 @@ class Supervisor:
             for uuid, gpu in self.gpus.items()
             if gpu.status in {MpsStatus.FAILED, MpsStatus.FAULT}
         )
-        return tuple(filter(None, (self.refused, self._unwritten, *broken)))
+        return tuple(filter(None, (self.files.refused, self.files.unwritten, *broken)))
 
     async def run(self) -> NoReturn:
         """Supervise, until cancelled; the daemons run on. Before that, `finish` ends them."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._publish(), name="tell what runs")
+            tasks.create_task(self.files.publish(self._state, BEAT_S), name="tell what runs")
             while True:
                 if not self._finishing:
-                    self._read_wanted()
+                    self.files.read()
                 self._distribute(tasks)
                 await asyncio.sleep(POLL_S)
-        raise AssertionError  # pragma: no cover (the loop never ends)
 
     async def finish(self) -> None:
         """End every daemon and set the compute modes back, while `run` still runs."""
         self._finishing = True
-        if self._wanted is None:
+        if self.files.wanted is None:
             return
-        self._wanted = {}
+        self.files.wanted = {}
         for keeper in self._running.values():
             keeper.want(None)
         if not await within(_FINISH_S, self._all_done()):
@@ -122,46 +104,25 @@ class Supervisor:
 
     async def write_last(self) -> None:
         """Write the state once more, when `run` has ended."""
-        if self._wanted is not None:
-            self._write()
+        if (state := self._state()) is not None:
+            self.files.write(state)
 
-    # --- What is wanted -----------------------------------------------------------------------------------------------
-
-    def _read_wanted(self) -> None:
-        path = self._directory / WANTED_FILE
-        try:
-            wanted = _sane(read_wanted(files.read_below(self._directory, WANTED_FILE, _LARGEST)[0].decode()))
-        except FileNotFoundError:
-            if self._wanted:
-                self._refuse(f"{path} is gone, and nothing changes until the agent writes it anew")
-                return
-            wanted = {}  # no agent was here since the machine started
-        except (OSError, UnicodeDecodeError, MpsFileError) as error:
-            # What runs goes on: clients need it. Where nothing is known yet, nothing is done.
-            self._refuse(f"{path} cannot be used, and nothing changes until it can: {str(error)[:300]}")
-            return
-        if self.refused:
-            _log.info("%s can be used again", path)
-            self.refused = ""
-        self._wanted = wanted
-
-    def _refuse(self, why: str) -> None:
-        if why != self.refused:
-            _log.error("%s", why)
-        self.refused = why
+    def _state(self) -> MpsState | None:
+        """Return the state for the agent; None: nothing is touched before it is known what is wanted."""
+        return None if self.files.wanted is None else MpsState(self.gpus, boot_time())
 
     def _distribute(self, tasks: asyncio.TaskGroup) -> None:
         """Tell every GPU what is wanted of it, beginning with those that an earlier supervisor may have left."""
-        if self._wanted is None:
+        if self.files.wanted is None:
             return
         limits: dict[str, int | None] = {**dict.fromkeys(self._before), **dict.fromkeys(self._running)}
-        limits.update(self._wanted)
+        limits.update(self.files.wanted)
         for uuid, limit_mib in limits.items():
             if uuid not in self._running:
                 keeper = GpuKeeper(
                     self._places.of(uuid),
                     self._driver,
-                    self._changed.set,
+                    self.files.changed.set,
                     before=self._before.pop(uuid, ""),
                     timings=self._timings,
                 )
@@ -184,39 +145,8 @@ class Supervisor:
         # Without a pause in between: who is wanted from now on gets a keeper of its own.
         del self._running[uuid]
         self._gpus[uuid] = keeper.told
-        self._changed.set()
+        self.files.changed.set()
         self._ended.set()
-
-    # --- What runs ----------------------------------------------------------------------------------------------------
-
-    async def _publish(self) -> NoReturn:
-        while True:
-            self._changed.clear()
-            if self._wanted is not None:
-                self._write()
-            await within(BEAT_S, self._changed.wait())
-
-    def _write(self) -> None:
-        state = MpsState(self.gpus, time.clock_gettime(time.CLOCK_BOOTTIME))
-        try:
-            files.replace_below(self._directory, STATE_FILE, write_state(state).encode())
-        except OSError as error:
-            unwritten = f"{STATE_FILE} cannot be written: {error}"
-            if unwritten != self._unwritten:
-                _log.error("%s", unwritten)
-            self._unwritten = unwritten
-        else:
-            self._unwritten = ""
-
-
-def _sane(wanted: Mapping[str, int]) -> Mapping[str, int]:
-    """Return what is wanted if it can become paths and commands. Raises MpsFileError."""
-    strange = sorted(uuid for uuid in wanted if not is_uuid(uuid))
-    if strange:
-        raise MpsFileError(f"{WANTED_FILE} names {strange[0][:40]!r}, which is no UUID of a GPU")
-    if len(wanted) > MOST_GPUS:
-        raise MpsFileError(f"{WANTED_FILE} names more than {MOST_GPUS} GPUs")
-    return wanted
 
 
 def gauges(gpus: Mapping[str, MpsGpu]) -> Gauges:
@@ -264,4 +194,3 @@ async def _serve(settings: MpsSettings, supervisor: Supervisor) -> NoReturn:
         metrics=metrics,
     ):
         await supervisor.run()
-    raise AssertionError  # pragma: no cover (the supervisor never returns)

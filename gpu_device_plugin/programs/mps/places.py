@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_device_plugin import files
-from gpu_device_plugin.core.node.mps.mps_daemon import MODES, is_uuid, short_name
+from gpu_device_plugin.core.contract.helperfiles import is_uuid
+from gpu_device_plugin.core.node.mps.mps_daemon import MODES, short_name
 
 _log = logging.getLogger(__name__)
 

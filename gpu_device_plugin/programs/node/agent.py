@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.aio.http import page_at
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together
-from gpu_device_plugin.core.contract.nodereport import USE_PATH
 from gpu_device_plugin.core.model.gpus import NO_LINKS
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.model.shares import SHARES, Shares
@@ -25,48 +22,39 @@ from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import Hardware
 from gpu_device_plugin.kubelet import cgroupfs, procfs
 from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
-from gpu_device_plugin.kubelet.incident_files import IncidentFiles
 from gpu_device_plugin.kubelet.records import KubeletRecords
-from gpu_device_plugin.kubelet.registration_loop import RegistrationEvent, RegistrationLoop
+from gpu_device_plugin.kubelet.registration_loop import RegistrationLoop
+from gpu_device_plugin.kubelet.rounds import RegistrationEvent
 from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryError, NodeLock, check_directory, remove_stale_sockets
-from gpu_device_plugin.kubelet.statefile import ENDED_PODS, SHARE_SIZE, WAY, SavedGuarantees, StateFile
+from gpu_device_plugin.kubelet.statefile import ENDED_PODS, SHARE_SIZE, WAY, StateFile
 from gpu_device_plugin.node_state import NodeState
-from gpu_device_plugin.programs.node.audit_log import AuditLog
-from gpu_device_plugin.programs.node.auto_cordon import AutoCordon
 from gpu_device_plugin.programs.node.claims.serving_mode_switch import ServingModeSwitch
 from gpu_device_plugin.programs.node.configuration import Configuration, initial, initial_share_mib
 from gpu_device_plugin.programs.node.conflicting_plugins import ConflictingPlugins
 from gpu_device_plugin.programs.node.extension import Features
-from gpu_device_plugin.programs.node.flight_recorder import FlightRecorder
-from gpu_device_plugin.programs.node.guarantees import Guarantees
-from gpu_device_plugin.programs.node.happenings import Happening
+from gpu_device_plugin.programs.node.feature_context import NodeContext, make_features
+from gpu_device_plugin.programs.node.features.mps import Mps
 from gpu_device_plugin.programs.node.kubelet.advertiser import Advertiser
 from gpu_device_plugin.programs.node.kubelet.allocation_handler import AllocationHandler, Starts
 from gpu_device_plugin.programs.node.kubelet.reconciler import ForgottenPods, Reconciler
-from gpu_device_plugin.programs.node.limits.limit_link import LimitLink
-from gpu_device_plugin.programs.node.limits.limit_verification import Verification
-from gpu_device_plugin.programs.node.limits.mps_link import MpsLink
-from gpu_device_plugin.programs.node.limits.required_limits import RequiredLimits
 from gpu_device_plugin.programs.node.node_api import NodeApi, reach_api
 from gpu_device_plugin.programs.node.node_events import OrphanedInstances, Reports
-from gpu_device_plugin.programs.node.use.borrowing import Borrowing
-from gpu_device_plugin.programs.node.use.history import History
-from gpu_device_plugin.programs.node.use.memory_files import MemoryFiles
-from gpu_device_plugin.programs.node.use.use_reader import UseReports, UseWatch
-from gpu_device_plugin.programs.node.use.use_watches import IdlePods, OverUse
 from gpu_device_plugin.programs.probes import serving_probes
 from gpu_device_plugin.settings.knobs import UsageError, reload
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping
+    from collections.abc import Coroutine, Iterable, Mapping
     from typing import Any
 
     from gpu_device_plugin.core.model.holds import DeviceHold
+    from gpu_device_plugin.core.model.limits import LimitState
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.node.node_config import NodeConfig
     from gpu_device_plugin.core.node.use.process_use import Place
     from gpu_device_plugin.programs.node.claims.dra_driver import DraDriver
+    from gpu_device_plugin.programs.node.extension import F
+    from gpu_device_plugin.programs.node.feature_context import FeatureSpec
     from gpu_device_plugin.programs.node.node_cluster import NodeCluster
     from gpu_device_plugin.settings.node import NodeSettings
 
@@ -79,12 +67,13 @@ class NodeAgent:
     def __init__(
         self,
         settings: NodeSettings,
+        features: Iterable[FeatureSpec] = (),
         *,
         dev: Path = Path("/dev"),
         proc: Path = procfs.PROC,
         cgroups: Path = cgroupfs.ROOT,
     ) -> None:
-        """Prepare; no file, socket or GPU is opened before `run`.
+        """Prepare an agent with these features; no file, socket or GPU is opened before `run`.
 
         `dev` is the directory of the device nodes, `proc` that of the processes, `cgroups` that of the cgroups.
         """
@@ -127,62 +116,30 @@ class NodeAgent:
             interval_s=settings.reconcile_interval_s,
             process_wait_s=settings.process_wait_s,
         )
-        self.guarantees = Guarantees(
-            self.state,
-            api,
-            self.reconciler.checkpoint_entries,
-            SavedGuarantees(settings.device_plugin_dir),
-            waiting=tuple if cluster is None else cluster.waiting.waiting,
-            withheld=lambda: config.value.why_not_offered,
-        )
         self.entries: Observable[tuple[DeviceHold, ...]] = Observable(())
         """What each container holds: by the kubelet's checkpoint, and by the claims that were prepared."""
-        self.mps = MpsLink(settings.mps_dir, self.state, self.entries, self.reports.mps_changed)
-        allowed_now: Observable[Mapping[Place, int]] = Observable({})
-        self.use_watch = UseWatch(
-            partial(self.hardware.use, utilisation=True),
-            self.entries,
-            self.state,
-            interval_s=settings.usage_interval_s,
-            pods=None if cluster is None else lambda: tuple(cluster.followed.pods.values()),
-            may_borrow=lambda: self.settings.value.borrowers != "off",
-            ended=lambda: self.kubelet_records.over,
-            mps_servers=lambda: frozenset(pid for gpu in self.mps.gpus.values() for pid in gpu.server_pids),
+        self.limit_states: Observable[Mapping[Place, LimitState]] = Observable({})
+        """The state of each limit of a container that runs."""
+        self.features = Features()
+        context = NodeContext(
+            settings=self.settings,
+            config=config,
+            state=self.state,
+            entries=self.entries,
+            checkpoint_entries=self.reconciler.checkpoint_entries,
+            hardware=self.hardware,
+            records=self.kubelet_records,
+            metrics=self.metrics,
+            api=api,
+            cluster=cluster,
+            reports=self.reports,
+            limit_states=self.limit_states,
             alone=self.conflicting_plugins.alone,
-            processes=procfs.ProcessOwners(proc),
-            host_pids=partial(procfs.in_nodes_namespace, proc),
+            features=self.features,
+            proc=proc,
+            cgroups=CgroupTree(cgroups),
         )
-        self.verification = Verification(
-            self.use_watch.holdings,
-            self.hardware.limits,
-            CgroupTree(cgroups),
-            self.state,
-            api,
-            allowed_now=allowed_now,
-            measured=self.use_watch.measured,
-            interval_s=settings.usage_interval_s,
-        )
-        self.evictor = self.failures = None
-        if cluster is not None:
-            from gpu_device_plugin.programs.node.use.evictor import Evictor, GpuFailures  # noqa: PLC0415 - see node_api.reach_api
-
-            self.evictor = Evictor(cluster, self.metrics, self.settings, alone=self.conflicting_plugins.alone)
-            self.failures = GpuFailures(
-                self.hardware.view, self.state, self.settings, self.use_watch.holdings, self.evictor
-            )
-        self.borrowing = Borrowing(
-            self.use_watch,
-            self.entries,
-            self.state,
-            self.settings,
-            api,
-            self.metrics,
-            MemoryFiles(settings.memory_dir),
-            self.evictor,
-            allowed_now=allowed_now,
-        )
-        self.limit_link = self._tell_limits()
-        features = Features(self.borrowing, self.mps, RequiredLimits(self.state))
+        make_features(features, context)
         self._answers = AllocationHandler(
             self.state,
             None if cluster is None else cluster.waiting,
@@ -191,20 +148,9 @@ class NodeAgent:
             dev=dev,
             on_refusal=self.advertiser.refused,
             on_grant=self.reconciler.granted,
-            features=features,
+            features=self.features,
             starts=Starts(self.state, self.entries, api, self.kubelet_records.listed),
         )
-        self.over_use = OverUse(self.state, self.settings, api, self.evictor)
-        self.idle_pods = IdlePods(self.settings, api)
-        self.use_reports = UseReports(
-            self.use_watch,
-            self.verification.states,
-            self.over_use.excesses,
-            (lambda _: None) if cluster is None else cluster.show_use,
-            reclaiming=self.borrowing.reclaiming,
-            idle=self.idle_pods.since,
-        )
-        self.history, self.recorder = self._memory(CgroupTree(cgroups))
         self.registration = RegistrationLoop(
             settings.device_plugin_dir,
             lambda: config.value.resources,
@@ -235,7 +181,7 @@ class NodeAgent:
             self.reports,
             hardware=self.hardware,
             api=api,
-            mps=self.mps,
+            mps=None if (mps := self.features.get(Mps)) is None else mps.link,
             serving=self.serving_switch.serving,
             conflicting_plugins=self.conflicting_plugins,
             reconciler=self.reconciler,
@@ -253,28 +199,11 @@ class NodeAgent:
                 config=config,
                 reconciler=self.reconciler,
                 conflicting_plugins=self.conflicting_plugins,
-                mps=self.mps,
                 dev=dev,
-                features=features,
+                features=self.features,
                 changed=self.serving_switch.look,
             )
         self._paused = Observable(value=False)
-
-    def _memory(self, cgroups: CgroupTree) -> tuple[History, FlightRecorder]:
-        settings, watch = self.settings.value, self.use_watch
-        history = History(watch, self.hardware.condition, lambda: self.settings.value.condition, cgroups)
-        files = IncidentFiles(settings.device_plugin_dir)
-        return history, FlightRecorder(settings.node_name, self.api, watch, history, self.use_reports.now, files)
-
-    def _tell_limits(self) -> LimitLink | None:
-        directory, of = self.settings.value.memory_dir, (self.use_watch.holdings, self.borrowing.allowed_now)
-        if directory is None:
-            return None
-        return LimitLink(directory, *of, soft=lambda: self.settings.value.soft_limit == "share")
-
-    def _audit(self) -> AuditLog:
-        known = self.settings.value, self.config, self.state, self.use_watch
-        return AuditLog(*known, self.cluster, self.evictor, lambda text: self.api.happenings.tell(Happening("", text)))
 
     def __repr__(self) -> str:
         return f"<NodeAgent {self.settings.value.node_name or 'standalone'}: {self.state!r}>"
@@ -296,59 +225,47 @@ class NodeAgent:
                 self.serving_switch.ready,
                 lambda: self.config.value.notes,
                 metrics=self.metrics,
-                routes=[page_at(USE_PATH, self.use_reports.page), *self.recorder.routes],
+                routes=[route for feature in self.features for route in feature.routes()],
             ):
                 await together(*self._parts())
         finally:
             self._lock.release()
 
     def _parts(self) -> list[Coroutine[Any, Any, NoReturn]]:
+        entries = self.reconciler.checkpoint_entries
         parts = [
             self.hardware.run(),
             self.configuration.run(),
             self.config.follow(self._take_config),
-            self._pause_and_resume(),
+            self._paused.follow(self._pause_or_resume),
             self.advertiser.run(),
             self.conflicting_plugins.run(),
-            self.mps.run(),
             self.serving_switch.run(),
-            *map(self.use_watch.reading.follow, (self.over_use.act_on, self.borrowing.act_on, self.idle_pods.act_on)),
-            self.entries.follow(self.borrowing.holders_changed),
-            self.entries.follow(self.verification.changed),
-            self.settings.follow(self.borrowing.look),
+            *(task for feature in self.features for task in feature.tasks()),
             self.reconciler.rounds.follow(self._round_over),
-            self.use_watch.run(),
-            self.recorder.run(),
-            self.verification.run(),
-            self.guarantees.run(),
-            self._audit().run(),
-            self.hardware.view.follow(self.verification.again),
-            self.reconciler.checkpoint_entries.follow(self._holders_changed),
-            self.reconciler.checkpoint_entries.follow(lambda _: self.conflicting_plugins.look()),
+            entries.follow(self._holders_changed),
+            entries.follow(lambda _: self.conflicting_plugins.look()),
         ]
-        if self.limit_link is not None:
-            changed = self.limit_link.changed
-            parts += [self.limit_link.run(), self.entries.follow(changed), self.settings.follow(changed)]
-        if self.evictor is not None and self.failures is not None:
-            parts += [self.evictor.run(), self.failures.run()]
         if self.cluster is not None and self.dra is not None:
             parts += [
-                self.use_reports.run(),
-                AutoCordon(self.history.conditions, self.settings, self.config, self.api).run(),
                 self.dra.entries.follow(self._holders_changed),
                 self.dra.follow(),
                 self.config.follow(self.dra.update),
-                self.verification.states.follow(self.dra.limits_read),
-                self.cluster.followed.changes.follow(self.verification.changed),
-                self.cluster.followed.changes.follow(self.guarantees.wake),
-                self.cluster.followed.changes.follow(self.recorder.pods_changed),
-                self.cluster.followed.changes.follow(self.borrowing.look, settle_s=0.1),
+                self.limit_states.follow(self.dra.limits_read),
                 self.cluster.run(self.dra.run_api),
                 self.api.node.follow(self._stranding.look),
                 self.cluster.users.follow(self.reconciler.users_changed),
-                self.reconciler.checkpoint_entries.follow(self.cluster.learn),
+                entries.follow(self.cluster.learn),
             ]
         return parts
+
+    def of(self, kind: type[F]) -> F:
+        """Return a feature of this agent.
+
+        Raises:
+            LookupError: it has none of that kind.
+        """
+        return self.features.of(kind)
 
     def reload(self, wanted: NodeSettings) -> None:
         """Apply those changes of settings that need no restart, and report the others."""
@@ -356,8 +273,6 @@ class NodeAgent:
         self.settings.set(settings := outcome.settings)
         self.reconciler.interval_s = settings.reconcile_interval_s
         self.reconciler.process_wait_s = settings.process_wait_s
-        self.verification.interval_s = settings.usage_interval_s
-        self.use_watch.every(settings.usage_interval_s)
         self.advertiser.limit(settings.refusal_limit)
         logging.getLogger("gpu_device_plugin").setLevel(settings.log_level.upper())
         self.configuration.reload()
@@ -370,18 +285,16 @@ class NodeAgent:
     def metrics_state(self) -> NodeMetrics:
         """Return the state of the node for the metrics."""
         config = self.config.value
-        return NodeMetrics(
+        metrics = NodeMetrics(
             node=self.state.node,
-            use=self.use_reports.now(),
             limits=config.limits,
             inventory=config.facts.inventory,
             fenced={offer.shared.gpu.uuid: len(offer.fenced) for offer in self.advertiser.offers.get(SHARES, ())},
-            limit_states=self.verification.counts,
-            containers_over=len(self.over_use.excesses.value),
             streams=self.registration.outages(),
-            mps=self.mps.ready,
-            conditions=self.history.conditions.value,
         )
+        for feature in self.features:
+            metrics = feature.measured(metrics)
+        return metrics
 
     # --- Callbacks ------------------------------------------------------------------------------------------------
 
@@ -406,14 +319,12 @@ class NodeAgent:
         started = {"version": __version__, "gpus": settings.gpus, "share": format_mib(share_mib)}
         _log.info("node agent starts", extra=started)
 
-    async def _pause_and_resume(self) -> NoReturn:
-        async for paused in self._paused.values():
-            if paused:
-                await self.hardware.pause()
-                _log.warning("paused: GPUs can be reset now; send SIGUSR1 again to resume")
-            elif self.hardware.view.value.state is State.PAUSED:
-                self.hardware.resume()
-        raise AssertionError  # pragma: no cover (an Observable never ends)
+    async def _pause_or_resume(self, paused: bool) -> None:  # noqa: FBT001 - a value that is followed
+        if paused:
+            await self.hardware.pause()
+            _log.warning("paused: GPUs can be reset now; send SIGUSR1 again to resume")
+        elif self.hardware.view.value.state is State.PAUSED:
+            self.hardware.resume()
 
     async def _prepare(self) -> None:
         """Bring ledger and device lists up to date before any resource is registered."""
@@ -422,8 +333,8 @@ class NodeAgent:
         self._share_size.write(str(self.state.node.shares.share_mib))
         remove_stale_sockets(self.settings.value.device_plugin_dir)
         await self.reconciler.prepare()
-        self.guarantees.load()
-        self.mps.ledger_complete()
+        for feature in self.features:
+            feature.ledger_complete()
         self.advertiser.refresh()
 
     def _servicer(self, resource: Resource) -> PluginServicer:

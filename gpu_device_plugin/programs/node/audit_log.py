@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.aio.waiting import together, within
+from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.core.cost.audit import AuditKind, AuditRecord, changes, decision, grants, offered
 from gpu_device_plugin.core.model.times import epoch_s, rfc3339
 from gpu_device_plugin.kubelet.statefile import AUDITED, StateFile
@@ -54,7 +53,7 @@ class AuditLog:
         """Seconds after the start in which records wait for the names of pods."""
         self._node = self._settings.node_name
         self._life_sign = StateFile(self._settings.device_plugin_dir, AUDITED, lasting=False)
-        self._woken = asyncio.Event()
+        self._began_s = 0.0
         self._grants: Grants = {}
         self._offered: dict[str, AuditRecord] = {}
         self._told: frozenset[str] = frozenset()
@@ -63,25 +62,23 @@ class AuditLog:
 
     async def run(self) -> NoReturn:
         """Record until cancelled."""
-        began_s = self.clock()
+        self._began_s = self.clock()
         await self._use.entries.after(0)
         pods = () if self._cluster is None else (self._cluster.followed.changes,)
         sources: tuple[Observable[Any], ...] = (self._use.entries, self._state.nodes, *pods)
         try:
-            following = (each.follow(lambda _: self._woken.set(), settle_s=0.2) for each in sources)
-            await together(self._rounds(began_s), *following)
+            await Worker(self._record, settle_s=0.2).run(*sources)
         finally:
             if self._found:
                 self._life_sign.write(rfc3339(self.clock()))
 
-    async def _rounds(self, began_s: float) -> NoReturn:
-        while True:
-            self._woken.clear()
-            named = self._cluster is None or self._cluster.living() is not None
-            if named or self.clock() - began_s >= self.names_within_s:
-                self._look()
-                self._life_sign.write(rfc3339(self.clock()))
-            await within(self.life_sign_s if self._found else 1.0, self._woken.wait())
+    def _record(self) -> float:
+        """Record what has changed, once it has a name; return in how many seconds to look again."""
+        named = self._cluster is None or self._cluster.living() is not None
+        if named or self.clock() - self._began_s >= self.names_within_s:
+            self._look()
+            self._life_sign.write(rfc3339(self.clock()))
+        return self.life_sign_s if self._found else 1.0
 
     def _look(self) -> None:
         now, shares, before = rfc3339(self.clock()), self._state.node.shares, self._grants

@@ -33,9 +33,7 @@ class AutoCordon:
 
     async def run(self) -> NoReturn:
         """Follow them until cancelled."""
-        async for conditions in self._conditions.values():
-            await self.act_on(conditions)
-        raise AssertionError  # pragma: no cover (an Observable never ends)
+        await self._conditions.follow(self.act_on, initial=True)
 
     async def act_on(self, conditions: Mapping[str, GpuCondition]) -> None:
         """Act on a reading of all GPUs. A cordon that cannot be written is tried again with the next one."""

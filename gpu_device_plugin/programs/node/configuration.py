@@ -18,6 +18,7 @@ from gpu_device_plugin.core.model.shares import Shares, TooManySharesError
 from gpu_device_plugin.core.node.enforcement import REFUSE
 from gpu_device_plugin.core.node.health.gpu_health import HealthRules
 from gpu_device_plugin.core.node.limits.container_grants import Delivery
+from gpu_device_plugin.core.node.mps.mps_wishes import NOT_THERE
 from gpu_device_plugin.core.node.node_config import NodeChoices, NodeConfig, NodeFacts, derive, share_size
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
 from gpu_device_plugin.hardware.monitor import MonitorTimings
@@ -122,7 +123,7 @@ class Configuration:
     _: KW_ONLY
     hardware: Hardware
     api: NodeApi
-    mps: MpsLink
+    mps: MpsLink | None
     serving: Observable[Serving]
     conflicting_plugins: ConflictingPlugins
     reconciler: Reconciler
@@ -153,15 +154,16 @@ class Configuration:
             self._follow_hardware(),
             self.api.node.follow(self._take_node),
             self.conflicting_plugins.others.follow(self.update),
-            self.mps.daemons.follow(self.update),
-            self.mps.others.follow(self.update),
+            *(() if self.mps is None else (self.mps.daemons.follow(self.update), self.mps.others.follow(self.update))),
             self.serving.follow(self.update),
             self._saved_cordons.keep(self._cordons_read),
         )
 
     def update(self, _new: object = None) -> None:
         """Derive the configuration from the present state of all that, report what is new, and publish it."""
-        self.mps.look()  # who asks for MPS only now does not hear that there was no supervisor before
+        mps = self.mps
+        if mps is not None:
+            mps.look()  # who asks for MPS only now does not hear that there was no supervisor before
         before, view, settings, node = self._config.value, self._view, self._settings.value, self.api.node.value
         choices = _choices(settings, before.choices.delivery.extra)
         facts = NodeFacts(
@@ -180,8 +182,8 @@ class Configuration:
                 before,
                 labels=None if node is None else node.labels,
                 health=view.beliefs,
-                mps=self.mps.daemons.value,
-                without_mps=self.mps.others.value,
+                mps=NOT_THERE if mps is None else mps.daemons.value,
+                without_mps=frozenset() if mps is None else mps.others.value,
             )
         except TooManySharesError as error:
             raise (ListFullError if before.shares.gpus else UsageError)(str(error)) from error
@@ -194,8 +196,9 @@ class Configuration:
         links = config.shares.links(facts.inventory.links)
         self._state.refresh_inventory(config.shares, config.blocks, links)
         self.reconciler.find_foreign()  # before anybody else sees the new GPUs
-        self.mps.refuse = config.delivery.refuse
-        self.mps.ask_for(config.mps_gpus)
+        if mps is not None:
+            mps.refuse = config.delivery.refuse
+            mps.ask_for(config.mps_gpus)
         self._config.set(config)
 
     def _cordons(self, annotations: Mapping[str, str]) -> Mapping[str, Cordon]:

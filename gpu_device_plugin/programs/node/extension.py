@@ -6,21 +6,28 @@ method below for every feature, in the order of the agent's list of features.
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from gpu_device_plugin.core.node.kubelet.admission import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+    from contextlib import AbstractAsyncContextManager
+    from typing import Any, NoReturn
 
+    from gpu_device_plugin.aio.http import Route
     from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.placing import Placement
     from gpu_device_plugin.core.model.resources import Kind
     from gpu_device_plugin.core.node.limits.container_grants import Delivery
     from gpu_device_plugin.core.node.limits.extra_grant import GrantOwner, Mount
     from gpu_device_plugin.core.node.matching import Match
+    from gpu_device_plugin.core.report.gauges import NodeMetrics
+
+F = TypeVar("F", bound="NodeFeature")
+Tasks: TypeAlias = "Iterable[Coroutine[Any, Any, NoReturn]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +82,24 @@ class StartRequest:
     """Returns something true once the container has lost its devices: nothing is to be done for it any more."""
 
 
+def _unchanged(draft: GrantDraft) -> GrantDraft:
+    return draft
+
+
 class NodeFeature:
     """What one capability adds to the node agent. Each method does nothing unless a feature says otherwise.
 
     All are called on the agent's event loop.
     """
 
-    @asynccontextmanager
-    async def granting(self, request: GrantRequest) -> AsyncIterator[Contribution]:  # noqa: ARG002
+    def granting(self, request: GrantRequest) -> AbstractAsyncContextManager[Contribution]:  # noqa: ARG002
         """Take part in the answer to Allocate or NodePrepareResources.
 
         Before it yields a feature may wait for what the container needs; the kubelet waits meanwhile, so for 25 s at
         most. It refuses by what it yields, and raises nothing. After the yield `request.granted` tells whether the
         devices were given; if not, the feature takes back what it did for the container.
         """
-        yield lambda draft: draft
+        return nullcontext(_unchanged)
 
     def mounts(self, owner: GrantOwner, device_ids: Sequence[str]) -> tuple[Mount, ...]:  # noqa: ARG002
         """Return further mounts of a container whose devices are in the ledger, and make what they show.
@@ -102,12 +112,52 @@ class NodeFeature:
         """Wait, until the deadline at most, for what a container needs to start; return why it must not start yet."""
         return None
 
+    def ledger_complete(self) -> None:
+        """Take up what needs the whole ledger: the kubelet's records have just been read, and nothing is allocated yet.
+
+        Called before each registration.
+        """
+
+    def tasks(self) -> Tasks:
+        """Return what runs as long as the agent does. An exception of one ends the agent."""
+        return ()
+
+    def routes(self) -> Iterable[Route]:
+        """Return the paths at which the agent serves something of the feature, beside its metrics."""
+        return ()
+
+    def measured(self, metrics: NodeMetrics) -> NodeMetrics:
+        """Return the state of the node for the gauges with what the feature knows. Called for each scrape."""
+        return metrics
+
 
 class Features:
     """The features of an agent, in their order."""
 
     def __init__(self, *features: NodeFeature) -> None:
-        self._features = features
+        self._features = list(features)
+
+    def add(self, feature: NodeFeature) -> None:
+        """Append a feature."""
+        self._features.append(feature)
+
+    def __iter__(self) -> Iterator[NodeFeature]:
+        return iter(self._features)
+
+    def get(self, kind: type[F]) -> F | None:
+        """Return the feature of a kind, if the agent has it."""
+        return next((feature for feature in self._features if isinstance(feature, kind)), None)
+
+    def of(self, kind: type[F]) -> F:
+        """Return the feature of a kind.
+
+        Raises:
+            LookupError: the agent does not have it.
+        """
+        found = self.get(kind)
+        if found is None:
+            raise LookupError(f"this agent has no {kind.__name__}; a feature that needs it has to say so in its list")
+        return found
 
     @asynccontextmanager
     async def granting(self, request: GrantRequest) -> AsyncIterator[GrantDraft | Refused]:

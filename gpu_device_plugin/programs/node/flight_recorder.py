@@ -14,6 +14,7 @@ import msgspec
 
 from gpu_device_plugin.aio.http import JSON, Page, Route
 from gpu_device_plugin.aio.waiting import together
+from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.core.contract.history import (
     INCIDENTS_PATH,
     LARGEST_INCIDENT,
@@ -103,7 +104,7 @@ class FlightRecorder:
         self._drafts: deque[_Draft] = deque(maxlen=_MOST_WAITING)
         self._storm: tuple[float, NodeUse, Sequence[Holding]] | None = None
         """When limits and use were taken down last, and what they were; None: that is written."""
-        self._drafted = asyncio.Event()
+        self._writer = Worker(self._write_drafts)
         self._busy = asyncio.Lock()
         self.decisions: deque[Decision] = deque(maxlen=_MOST_DECISIONS)
         """What the agent did or was told lately, the newest last; everything that it tells is among it."""
@@ -146,7 +147,7 @@ class FlightRecorder:
             return name, False
         try:
             self._drafts.append(self._draft(found, trigger, at_s))
-            self._drafted.set()
+            self._writer.wake()
         except Exception:  # noqa: BLE001 - the caller has something more important to do
             _log.exception("an incident cannot be recorded")
             self._recorded = before  # nobody is to be told the name of a record that is not there
@@ -208,14 +209,14 @@ class FlightRecorder:
     async def _writing(self) -> NoReturn:
         async with self._busy:
             await asyncio.to_thread(self._files.load)
-        while True:
-            await self._drafted.wait()
-            self._drafted.clear()
-            while self._drafts:
-                draft = self._drafts.popleft()
-                async with self._busy:
-                    await asyncio.to_thread(self._write, draft)
-            self._storm = None
+        await self._writer.run()
+
+    async def _write_drafts(self) -> None:
+        while self._drafts:
+            draft = self._drafts.popleft()
+            async with self._busy:
+                await asyncio.to_thread(self._write, draft)
+        self._storm = None
 
     def _write(self, draft: _Draft) -> None:
         try:

@@ -10,7 +10,7 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.node.health.gpu_health import Cause, judge
 from gpu_device_plugin.core.node.holdings import INSTANCE, stranded
-from gpu_device_plugin.kubelet.registration_loop import RegistrationEvent
+from gpu_device_plugin.kubelet.rounds import RegistrationEvent
 from gpu_device_plugin.programs.node.conflicting_plugins import ALLOW
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.aio.observable import Observable
@@ -20,9 +21,10 @@ from gpu_device_plugin.programs.node.node_api import reach_api
 from gpu_device_plugin.settings.node import NodeSettings, settings_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
+    from gpu_device_plugin.programs.node.feature_context import FeatureSpec
     from gpu_device_plugin.programs.node.profile import ProfileChoice
     from gpu_device_plugin.settings.sources import Sources, Texts
 
@@ -36,18 +38,20 @@ def main(
     sources: Sources[NodeSettings],
     texts: Texts,
     settings: NodeSettings,
+    features: Iterable[FeatureSpec],
     *,
     agent: Callable[..., NodeAgent] = NodeAgent,
 ) -> int:
     """Run the agent until SIGTERM or SIGINT; return its exit code.
 
-    `texts` is the content of the files among the `sources`; `settings` are those without a profile.
+    `texts` is the content of the files among the `sources`; `settings` are those without a profile; `features` are
+    those that the agent has.
 
     Raises:
         UsageError: the directory, the share size, the address of the probes or the description of fake GPUs cannot be
             used.
     """
-    program = NodeProgram(sources, texts, settings, agent=agent)
+    program = NodeProgram(sources, texts, settings, features, agent=agent)
     life = until_stopped(
         program.run(),
         "node agent",
@@ -67,6 +71,7 @@ class NodeProgram:
         sources: Sources[NodeSettings],
         texts: Texts,
         settings: NodeSettings,
+        features: Iterable[FeatureSpec],
         *,
         agent: Callable[..., NodeAgent] = NodeAgent,
     ) -> None:
@@ -77,7 +82,7 @@ class NodeProgram:
         """
         self._sources = sources
         self._settings = settings
-        self._make_agent = agent
+        self._make_agent = partial(agent, features=tuple(features))
         self._remembered = StateFile(settings.device_plugin_dir, PROFILE)
         self._label = ""
         """The profile that our node's label named last."""

@@ -286,7 +286,6 @@ async def _serve(
                     await proxy.keep()
             except ListenError as error:
                 raise ProxyError(str(error)) from error
-    raise AssertionError  # pragma: no cover (the proxy is kept until we are cancelled)
 
 
 async def _chosen(flags: Sequence[str], kubectl: str) -> Selected:

@@ -75,7 +75,6 @@ class Watched:
                 timing=self._timing,
             )
             await self.claims.run()
-        raise AssertionError  # pragma: no cover (no reflector ends)
 
     async def keep_hearing(self, wanted: Callable[[], bool], every_s: float) -> NoReturn:
         """While `wanted` returns true, ask the API server for its version, since watches of a quiet cluster are silent.

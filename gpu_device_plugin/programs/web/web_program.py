@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.http import BROWSERS, ListenError, Page, page_at, serving_routes, written
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import for_ever, within
 from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.client.config import SERVICE_ACCOUNT, ClusterConfigError, config_for
 from gpu_device_plugin.cluster.reflector import ReflectorTiming
@@ -217,7 +217,6 @@ class ClusterPage(ReloadingProgram[WebSettings]):
             )
             try:
                 async with server.serving(settings.http, tls) as self.port:
-                    await asyncio.Event().wait()
+                    await for_ever()
             except ListenError as error:
                 raise UsageError(f"http: {error}") from error
-        raise AssertionError  # pragma: no cover (nobody sets the event)

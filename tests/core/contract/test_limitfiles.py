@@ -10,20 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.contract.limitfiles import (
-    LARGEST,
+from gpu_device_plugin.core.contract.helperfiles import (
+    LIMIT_FILES,
     LONGEST_WHY,
     MOST_LIMITS,
     MOST_MIB,
-    LimitFileError,
+    HelperFileError,
     LimitKey,
     LimitOutcome,
     LimitsState,
     MemoryLimit,
-    read_state,
-    read_wanted,
-    write_state,
-    write_wanted,
 )
 
 HEX = "0123456789abcdef"
@@ -44,29 +40,31 @@ JSON = st.recursive(
 
 @given(st.dictionaries(KEYS, LIMITS, max_size=4))
 def test_what_is_wanted_is_read_as_it_was_written(wanted: dict[LimitKey, MemoryLimit]) -> None:
-    assert read_wanted(write_wanted(wanted)) == wanted
+    assert LIMIT_FILES.read_wanted(LIMIT_FILES.write_wanted(wanted)) == wanted
 
 
 @given(st.dictionaries(KEYS, OUTCOMES, max_size=4), st.floats(allow_nan=False, allow_infinity=False))
 def test_a_state_is_read_as_it_was_written(outcomes: dict[LimitKey, LimitOutcome], beat_s: float) -> None:
     state = LimitsState(outcomes, beat_s)
-    assert read_state(write_state(state)) == state
+    assert LIMIT_FILES.read_state(LIMIT_FILES.write_state(state)) == state
 
 
 def test_a_long_reason_is_cut() -> None:
     key, limit = LimitKey(POD, CONTAINER, "GPU-a"), MemoryLimit(1)
-    (outcome,) = read_state(write_state(LimitsState({key: LimitOutcome(limit, "x" * 1000)}))).outcomes.values()
+    (outcome,) = LIMIT_FILES.read_state(
+        LIMIT_FILES.write_state(LimitsState({key: LimitOutcome(limit, "x" * 1000)}))
+    ).outcomes.values()
     assert outcome.why == "x" * LONGEST_WHY
 
 
 def test_the_most_limits_fit_into_the_largest_file() -> None:
     keys = [LimitKey(POD, f"{number:064x}", f"GPU-{POD}") for number in range(MOST_LIMITS + 1)]
     limits = dict.fromkeys(keys, MemoryLimit(MOST_MIB, MOST_MIB))
-    text = write_wanted(limits)
-    assert len(text) < LARGEST
-    assert len(read_wanted(text)) == MOST_LIMITS
-    whole = {key: LimitOutcome(limit, "x" * LONGEST_WHY) for key, limit in read_wanted(text).items()}
-    assert len(write_state(LimitsState(whole))) < LARGEST
+    text = LIMIT_FILES.write_wanted(limits)
+    assert len(text) < LIMIT_FILES.largest
+    assert len(LIMIT_FILES.read_wanted(text)) == MOST_LIMITS
+    whole = {key: LimitOutcome(limit, "x" * LONGEST_WHY) for key, limit in LIMIT_FILES.read_wanted(text).items()}
+    assert len(LIMIT_FILES.write_state(LimitsState(whole))) < LIMIT_FILES.largest
 
 
 def entry(**changed: Any) -> dict[str, Any]:
@@ -112,10 +110,10 @@ WRONG = [
 
 @pytest.mark.parametrize("text", WRONG, ids=lambda text: text[:60])
 def test_another_file_is_an_error(text: str) -> None:
-    with pytest.raises(LimitFileError, match=r"^limits-wanted\.json cannot be parsed: "):
-        read_wanted(text)
-    with pytest.raises(LimitFileError, match=r"^limits-state\.json cannot be parsed: "):
-        read_state(text)
+    with pytest.raises(HelperFileError, match=r"^limits-wanted\.json cannot be parsed: "):
+        LIMIT_FILES.read_wanted(text)
+    with pytest.raises(HelperFileError, match=r"^limits-state\.json cannot be parsed: "):
+        LIMIT_FILES.read_state(text)
 
 
 @pytest.mark.parametrize(
@@ -132,12 +130,12 @@ def test_another_file_is_an_error(text: str) -> None:
     ids=lambda text: text[:60],
 )
 def test_another_state_is_an_error(text: str) -> None:
-    with pytest.raises(LimitFileError):
-        read_state(text)
+    with pytest.raises(HelperFileError):
+        LIMIT_FILES.read_state(text)
 
 
 @given(JSON.map(json.dumps) | st.text())
 def test_whatever_is_there_is_read_or_an_error(text: str) -> None:
-    for read in (read_state, read_wanted):
-        with contextlib.suppress(LimitFileError):
+    for read in (LIMIT_FILES.read_state, LIMIT_FILES.read_wanted):
+        with contextlib.suppress(HelperFileError):
             read(text)

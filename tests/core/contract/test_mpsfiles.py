@@ -10,18 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.contract.mpsfiles import (
-    MpsFileError,
-    MpsGpu,
-    MpsState,
-    MpsStatus,
-    read_state,
-    read_wanted,
-    write_state,
-    write_wanted,
-)
+from gpu_device_plugin.core.contract.helperfiles import MPS_FILES, HelperFileError
+from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsState, MpsStatus
+from gpu_device_plugin.core.model.gpus import MOST_GPUS
 
 COUNTS = st.integers(0, 2**40)
+UUIDS = st.from_regex(r"\AGPU-[0-9A-Za-z]{1,64}\Z")
 GPUS = st.builds(
     MpsGpu,
     st.sampled_from(MpsStatus),
@@ -42,12 +36,12 @@ JSON = st.recursive(
 
 @given(STATES)
 def test_a_state_is_read_as_it_was_written(state: MpsState) -> None:
-    assert read_state(write_state(state)) == state
+    assert MPS_FILES.read_state(MPS_FILES.write_state(state)) == state
 
 
-@given(st.dictionaries(st.text(), COUNTS, max_size=8))
+@given(st.dictionaries(UUIDS, COUNTS, max_size=8))
 def test_what_is_wanted_is_read_as_it_was_written(wanted: dict[str, int]) -> None:
-    assert read_wanted(write_wanted(wanted)) == wanted
+    assert MPS_FILES.read_wanted(MPS_FILES.write_wanted(wanted)) == wanted
 
 
 def gpu(**changed: Any) -> dict[str, Any]:
@@ -60,7 +54,7 @@ def state(**changed: Any) -> str:
 
 
 def test_a_supervisor_that_does_not_tell_the_limit_is_understood() -> None:
-    assert read_state(state()) == MpsState({"GPU-1": MpsGpu(MpsStatus.READY, "", "/p", 1, (7,), 0)}, 1.5)
+    assert MPS_FILES.read_state(state()) == MpsState({"GPU-1": MpsGpu(MpsStatus.READY, "", "/p", 1, (7,), 0)}, 1.5)
 
 
 @pytest.mark.parametrize(
@@ -93,18 +87,28 @@ def test_a_supervisor_that_does_not_tell_the_limit_is_understood() -> None:
     ids=lambda text: text[:60],
 )
 def test_another_state_is_an_error(text: str) -> None:
-    with pytest.raises(MpsFileError, match=r"^state\.json cannot be parsed: "):
-        read_state(text)
+    with pytest.raises(HelperFileError, match=r"^state\.json cannot be parsed: "):
+        MPS_FILES.read_state(text)
 
 
 @pytest.mark.parametrize("mib", ["-1", "1.5", "true", "null", '"4"', "1e999", "NaN", "[]", "9" * 5000])
 def test_a_limit_that_is_no_count_is_an_error(mib: str) -> None:
-    with pytest.raises(MpsFileError, match=r"^wanted\.json cannot be parsed: "):
-        read_wanted(f'{{"version": 1, "gpus": {{"GPU-1": {mib}}}}}')
+    with pytest.raises(HelperFileError, match=r"^wanted\.json cannot be parsed: "):
+        MPS_FILES.read_wanted(f'{{"version": 1, "gpus": {{"GPU-1": {mib}}}}}')
+
+
+def test_what_can_be_no_gpus_of_a_node_is_an_error() -> None:
+    """UUIDs become paths and commands."""
+    with pytest.raises(HelperFileError, match=r"it names 'GPU-../../etc', which is no UUID of a GPU"):
+        MPS_FILES.read_wanted('{"version": 1, "gpus": {"GPU-../../etc": 1}}')
+    most = {f"GPU-{number}": 1 for number in range(MOST_GPUS)}
+    assert MPS_FILES.read_wanted(MPS_FILES.write_wanted(most)) == most
+    with pytest.raises(HelperFileError, match=f"it names more than {MOST_GPUS} GPUs"):
+        MPS_FILES.read_wanted(MPS_FILES.write_wanted({**most, "GPU-a": 1}))
 
 
 @given(JSON.map(json.dumps) | st.text())
 def test_whatever_is_there_is_read_or_an_error(text: str) -> None:
-    for read in (read_state, read_wanted):
-        with contextlib.suppress(MpsFileError):
+    for read in (MPS_FILES.read_state, MPS_FILES.read_wanted):
+        with contextlib.suppress(HelperFileError):
             read(text)

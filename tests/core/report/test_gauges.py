@@ -19,8 +19,8 @@ from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.shares import Shares, share_id
 from gpu_device_plugin.core.node.blocks import Block
 from gpu_device_plugin.core.node.node import Node
-from gpu_device_plugin.core.report.exposition import family, number
 from gpu_device_plugin.core.report.gauges import ExtenderMetrics, NodeMetrics, WaitingReason
+from gpu_device_plugin.metrics import family
 from tests.mig_gpus import MIDDLE, SMALL, in_mig_mode
 from tests.nodes import node, uuid
 
@@ -101,7 +101,7 @@ def test_a_gpu_has_a_line_for_each_figure() -> None:
         f"gpu_shares_allocated{{{who}}} 3.0",
         f"gpu_shares_unhealthy{{{who}}} 0.0",
         f"gpu_shares_fenced{{{who}}} 0.0",
-        f"gpu_memory_bytes{{{who}}} {number(gpu.total_mib << 20)}",
+        f"gpu_memory_bytes{{{who}}} 1.7179869184e+10",
         f"gpu_memory_allocated_bytes{{{who}}} 3.221225472e+09",
         f"gpu_memory_used_bytes{{{who}}} 2.147483648e+09",
         f"gpu_memory_unattributed_bytes{{{who}}} 2.68435456e+08",
@@ -214,7 +214,7 @@ def test_the_memory_that_is_of_no_use_is_shown_where_the_size_of_a_share_is_know
 
 def test_a_card_in_mig_mode_is_shown_with_its_memory() -> None:
     assert lines(NodeMetrics(node(4), inventory=Inventory(in_mig_mode(0, SMALL, SMALL))), "card") == [
-        f'card_memory_bytes{{gpu="GPU-m"}} {number(81_559 << 20)}'
+        'card_memory_bytes{gpu="GPU-m"} 8.5520809984e+10'
     ]
 
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.core.model.gpus import MOST_GPUS, Closeness
+from gpu_device_plugin.core.model.gpus import Closeness
 from gpu_device_plugin.hardware.driver import CONTEXT_LOST, OTHER, HardwareError
-from gpu_device_plugin.hardware.fake import description
 from gpu_device_plugin.hardware.fake.description import ACTIONS, CLOSENESS, read
 from gpu_device_plugin.hardware.fake.fake_driver import Fake
 from gpu_device_plugin.hardware.fake.gpu_models import MODELS, UNIFIED
@@ -120,8 +119,8 @@ def test_gpus_are_connected_as_their_models_usually_are_or_as_described(tmp_path
 
 
 def test_the_names_in_a_description_are_those_of_the_core() -> None:
-    assert [name.replace("-", "_").upper() for name in CLOSENESS] == [level.name for level in Closeness]
-    assert description.MOST_GPUS == MOST_GPUS
+    levels = ("unknown", "system", "node", "host-bridge", "switches", "switch", "board", "nvlink")
+    assert dict(zip(levels, Closeness, strict=True)) == CLOSENESS
     assert (ACTIONS[1], ACTIONS[5]) == ("gpu-reset", "recover-imex")
 
 

@@ -87,7 +87,7 @@ def test_an_address_that_is_taken_is_one_sentence_about_its_setting(setting: str
         sources = Sources(ExtenderSettings, flags, {})
         with pytest.raises(UsageError) as caught:
             main(sources, sources.texts(), sources.read())
-    assert str(caught.value).startswith(f"{setting}: cannot listen on {address}: this program listens there already")
+    assert str(caught.value).startswith(f"{setting}: cannot listen on {address}: another program listens there already")
     assert str(caught.value).count(address) == 1
 
 

@@ -12,17 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.core.contract.limitfiles import (
-    LARGEST,
-    STATE_FILE,
-    WANTED_FILE,
-    LimitKey,
-    LimitOutcome,
-    LimitsState,
-    MemoryLimit,
-    read_state,
-    write_wanted,
-)
+from gpu_device_plugin.core.contract.helperfiles import LIMIT_FILES, LimitKey, LimitOutcome, LimitsState, MemoryLimit
 from gpu_device_plugin.core.node.limits import limit_setting as setting
 from gpu_device_plugin.hardware.fake.fake_driver import Fake
 from gpu_device_plugin.hardware.gpu_health_tracker import State
@@ -67,17 +57,17 @@ class Node:
     def want(self, **limits: int) -> None:
         """Want hard limits, by the letter of which a container's ID consists."""
         wanted = {LimitKey(UID, letter * 64, GPU): MemoryLimit(mib) for letter, mib in limits.items()}
-        self.write(write_wanted(wanted).encode())
+        self.write(LIMIT_FILES.write_wanted(wanted).encode())
 
     def write(self, content: bytes) -> None:
         new = self.directory / "new"
         new.write_bytes(content)
-        new.rename(self.directory / WANTED_FILE)
+        new.rename(self.directory / LIMIT_FILES.wanted_file)
 
     @property
     def state(self) -> LimitsState:
         try:
-            return read_state((self.directory / STATE_FILE).read_text())
+            return LIMIT_FILES.read_state((self.directory / LIMIT_FILES.state_file).read_text())
         except FileNotFoundError:
             return LimitsState(beat_s=-1.0)
 
@@ -131,7 +121,7 @@ async def test_a_wanted_limit_is_set_lowered_and_raised(node: Node) -> None:
 async def test_soft_limits_beyond_the_memory_of_the_gpu_are_not_set(node: Node) -> None:
     greedy, modest = node.starts(C), node.starts(D)
     reserves, holds = MemoryLimit(1 << 26, 1 << 26), MemoryLimit(4096)
-    node.write(write_wanted({LimitKey(UID, C, GPU): reserves, LimitKey(UID, D, GPU): holds}).encode())
+    node.write(LIMIT_FILES.write_wanted({LimitKey(UID, C, GPU): reserves, LimitKey(UID, D, GPU): holds}).encode())
     async with node.helper():
         await node.says(C, "the soft limits of its GPU are 67108864 MiB together, and it has")
         await node.has_set(D, 4096)
@@ -202,7 +192,7 @@ WRONG = {
     "empty": b"",
     "no text": b"\xff\xfe",
     "deep": b"[" * 100_000,
-    "oversized": b" " * (LARGEST + 1),
+    "oversized": b" " * (LIMIT_FILES.largest + 1),
     "forged": json.dumps(
         {
             "version": 1,
@@ -221,10 +211,10 @@ async def test_what_cannot_be_read_changes_nothing(
     async with node.helper():
         await node.has_set(C, 4096)
         node.write(content)
-        await eventually(lambda: any(WANTED_FILE in each.getMessage() for each in caplog.records))
+        await eventually(lambda: any(LIMIT_FILES.wanted_file in each.getMessage() for each in caplog.records))
         await rounds(3, POLL_S)
         assert (node.outcome(C), node.limit(leaf)) == (LimitOutcome(MemoryLimit(4096)), 4096)
-        assert len([each for each in caplog.records if WANTED_FILE in each.getMessage()]) == 1
+        assert len([each for each in caplog.records if LIMIT_FILES.wanted_file in each.getMessage()]) == 1
         node.want(c=2048)
         await node.has_set(C, 2048)
 
@@ -232,20 +222,20 @@ async def test_what_cannot_be_read_changes_nothing(
 async def test_a_link_is_not_followed(node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     node.starts(C)
     node.want(c=4096)
-    (node.directory / WANTED_FILE).rename(tmp_path / "elsewhere")
-    (node.directory / WANTED_FILE).symlink_to(tmp_path / "elsewhere")
+    (node.directory / LIMIT_FILES.wanted_file).rename(tmp_path / "elsewhere")
+    (node.directory / LIMIT_FILES.wanted_file).symlink_to(tmp_path / "elsewhere")
     async with node.helper():
-        await eventually(lambda: "symbolic link" in str([getattr(each, "why", "") for each in caplog.records]))
+        await eventually(lambda: "symbolic link" in str(caplog.messages))
         assert node.outcome(C) is None
 
 
 async def test_a_state_that_cannot_be_written_is_written_later(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     node.starts(C)
-    (node.directory / STATE_FILE).mkdir()
+    (node.directory / LIMIT_FILES.state_file).mkdir()
     node.want(c=4096)
     async with node.helper():
-        await eventually(lambda: "cannot be written" in str([getattr(each, "why", "") for each in caplog.records]))
-        (node.directory / STATE_FILE).rmdir()
+        await eventually(lambda: "cannot be written" in str(caplog.messages))
+        (node.directory / LIMIT_FILES.state_file).rmdir()
         node.want(c=2048)
         await node.has_set(C, 2048)
 
@@ -296,7 +286,7 @@ async def test_a_helper_that_starts_again_leaves_right_limits_alone(node: Node, 
     assert library.allocate(leaf, 8192) == 0
 
     def want(mib: int) -> None:
-        node.write(write_wanted({key: MemoryLimit(mib)}).encode())
+        node.write(LIMIT_FILES.write_wanted({key: MemoryLimit(mib)}).encode())
 
     async def has_set(mib: int) -> None:
         await eventually(lambda: node.state.outcomes.get(key) == LimitOutcome(MemoryLimit(mib)), f"{mib} MiB")
@@ -308,7 +298,7 @@ async def test_a_helper_that_starts_again_leaves_right_limits_alone(node: Node, 
     async with node.helper(hardware()):
         await has_set(4096)
     assert (times_set(leaf), library.allocate(leaf, 1)) == (1, OUT_OF_MEMORY)
-    (node.directory / STATE_FILE).unlink()
+    (node.directory / LIMIT_FILES.state_file).unlink()
     async with node.helper(hardware()):
         await has_set(4096)
         assert times_set(leaf) == 1

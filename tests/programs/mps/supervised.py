@@ -10,15 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.mpsfiles import (
-    STATE_FILE,
-    WANTED_FILE,
-    MpsGpu,
-    MpsState,
-    MpsStatus,
-    read_state,
-    write_wanted,
-)
+from gpu_device_plugin.core.contract.helperfiles import MPS_FILES
+from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, WANTED_FILE, MpsGpu, MpsState, MpsStatus
 from gpu_device_plugin.programs.mps.nvidia import MpsProcesses
 from gpu_device_plugin.programs.mps.places import Places
 from tests.patience import stretched, until
@@ -67,7 +60,7 @@ class Node:
 
     def want(self, **limits: int) -> None:
         """Say as the agent does which GPUs (``a``, ``b``) need a daemon, with which limit in MiB."""
-        self.write(write_wanted({{"a": A, "b": B}[name]: mib for name, mib in limits.items()}))
+        self.write(MPS_FILES.write_wanted({{"a": A, "b": B}[name]: mib for name, mib in limits.items()}))
 
     def write(self, text: str) -> None:
         self.directory.mkdir(exist_ok=True)
@@ -77,7 +70,7 @@ class Node:
 
     def state(self) -> MpsState:
         try:
-            return read_state((self.directory / STATE_FILE).read_text(encoding="utf-8"))
+            return MPS_FILES.read_state((self.directory / STATE_FILE).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return MpsState()
 

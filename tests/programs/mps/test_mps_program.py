@@ -114,7 +114,7 @@ def test_a_file_that_is_not_understood_changes_nothing(world: Node) -> None:
         "{": "wanted.json cannot be used, and nothing changes until it can",
         '{"version": 1, "gpus": {"GPU-../../etc": 1}}': "'GPU-../../etc', which is no UUID of a GPU",
         '{"version": 9, "gpus": {}}': "another version",
-        "x" * 100_000: "more than 65536 bytes",
+        "x" * ((1 << 20) + 1): "more than 1048576 bytes",
     }.items():
         world.write(text)
         until(partial(world.said, words), words)

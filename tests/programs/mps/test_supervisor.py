@@ -6,7 +6,8 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, WANTED_FILE, MpsStatus, write_wanted
+from gpu_device_plugin.core.contract.helperfiles import MPS_FILES
+from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, WANTED_FILE, MpsStatus
 from gpu_device_plugin.core.model.gpus import MOST_GPUS
 from gpu_device_plugin.programs.mps.gpu import MpsTimings
 from gpu_device_plugin.programs.mps.mps_program import Supervisor
@@ -70,7 +71,7 @@ async def supervised(root: Path, gpus: Gpus, *wanted: str, errors: int = 0) -> A
 
 
 def want(root: Path, *uuids: str) -> None:
-    (root / WANTED_FILE).write_text(write_wanted(dict.fromkeys(uuids, 1024)))
+    (root / WANTED_FILE).write_text(MPS_FILES.write_wanted(dict.fromkeys(uuids, 1024)))
 
 
 FAST = MpsTimings(look_s=0.001, ask_s=0, ask_soon_s=0, mode_s=0, mode_soon_s=0.001)
@@ -96,8 +97,8 @@ async def test_as_many_gpus_may_be_wanted_as_a_node_can_have(tmp_path: Path) -> 
     async with supervised(tmp_path, gpus, *list(gpus.drivers)[:MOST_GPUS]) as supervisor:
         await eventually(lambda: len(supervisor.gpus) == MOST_GPUS)
         want(tmp_path, *gpus.drivers)
-        await eventually(lambda: supervisor.refused)
-        assert f"names more than {MOST_GPUS} GPUs" in supervisor.refused
+        await eventually(lambda: supervisor.files.refused)
+        assert f"names more than {MOST_GPUS} GPUs" in supervisor.files.refused
 
 
 async def test_daemons_run_on_when_the_file_of_what_is_wanted_is_removed(tmp_path: Path) -> None:
@@ -105,20 +106,20 @@ async def test_daemons_run_on_when_the_file_of_what_is_wanted_is_removed(tmp_pat
     async with supervised(tmp_path, Gpus(), A) as supervisor:
         await eventually(lambda: A in supervisor.gpus and supervisor.gpus[A].status is MpsStatus.READY)
         (tmp_path / WANTED_FILE).unlink()
-        await eventually(lambda: supervisor.refused)
-        assert "wanted.json is gone, and nothing changes until the agent writes it anew" in supervisor.refused
+        await eventually(lambda: supervisor.files.refused)
+        assert "wanted.json is gone, and nothing changes until the agent writes it anew" in supervisor.files.refused
         assert supervisor.gpus[A].status is MpsStatus.READY
         want(tmp_path)
         await eventually(lambda: supervisor.gpus[A].status is MpsStatus.STOPPED)
         (tmp_path / WANTED_FILE).unlink()
-        await eventually(lambda: not supervisor.refused)
+        await eventually(lambda: not supervisor.files.refused)
 
 
 async def test_a_supervisor_that_cannot_know_what_is_wanted_touches_nothing(tmp_path: Path) -> None:
     """It reports nothing either: the agent sees that there is no beat."""
     (tmp_path / WANTED_FILE).write_text("{")
     async with supervised(tmp_path, Gpus()) as supervisor:
-        await eventually(lambda: "cannot be used" in supervisor.refused)
+        await eventually(lambda: "cannot be used" in supervisor.files.refused)
         assert (supervisor.gpus, (tmp_path / STATE_FILE).exists()) == ({}, False)
         want(tmp_path, A)
         await eventually(lambda: A in supervisor.gpus and supervisor.gpus[A].status is MpsStatus.READY)

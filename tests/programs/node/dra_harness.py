@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.dra import DRIVER
-from gpu_device_plugin.kubelet.dra_loop import DraTimings
+from gpu_device_plugin.kubelet.rounds import RoundTimings
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
 from gpu_device_plugin.testing.kubelet.dra_kubelet import DraKubelet, Started
@@ -45,7 +45,9 @@ class Claims(Cluster):
         self.node.settings |= changed
         agent = self.node.launch()
         assert agent.dra is not None
-        agent.dra.loop.timings = DraTimings(poll=0.05, silence=stretched(1.0), retry=0.05, stop=0.2)
+        agent.dra.loop.timings = RoundTimings(
+            poll=0.05, stream_grace=stretched(1.0), retry_first=0.05, retry_most=0.05, self_check=0.1, stop=0.2
+        )
         agent.dra.retry_s = 0.1
         agent.dra.sweep_s = 3600
         agent.dra.claims.pod_within_s = 0.05

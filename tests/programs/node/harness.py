@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.model.pods import ContainerKind
-from gpu_device_plugin.kubelet.registration_loop import RegistrationTimings
+from gpu_device_plugin.kubelet.rounds import RoundTimings
 from gpu_device_plugin.programs.node.agent import NodeAgent
+from gpu_device_plugin.programs.node.features import NODE_FEATURES
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing.kubelet.device_manager import Amount
@@ -24,14 +25,16 @@ from tests.patience import eventually, patience, stretched
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
+    from gpu_device_plugin.programs.node.feature_context import FeatureSpec
+
 
 QUICK = {"probe_interval": "50ms", "reconcile_interval": "100ms"}
 """Settings under which nothing that a test waits for takes long."""
 
 
-def registering() -> RegistrationTimings:
+def registering() -> RoundTimings:
     """Return the same for the registration loop; a kubelet on a busy machine is slow to listen."""
-    return RegistrationTimings(poll=0.05, stream_grace=stretched(0.3), retry_first=0.02, retry_most=0.2)
+    return RoundTimings(poll=0.05, stream_grace=stretched(0.3), retry_first=0.02, retry_most=0.2)
 
 
 NOTHING = Amount(0, 0)
@@ -47,6 +50,7 @@ class NodeWorld:
     kubelet: Kubelet
     settings: dict[str, str]
     folder: Path
+    features: Sequence[FeatureSpec] = NODE_FEATURES
     agent: NodeAgent | None = None
     task: asyncio.Task[Any] | None = field(default=None, repr=False)
 
@@ -62,6 +66,7 @@ class NodeWorld:
         assert self.task is None
         self.agent = NodeAgent(
             Sources(NodeSettings, flags=self.settings, environ={}).read(),
+            self.features,
             dev=self.dev,
             proc=self.proc,
             cgroups=self.cgroups,

@@ -8,15 +8,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.mpsfiles import (
-    STATE_FILE,
-    WANTED_FILE,
-    MpsGpu,
-    MpsState,
-    MpsStatus,
-    read_wanted,
-    write_state,
-)
+from gpu_device_plugin.core.contract.helperfiles import MPS_FILES
+from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, WANTED_FILE, MpsGpu, MpsState, MpsStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -46,7 +39,7 @@ class Supervisor:
     def wanted(self) -> Mapping[str, int]:
         """What the agent has told it to run."""
         try:
-            return read_wanted((self.directory / WANTED_FILE).read_text())
+            return MPS_FILES.read_wanted((self.directory / WANTED_FILE).read_text())
         except (FileNotFoundError, IsADirectoryError):
             return {}
 
@@ -109,5 +102,5 @@ class Supervisor:
     def _write(self, ago_s: float = 0.0) -> None:
         new = self.directory / f".{STATE_FILE}"
         state = MpsState(dict(self._gpus), time.clock_gettime(time.CLOCK_BOOTTIME) - ago_s)
-        new.write_text(write_state(state))
+        new.write_text(MPS_FILES.write_state(state))
         new.replace(self.directory / STATE_FILE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.programs.node.features.use import Use
 from tests.programs.node.cluster_harness import NODE
 from tests.programs.node.dra_harness import claims
 from tests.scheduler_double.dra_scheduler import exactly
@@ -56,8 +57,8 @@ async def test_a_claim_gets_a_whole_instance_which_the_hardware_keeps_apart() ->
         assert (device["data"]["uuid"], device["data"]["limitBy"]) == (uuid, "partition")
         assert here.node.agent is not None
         agent = here.node.agent
-        await here.node.until(lambda: [each.container for each in agent.use_watch.holdings()] == ["main"])
-        (holding,) = agent.use_watch.holdings()
+        await here.node.until(lambda: [each.container for each in agent.of(Use).watch.holdings()] == ["main"])
+        (holding,) = agent.of(Use).watch.holdings()
         assert (list(holding.granted), holding.whole) == ([uuid], True)
         await here.end_claim("c1")
         assert not agent.state.node.ledger.holds

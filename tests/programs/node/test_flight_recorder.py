@@ -24,6 +24,7 @@ from gpu_device_plugin.core.contract.nodereport import ContainerUse, NodeUse
 from gpu_device_plugin.core.model.condition import GpuCondition
 from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.core.node.history.incidents import MOST_INCIDENTS, Trigger
+from gpu_device_plugin.programs.node.features.history import PastHour
 from gpu_device_plugin.programs.node.happenings import Happening
 from tests.patience import eventually
 from tests.ports import free_port
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from gpu_device_plugin.programs.node.agent import NodeAgent
+    from gpu_device_plugin.programs.node.flight_recorder import FlightRecorder
     from gpu_device_plugin.testing.pod_specs import Pod
 
 T = TypeVar("T")
@@ -55,14 +57,18 @@ class Scene:
         assert self.node.agent is not None
         return self.node.agent
 
+    @property
+    def recorder(self) -> FlightRecorder:
+        return self.agent.of(PastHour).recorder
+
     async def start(self) -> None:
         agent = self.node.launch()
-        agent.recorder.history.ring.step_s = 0.05
+        agent.of(PastHour).recorder.history.ring.step_s = 0.05
 
         async def warm(_groups: Sequence[str]) -> tuple[GpuCondition, ...]:
             return tuple(GpuCondition(gpu.uuid, temperature_c=88) for gpu in agent.hardware.view.value.inventory.gpus)
 
-        agent.recorder.history._condition = warm
+        agent.of(PastHour).recorder.history._condition = warm
         await self.node.ready()
 
     async def restart(self) -> None:
@@ -129,14 +135,14 @@ async def test_the_event_of_an_xid_names_a_record_with_what_led_to_it_that_outli
         await there.run(pod("far", mem=4), promise(1, 4))
         await there.assigned("web", "far")
         its.run_process(made)
-        ring = its.agent.recorder.history.ring
+        ring = its.recorder.history.ring
 
         def seen() -> bool:
             selection = ring.select(uuids=[there.node.uuids[0]])
             return selection is not None and any(3072 in each.used_mib for each in selection.containers())
 
         await there.node.until(seen)
-        decisions = its.agent.recorder.decisions
+        decisions = its.recorder.decisions
         await there.node.until(
             lambda: any("container main of default/web was given" in each.text for each in decisions)
         )
@@ -242,7 +248,7 @@ async def test_a_process_that_the_kernel_kills_in_a_container_that_lives_on_has_
         (leaf / "memory.events").write_text("oom_kill 0\n")
         running = {"name": "main", "state": {"running": {}}, "containerID": f"containerd://{ID}"}
         there.api.patch("pods", "web", {"status": {"containerStatuses": [running]}}, subresource="status")
-        await there.node.until(lambda: bool(its.agent.recorder.history._counters))
+        await there.node.until(lambda: bool(its.recorder.history._counters))
         (leaf / "memory.events").write_text("oom_kill 1\n")
         ((about, name),) = await told(there, "GPUIncident")
         found = (await its.record(name)).summary
@@ -265,24 +271,24 @@ async def test_a_record_is_bounded_however_much_there_is_to_tell() -> None:
     async with scene() as (_, its):
         why, name = "x" * 400, "n" * 253
         parts = tuple(ContainerUse("n" * 63, f"{n:0253}", "c" * 63, 0, 1, n, why=why) for n in range(4096))
-        its.agent.recorder._use = lambda: NodeUse("now", {}, parts)
+        its.recorder._use = lambda: NodeUse("now", {}, parts)
         for _ in range(300):
             its.agent.api.happenings.tell(Happening("", why + name))
-        its.agent.recorder.decisions.append(Decision("2000-01-01T00:00:00Z", "long ago"))
+        its.recorder.decisions.append(Decision("2000-01-01T00:00:00Z", "long ago"))
         trigger = Trigger(IncidentKind.XID, "XID 31", (its.node.uuids[0],))
-        name = incident_of(its.agent.recorder.record(trigger))
+        name = incident_of(its.recorder.record(trigger))
         found = await its.record(name)
         assert len(msgspec.json.encode(found)) <= LARGEST_INCIDENT
         assert found.use.left_out + len(found.use.parts) == 4096
         assert found.use.parts[-1].used_mib == 4095
         assert {len(decision.text) for decision in found.decisions} == {400}
-        assert its.agent.recorder.record(trigger) == f" (incident {name})"
+        assert its.recorder.record(trigger) == f" (incident {name})"
 
 
 async def test_what_happens_in_one_moment_is_taken_down_once() -> None:
     """All GPUs of a node may fail at once; limits and use of a thousand containers take 40 ms."""
     async with scene() as (_, its):
-        recorder, taken = its.agent.recorder, []
+        recorder, taken = its.recorder, []
         of_now = recorder._use
 
         def use() -> NodeUse:
@@ -303,15 +309,15 @@ async def test_what_happens_in_one_moment_is_taken_down_once() -> None:
 
 async def test_a_gpu_without_history_and_a_report_that_fails_keep_nobody_from_telling() -> None:
     async with scene() as (_, its):
-        found = await its.record(incident_of(its.agent.recorder.record(Trigger(IncidentKind.XID, "?", ("GPU-x",)))))
+        found = await its.record(incident_of(its.recorder.record(Trigger(IncidentKind.XID, "?", ("GPU-x",)))))
         assert (found.history, found.summary.gpu) == (NodeHistory(found.summary.at, 15.0), None)
 
         def fail() -> NodeUse:
             raise RuntimeError
 
-        its.agent.recorder._use = fail
+        its.recorder._use = fail
         for _ in range(2):
-            assert its.agent.recorder.record(Trigger(IncidentKind.XID, "?", (its.node.uuids[0],))) == ""
+            assert its.recorder.record(Trigger(IncidentKind.XID, "?", (its.node.uuids[0],))) == ""
 
 
 async def test_the_history_is_served_beside_the_use() -> None:

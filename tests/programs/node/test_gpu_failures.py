@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.programs.node.features.eviction import Evictions
 from tests.programs.node.cluster_harness import NODE, RIGHTS, Cluster, cluster, promise
 from tests.programs.node.harness import T4, pod
 
@@ -47,8 +48,8 @@ async def test_the_pods_of_a_failed_gpu_go_one_after_the_other() -> None:
         await it.node.rounds(3)
         assert going(it) == [first]
         assert it.node.agent is not None
-        assert it.node.agent.failures is not None
-        it.node.agent.failures.again_s = 0.05
+        assert it.node.agent.of(Evictions).failures is not None
+        it.node.agent.of(Evictions).failures.again_s = 0.05
         it.api.delete("pods", first)
         await it.node.until(lambda: bool(going(it)))
         (second,) = going(it)

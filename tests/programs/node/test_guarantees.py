@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_device_plugin.core.contract.elastic import NO_ANSWER, Answer, read_answer
 from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED, RESIZE_BOUND
 from gpu_device_plugin.kubelet.statefile import SavedGuarantees
+from gpu_device_plugin.programs.node.features.elastic import Elastic
 from gpu_device_plugin.testing.cluster import cluster_requests
 from tests.names import COUNT, MEM
 from tests.patience import stretched
@@ -35,7 +36,7 @@ def namespace(bound: str | None, name: str = "default") -> dict[str, Any]:
 def part(there: Cluster) -> Guarantees:
     """Return the part of the agent that this is about; it does not wait long."""
     assert there.node.agent is not None
-    found = there.node.agent.guarantees
+    found = there.node.agent.of(Elastic).guarantees
     found.pace_s, found.again_s = 0.05, 0.2
     return found
 

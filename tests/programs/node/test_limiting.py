@@ -10,6 +10,7 @@ import pytest
 
 from gpu_device_plugin.core.contract.nodereport import NodeLimits, read_node_limits
 from gpu_device_plugin.core.model.limits import Enforcement
+from gpu_device_plugin.programs.node.features.limits import Limits
 from gpu_device_plugin.settings.knobs import UsageError
 from tests.programs.node.cluster_harness import Cluster, cluster
 from tests.programs.node.harness import T4, envs_of, gpus_of, pod, world
@@ -103,10 +104,11 @@ async def test_a_label_of_the_node_overrides_the_setting_while_the_agent_runs(
 async def test_the_limit_helper_is_told_of_soft_limits_by_the_settings_in_force() -> None:
     async with world() as node:
         agent = await node.start_agent(memory_dir=f"{node.folder}/memory")
-        assert agent.limit_link is not None
-        assert not agent.limit_link.soft()
+        link = agent.of(Limits).link
+        assert link is not None
+        assert not link.soft()
         agent.reload(replace(agent.settings.value, soft_limit="share"))
-        assert agent.limit_link.soft()
+        assert link.soft()
 
 
 async def test_an_extra_grant_reaches_the_container_with_its_pod(tmp_path: Path) -> None:

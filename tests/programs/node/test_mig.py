@@ -12,6 +12,7 @@ from gpu_device_plugin.core.model.shares import parse_id
 from gpu_device_plugin.hardware.fake.description import read
 from gpu_device_plugin.hardware.monitor import MonitorTimings
 from gpu_device_plugin.programs.node.configuration import ListFullError
+from gpu_device_plugin.programs.node.features.use import Use
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing.pod_specs import ContainerSpec, PodSpec
@@ -353,7 +354,7 @@ async def test_the_use_of_an_instance_is_that_of_its_container() -> None:
         event = {"at": "0s", "gpu": 0, "instance": uuid, "processes": [{"pid": 11, "used": "3GiB"}], "used": "3GiB"}
         there.node.hardware(h100("1g.10gb*2"), T4, events=[event])
         assert there.node.agent is not None
-        reading = there.node.agent.use_watch.reading
+        reading = there.node.agent.of(Use).watch.reading
         await there.node.until(
             lambda: (
                 [(use.pod_uid, use.uuid, use.used_mib) for use in reading.value.containers] == [(made.uid, uuid, 3072)]

@@ -9,18 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpu_device_plugin.core.contract.helperfiles import MPS_FILES
 from gpu_device_plugin.core.contract.keys import SET_LIMITS_LABEL
-from gpu_device_plugin.core.contract.mpsfiles import (
-    STATE_FILE,
-    WANTED_FILE,
-    MpsGpu,
-    MpsState,
-    MpsStatus,
-    write_state,
-    write_wanted,
-)
+from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, WANTED_FILE, MpsGpu, MpsState, MpsStatus
 from gpu_device_plugin.core.contract.variables import LIMITS
 from gpu_device_plugin.core.model.pods import ContainerKind
+from gpu_device_plugin.programs.node.features.mps import Mps
 from tests.names import COUNT
 from tests.programs.node.cluster_harness import allocation, cluster
 from tests.programs.node.harness import T4, container, envs_of, pod, world
@@ -58,7 +52,9 @@ def agent_of(node: NodeWorld) -> NodeAgent:
 
 async def seen(node: NodeWorld, uuid: str, status: MpsStatus) -> None:
     """Wait until the agent has read that the daemon of a GPU is in this state."""
-    await node.until(lambda: uuid in agent_of(node).mps.gpus and agent_of(node).mps.gpus[uuid].status is status)
+    await node.until(
+        lambda: uuid in agent_of(node).of(Mps).link.gpus and agent_of(node).of(Mps).link.gpus[uuid].status is status
+    )
 
 
 async def ended(node: NodeWorld, *pods: Pod) -> None:
@@ -97,11 +93,11 @@ async def test_a_larger_container_waits_until_the_daemon_lets_it_have_its_part()
         agent = await node.start_agent()
         await node.kubelet.admit(pod("s", mem=2))
         supervisor.held = True
-        agent.mps.start_s = 0.3
+        agent.of(Mps).link.start_s = 0.3
         refused = await node.kubelet.admit(pod("l", mem=5))
         assert "the MPS daemon of GPU 0 lets a process have 2048 MiB only, after 15 s" in refused.message
         assert supervisor.wanted == {node.uuids[0]: 2 * 1024}
-        supervisor.held, agent.mps.start_s = False, 15.0
+        supervisor.held, agent.of(Mps).link.start_s = False, 15.0
         assert (await node.kubelet.admit(pod("m", mem=5))).only.running
 
 
@@ -110,7 +106,7 @@ async def test_a_daemon_that_does_not_become_ready_is_told_and_wanted_no_longer(
         supervisor.held = True
         supervisor.start()
         agent = await node.start_agent()
-        agent.mps.start_s = 0.3
+        agent.of(Mps).link.start_s = 0.3
         refused = await node.kubelet.admit(pod("p", mem=3))
         assert refused.phase == "Failed"
         assert "the MPS daemon of GPU 0 is not ready (starting), after 15 s" in refused.message
@@ -133,7 +129,7 @@ async def test_an_administrator_who_prefers_pods_without_a_limit_gets_them_and_n
         assert envs_of(advisory)[LIMITS] == "advisory"
         assert "CUDA_MPS_PIPE_DIRECTORY" not in envs_of(advisory)
         supervisor.start()
-        await node.until(lambda: not isinstance(agent_of(node).mps.daemons.value, str))
+        await node.until(lambda: not isinstance(agent_of(node).of(Mps).link.daemons.value, str))
         beside = await node.kubelet.admit(pod("q", mem=3))
         assert envs_of(beside)[LIMITS] == "advisory"
         assert supervisor.wanted == {}
@@ -150,7 +146,7 @@ async def test_the_node_that_never_heard_of_mps_reads_and_writes_nothing_of_it()
         agent = await node.start_agent(mps_dir=str(directory))
         assert (await node.kubelet.admit(pod("p", mem=3))).only.running
         await node.rounds(1, now=True)
-        assert not agent.mps.on
+        assert not agent.of(Mps).link.on
         assert list(directory.iterdir()) == []
 
 
@@ -186,7 +182,7 @@ async def test_a_daemon_that_fails_is_reported_takes_nobody_and_recovers(
         assert agent.metrics_state().mps == {gpu: False}
         refused = await node.kubelet.admit(pod("q", mem=3))
         assert f"does not serve new clients ({status}: a client was killed)" in refused.message
-        agent.mps.stop_s = 0.1
+        agent.of(Mps).link.stop_s = 0.1
         waiting = (await node.kubelet.restart_container(client, "main")).only
         assert f"the MPS daemon of GPU 0 is not ready ({status}: a client was killed)" in str(waiting.waiting)
         del supervisor.broken[gpu]
@@ -201,10 +197,10 @@ async def test_a_supervisor_that_is_gone_is_reported_and_its_clients_wait_for_th
     async with mps_node() as (node, supervisor):
         supervisor.start()
         agent = await node.start_agent()
-        agent.mps.grace_s, agent.mps.stop_s = 0.0, 0.1
+        agent.of(Mps).link.grace_s, agent.of(Mps).link.stop_s = 0.0, 0.1
         client = await node.kubelet.admit(pod("p", mem=3))
         await supervisor.vanish()
-        await node.until(lambda: "has not reported for more than 10 s" in str(agent.mps.daemons.value))
+        await node.until(lambda: "has not reported for more than 10 s" in str(agent.of(Mps).link.daemons.value))
         waiting = (await node.kubelet.restart_container(client, "main")).only
         assert "has not reported for more than 10 s" in str(waiting.waiting)
         assert "has not reported" in (await node.kubelet.admit(pod("q", mem=3))).message
@@ -244,7 +240,7 @@ async def test_a_whole_gpu_waits_while_mps_still_runs_it() -> None:
     async with mps_node(T4, process_wait="0s") as (node, supervisor):
         supervisor.start()
         agent = await node.start_agent()
-        agent.mps.stop_s = 0.1
+        agent.of(Mps).link.stop_s = 0.1
         client = await node.kubelet.admit(pod("p", mem=3))
         await node.confirmed()
         await node.healthy_is(COUNT, 0)
@@ -264,12 +260,12 @@ async def test_a_whole_gpu_after_a_supervisor_that_was_killed_starts_as_the_admi
     async with mps_node(T4, process_wait="0s", limits_fallback=fallback) as (node, supervisor):
         supervisor.start()
         agent = await node.start_agent()
-        agent.mps.stop_s = 0.1
+        agent.of(Mps).link.stop_s = 0.1
         client = await node.kubelet.admit(pod("p", mem=3))
         await node.confirmed()
         await node.healthy_is(COUNT, 0)
         await supervisor.vanish()
-        await node.until(lambda: isinstance(agent.mps.daemons.value, str))
+        await node.until(lambda: isinstance(agent.of(Mps).link.daemons.value, str))
         await ended(node, client)
         await node.healthy_is(COUNT, 1)
         whole = (await node.kubelet.admit(pod("w", count=1))).only
@@ -279,7 +275,7 @@ async def test_a_whole_gpu_after_a_supervisor_that_was_killed_starts_as_the_admi
         assert "may still be in the compute mode EXCLUSIVE_PROCESS" in str(whole.waiting)
         assert f"nvidia-smi -i {node.uuids[0]} -c DEFAULT` and remove {STATE_FILE}" in str(whole.waiting)
         (supervisor.directory / STATE_FILE).unlink()
-        await node.until(lambda: "does not run" in str(agent.mps.daemons.value))
+        await node.until(lambda: "does not run" in str(agent.of(Mps).link.daemons.value))
         assert (await node.kubelet.restart_container(node.kubelet.pod("w"), "main")).only.running
 
 
@@ -317,7 +313,7 @@ async def test_an_agent_that_cannot_read_the_kubelets_records_changes_nothing() 
         await node.kubelet.stop()
         node.kubelet.checkpoint.write_text("damaged")
         agent = node.launch()
-        await node.until(lambda: gpu in agent.mps.gpus)
+        await node.until(lambda: gpu in agent.of(Mps).link.gpus)
         await node.until(lambda: bool(agent.state.node.shares.gpus))
         assert supervisor.wanted == {gpu: 3 * 1024}
         assert supervisor.status(gpu) is MpsStatus.READY
@@ -340,7 +336,7 @@ async def test_a_client_outlives_the_administrators_change_of_mind() -> None:
         await node.confirmed()
         await ended(node, client, beside)
         await node.until(lambda: supervisor.status(gpu) is MpsStatus.STOPPED)
-        await node.until(lambda: not agent_of(node).mps.on)
+        await node.until(lambda: not agent_of(node).of(Mps).link.on)
         assert "CUDA_MPS_PIPE_DIRECTORY" not in envs_of(await node.kubelet.admit(pod("r", mem=3)))
 
 
@@ -393,7 +389,7 @@ async def test_what_could_not_be_taken_back_is_taken_back_later() -> None:
         (supervisor.directory / STATE_FILE).unlink(missing_ok=True)
         await supervisor.stop()
         await ended(node, client)
-        await node.until(lambda: not agent.mps.ready)
+        await node.until(lambda: not agent.of(Mps).link.ready)
         file.rmdir()
         file.write_text(text)
         await node.until(lambda: supervisor.wanted == {})
@@ -414,10 +410,10 @@ async def test_an_init_container_and_its_successor_are_clients_of_the_same_daemo
 async def test_what_is_wanted_is_written_again_when_it_can_be_written() -> None:
     async with mps_node() as (node, supervisor):
         supervisor.start()
-        agent = await node.start_agent()
         (supervisor.directory / WANTED_FILE).mkdir()
-        agent.mps.start_s = 3600.0  # nobody waits for a daemon of which the supervisor does not hear
-        agent.mps.grace_s = 0.0
+        agent = await node.start_agent()
+        agent.of(Mps).link.start_s = 3600.0  # nobody waits for a daemon of which the supervisor does not hear
+        agent.of(Mps).link.grace_s = 0.0
         refused = await node.kubelet.admit(pod("p", mem=3))
         assert "is not ready (stopped): the agent cannot write " in refused.message
         assert "wanted.json (Is a directory): mount its directory writable, as deploy/patches/mps-agent.yaml does" in (
@@ -460,7 +456,7 @@ async def test_a_file_that_somebody_removed_or_replaced_is_written_anew() -> Non
         file.unlink()
         await node.until(lambda: supervisor.wanted == wanted)
         other = supervisor.directory / "other"
-        other.write_text(write_wanted({"GPU-x": 1}))
+        other.write_text(MPS_FILES.write_wanted({"GPU-x": 1}))
         other.replace(file)
         await node.until(lambda: supervisor.wanted == wanted)
 
@@ -473,7 +469,7 @@ async def test_a_container_beside_clients_is_one_too_while_the_supervisors_file_
         client = await node.kubelet.admit(pod("p", mem=3))
         await supervisor.stop()
         (supervisor.directory / STATE_FILE).unlink()
-        await node.until(lambda: "does not run" in str(agent.mps.daemons.value))
+        await node.until(lambda: "does not run" in str(agent.of(Mps).link.daemons.value))
         beside = envs_of(await node.kubelet.admit(pod("q", mem=2)))
         assert beside["CUDA_MPS_PIPE_DIRECTORY"] == envs_of(client)["CUDA_MPS_PIPE_DIRECTORY"]
         assert beside[LIMITS] == "mps"
@@ -489,8 +485,8 @@ async def test_where_nobody_asks_for_mps_what_somebody_left_of_it_keeps_no_conta
         gpu = node.uuids[0]
         await node.stop_agent()
         left = MpsState({gpu: MpsGpu(status, "", "/run/gpushare/mps/a")}, beat_s=1.0)
-        (supervisor.directory / STATE_FILE).write_text(write_state(left))
-        (supervisor.directory / WANTED_FILE).write_text(write_wanted({gpu: 1024}))
+        (supervisor.directory / STATE_FILE).write_text(MPS_FILES.write_state(left))
+        (supervisor.directory / WANTED_FILE).write_text(MPS_FILES.write_wanted({gpu: 1024}))
         await node.start_agent()
         shares = await node.kubelet.admit(pod("p", mem=3))
         assert shares.only.running
@@ -513,7 +509,7 @@ async def test_a_nodes_label_asks_for_mps_and_its_daemons_troubles_are_events_on
         supervisor = Supervisor(directory)
         supervisor.start()
         await there.start_agent(mps_dir=str(directory))
-        await node.until(lambda: agent_of(node).mps.on)
+        await node.until(lambda: agent_of(node).of(Mps).link.on)
         client = await there.run(pod("p", mem=3))
         assert envs_of(client)[LIMITS] == "mps"
         gpu = node.uuids[0]
@@ -536,7 +532,7 @@ async def test_a_container_with_parts_of_several_gpus_is_no_client(fallback: str
         supervisor = Supervisor(directory)
         supervisor.start()
         await there.start_agent(mps_dir=str(directory))
-        await there.node.until(lambda: not isinstance(agent_of(there.node).mps.daemons.value, str))
+        await there.node.until(lambda: not isinstance(agent_of(there.node).of(Mps).link.daemons.value, str))
         made = await there.run(pod("p", mem=4), allocation({0: 2, 1: 2}))
         if fallback == "advisory":
             assert envs_of(made)[LIMITS] == "advisory"

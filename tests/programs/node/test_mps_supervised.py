@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.contract.mpsfiles import MpsStatus
 from gpu_device_plugin.core.contract.variables import LIMITS, MPS_MEMORY, MPS_PIPE_DIRECTORY
 from gpu_device_plugin.core.node.mps.mps_daemon import DEFAULT, EXCLUSIVE
+from gpu_device_plugin.programs.node.features.mps import Mps
 from tests.names import COUNT
 from tests.programs.mps.supervised import A, B, Node
 from tests.programs.mps.supervised import node as supervised
@@ -72,5 +73,5 @@ async def test_the_daemon_of_running_clients_survives_the_agent_and_the_supervis
         mps.start()
         await node.until(lambda: mps.state().beat_s > beat_s and mps.gpu().status is MpsStatus.READY)
         assert mps.daemons() == before
-        await node.until(lambda: A in agent.mps.gpus and agent.mps.gpus[A].status is MpsStatus.READY)
+        await node.until(lambda: A in agent.of(Mps).link.gpus and agent.of(Mps).link.gpus[A].status is MpsStatus.READY)
         assert (await node.kubelet.restart_container(client, "main")).only.running

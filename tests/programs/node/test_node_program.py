@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 
 from gpu_device_plugin.programs.node.agent import NodeAgent
+from gpu_device_plugin.programs.node.features import NODE_FEATURES
 from gpu_device_plugin.programs.node.node_program import NodeProgram
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
@@ -48,7 +49,7 @@ async def running(there: Cluster, *, patience_s: float = 10, **more: str) -> Asy
 
     sources = Sources(NodeSettings, {**node.settings, "config": str(folder_of(there)), **more}, {})
     texts = sources.texts()
-    program = NodeProgram(sources, texts, sources.read(texts=texts), agent=agent)
+    program = NodeProgram(sources, texts, sources.read(texts=texts), NODE_FEATURES, agent=agent)
     if program.choice is not None:
         program.choice.patience_s, program.choice.look_s = patience_s, 0.1
     node.task = asyncio.create_task(program.run())

@@ -24,6 +24,8 @@ from gpu_device_plugin.core.contract.history import (
 )
 from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.core.report.why.slowness import slowness
+from gpu_device_plugin.programs.node.features.history import PastHour
+from gpu_device_plugin.programs.node.features.use import Use
 from tests.nvml_mock import Mock
 from tests.patience import eventually
 from tests.programs.node.cluster_harness import cluster
@@ -171,7 +173,7 @@ class Desk:
         """Start the agent and the two pods."""
         there = self.there
         there.node.settings |= {"usage_interval": "1h", "http": "127.0.0.1:0", "exclude_gpus": "1,2,3,4,5,6,7"}
-        there.node.launch().history.clock = lambda: self.now
+        there.node.launch().of(PastHour).history.clock = lambda: self.now
         await there.node.ready()
         for pid, (name, shares) in ((11, ("train", 7)), (12, ("other", 4))):
             made = await there.run(pod(name, mem=shares))
@@ -182,7 +184,7 @@ class Desk:
                 self.leaf = there.node.cgroups / "kubepods" / f"pod{made.uid}" / IDS[name]
                 self.leaf.mkdir(parents=True)
         await there.node.until(
-            lambda: {each.container_id for each in self.agent.use_watch.holdings()} == {*IDS.values()}
+            lambda: {each.container_id for each in self.agent.of(Use).watch.holdings()} == {*IDS.values()}
         )
 
     async def live(self, moment: Moment) -> None:
@@ -194,15 +196,15 @@ class Desk:
         self.now += 15
         self.periods, self.throttled = self.periods + 150, self.throttled + 150 * moment.held_back // 100
         (self.leaf / "cpu.stat").write_text(f"nr_periods {self.periods}\nnr_throttled {self.throttled}\n")
-        reading = self.agent.use_watch.reading
+        reading = self.agent.of(Use).watch.reading
         reading.set(replace(reading.value, at=self.now))
-        await self.agent.history.sample()
+        await self.agent.of(PastHour).history.sample()
 
     async def _reads(self, wanted: Mapping[str, tuple[int, int]]) -> bool:
         """Have the agent read the use; return whether it is this."""
-        reading = self.agent.use_watch.reading
+        reading = self.agent.of(Use).watch.reading
         before = reading.value
-        self.agent.use_watch.look()
+        self.agent.of(Use).watch.look()
         await self.there.node.until(lambda: reading.value is not before)
         used = [(use.pod, (use.used_mib, use.sm_percent)) for use in reading.value.containers]
         return {of.name: figures for of, figures in used if of is not None} == wanted
@@ -217,7 +219,7 @@ class Desk:
 
     async def told(self, path: str, rest: str, kind: type[T]) -> T:
         """Return what the agent answers below a path."""
-        (route,) = (each for each in self.agent.recorder.routes if each.path == path)
+        (route,) = (each for each in self.agent.of(PastHour).recorder.routes if each.path == path)
         page = await route.answer(Request(path + rest, rest))
         assert isinstance(page, Page)
         return msgspec.json.decode(page.body, type=kind)

@@ -33,8 +33,6 @@ STEPS = 240
 """Values of a series: an hour."""
 ROOM = 1120
 """Containers, each once for every GPU that it holds: 140 on each of 8 GPUs."""
-MOST_CONTAINER_BYTES = 4
-"""Of one container in one step."""
 
 _UNKNOWN: Mapping[str, int] = MappingProxyType({"I": 0xFFFF_FFFF, "H": 0xFFFF, "B": 0xFF})
 """The code of a value that is not known, the largest one, by the type of its column in `array`."""

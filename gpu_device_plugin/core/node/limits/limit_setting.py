@@ -6,13 +6,13 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.limitfiles import LimitKey, LimitOutcome, MemoryLimit
+from gpu_device_plugin.core.contract.helperfiles import LimitKey, LimitOutcome, MemoryLimit
 from gpu_device_plugin.core.node.limits.limit_verification import by_driver
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from gpu_device_plugin.core.contract.limitfiles import LimitsState
+    from gpu_device_plugin.core.contract.helperfiles import LimitsState
     from gpu_device_plugin.core.node.holdings import Holding
     from gpu_device_plugin.core.node.use.process_use import Place
 
@@ -151,13 +151,8 @@ def wanted_limits(
     return found
 
 
-def reasons(
-    wanted: Mapping[Place, tuple[LimitKey, MemoryLimit]], state: LimitsState | str, now_s: float
-) -> Mapping[Place, str]:
+def reasons(wanted: Mapping[Place, tuple[LimitKey, MemoryLimit]], state: LimitsState | str) -> Mapping[Place, str]:
     """Return why each wanted limit is not set, for those that are not; `state` is the helper's, or why it has none."""
-    # A beat of the future was written before the machine started.
-    if not isinstance(state, str) and not now_s - BEAT_S <= state.beat_s <= now_s + BEAT_S:
-        state = SILENT
     found = {}
     for place, (key, limit) in wanted.items():
         if isinstance(state, str):

@@ -235,12 +235,6 @@ def _set_back(daemon: Daemon, seen: Seen, now_s: float) -> tuple[Daemon, Act | N
 # --- Directories ------------------------------------------------------------------------------------------------------
 
 
-def is_uuid(text: str) -> bool:
-    """Return whether a text may be the UUID of a GPU, and hence a part of a path and of a command."""
-    rest = text.removeprefix("GPU-")
-    return rest != text and 0 < len(rest) <= 64 and rest.isascii() and rest.replace("-", "").isalnum()
-
-
 def short_name(uuid: str, taken: Collection[str]) -> str:
     """Return the name of the directory of a GPU: the first letters of its UUID, more where another GPU has these."""
     rest = uuid.removeprefix("GPU-")

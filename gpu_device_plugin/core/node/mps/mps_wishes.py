@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, MpsGpu, MpsState, MpsStatus
+from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, MpsGpu, MpsStatus
 from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.shares import parse_id
 from gpu_device_plugin.core.node.kubelet.admission import Refused, Why
@@ -108,14 +108,6 @@ def wanted(
 
 
 # --- What the supervisor reports --------------------------------------------------------------------------------------
-
-
-def silent(state: MpsState, now_s: float) -> bool:
-    """Return whether the supervisor that wrote this no longer runs; `now_s`: seconds since the machine started.
-
-    A beat of the future was written before the machine started.
-    """
-    return not now_s - BEAT_S <= state.beat_s <= now_s + BEAT_S
 
 
 def daemon(daemons: Mapping[str, MpsGpu] | str, uuid: str) -> MpsGpu | str:

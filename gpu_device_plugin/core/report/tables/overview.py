@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.nodereport import not_held
+from gpu_device_plugin.core.model.gpus import short_model
 from gpu_device_plugin.core.model.memory import MIB_PER_GIB, format_mib
 from gpu_device_plugin.core.report.tables.terminal_tables import CLAIMS
 from gpu_device_plugin.core.report.text.columns import aligned
@@ -229,7 +230,7 @@ def _row(node: NodeView, view: GpuView, allocated: str, share: str, policy: str)
         node.name,
         place(gpu),
         short_uuid(gpu.uuid),
-        gpu.model.removeprefix("NVIDIA ") or _NOTHING,
+        short_model(gpu.model) or _NOTHING,
         format_mib(gpu.memory_mib) if gpu.memory_mib is not None else _NOTHING,
         allocated,
         _in_use(node, gpu.position),

@@ -11,6 +11,7 @@ from gpu_device_plugin.core.cluster.held_instances import asked_instances
 from gpu_device_plugin.core.cluster.node_report import sums_of
 from gpu_device_plugin.core.contract.keys import OVER_USE
 from gpu_device_plugin.core.contract.nodereport import exceeds, not_held, to_return, trespasses
+from gpu_device_plugin.core.model.gpus import short_model
 from gpu_device_plugin.core.report.text.columns import Layout, Line, Row, Tone, columns, fitted, table
 from gpu_device_plugin.core.report.text.printing import counted, place, ranges
 from gpu_device_plugin.core.report.text.use_texts import age, duration, idle, limit
@@ -122,7 +123,7 @@ def _group_row(node: NodeView, name: str, state: str, group: Sequence[GpuView]) 
     words = [*filter(None, (state, first.gpu.closed, trouble, returning)), *(["whole"] if first.whole else [])]
     watch = first.gpu.closed or returning or state not in {"", CLAIMS}
     tone = Tone.BAD if first.gpu.unhealthy or trouble else Tone.WARNING if watch else Tone.PLAIN
-    model = first.gpu.model.removeprefix("NVIDIA ") or _NOTHING
+    model = short_model(first.gpu.model) or _NOTHING
     return Row(
         (
             name,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.fitting import Fit, Unfit, fit, gpu_policy_of
 from gpu_device_plugin.core.cluster.victims import ends_needed
+from gpu_device_plugin.core.model.gpus import short_model
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.model.placing import FIT, POLICIES, Demand, Obstacle, Refusal, fits_kind, place
 from gpu_device_plugin.core.model.resources import Kind
@@ -229,7 +230,7 @@ def _gpus(answer: NodeAnswer) -> list[str]:
 def _gpu_facts(answer: NodeAnswer, view: GpuView) -> tuple[str, str, str]:
     node = answer.node
     free = f"{node.amount(view.free) if view.free else 'none'} of {node.amount(view.gpu.shares)}"
-    return view.gpu.model.removeprefix("NVIDIA ") or "-", free, _verdict(answer, view)
+    return short_model(view.gpu.model) or "-", free, _verdict(answer, view)
 
 
 def _held(node: NodeView, held: PodShare) -> str:

@@ -21,7 +21,6 @@ from gpu_device_plugin.kubelet.calls import PodResourcesUnavailableError, listed
 from gpu_device_plugin.kubelet.claim_store import ClaimStore, ClaimStoreError
 from gpu_device_plugin.kubelet.dra_loop import DraDirectories, DraLoop
 from gpu_device_plugin.kubelet.dra_servicer import DraServicer, NotPreparedError
-from gpu_device_plugin.kubelet.sockets import DirectoryError
 from gpu_device_plugin.programs.node.claims.claim_handler import NodeClaims
 from gpu_device_plugin.programs.node.claims.dra_offer import DeviceOffer
 
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.node.conflicting_plugins import ConflictingPlugins
     from gpu_device_plugin.programs.node.extension import Features
     from gpu_device_plugin.programs.node.kubelet.reconciler import Reconciler
-    from gpu_device_plugin.programs.node.limits.mps_link import MpsLink
     from gpu_device_plugin.programs.node.node_cluster import NodeCluster
     from gpu_device_plugin.programs.node.node_events import Reports
     from gpu_device_plugin.settings.node import NodeSettings
@@ -64,7 +62,6 @@ class DraDriver:
     """How GPUs reach containers."""
     reconciler: Reconciler
     conflicting_plugins: ConflictingPlugins
-    mps: MpsLink
     dev: Path
     features: Features
     changed: Callable[[], None]
@@ -74,9 +71,7 @@ class DraDriver:
         self.directories = DraDirectories(self._settings.kubelet_root)
         self.store = ClaimStore(self.directories.claims, self._settings.cdi_dir)
         self.api = ClaimsApi(self.cluster.client, self._settings.node_name)
-        self.loop = DraLoop(
-            self.directories, self._servicer, lambda sentence, details: _log.info("%s", sentence, extra=details)
-        )
+        self.loop = DraLoop(self.directories, self._servicer, self._reports.registration)
         self.offer = DeviceOffer(
             self._state, self.cluster.client, self._settings.node_name, self._reports, self.loop.reached
         )
@@ -98,15 +93,13 @@ class DraDriver:
         self.sweep_s = 60.0
         """Seconds between two looks for claims that are prepared in vain."""
         self.retry_s = 10.0
-        """Seconds until the kubelet's directories are tried again."""
+        """Seconds until the claims of earlier agents are read again, while they are not known."""
         self.withdrawn_s = 10.0
         """How long a scheduler may still allocate devices of slices that are gone, in seconds."""
         self.list_s = 5.0
         """Seconds between two looks at the claims of the cluster while the node waits to serve in another mode."""
         self.unrecovered = ""
         """Why the claims of earlier agents are not known yet."""
-        self._unusable = ""
-        """What was wrong with the kubelet's directories when the driver last tried to register; of use until it has."""
         self._needed = asyncio.Event()
         self._vain: frozenset[str] = frozenset()
         self._limits: Mapping[Place, LimitState] = {}
@@ -147,9 +140,8 @@ class DraDriver:
 
     def unmet(self) -> tuple[str, ...]:
         """Return the reasons why claims cannot get the GPUs of this node yet, as sentences; empty if they can."""
-        unregistered, unpublished = self.loop.unmet(), self.offer.unpublished
-        unusable = self._unusable if unregistered else ""
-        return (*unregistered, *(sentence for sentence in (unusable, unpublished) if sentence))
+        unpublished = self.offer.unpublished
+        return (*self.loop.unmet(), *((unpublished,) if unpublished else ()))
 
     # --- Serving --------------------------------------------------------------------------------------------------
 
@@ -200,9 +192,10 @@ class DraDriver:
         self._allocated = None
         self.conflicting_plugins.look()
         self._offer()
-        self.mps.ledger_complete()
+        for feature in self.features:
+            feature.ledger_complete()
         await together(
-            self._registered(),
+            self.loop.run(),
             self.offer.run(),
             self._sweep(),
             self.conflicting_plugins.others.follow(self._others_changed),
@@ -219,16 +212,6 @@ class DraDriver:
     def _servicer(self) -> DraServicer:
         pool = self._settings.node_name
         return DraServicer(self.claims, pool, self.offer.health, lambda rpc, s: self._metrics.took(m.RPCS, s, rpc))
-
-    async def _registered(self) -> NoReturn:
-        while True:
-            try:
-                await self.loop.run()
-            except DirectoryError as error:
-                if self._unusable != str(error):
-                    _log.error("claims cannot be served: %s", error)
-                self._unusable = str(error)
-                await asyncio.sleep(self.retry_s)
 
     def _offer(self) -> None:
         self._needed.set()

@@ -68,7 +68,7 @@ class ServingModeSwitch:
     async def alive(self) -> tuple[str, ...]:
         """Return the faults that only a restart can resolve, as sentences."""
         if self.dra is not None and self.serving.value.mode is ServingMode.DRA:
-            return () if await self.dra.loop.answers_ourselves() else ("the DRA driver's socket does not answer",)
+            return () if await self.dra.loop.answer_ourselves() else ("the DRA driver's socket does not answer",)
         serves = self._config.value.shares.any_listed and not self.conflicting_plugins.others.value
         works = not serves or await self.registration.answer_ourselves()
         return () if works else ("the agent's sockets do not answer",)
@@ -211,8 +211,10 @@ class ServingModeSwitch:
         self.conflicting_plugins.look()  # before the first registration, whichever task runs first
         task: asyncio.Task[NoReturn] | None = None
         refused = False
+        version = -1
         async with asyncio.TaskGroup() as tasks:
-            async for others in self.conflicting_plugins.others.values():
+            while True:
+                version, others = await self.conflicting_plugins.others.after(version)
                 self._reports.not_alone(others)
                 if task is None or bool(others) != refused:
                     if task is not None:
@@ -223,4 +225,3 @@ class ServingModeSwitch:
                     doing = self._read_on() if others else together(self.registration.run(), self.reconciler.run())
                     task = tasks.create_task(doing, name="read on" if others else "offer and reconcile")
                 refused = bool(others)
-        raise AssertionError  # pragma: no cover (an Observable never ends)

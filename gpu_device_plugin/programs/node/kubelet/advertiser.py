@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.kubelet.advertised_devices import ADVICE, Refusals, offers
 from gpu_device_plugin.kubelet.servicer import device_list
@@ -84,8 +84,9 @@ class Advertiser:
 
     async def run(self) -> NoReturn:
         """Follow the node, but while it serves claims: then nobody listens. Ends only by cancellation."""
-        while True:
-            shown = self._state.nodes.version
-            if not self._config.value.claims:
-                self.refresh()
-            await within(_LOOK_S, self._state.nodes.after(shown))
+        await Worker(self._follow).run(self._state.nodes)
+
+    def _follow(self) -> float:
+        if not self._config.value.claims:
+            self.refresh()
+        return _LOOK_S

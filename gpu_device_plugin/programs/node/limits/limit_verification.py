@@ -9,7 +9,8 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.aio.waiting import Attempts, within
+from gpu_device_plugin.aio.waiting import Attempts
+from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.core.model.limits import LimitStatus
 from gpu_device_plugin.core.node.limits import limit_verification as verifying
 from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner
@@ -76,18 +77,21 @@ class Verification:
     """The MiB that each container may use now, of those whose limits may change while they run."""
     measured: Observable[Mapping[Place, int]] = field(default_factory=lambda: Observable({}))
     """MiB that containers use by the driver's own count of their cgroups, as it was read back last; set here."""
+    states: Observable[Mapping[Place, LimitState]] = field(default_factory=lambda: Observable({}))
+    """To be set: the state of each limit of a container that runs, or may run: of all means whose limits are more than
+    told, and of no whole GPU. Set when one of them differs."""
     interval_s: float = 0.0
     """Seconds between two readings of all limits, and of `measured`; 0: as few as needed."""
 
     def __post_init__(self) -> None:
-        self.states: Observable[Mapping[Place, LimitState]] = Observable({})
-        """The state of each limit of a container that runs, or may run: of all means whose limits are more than told,
-        and of no whole GPU. Set when one of them differs."""
         self._verified: dict[_Container, _Verified] = {}
         self._reported: dict[_Container, str] = {}
         """The container ID of which an Event was posted last."""
-        self._changed = asyncio.Event()
+        self._worker = Worker(self._step, settle_s=_SETTLE_S)
         self._everything = True
+        self._all_at = 0.0
+        """When all limits are read again."""
+        self._retry_s = _RETRY_S
         self._attempts = Attempts(_log, "memory limits cannot be read back; trying again")
 
     @property
@@ -98,30 +102,28 @@ class Verification:
 
     def changed(self, _new: object = None) -> None:
         """Verify soon the limits of containers that have started since the last time."""
-        self._changed.set()
+        self._retry_s = _RETRY_S
+        self._worker.wake()
 
     def again(self, _new: object = None) -> None:
         """Verify all limits soon: the driver may be another."""
         self._everything = True
-        self._changed.set()
+        self.changed()
 
     async def run(self) -> NoReturn:
         """Verify until cancelled. No failure of a reading ends it."""
+        await self._worker.run()
+
+    async def _step(self) -> float:
         clock = asyncio.get_running_loop().time
-        all_at, retry_s = clock(), _RETRY_S
-        while True:
-            self._changed.clear()
-            every_s = min(self.interval_s or _LONGEST_INTERVAL_S, _LONGEST_INTERVAL_S)
-            if self._everything or clock() >= all_at:
-                self._everything, all_at = False, clock() + every_s
-                self._verified = {each: replace(old, final=False) for each, old in self._verified.items()}
-            complete = await self._attempts.make(self._round(), otherwise=False)
-            left_s = max(0.0, all_at - clock())
-            if await within(left_s if complete else min(left_s, retry_s), self._changed.wait()):
-                retry_s = _RETRY_S
-                await asyncio.sleep(_SETTLE_S)
-            else:
-                retry_s = min(2 * retry_s, every_s)
+        every_s = min(self.interval_s or _LONGEST_INTERVAL_S, _LONGEST_INTERVAL_S)
+        if self._everything or clock() >= self._all_at:
+            self._everything, self._all_at = False, clock() + every_s
+            self._verified = {each: replace(old, final=False) for each, old in self._verified.items()}
+        retry_s, self._retry_s = self._retry_s, min(2 * self._retry_s, every_s)
+        complete = await self._attempts.make(self._round(), otherwise=False)
+        left_s = max(0.0, self._all_at - clock())
+        return left_s if complete else min(left_s, retry_s)
 
     async def _round(self) -> bool:
         """Read back what is not known for good; return whether that succeeded."""

@@ -7,34 +7,27 @@ import logging
 import time
 from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
-from gpu_device_plugin import files
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together, within
-from gpu_device_plugin.core.contract.mpsfiles import (
-    STATE_FILE,
-    WANTED_FILE,
-    MpsFileError,
-    MpsStatus,
-    read_state,
-    read_wanted,
-    write_wanted,
-)
+from gpu_device_plugin.core.contract.helperfiles import MPS_FILES
+from gpu_device_plugin.core.contract.mpsfiles import MpsStatus
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.kubelet.admission import Refused, Why
 from gpu_device_plugin.core.node.mps import mps_wishes as mps
 from gpu_device_plugin.core.node.preferred_allocation import spread_over
+from gpu_device_plugin.file_link import FileLink, HelperWords
+from gpu_device_plugin.kubelet.procfs import boot_time
 from gpu_device_plugin.programs.node.extension import NodeFeature
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
     from pathlib import Path
     from typing import NoReturn
 
-    from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsState
+    from gpu_device_plugin.core.contract.mpsfiles import MpsGpu
     from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.model.shares import SharedGpu
     from gpu_device_plugin.node_state import NodeState
@@ -42,9 +35,14 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_LARGEST = 1 << 20
-"""Bytes of a file of the supervisor. A GPU takes 200."""
-_Stamp: TypeAlias = tuple[int, int, int]  # of one version of a file: inode, modification time in ns, size
+_WORDS = HelperWords(
+    "the MPS supervisor",
+    mps.NOT_THERE,
+    mps.NOT_MOUNTED,
+    mps.SILENT,
+    mps.BEAT_S,
+    ": mount its directory writable, as deploy/patches/mps-agent.yaml does, and see that the node's disk is not full",
+)
 _MOST_GRANTED = 4_000
 """Containers to remember until the checkpoint shows them. A node has at most so many devices."""
 _POLL_S = 0.5
@@ -54,7 +52,7 @@ _POLL_WAITED_FOR_S = 0.1
 
 @dataclass(eq=False, repr=False)
 class MpsLink(NodeFeature):
-    """Keeps `WANTED_FILE` in step with our ledger, and follows `STATE_FILE`.
+    """Tells the supervisor which daemons our ledger needs, and follows what it runs.
 
     Does nothing on a node where nobody asks for MPS and no file says that somebody did.
     """
@@ -67,7 +65,7 @@ class MpsLink(NodeFeature):
     """Called with a GPU's UUID (empty: for all) and the reason when it lacks the daemon that it needs, and with an
     empty reason when it has it again."""
     _: KW_ONLY
-    clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
+    clock: Callable[[], float] = boot_time
     """Returns the seconds since the machine started."""
 
     def __post_init__(self) -> None:
@@ -82,15 +80,9 @@ class MpsLink(NodeFeature):
         self.grace_s = mps.BEAT_S
         """How long a supervisor may be missing before that is reported: it may start together with us."""
         self._asked_for: frozenset[str] = frozenset()
-        self._written: MpsState | None = None
+        self._files = FileLink(self._directory, MPS_FILES, _WORDS, self.clock)
         self._directories: Mapping[str, MpsGpu] = {}
         """Of the last state that was read: a GPU keeps its directory, also while its supervisor or the file is gone."""
-        self._seen: _Stamp | None = None
-        self._unreadable = ""
-        self._wanted: Mapping[str, int] = {}
-        self._unwritten = False
-        self._ours: _Stamp | None = None
-        """Of `WANTED_FILE` as we read or wrote it; None: it was not there."""
         self._complete = False
         self._clients = False
         self._granted: list[DeviceHold] = []
@@ -100,12 +92,12 @@ class MpsLink(NodeFeature):
         self._wake = asyncio.Event()
         self._troubles: dict[str, str] = {}
         self._missing_since: float | None = None
-        self._complaint = ""
 
     @property
     def on(self) -> bool:
         """Whether MPS plays a part on this node: it is asked for, or somebody still has to be rid of it."""
-        return bool(self._asked_for or self._wanted or self._clients or self._unwritten or self._written)
+        known = self._files.wanted or self._files.unwritten or self._files.last
+        return bool(self._asked_for or self._clients or known)
 
     @property
     def _given(self) -> Sequence[DeviceHold]:
@@ -131,7 +123,11 @@ class MpsLink(NodeFeature):
     def ready(self) -> Mapping[str, bool]:
         """Whether each daemon that the supervisor was last told to run accepts clients, by the GPU's UUID."""
         gpus = self.gpus
-        return {uuid: uuid in gpus and gpus[uuid].status is MpsStatus.READY for uuid in self._wanted}
+        return {uuid: uuid in gpus and gpus[uuid].status is MpsStatus.READY for uuid in self._files.wanted}
+
+    def server_pids(self) -> frozenset[int]:
+        """Return the PIDs of the servers of all daemons."""
+        return frozenset(pid for gpu in self.gpus.values() for pid in gpu.server_pids)
 
     def ask_for(self, uuids: Iterable[str]) -> None:
         """Let MPS be the means that the administrator wants on these GPUs."""
@@ -153,7 +149,8 @@ class MpsLink(NodeFeature):
 
         An agent that ends leaves its clients running, and so what is wanted.
         """
-        self._take_up()
+        self._files.take_up()  # clients of our predecessor run on
+        self.look()
         holders = self._state.nodes.follow(self._holders_changed)
         await together(self._poll(), holders, self._entries.follow(self._checkpoint_read))
 
@@ -181,7 +178,8 @@ class MpsLink(NodeFeature):
             return draft
         placement, shares = draft.placement.at_most(draft.owner.limit_shares), self._state.node.shares
         gpus = [shares.gpus[position] for position in placement.positions]
-        waited = f": {self._complaint}" if self._complaint else f", after {mps.START_S:g} s"
+        unwritten = self._files.unwritten
+        waited = f": {unwritten}" if unwritten else f", after {mps.START_S:g} s"
         choice = mps.choose(self._situations(gpus, dict(placement.shares)), refuse=self.refuse, waited=waited)
         if isinstance(choice, Refused):
             return choice
@@ -205,7 +203,7 @@ class MpsLink(NodeFeature):
             return
         self._asked = asked = {shared.gpu.uuid: shares[shared.position] for shared in gpus}
         self._write()
-        if self._unwritten:
+        if self._files.unwritten:
             return  # the supervisor will not hear of it
         try:
             await self._until(lambda: not waits(), self.start_s)
@@ -241,7 +239,7 @@ class MpsLink(NodeFeature):
         """Return why a container with these devices must not start now, as a sentence; empty if it may."""
         if not self.on:
             return ""
-        ids, node = frozenset(device_ids), self._state.node
+        ids, node, last = frozenset(device_ids), self._state.node, self._files.last
         given = [hold for hold in self._given if hold.device_ids & ids]
         client = bool(given) and given[-1].enforcement is Enforcement.MPS
         for position in sorted(spread_over(node, ids)):
@@ -250,7 +248,7 @@ class MpsLink(NodeFeature):
                 f"GPU {position}",
                 uuid,
                 self.daemons.value,
-                {} if self._written is None else self._written.gpus,
+                {} if last is None else last.gpus,
                 client=client,
                 refuse=self.refuse and (client or uuid in self._asked_for),
             )
@@ -282,18 +280,6 @@ class MpsLink(NodeFeature):
 
     # --- What is wanted -------------------------------------------------------------------------------------------
 
-    def _take_up(self) -> None:
-        """Begin with what our predecessor wanted: its clients run on."""
-        try:
-            content, found = files.read(self._directory / WANTED_FILE, _LARGEST)
-            self._wanted, self._ours = read_wanted(content.decode(errors="replace")), _stamp(found)
-        except FileNotFoundError:
-            pass
-        except (OSError, MpsFileError) as error:
-            _log.warning("what the MPS supervisor was told to run is not known: %s", error)
-            self._unwritten = True  # the supervisor cannot read it either, and changes nothing until it can
-        self.look()
-
     def _holders_changed(self, _new: object = None) -> None:
         if not self._matters:  # without clients nobody's end or beginning concerns the supervisor
             return
@@ -320,40 +306,11 @@ class MpsLink(NodeFeature):
         ledger = self._state.node.ledger
         if not (self.on and self._complete and ledger.certain):
             return
-        wanted = mps.wanted(ledger, self._tenants, self._asked, self._wanted, self._state.node.shares.share_mib)
-        if wanted == self._wanted and not self._unwritten and not self._lost():
-            return
-        if wanted != self._wanted:
+        before, share_mib = self._files.wanted, self._state.node.shares.share_mib
+        wanted = mps.wanted(ledger, self._tenants, self._asked, before, share_mib)
+        if wanted != before:
             _log.info("the MPS supervisor is asked for daemons", extra={"gpus": dict(wanted)})
-        self._wanted, self._unwritten = wanted, True
-        try:
-            # No client outlives a power cut, and a call of the kubelet may wait for this.
-            files.replace_below(self._directory, WANTED_FILE, write_wanted(wanted).encode(), lasting=False)
-        except OSError as error:
-            why = (
-                f"the agent cannot write {self._directory / WANTED_FILE} ({error.strerror}): mount its directory "
-                "writable, as deploy/patches/mps-agent.yaml does, and see that the node's disk is not full"
-            )
-            if why != self._complaint:
-                _log.error("the MPS supervisor cannot be told what to run", extra={"why": why})
-            self._complaint = why
-            return
-        self._unwritten, self._complaint = False, ""
-        self._ours = self._stamp()
-
-    def _lost(self) -> bool:
-        """Return whether somebody removed the file with what we want, or replaced it."""
-        found = self._stamp()
-        if found == self._ours or (found is None and not self._wanted):
-            return False
-        _log.warning("%s was removed or replaced by somebody, and is written anew", self._directory / WANTED_FILE)
-        return True
-
-    def _stamp(self) -> _Stamp | None:
-        try:
-            return _stamp((self._directory / WANTED_FILE).stat())
-        except OSError:
-            return None
+        self._files.want(wanted)
 
     # --- What the supervisor runs ---------------------------------------------------------------------------------
 
@@ -369,38 +326,21 @@ class MpsLink(NodeFeature):
 
     def look(self) -> None:
         """Read the supervisor's file, if it was replaced, and publish what it says or why it says nothing."""
-        path = self._directory / STATE_FILE
-        try:
-            found = path.stat()
-            if (stamp := _stamp(found)) != self._seen:
-                content, _ = files.read(path, _LARGEST)
-                self._seen, self._unreadable = stamp, ""
-                self._written = read_state(content.decode(errors="replace"))
-                self._directories = self._written.gpus
-        except FileNotFoundError:
-            mounted = self._directory.is_dir()
-            self._seen, self._written = None, None
-            self._unreadable = mps.NOT_THERE if mounted else mps.NOT_MOUNTED
-        except OSError as error:
-            self._seen, self._unreadable = None, f"{path} cannot be read: {error.strerror}"
-        except MpsFileError as error:
-            self._unreadable = str(error)
-        daemons: Mapping[str, MpsGpu] | str = self._unreadable
-        if self._written is not None and not self._unreadable:
-            daemons = mps.SILENT if mps.silent(self._written, self.clock()) else self._written.gpus
-        self.daemons.change(daemons)
+        state = self._files.look()
+        last = self._files.last
+        if last is not None:
+            self._directories = last.gpus
+        self.daemons.change(state if isinstance(state, str) else state.gpus)
         self.others.change(_others(self._tenants))
-        runs = self._written is not None and any(
-            gpu.status is not MpsStatus.STOPPED for gpu in self._written.gpus.values()
-        )
-        if not (self._asked_for or self._wanted or runs):
-            self._written, self._seen = None, None  # nobody needs to know more of it
+        runs = last is not None and any(gpu.status is not MpsStatus.STOPPED for gpu in last.gpus.values())
+        if not (self._asked_for or self._files.wanted or runs):
+            self._files.forget()  # nobody needs to know more of it
 
     def _report(self) -> None:
-        needed = self._asked_for | self._wanted.keys()
+        needed = self._asked_for | self._files.wanted.keys()
         now, found = time.monotonic(), dict(mps.troubles(self.daemons.value, needed))
-        if self._complaint and needed:
-            found.setdefault("", self._complaint)
+        if self._files.unwritten and needed:
+            found.setdefault("", self._files.unwritten)
         if "" not in found:
             self._missing_since = None
         elif self._missing_since is None:
@@ -422,7 +362,3 @@ def _without_mps(draft: GrantDraft) -> GrantDraft:
 
 def _others(present: Mapping[str, mps.Tenants]) -> frozenset[str]:
     return frozenset(uuid for uuid, tenants in present.items() if tenants.others)
-
-
-def _stamp(found: os.stat_result) -> _Stamp:
-    return found.st_ino, found.st_mtime_ns, found.st_size

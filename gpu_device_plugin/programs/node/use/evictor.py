@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import time
@@ -10,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.cluster.client.backoff import Backoff
 from gpu_device_plugin.cluster.writers.evictions import EvictionOutcome
 from gpu_device_plugin.core.node.health.gpu_failure import failures, lasting, on_failed
@@ -81,7 +80,7 @@ class Evictor:
 
     def __post_init__(self) -> None:
         self._orders: dict[str, _Order] = {}
-        self._ordered = asyncio.Event()
+        self._worker = Worker(self._evict)
         self._going: dict[str, frozenset[str]] = {}
         self._due: dict[str, float] = {}
         """When each pod that is on its way should be gone, in monotonic seconds."""
@@ -89,18 +88,13 @@ class Evictor:
         self._evicted: dict[str, str] = {}
 
     def __repr__(self) -> str:
-        return f"<Evictor: {len(self._orders)} ordered, {len(self._going)} going, {len(self._refused)} refused>"
+        return f"<Evictor: {len(self._orders)} ordered, {len(self._going)} going, {len(self.refused)} refused>"
 
     @property
     def going(self) -> Mapping[str, frozenset[str]]:
         """The GPUs of the pods whose eviction is ordered or was accepted, by UID, until they end or are overdue."""
-        pods, overdue = self._cluster.pods, self.overdue
-        self._going = {
-            uid: uuids
-            for uid, uuids in self._going.items()
-            if uid in pods and not pods[uid].ended and uid not in overdue
-        }
-        return {**self._going, **{uid: order.uuids for uid, order in self._orders.items()}}
+        ordered = {uid: order.uuids for uid, order in self._orders.items()}
+        return {uid: uuids for uid, uuids in self._going.items() if self._goes(uid)} | ordered
 
     @property
     def evicted(self) -> Mapping[str, str]:
@@ -110,9 +104,7 @@ class Evictor:
     @property
     def refused(self) -> frozenset[str]:
         """UIDs of the pods whose eviction was refused the last time that it was tried."""
-        pods = self._cluster.pods
-        self._refused = {uid: refused for uid, refused in self._refused.items() if uid in pods}
-        return frozenset(self._refused)
+        return frozenset(self._refused.keys() & self._cluster.pods.keys())
 
     @property
     def put_off(self) -> frozenset[str]:
@@ -123,11 +115,21 @@ class Evictor:
     @property
     def overdue(self) -> frozenset[str]:
         """UIDs of the pods that should be gone: nothing that this agent could ask for ends them sooner."""
+        now = self.clock()
+        return frozenset(uid for uid, at in self._due.items() if at <= now and uid in self._cluster.pods)
+
+    def _goes(self, uid: str) -> bool:
+        pod = self._cluster.pods.get(uid)
+        return pod is not None and not pod.ended and uid not in self.overdue
+
+    def _follow_pods(self) -> None:
+        """Forget the pods that have ended, and note when those that are on their way should have."""
         pods, now, most_s = self._cluster.pods, self.clock(), self._most_grace_s
         due = {uid: at for uid, at in self._due.items() if uid in pods and (uid in self._going or pods[uid].deleting)}
         new = {uid: now + pod.grace_s + _CLEANUP_S for uid, pod in pods.items() if leaving(pod, most_s)}
         self._due = new | due
-        return frozenset(uid for uid, at in self._due.items() if at <= now)
+        self._going = {uid: uuids for uid, uuids in self._going.items() if self._goes(uid)}
+        self._refused = {uid: refused for uid, refused in self._refused.items() if uid in pods}
 
     @property
     def _most_grace_s(self) -> int:
@@ -136,6 +138,7 @@ class Evictor:
 
     def next_victims(self, candidates: Iterable[Candidate]) -> Mapping[str, tuple[Pod, frozenset[str]]]:
         """Return the pods among these to order the eviction of, see `core.node.use.eviction_choice.next_victims`."""
+        self._follow_pods()
         candidates, overdue = tuple(candidates), self.overdue
         if candidates and not self.alone():
             text = "no pod is evicted while another plugin hands out GPUs of this node"
@@ -158,19 +161,19 @@ class Evictor:
         The Event on the pod has the `reason`, and `why` is a clause about the pod for people.
         """
         self._orders.setdefault(pod.uid, _Order(pod, uuids, reason, why, counted))
-        self._ordered.set()
+        self._worker.wake()
 
     async def run(self) -> NoReturn:
         """Evict what is ordered. Ends only by cancellation."""
-        while True:
-            await self._ordered.wait()
+        await self._worker.run()
+
+    async def _evict(self) -> None:
+        while self._orders:
             order = next(iter(self._orders.values()))
             answer = await self._cluster.evict(order.pod, self._most_grace_s)
             self._metrics.count(order.counted, answer.outcome)
             self._settle(order, answer)
             del self._orders[order.pod.uid]
-            if not self._orders:
-                self._ordered.clear()
 
     def _settle(self, order: _Order, answer: Eviction) -> None:
         pod, name = order.pod, f"{order.pod.namespace}/{order.pod.name}"
@@ -228,14 +231,16 @@ class GpuFailures:
 
     async def run(self) -> NoReturn:
         """Look at every new view. Ends only by cancellation."""
-        while True:
-            version, view = self._view.version, self._view.value
-            watched = view.state is State.WATCHING
-            healths = with_cards(view.beliefs, view.inventory.gpus)
-            self._failing = failures(self._failing, healths, watched=watched, now=time.monotonic())
-            if self._settings.value.on_gpu_failure == "evict":
-                self._evict()
-            await within(self.again_s if self._failing else None, self._view.after(version))
+        await Worker(self._look).run(self._view)
+
+    def _look(self) -> float | None:
+        view = self._view.value
+        watched = view.state is State.WATCHING
+        healths = with_cards(view.beliefs, view.inventory.gpus)
+        self._failing = failures(self._failing, healths, watched=watched, now=time.monotonic())
+        if self._settings.value.on_gpu_failure == "evict":
+            self._evict()
+        return self.again_s if self._failing else None
 
     def _evict(self) -> None:
         now = time.monotonic()

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.http import JSON, Page
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.aio.waiting import Attempts, together, within
+from gpu_device_plugin.aio.waiting import Attempts, together
+from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.core.contract.nodereport import SERVED, write_node_use
 from gpu_device_plugin.core.node.holdings import holdings
 from gpu_device_plugin.core.node.use.process_use import NOT_READ, UseReading, attribute, blindness
@@ -66,7 +67,9 @@ class UseWatch:
     """Returns whether the agent sees the processes of all pods, see `blindness`."""
 
     def __post_init__(self) -> None:
-        self._woken = asyncio.Event()
+        self._worker = Worker(self._step)
+        self.look = self._worker.wake
+        """Reads at once."""
         self._hurry_s: float | None = None
         self._attempts = Attempts(_log, "the use of the GPUs cannot be read; trying again at every interval")
         self._blind = ""
@@ -82,18 +85,14 @@ class UseWatch:
         """Change the interval, at once."""
         if seconds != self.interval_s:
             self.interval_s = seconds
-            self._woken.set()
-
-    def look(self) -> None:
-        """Read at once."""
-        self._woken.set()
+            self.look()
 
     def hurry(self, seconds: float | None) -> None:
         """Read at once, and then at least so often; None: as often as the interval says."""
         if seconds != self._hurry_s:
             self._hurry_s = seconds
             if seconds is not None:
-                self._woken.set()
+                self.look()
 
     def shares(self) -> Shares:
         """Return the shares of the node's GPUs now."""
@@ -112,18 +111,16 @@ class UseWatch:
         """Read until cancelled. No failure of a reading ends it."""
         # Without the checkpoint every pod on a GPU would seem to use what it was not given.
         await self.entries.after(0)
-        await together(self._rounds(), self.entries.follow(self._recorded))
+        await together(self._worker.run(), self.entries.follow(self._recorded))
 
     def _recorded(self, _: object) -> None:
         if not self.interval_s:
-            self._woken.set()
+            self.look()
 
-    async def _rounds(self) -> NoReturn:
-        while True:
-            self._woken.clear()
-            await self._attempts.make(self._read(), None)
-            pauses = filter(None, (self.interval_s, self._hurry_s if self.interval_s else None))
-            await within(min(pauses, default=None), self._woken.wait())
+    async def _step(self) -> float | None:
+        await self._attempts.make(self._read(), None)
+        pauses = filter(None, (self.interval_s, self._hurry_s if self.interval_s else None))
+        return min(pauses, default=None)
 
     async def _read(self) -> None:
         if not self.interval_s:
@@ -176,7 +173,7 @@ class UseReports:
 
     _watch: UseWatch
     _limits: Observable[Mapping[Place, LimitState]]
-    _over: Observable[Mapping[Place, Excess]]
+    over: Observable[Mapping[Place, Excess]]
     _publish: Callable[[str], None]
     """Puts a text on the node."""
     _: KW_ONLY
@@ -190,7 +187,6 @@ class UseReports:
         self.soon_s = SOON_S
         self.seldom_s = SELDOM_S
         self._names: Names = {}
-        self._changed = asyncio.Event()
         self._written: NodeUse | None = None
         self._written_at = 0.0
         self._answering = asyncio.Lock()
@@ -213,16 +209,11 @@ class UseReports:
         sources: tuple[Observable[Any], ...] = (
             self._watch.reading,
             self._limits,
-            self._over,
+            self.over,
             self.reclaiming,
             self.idle,
         )
-        await together(self._writings(), *(source.follow(lambda _: self._changed.set()) for source in sources))
-
-    async def _writings(self) -> NoReturn:
-        while True:
-            self._changed.clear()
-            await within(self._write_if_due(), self._changed.wait())
+        await Worker(self._write_if_due).run(*sources)
 
     def _report(self, *, fresh: bool) -> NodeUse:
         watch = self._watch
@@ -232,7 +223,7 @@ class UseReports:
             held,
             reading,
             self._limits.value,
-            self._over.value,
+            self.over.value,
             watch.shares(),
             named=self._names,
             epoch=time.time() - time.monotonic(),

@@ -15,7 +15,6 @@ from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.model.shares import SharedGpu, Shares
 from gpu_device_plugin.core.node.history.ring import (
-    MOST_CONTAINER_BYTES,
     ROOM,
     STEPS,
     GpuSample,
@@ -26,6 +25,8 @@ from gpu_device_plugin.core.node.history.ring import (
 from gpu_device_plugin.core.node.use.process_use import AttributedUse, Place
 
 STEP_S = 15.0
+CONTAINER_BYTES = 4
+"""Of one container in one step."""
 H200_MIB = 143_771
 """More than 16 bits have, so that memory is kept in units of 3 MiB."""
 GPUS = tuple(Gpu(f"GPU-{n}", n, "NVIDIA H200", H200_MIB if n else 15_360) for n in range(3))
@@ -252,13 +253,13 @@ def test_a_full_node_takes_1_mib_of_values() -> None:
         crowd = [using(f"{step % 7}-{n}", 0, n) for n in range(ROOM + 30 if step > STEPS - 9 else 3)]
         uses = [replace(use, uuid=f"GPU-{n % 8}") for n, use in enumerate(crowd)]
         ring.tick(STEP_S * step, [GpuSample(each, 5) for each in gpus], uses, {})
-    most = STEPS * (ROOM * MOST_CONTAINER_BYTES + 8 * 16)
+    most = STEPS * (ROOM * CONTAINER_BYTES + 8 * 16)
     assert ring.size <= most < 1.06 * (1 << 20)
     assert repr(ring).startswith(f"<Ring: 8 GPUs, {ROOM} containers, ")
     small = Ring(steps=4, room=2)
     assert ticked(*((step, []) for step in range(9)), ring=small).size == 4 * 3 * 16
     assert ticked(*((step, [using("a"), using("b"), using("c")]) for step in range(9, 19)), ring=small).size == 4 * (
-        3 * 16 + 2 * MOST_CONTAINER_BYTES
+        3 * 16 + 2 * CONTAINER_BYTES
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.contract.limitfiles import LimitKey, LimitOutcome, LimitsState, MemoryLimit
+from gpu_device_plugin.core.contract.helperfiles import LimitKey, LimitOutcome, LimitsState, MemoryLimit
 from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.holdings import Holding
@@ -144,16 +144,13 @@ def test_soft_limits_beyond_the_memory_of_a_gpu_are_refused_together() -> None:
 def test_a_limit_that_is_not_set_has_its_reason() -> None:
     wanted = {PLACE: (KEY, FOUR), (UID, "side", A): (OTHER, FOUR)}
     state = LimitsState({KEY: LimitOutcome(FOUR), OTHER: LimitOutcome(FOUR, "no")}, beat_s=100.0)
-    assert setting.reasons(wanted, state, 110.0) == {(UID, "side", A): "no"}
+    assert setting.reasons(wanted, state) == {(UID, "side", A): "no"}
     earlier = LimitsState({KEY: LimitOutcome(SIX)}, beat_s=100.0)
-    assert setting.reasons(wanted, earlier, 110.0) == dict.fromkeys(wanted, setting.NOT_YET)
+    assert setting.reasons(wanted, earlier) == dict.fromkeys(wanted, setting.NOT_YET)
 
 
 def test_a_helper_that_does_not_run_is_the_reason_of_all() -> None:
     wanted = {PLACE: (KEY, FOUR)}
-    silent = LimitsState({KEY: LimitOutcome(FOUR)}, beat_s=100.0)
-    assert setting.reasons(wanted, silent, 100.0 + setting.BEAT_S + 1) == {PLACE: setting.SILENT}
-    # A beat of the future was written before the machine started.
-    assert setting.reasons(wanted, silent, 100.0 - setting.BEAT_S - 1) == {PLACE: setting.SILENT}
-    assert setting.reasons(wanted, setting.NOT_THERE, 0.0) == {PLACE: setting.NOT_THERE}
-    assert setting.reasons({}, setting.NOT_THERE, 0.0) == {}
+    assert setting.reasons(wanted, setting.SILENT) == {PLACE: setting.SILENT}
+    assert setting.reasons(wanted, setting.NOT_THERE) == {PLACE: setting.NOT_THERE}
+    assert setting.reasons({}, setting.NOT_THERE) == {}

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from gpu_device_plugin.core.contract.helperfiles import is_uuid
 from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsStatus
 from gpu_device_plugin.core.node.mps.mps_daemon import (
     DEFAULT,
@@ -23,7 +24,6 @@ from gpu_device_plugin.core.node.mps.mps_daemon import (
     decide,
     did,
     failed,
-    is_uuid,
     short_name,
 )
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsState, MpsStatus
+from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsStatus
 from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.resources import Kind
@@ -24,7 +24,6 @@ from gpu_device_plugin.core.node.mps.mps_wishes import (
     Tenants,
     choose,
     daemon,
-    silent,
     tenants,
     troubles,
     waits,
@@ -147,12 +146,6 @@ def test_clients_always_have_a_daemon_that_lets_the_largest_have_its_part_and_ot
 
 
 # --- What the supervisor reports --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("beat_s", "expected"), [(100.0, False), (90.0, False), (89.9, True), (5000.0, True)])
-def test_a_supervisor_without_a_beat_no_longer_runs(beat_s: float, *, expected: bool) -> None:
-    """A beat of the future is one of before the machine started."""
-    assert silent(MpsState(beat_s=beat_s), 100.0) is expected
 
 
 def test_a_gpu_that_the_supervisor_does_not_name_has_no_daemon() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.memoryfile import MemoryFile
 from gpu_device_plugin.kubelet._proto import dra_v1_pb2
+from gpu_device_plugin.programs.node.features.use import Use
 from gpu_device_plugin.testing.pod_specs import Pod, PodSpec
 from tests.memory import read_memory_file
 from tests.programs.node.dra_harness import Claims, claims
@@ -66,7 +67,7 @@ async def test_a_claim_with_a_limit_borrows_and_returns(tmp_path: Path) -> None:
         assert here.status("small")[0]["data"]["memoryLimitMiB"] == 12288
 
         use(here, "small", 12)
-        watch = here.node.agent.use_watch if here.node.agent is not None else None
+        watch = here.node.agent.of(Use).watch if here.node.agent is not None else None
         assert watch is not None
         await here.node.until(lambda: any(each.used_mib == 12288 for each in watch.reading.value.containers))
         here.wish("large", exactly(memory="8Gi"))

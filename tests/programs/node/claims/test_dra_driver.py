@@ -9,17 +9,23 @@ import threading
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import grpc
 import pytest
 
 from gpu_device_plugin.core.contract.cordons import Cordon, write_cordons
 from gpu_device_plugin.core.contract.dra import DRIVER
 from gpu_device_plugin.core.contract.keys import CORDONS
 from gpu_device_plugin.core.contract.mpsfiles import MpsStatus
-from gpu_device_plugin.kubelet._proto import dra_v1_pb2
+from gpu_device_plugin.kubelet._proto import dra_v1_pb2, dra_v1_pb2_grpc
+from gpu_device_plugin.kubelet.calls import channel
+from gpu_device_plugin.kubelet.dra_loop import DraLoop
+from gpu_device_plugin.kubelet.dra_servicer import DraServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryGoneError
+from gpu_device_plugin.metrics import PrometheusMetrics
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer
+from tests.ports import free_port
 from tests.programs.node.cluster_harness import NODE, RIGHTS
 from tests.programs.node.dra_harness import Claims, claims
 from tests.programs.node.harness import T4
@@ -375,6 +381,61 @@ async def test_sockets_that_vanish_are_made_anew() -> None:
         await here.node.until(lambda: here.dra.loop.registrations == 2)
         await here.serves()
         assert (await here.run_claim("c1")).error == ""
+
+
+@pytest.mark.parametrize("which", ["services", "registration"])
+async def test_a_driver_of_which_a_socket_does_not_answer_gets_new_ones(
+    which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for a device plugin: a server out of file descriptors is like that. A restart would take all else with it."""
+    deaf = False
+
+    def sometimes_deaf(answer: Any) -> Any:
+        async def answering(*arguments: Any) -> Any:
+            if deaf:
+                raise OSError(24, "Too many open files")
+            return await answer(*arguments)
+
+        return answering
+
+    if which == "services":
+        monkeypatch.setattr(DraServicer, "for_each", sometimes_deaf(DraServicer.for_each))
+    else:
+        monkeypatch.setattr(DraLoop, "GetInfo", sometimes_deaf(DraLoop.GetInfo))
+    async with claims() as here:
+        await here.start()
+        assert here.node.agent is not None
+        alive = here.node.agent.serving_switch.alive
+        assert await alive() == ()
+        before = set(here.kubelet.plugins.rglob("*.sock")) | set(here.kubelet.registry.glob("*.sock"))
+        deaf = True
+        await here.node.until(lambda: not any(path.exists() for path in before))
+        assert await alive() == ("the DRA driver's socket does not answer",)
+        deaf = False
+        await here.serves()
+        assert await alive() == ()
+        assert (await here.run_claim("c1")).error == ""
+
+
+async def test_a_message_larger_than_any_of_a_kubelet_is_not_read() -> None:
+    async with claims() as here:
+        await here.start()
+        (services,) = (here.kubelet.plugins / DRIVER).glob("*.sock")
+        request = dra_v1_pb2.NodePrepareResourcesRequest()
+        request.claims.add(uid="a" * (1 << 20), namespace="default", name="c1")
+        async with channel(services) as opened:
+            answering = dra_v1_pb2_grpc.DRAPluginStub(opened).NodePrepareResources(request)
+            assert await answering.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_registrations_of_the_driver_are_counted_like_those_of_a_device_plugin() -> None:
+    async with claims(http=f"127.0.0.1:{free_port()}") as here:
+        await here.start()
+        assert here.node.agent is not None
+        metrics = here.node.agent.metrics
+        assert isinstance(metrics, PrometheusMetrics)
+        counted = f'gpushare_kubelet_registrations_total{{outcome="registered",resource="{DRIVER}"}} 1.0'
+        assert counted in str((await metrics.page()).body).splitlines()
 
 
 async def test_a_gpu_that_fails_has_a_taint_and_the_pods_on_it_are_told() -> None:

@@ -9,17 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.core.contract.limitfiles import (
-    STATE_FILE,
-    WANTED_FILE,
-    LimitKey,
-    LimitOutcome,
-    LimitsState,
-    MemoryLimit,
-    read_wanted,
-    write_state,
-    write_wanted,
-)
+from gpu_device_plugin.core.contract.helperfiles import LIMIT_FILES, LimitKey, LimitOutcome, LimitsState, MemoryLimit
 from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.holdings import Holding
@@ -57,14 +47,14 @@ class World:
 
     @property
     def wanted(self) -> Mapping[LimitKey, MemoryLimit] | None:
-        path = self.directory / WANTED_FILE
-        return read_wanted(path.read_text()) if path.exists() else None
+        path = self.directory / LIMIT_FILES.wanted_file
+        return LIMIT_FILES.read_wanted(path.read_text()) if path.exists() else None
 
     def says(self, outcomes: Mapping[LimitKey, LimitOutcome], beat_s: float = 100.0) -> None:
         """Have the helper write its state."""
         new = self.directory / "new"
-        new.write_text(write_state(LimitsState(outcomes, beat_s)))
-        new.rename(self.directory / STATE_FILE)
+        new.write_text(LIMIT_FILES.write_state(LimitsState(outcomes, beat_s)))
+        new.rename(self.directory / LIMIT_FILES.state_file)
 
     @asynccontextmanager
     async def agent(self, *, soft: bool = False) -> AsyncIterator[LimitLink]:
@@ -138,16 +128,16 @@ async def test_a_container_that_starts_again_is_told_and_an_ended_one_is_dropped
 
 async def test_an_agent_that_starts_goes_on_where_the_last_one_was(world: World) -> None:
     """Also for a container that may not change any more: it gets back what it started with."""
-    (world.directory / WANTED_FILE).write_text(write_wanted({KEY: FOUR, LATER: FOUR}))
+    (world.directory / LIMIT_FILES.wanted_file).write_text(LIMIT_FILES.write_wanted({KEY: FOUR, LATER: FOUR}))
     async with world.agent():
         await eventually(lambda: world.wanted == {KEY: MemoryLimit(12288)})
 
 
 @pytest.mark.parametrize("content", ["{", "[" * 100_000, '{"version": 1, "limits": [{"pod_uid": "/"}]}'])
 async def test_a_file_that_nobody_can_read_is_written_anew(world: World, content: str) -> None:
-    (world.directory / WANTED_FILE).write_text(content)
+    (world.directory / LIMIT_FILES.wanted_file).write_text(content)
     async with world.agent():
-        await eventually(lambda: (world.directory / WANTED_FILE).read_text() != content)
+        await eventually(lambda: (world.directory / LIMIT_FILES.wanted_file).read_text() != content)
         assert world.wanted == {}
 
 
@@ -155,22 +145,22 @@ async def test_a_file_that_is_removed_is_written_anew(world: World) -> None:
     world.limits.set({PLACE: 4096})
     async with world.agent():
         await eventually(lambda: world.wanted == {KEY: FOUR})
-        (world.directory / WANTED_FILE).unlink()
+        (world.directory / LIMIT_FILES.wanted_file).unlink()
         await eventually(lambda: world.wanted == {KEY: FOUR})
 
 
 async def test_a_file_that_cannot_be_written_is_a_reason(world: World) -> None:
-    (world.directory / WANTED_FILE).mkdir()
+    (world.directory / LIMIT_FILES.wanted_file).mkdir()
     world.limits.set({PLACE: 4096})
     async with world.agent() as link:
         await eventually(lambda: "the agent cannot write" in link.reasons.get(PLACE, ""))
-        (world.directory / WANTED_FILE).rmdir()
+        (world.directory / LIMIT_FILES.wanted_file).rmdir()
         await eventually(lambda: world.wanted == {KEY: FOUR})
 
 
 @pytest.mark.parametrize(("content", "why"), [("{", "cannot be parsed"), (None, "cannot be read")])
 async def test_a_state_that_cannot_be_read_is_a_reason(world: World, content: str | None, why: str) -> None:
-    path = world.directory / STATE_FILE
+    path = world.directory / LIMIT_FILES.state_file
     path.mkdir() if content is None else path.write_text(content)
     world.limits.set({PLACE: 4096})
     async with world.agent() as link:

@@ -10,16 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.core.contract.mpsfiles import (
-    STATE_FILE,
-    WANTED_FILE,
-    MpsGpu,
-    MpsState,
-    MpsStatus,
-    read_wanted,
-    write_state,
-    write_wanted,
-)
+from gpu_device_plugin.core.contract.helperfiles import MPS_FILES
+from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, WANTED_FILE, MpsGpu, MpsState, MpsStatus
 from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
 from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.placing import Demand, Placement
@@ -64,7 +56,7 @@ class Desk:
 
     def put(self, state: MpsState | str) -> None:
         new = self.directory / "new"
-        new.write_text(state if isinstance(state, str) else write_state(state))
+        new.write_text(state if isinstance(state, str) else MPS_FILES.write_state(state))
         new.replace(self.directory / STATE_FILE)
 
     def record(self, *numbers: int, enforcement: Enforcement = Enforcement.MPS) -> None:
@@ -73,7 +65,7 @@ class Desk:
 
     @property
     def wanted(self) -> Mapping[str, int]:
-        return read_wanted((self.directory / WANTED_FILE).read_text())
+        return MPS_FILES.read_wanted((self.directory / WANTED_FILE).read_text())
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -89,7 +81,7 @@ class Desk:
 
 async def test_what_the_former_agent_wanted_stays_until_the_kubelets_records_are_read(tmp_path: Path) -> None:
     """Also while a part of them is: an empty ledger, and one without the container that only PodResources lists."""
-    before = write_wanted({uuid(0): 3072})
+    before = MPS_FILES.write_wanted({uuid(0): 3072})
     (tmp_path / WANTED_FILE).write_text(before)
     desk = Desk(tmp_path)
     desk.put(MpsState({uuid(0): READY}, NOW_S))
@@ -113,7 +105,7 @@ async def test_damaged_files_are_told_and_replaced_by_the_next_ones(
     desk.put("[]")
     desk.link.ask_for([uuid(0)])
     async with desk.running():
-        assert "what the MPS supervisor was told to run is not known" in caplog.text
+        assert "what the MPS supervisor was told is not known" in caplog.text
         assert str(desk.link.daemons.value).startswith("state.json cannot be parsed: ")
         desk.put(MpsState({uuid(0): READY}, NOW_S))
         await eventually(lambda: desk.link.daemons.value == {uuid(0): READY})

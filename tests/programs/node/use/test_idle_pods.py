@@ -14,6 +14,7 @@ from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.model.times import epoch_s
 from gpu_device_plugin.core.node.holdings import Holding
 from gpu_device_plugin.core.node.use.process_use import AttributedUse, UseReading
+from gpu_device_plugin.programs.node.features.use import Use
 from gpu_device_plugin.programs.node.use.use_watches import IdlePods
 from gpu_device_plugin.settings.knobs import SettingsError
 from gpu_device_plugin.settings.node import NodeSettings
@@ -125,7 +126,7 @@ async def test_from_the_driver_to_the_pod_and_back() -> None:
     at_work: dict[str, Any] = {"pid": 11, "used": "3GiB", "sm": 40}
     async with cluster([{"model": "T4"}]) as there:
         there.node.settings |= {"usage_interval": "50ms", "http": "127.0.0.1:0", "idle_after": "200ms"}
-        reports = there.node.launch().use_reports
+        reports = there.node.launch().of(Use).reports
         reports.soon_s = reports.seldom_s = 0.05
         await there.node.ready()
         made = await there.run(pod("web", mem=4), promise(0, 4))
@@ -147,7 +148,7 @@ async def test_from_the_driver_to_the_pod_and_back() -> None:
         there.node.hardware(using(at_work, used="3200MiB"))
         await there.node.until(lambda: not marked() and reported() == [""])
         there.node.hardware(using(at_work | {"sm": None}, used="3200MiB"))
-        readings = there.node.agent.use_watch.reading if there.node.agent is not None else None
+        readings = there.node.agent.of(Use).watch.reading if there.node.agent is not None else None
         assert readings is not None
         for _ in range(10):
             await readings.after(readings.version)

@@ -14,6 +14,9 @@ from gpu_device_plugin.core.contract.keys import OVER_USE
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.use.process_use import AttributedUse, UseReading
 from gpu_device_plugin.node_state import NodeState
+from gpu_device_plugin.programs.node.features.eviction import Evictions
+from gpu_device_plugin.programs.node.features.over_use import OverUseOfMemory
+from gpu_device_plugin.programs.node.features.use import Use
 from gpu_device_plugin.programs.node.use.use_watches import OverUse
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
@@ -53,13 +56,13 @@ class Scene:
         gpu = self.it.node.uuids[0]
         uses = tuple(AttributedUse(self.uid(name), "main", gpu, 4096, mib) for name, mib in used.items())
         amount = sum(mib or 0 for mib in used.values()) if total is None else total
-        agent.use_watch.reading.set(UseReading(self.at, uses, {gpu: amount, self.it.node.uuids[1]: 0}, blind=blind))
+        agent.of(Use).watch.reading.set(UseReading(self.at, uses, {gpu: amount, self.it.node.uuids[1]: 0}, blind=blind))
 
     async def taken(self) -> None:
         """Wait until the agent has acted on the last reading."""
         agent = self.it.node.agent
         assert agent is not None
-        await self.it.node.until(lambda: agent.over_use._watch.at == self.at)
+        await self.it.node.until(lambda: agent.of(OverUseOfMemory).over_use._watch.at == self.at)
 
     async def exceed(self, used: int = 6120, **others: int) -> None:
         """Have the pod `big` exceed for the grace."""
@@ -99,8 +102,8 @@ async def scene(
             await it.run(pod(name, mem=4), promise(0, 4), grace_s=grace_s)
         await it.assigned(*pods)
         assert it.node.agent is not None
-        assert it.node.agent.evictor is not None
-        it.node.agent.evictor.first_retry_s = 0.1
+        assert it.node.agent.of(Evictions).evictor is not None
+        it.node.agent.of(Evictions).evictor.first_retry_s = 0.1
         yield Scene(it, time.monotonic() + 3600)
 
 
@@ -136,8 +139,8 @@ async def test_a_trespasser_is_told_by_that_name() -> None:
         assert agent is not None
         for at in (its.at + 1, its.at + 62):
             use = AttributedUse(its.uid("small"), "main", its.it.node.uuids[1], 0, 900)
-            agent.use_watch.reading.set(UseReading(at, (use,), {its.it.node.uuids[1]: 900}))
-            await its.it.node.until(lambda at=at: agent.over_use._watch.at == at)  # type: ignore[misc]
+            agent.of(Use).watch.reading.set(UseReading(at, (use,), {its.it.node.uuids[1]: 900}))
+            await its.it.node.until(lambda at=at: agent.of(OverUseOfMemory).over_use._watch.at == at)  # type: ignore[misc]
         await its.it.node.until(lambda: bool(its.told("GPUTrespass")))
         (told,) = its.told("GPUTrespass")
         assert told[1].startswith("container main uses 900 MiB of GPU 1, was not given that GPU, for 61 s")
@@ -226,7 +229,7 @@ async def test_a_budget_is_respected_and_told() -> None:
         assert f"{evictions('blocked')} 1.0" in await its.it.metrics()
         its.it.api.patch("poddisruptionbudgets", "all", {"status": {"disruptionsAllowed": 1}}, subresource="status")
         assert its.it.node.agent is not None
-        evictor = its.it.node.agent.evictor
+        evictor = its.it.node.agent.of(Evictions).evictor
         assert evictor is not None
         await its.it.node.until(lambda: not evictor.put_off)
         its.read({"big": 6120, "small": 0})
@@ -241,7 +244,7 @@ async def test_an_api_that_is_away_meanwhile_is_asked_again(trouble: Any) -> Non
         await its.exceed()
         await its.it.node.until(lambda: fault.happened == 1)
         assert its.it.node.agent is not None
-        evictor = its.it.node.agent.evictor
+        evictor = its.it.node.agent.of(Evictions).evictor
         assert evictor is not None
         await its.it.node.until(lambda: "1 refused" in repr(evictor) and not evictor.put_off)
         its.read({"big": 6120, "small": 0})
@@ -318,10 +321,10 @@ async def test_without_the_api_it_is_logged(caplog: pytest.LogCaptureFixture) ->
         (gpu,) = gpus_of(made)
         later = time.monotonic() + 3600
         for at in (later, later + 61):
-            agent.use_watch.reading.set(
+            agent.of(Use).watch.reading.set(
                 UseReading(at, (AttributedUse(made.uid, "main", gpu, 4096, 6120),), {gpu: 6120})
             )
-            await there.until(lambda at=at: agent.over_use._watch.at == at)  # type: ignore[misc]
-        assert len(agent.over_use.excesses.value) == 1
+            await there.until(lambda at=at: agent.of(OverUseOfMemory).over_use._watch.at == at)  # type: ignore[misc]
+        assert len(agent.of(OverUseOfMemory).over_use.excesses.value) == 1
         assert any("uses 6,120 MiB of GPU" in message for message in caplog.messages)
         assert any("it is not known in the API" in message for message in caplog.messages)
