@@ -125,7 +125,7 @@ def why_not_set(limit: MemoryLimit, code: int, hard_mib: int | None) -> str:
 
 def wanted_limits(
     holdings: Iterable[Holding],
-    limits_now: Mapping[Place, int],
+    allowed_now: Mapping[Place, int],
     before: Mapping[LimitKey, MemoryLimit],
     *,
     soft: bool = False,
@@ -136,7 +136,7 @@ def wanted_limits(
 
     Args:
         holdings: what the containers of this node hold.
-        limits_now: MiB for those whose limit may be another than when they started.
+        allowed_now: MiB for those whose limit may be another than when they started.
         before: what was wanted last. A container that may not change any more gets its own limit back.
         soft: whether what a container is guaranteed is its soft limit.
     """
@@ -145,8 +145,8 @@ def wanted_limits(
         for uuid, granted_mib in holding.granted.items() if by_driver(holding) and holding.container_id else ():
             place = (holding.pod_uid, holding.container, uuid)
             key = LimitKey(holding.pod_uid, holding.container_id, uuid)
-            if key.plausible and (place in limits_now or key in before):
-                hard_mib = max(1, limits_now.get(place, holding.limit_mib(uuid)))
+            if key.plausible and (place in allowed_now or key in before):
+                hard_mib = max(1, allowed_now.get(place, holding.limit_mib(uuid)))
                 found[place] = key, MemoryLimit(hard_mib, min(granted_mib, hard_mib) if soft else 0)
     return found
 

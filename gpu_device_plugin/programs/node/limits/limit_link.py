@@ -39,7 +39,7 @@ class LimitLink:
     """The setting `memory_dir`."""
     _holdings: Callable[[], Iterable[Holding]]
     """Returns what the containers of this node hold now."""
-    _limits_now: Observable[Mapping[Place, int]]
+    _allowed_now: Observable[Mapping[Place, int]]
     """MiB for the containers whose limit may be another than when they started."""
     _: KW_ONLY
     soft: Callable[[], bool] = lambda: False
@@ -60,7 +60,7 @@ class LimitLink:
     async def run(self) -> NoReturn:
         """Follow the limits and the helper until cancelled; leaves the file as it is, for containers run on."""
         self._files.take_up()
-        await self._worker.run(self._limits_now)
+        await self._worker.run(self._allowed_now)
 
     async def _look(self) -> float | None:
         await self._tell()
@@ -68,7 +68,7 @@ class LimitLink:
         return self.poll_s if self._files.wanted or self._files.unwritten else None
 
     async def _tell(self) -> None:
-        found = setting.wanted_limits(self._holdings(), self._limits_now.value, self._files.wanted, soft=self.soft())
+        found = setting.wanted_limits(self._holdings(), self._allowed_now.value, self._files.wanted, soft=self.soft())
         await in_thread(self._files.want, dict(found.values()))
         state: LimitsState | str = self._files.unwritten
         if found and not state:
