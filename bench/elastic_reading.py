@@ -14,6 +14,7 @@ from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.core.contract.keys import ELASTIC, LONGEST, MEMORY_GUARANTEE, MEMORY_LIMIT
 from gpu_device_plugin.core.contract.nodereport import write_node_use
 from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS
+from gpu_device_plugin.core.model.condition import GpuProcess, GpuReading
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
 from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
@@ -21,7 +22,6 @@ from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares, share_id
 from gpu_device_plugin.core.node.node import Node
 from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner
-from gpu_device_plugin.core.node.use.process_use import GpuProcess, GpuReading
 from gpu_device_plugin.kubelet.procfs import ProcessOwners
 from gpu_device_plugin.metrics import Metrics
 from gpu_device_plugin.node_state import NodeState

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.history import LARGEST_HISTORY
 from gpu_device_plugin.core.contract.nodereport import write_node_use
-from gpu_device_plugin.core.model.condition import ConditionGroup
+from gpu_device_plugin.core.model.condition import ConditionGroup, GpuProcess, GpuReading
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
 from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin.core.model.pods import Pod
@@ -25,7 +25,7 @@ from gpu_device_plugin.core.model.shares import Shares, share_id
 from gpu_device_plugin.core.node.history.ring import ROOM, STEP_S, STEPS, GpuSample, Ring
 from gpu_device_plugin.core.node.holdings import holdings
 from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner, owner_of_process
-from gpu_device_plugin.core.node.use.process_use import AttributedUse, GpuProcess, GpuReading, attribute
+from gpu_device_plugin.core.node.use.process_use import AttributedUse, attribute
 from gpu_device_plugin.core.node.use.use_report import names, node_use
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import Hardware

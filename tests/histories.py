@@ -16,7 +16,7 @@ from gpu_device_plugin.core.contract.history import (
     NodeHistory,
 )
 from gpu_device_plugin.core.contract.nodereport import GpuUse, NodeUse
-from gpu_device_plugin.core.model.condition import GpuCondition, Throttle
+from gpu_device_plugin.core.model.condition import GpuTelemetry, Throttle
 from gpu_device_plugin.core.model.limits import Enforcement, LimitStatus
 from tests.reports import part
 
@@ -43,7 +43,7 @@ def throttled(size: int = 240, bits: int = Throttle.HEAT | Throttle.HARDWARE, si
     return tuple(values)
 
 
-CONDITION = GpuCondition(
+CONDITION = GpuTelemetry(
     "GPU-6f1c2f4e-0",
     temperature_c=91,
     memory_temperature_c=88,

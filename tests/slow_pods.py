@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.history import ContainerHistory, GpuHistory, NodeHistory
-from gpu_device_plugin.core.model.condition import GpuCondition, Throttle
+from gpu_device_plugin.core.model.condition import GpuTelemetry, Throttle
 from gpu_device_plugin.core.model.times import epoch_s
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ STEP_S = 15.0
 LENGTH = 240
 UUID = "GPU-6f1c2f4e-0000-0000-0000-000000000000"
 TOTAL_MIB = 81_920
-CONDITION = GpuCondition(
+CONDITION = GpuTelemetry(
     UUID,
     temperature_c=62,
     slowdown_c=92,
@@ -43,7 +43,7 @@ CONDITION = GpuCondition(
     repair_failed=False,
 )
 """Of a GPU that is well and works."""
-NOT_READ = GpuCondition(UUID)
+NOT_READ = GpuTelemetry(UUID)
 
 
 def series(*values: int | None) -> Series:
@@ -73,7 +73,7 @@ def other(sm: Series = (), used: Series = (), **changes: object) -> ContainerHis
 
 def history(
     *containers: ContainerHistory,
-    condition: GpuCondition | None = CONDITION,
+    condition: GpuTelemetry | None = CONDITION,
     step_s: float = STEP_S,
     at: str = AT,
     **gpu: object,

@@ -17,9 +17,8 @@ from gpu_device_plugin.hardware.messages import MalformedError, MessageStream
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from gpu_device_plugin.core.model.condition import GpuCondition
+    from gpu_device_plugin.core.model.condition import GpuReading, GpuTelemetry
     from gpu_device_plugin.core.node.health.gpu_health import Probe, Xid
-    from gpu_device_plugin.core.node.use.process_use import GpuReading
     from gpu_device_plugin.hardware.messages import Answer, CgroupLimit, Listing, Message
 
 A = TypeVar("A")
@@ -64,7 +63,7 @@ class DriverProcess(asyncio.SubprocessProtocol):
         """Request the processes on every GPU; raises the same as `ask`."""
         return _asked_for((await self._request({"use": utilisation}, within_s)).use)
 
-    async def condition(self, groups: Sequence[str], within_s: float) -> tuple[GpuCondition, ...]:
+    async def condition(self, groups: Sequence[str], within_s: float) -> tuple[GpuTelemetry, ...]:
         """Request the condition of every GPU; raises the same as `ask`."""
         return _asked_for((await self._request({"condition": [*groups]}, within_s)).condition)
 

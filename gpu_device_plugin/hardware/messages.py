@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from gpu_device_plugin.core.model.condition import GpuCondition  # noqa: TC001 - msgspec looks them up
+from gpu_device_plugin.core.model.condition import (
+    GpuReading,  # noqa: TC001 - as above
+    GpuTelemetry,  # noqa: TC001 - msgspec looks them up
+)
 from gpu_device_plugin.core.model.gpus import Gpu, Link, MigInstance  # noqa: TC001 - msgspec looks them up
 from gpu_device_plugin.core.model.mig import is_profile
 from gpu_device_plugin.core.node.health.gpu_health import Probe, Xid
-from gpu_device_plugin.core.node.use.process_use import GpuReading  # noqa: TC001 - as above
 from gpu_device_plugin.hardware.driver import ADVICE, MOST_OF_CONDITION
 
 if TYPE_CHECKING:
@@ -87,7 +89,7 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
 
     answer: Answer | None = None
     use: tuple[GpuReading, ...] | None = None
-    condition: tuple[GpuCondition, ...] | None = None
+    condition: tuple[GpuTelemetry, ...] | None = None
     limits: tuple[CgroupLimit, ...] | None = None
     events: tuple[Any, ...] | None = None
     """XIDs and readings (`Xid`, `Probe`) that the driver reported by itself."""
@@ -189,7 +191,7 @@ def _check_use(readings: tuple[GpuReading, ...]) -> None:
                 raise MalformedError(f"GPU {reading.uuid} has the process {one}")
 
 
-def _check_conditions(conditions: tuple[GpuCondition, ...]) -> None:
+def _check_conditions(conditions: tuple[GpuTelemetry, ...]) -> None:
     for condition in conditions:
         for name, most in MOST_OF_CONDITION.items():
             if not _within(most, amount := getattr(condition, name)):

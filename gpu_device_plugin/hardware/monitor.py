@@ -23,9 +23,8 @@ from gpu_device_plugin.hardware.gpu_health_tracker import GpuHealthTracker, Heal
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-    from gpu_device_plugin.core.model.condition import GpuCondition
+    from gpu_device_plugin.core.model.condition import GpuReading, GpuTelemetry
     from gpu_device_plugin.core.node.health.gpu_health import Probe, Xid
-    from gpu_device_plugin.core.node.use.process_use import GpuReading
     from gpu_device_plugin.hardware.messages import Answer, CgroupLimit, Listing
 
 T = TypeVar("T")
@@ -214,7 +213,7 @@ class Hardware:
             return None
         return await _answered(self.child.use(self.timings.answer_within_s, utilisation=utilisation))
 
-    async def condition(self, groups: Sequence[str]) -> tuple[GpuCondition, ...] | None:
+    async def condition(self, groups: Sequence[str]) -> tuple[GpuTelemetry, ...] | None:
         """Read the condition of every GPU, of these groups; None while no process answers for the driver."""
         child = self.child
         return None if child is None else await _answered(child.condition(groups, self.timings.answer_within_s))

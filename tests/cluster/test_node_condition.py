@@ -10,7 +10,7 @@ import pytest
 
 from gpu_device_plugin.cluster.client.errors import ForbiddenError
 from gpu_device_plugin.cluster.writers.own_node import NodeCondition
-from gpu_device_plugin.core.node.health.gpu_failure import GpuCondition
+from gpu_device_plugin.core.node.health.node_condition import GpuHealthyCondition
 from gpu_device_plugin.testing.builders import node
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Garbage
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.testing.cluster.api_server import ApiServer
 
-GOOD = GpuCondition("True", "GPUsHealthy", "2 of 2 GPUs are healthy")
-BAD = GpuCondition("False", "GPUUnhealthy", "GPU 0: XID 79")
+GOOD = GpuHealthyCondition("True", "GPUsHealthy", "2 of 2 GPUs are healthy")
+BAD = GpuHealthyCondition("False", "GPUUnhealthy", "GPU 0: XID 79")
 OLD = "2026-01-01T00:00:00Z"
 
 

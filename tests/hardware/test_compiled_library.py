@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.core.model.condition import ConditionGroup, GpuCondition, Throttle
+from gpu_device_plugin.core.model.condition import ConditionGroup, GpuTelemetry, Throttle
 from gpu_device_plugin.core.report.finding import examine
 from gpu_device_plugin.core.report.findings.node_checks import CHECKS
 from gpu_device_plugin.hardware.gpu_health_tracker import State
@@ -171,7 +171,7 @@ async def test_a_library_tells_the_condition_as_nvmls_header_lays_it_out(watchin
         first, second = [await hardware.condition([*ConditionGroup]) for _ in range(2)]
     assert first == second
     assert first == (
-        GpuCondition(
+        GpuTelemetry(
             "GPU-a",
             temperature_c=91,
             memory_temperature_c=77,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.core.model.condition import SLOWING, ConditionGroup, GpuCondition, Throttle
+from gpu_device_plugin.core.model.condition import SLOWING, ConditionGroup, GpuTelemetry, Throttle
 from gpu_device_plugin.core.model.gpus import Closeness
 from gpu_device_plugin.core.model.memory import shares_of
 from gpu_device_plugin.core.report.findings.condition_checks import condition_here
@@ -83,7 +83,7 @@ async def test_every_gpu_tells_its_condition_and_its_instances_none(source: dict
         whole = [gpu.uuid for gpu in hardware.view.value.inventory.gpus if gpu.instance is None]
     assert conditions is not None
     assert [condition.uuid for condition in conditions] == whole
-    assert none == tuple(map(GpuCondition, whole))
+    assert none == tuple(map(GpuTelemetry, whole))
     for condition in conditions:
         assert 0 < (condition.temperature_c or 0) < (condition.slowdown_c or 200)
         assert condition.power_mw
@@ -168,7 +168,7 @@ async def test_a_real_library_tells_of_heat_slowed_clocks_a_narrow_link_and_erro
             '  "6": {nvlink_error: {rate: 1000}}\n'
         )
 
-        async def told() -> list[GpuCondition]:
+        async def told() -> list[GpuTelemetry]:
             conditions = [*(await hardware.condition(EVERY) or before)]
             told = conditions[3].temperature_c == 91 and conditions[5].ecc_uncorrected
             return conditions if told and conditions[6].nvlink_errors != 0 else []

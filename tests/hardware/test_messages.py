@@ -14,10 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.model.condition import SLOWING, GpuCondition, Throttle
+from gpu_device_plugin.core.model.condition import SLOWING, GpuProcess, GpuReading, GpuTelemetry, Throttle
 from gpu_device_plugin.core.model.gpus import Closeness, Gpu, Link, MigInstance
 from gpu_device_plugin.core.node.health.gpu_health import Probe, Xid
-from gpu_device_plugin.core.node.use.process_use import GpuProcess, GpuReading
 from gpu_device_plugin.hardware.child import serve
 from gpu_device_plugin.hardware.driver import ADVICE, MOST_OF_CONDITION
 from gpu_device_plugin.hardware.fake.fake_driver import Fake
@@ -97,8 +96,8 @@ def test_what_is_said_is_understood() -> None:
     assert use.use == (GpuReading("GPU-a", (GpuProcess(7, 5),), 9),)
     assert limits.limits == (CgroupLimit("GPU-a", "/c", 0, 4, 0, 1),)
     assert condition.condition == (
-        GpuCondition("GPU-a", temperature_c=41, throttle=Throttle.POWER_CAP, persistence=True),
-        GpuCondition("GPU-b"),
+        GpuTelemetry("GPU-a", temperature_c=41, throttle=Throttle.POWER_CAP, persistence=True),
+        GpuTelemetry("GPU-b"),
     )
     assert error.error == Failure("hung", "nothing answers")
 

@@ -24,7 +24,7 @@ from gpu_device_plugin.core.contract.history import (
     NodeHistory,
 )
 from gpu_device_plugin.core.contract.nodereport import ContainerUse, GpuUse, NodeUse
-from gpu_device_plugin.core.model.condition import GpuCondition
+from gpu_device_plugin.core.model.condition import GpuTelemetry
 from gpu_device_plugin.core.model.limits import Enforcement, LimitStatus
 from gpu_device_plugin.core.node.history.incidents import MOST_INCIDENTS
 from gpu_device_plugin.kubelet.incident_files import IncidentFiles
@@ -41,7 +41,7 @@ def incident(number: int = 0) -> Incident:
     """Return one with every field."""
     gpu = GpuHistory(
         *(3, "GPU-3", 16, (1, None), (2, 3), (4, 5), (6, 7), (8, 9), (10, 11), (0, 1), (2, 2)),
-        GpuCondition("GPU-3", 40),
+        GpuTelemetry("GPU-3", 40),
     )
     held = ContainerUse("n", "p", "c", 3, 4, 5, 6, Enforcement.DRIVER, LimitStatus.HELD, 7, "why")
     return Incident(

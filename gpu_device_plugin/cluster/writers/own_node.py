@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
     from gpu_device_plugin.core.contract.cordons import Cordon
-    from gpu_device_plugin.core.node.health.gpu_failure import GpuCondition
+    from gpu_device_plugin.core.node.health.node_condition import GpuHealthyCondition
 
 _log = logging.getLogger(__name__)
 
@@ -167,10 +167,10 @@ class NodeCondition:
     """Called once with a sentence while the account lacks the right."""
     heartbeat_s: float = HEARTBEAT_S
     first_retry_s: float = 1.0
-    wanted: Observable[GpuCondition | None] = field(default_factory=lambda: Observable(None), init=False)
+    wanted: Observable[GpuHealthyCondition | None] = field(default_factory=lambda: Observable(None), init=False)
     """The condition; None: the node shall have none. Nothing is written before it is first set."""
 
-    def want(self, condition: GpuCondition | None) -> None:
+    def want(self, condition: GpuHealthyCondition | None) -> None:
         """Have a condition written, or removed, unless that is what is wanted already."""
         if self.wanted.version == 0 or condition != self.wanted.value:
             self.wanted.set(condition)
@@ -181,7 +181,7 @@ class NodeCondition:
         backoff = Backoff(self.first_retry_s, self.heartbeat_s)
         await keep_written(self.wanted, self.put, self._told, self.heartbeat_s, backoff)
 
-    async def put(self, condition: GpuCondition | None) -> bool:
+    async def put(self, condition: GpuHealthyCondition | None) -> bool:
         """Write the condition now, None removes it; return whether that took a patch. Raises ApiError."""
         before = (await OwnNode(self._client, self._node).read()).gpu_condition
         if condition is None:

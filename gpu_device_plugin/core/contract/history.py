@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin.core.contract.nodereport import NodeUse  # noqa: TC001 - msgspec looks them up
-from gpu_device_plugin.core.model.condition import GpuCondition  # noqa: TC001 - as above
+from gpu_device_plugin.core.model.condition import GpuTelemetry  # noqa: TC001 - as above
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +67,7 @@ class GpuHistory:
     """Corrected and uncorrected memory errors together, a counter since the driver was loaded or the GPU reset."""
     nvlink_errors: Series = ()
     """Errors of all links together, a counter since the driver was loaded."""
-    condition: GpuCondition | None = None
+    condition: GpuTelemetry | None = None
     """The newest reading in full; None: the condition is not read."""
 
 

@@ -41,7 +41,7 @@ BY_HEAT = Throttle.HEAT | Throttle.HARDWARE_HEAT
 
 
 @dataclass(frozen=True, slots=True)
-class GpuCondition:
+class GpuTelemetry:
     """What the driver says of one GPU at one moment. None: it does not tell, or the group is not read.
 
     Counters count since the driver was loaded, unless their text says otherwise. MIG instances have none of their own.
@@ -113,3 +113,26 @@ class GpuCondition:
     """Pages or rows wait to be replaced at the next reset of the GPU."""
     repair_failed: bool | None = None
     """A row could not be replaced."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """One process on one GPU, as the driver lists it: its compute, graphics and MPS entries merged."""
+
+    pid: int
+    """In the PID namespace of the reader."""
+    used_mib: int | None
+    """All memory of the process on this GPU; None: the driver does not know."""
+    sm_percent: int | None = None
+    """Its use of the GPU's multiprocessors in the last interval, 0 to 100; None: unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """The processes and the memory of one GPU at one moment."""
+
+    uuid: str
+    processes: tuple[GpuProcess, ...] | None
+    """None: the driver does not list processes on this GPU (MIG, an old driver), or the GPU cannot be read."""
+    used_mib: int | None = None
+    """Memory in use by anybody, without the driver's own reservation; None: unknown."""

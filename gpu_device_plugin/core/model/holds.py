@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from gpu_device_plugin.core.model.limits import Enforcement
@@ -54,3 +54,7 @@ class DeviceHold:
     def misdirected(self) -> bool:
         """Whether the container was started with the answer for another one."""
         return self.granted_to not in {"", f"{self.pod_uid}/{self.container}"}
+
+
+Place: TypeAlias = tuple[str, str, str]
+"""One container on one GPU: pod UID as the kubelet knows it, container name, UUID of the GPU."""

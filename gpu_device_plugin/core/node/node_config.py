@@ -31,8 +31,8 @@ from gpu_device_plugin.core.node.enforcement import (
     summary,
     wanted_enforcement,
 )
-from gpu_device_plugin.core.node.health.gpu_failure import gpu_condition
 from gpu_device_plugin.core.node.health.gpu_health import GpuHealth, with_cards
+from gpu_device_plugin.core.node.health.node_condition import gpu_condition
 from gpu_device_plugin.core.node.limits.container_grants import DEVICE_SPECS, ENVVAR, Delivery
 from gpu_device_plugin.core.node.mps.mps_wishes import NOT_THERE
 from gpu_device_plugin.core.node.serving_mode import SERVING_MODES, Serving, ServingMode, wanted_mode
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.contract.cordons import Cordon
     from gpu_device_plugin.core.contract.mpsfiles import MpsGpu
     from gpu_device_plugin.core.model.shares import Shares
-    from gpu_device_plugin.core.node.health.gpu_failure import GpuCondition
+    from gpu_device_plugin.core.node.health.node_condition import GpuHealthyCondition
     from gpu_device_plugin.core.node.kubelet.conflicting_plugins import Detection
 
 GONE = "the MIG instance exists no more"
@@ -124,7 +124,7 @@ class NodeConfig:
     """Why no GPU is advertised although all may be healthy; empty: they are advertised."""
     why_none: str = ""
     """Why no GPU is shared or watched, for a node without one."""
-    condition: GpuCondition | None = None
+    condition: GpuHealthyCondition | None = None
     """The node condition GPUHealthy; None: there is to be none."""
     remarks: tuple[str, ...] = ()
     """What a person should correct, in sentences: labels, exclusions, GPUs that are not shared."""
@@ -307,7 +307,7 @@ def _cut(before: Shares, inventory: Inventory, excluded: Iterable[str], mig: Mig
     return before.with_inventory(present, excluded, no_limit, mig=before.mig), why
 
 
-def _condition(facts: NodeFacts, health: Mapping[str, GpuHealth], shares: Shares, sentence: str) -> GpuCondition:
+def _condition(facts: NodeFacts, health: Mapping[str, GpuHealth], shares: Shares, sentence: str) -> GpuHealthyCondition:
     known = with_cards(health, facts.inventory.gpus)
     gpus = ((shared.position, known.get(shared.gpu.uuid, GpuHealth())) for shared in shares.gpus if not shared.gone)
     return gpu_condition(gpus, watched=facts.watched, sentence=sentence)

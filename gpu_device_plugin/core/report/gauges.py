@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.contract.nodereport import ContainerUse
-    from gpu_device_plugin.core.model.condition import GpuCondition
+    from gpu_device_plugin.core.model.condition import GpuTelemetry
     from gpu_device_plugin.core.model.shares import SharedGpu
     from gpu_device_plugin.core.node.node import Node
     from gpu_device_plugin.core.report.exposition import Gauges, Value
@@ -107,7 +107,7 @@ _WITHOUT_STREAM = Gauge(
 )
 _MPS = Gauge("gpushare_mps_ready", "1 while the MPS daemon that containers on the GPU need serves new ones.", ("gpu",))
 _PERCENT, _MILLI, _MEGA = 0.01, 0.001, 1e6
-# The field of GpuCondition, the rest of the gauge's name on the page, what it means, and the base units in one of the
+# The field of GpuTelemetry, the rest of the gauge's name on the page, what it means, and the base units in one of the
 # field's. A value that the driver does not tell has no series.
 _CONDITION: tuple[tuple[str, str, str, float], ...] = (
     ("temperature_c", "temperature_celsius", "Temperature of the GPU.", 1),
@@ -167,7 +167,7 @@ class NodeMetrics:
     """By resource: whether the kubelet's ListAndWatch stream is open, and the seconds without one since the start."""
     mps: Mapping[str, bool] | None = field(default_factory=dict)
     """Whether the MPS daemon that a GPU needs is ready, by UUID."""
-    conditions: Mapping[str, GpuCondition] | None = field(default_factory=dict)
+    conditions: Mapping[str, GpuTelemetry] | None = field(default_factory=dict)
     """The newest condition of GPUs, by UUID."""
 
     def gauges(self) -> Gauges:
@@ -264,7 +264,7 @@ def _limit(place: Sequence[str], part: ContainerUse) -> Value:
     return (*place, part.enforcement or "", part.held or LimitStatus.UNVERIFIED), mib << 20
 
 
-def _condition(conditions: Sequence[GpuCondition]) -> Gauges:
+def _condition(conditions: Sequence[GpuTelemetry]) -> Gauges:
     for key, name, meaning, unit in _CONDITION:
         values = [((gpu.uuid,), getattr(gpu, key)) for gpu in conditions]
         whole = f"gpushare_gpu_{name.removesuffix('_total')}"

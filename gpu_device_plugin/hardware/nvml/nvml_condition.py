@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.hardware.driver import Record
 
     Call: TypeAlias = tuple[tuple[str, ...], str, tuple[int, ...], Callable[[Any], tuple[Any, ...]]]
-    """Fields of `core.model.condition.GpuCondition`, the function that tells them, its arguments after the handle of
+    """Fields of `core.model.condition.GpuTelemetry`, the function that tells them, its arguments after the handle of
     the GPU, and the values of these fields by its result."""
     Place: TypeAlias = tuple[int, int]
     """A field of NVML (NVML_FI_DEV_...), and its scope: the number of a link, or 0."""

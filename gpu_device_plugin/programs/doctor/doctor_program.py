@@ -55,7 +55,7 @@ from gpu_device_plugin.settings.knobs import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from gpu_device_plugin.core.model.condition import GpuCondition
+    from gpu_device_plugin.core.model.condition import GpuTelemetry
     from gpu_device_plugin.core.model.gpus import Inventory
     from gpu_device_plugin.settings.node import NodeSettings
     from gpu_device_plugin.settings.sources import Sources, Texts
@@ -292,14 +292,14 @@ def rights_of(settings: NodeSettings) -> tuple[Call, ...]:
 
 async def _driver(
     settings: NodeSettings, where: DoctorPlace, deadlines: DoctorDeadlines
-) -> tuple[HardwareView, tuple[GpuCondition, ...] | Unknown]:
+) -> tuple[HardwareView, tuple[GpuTelemetry, ...] | Unknown]:
     """Return the first view of the hardware, and the condition of its GPUs."""
     timings = MonitorTimings(start_within_s=deadlines.driver_s)  # a first view comes by then, even if the driver hangs
     try:
         hardware = Hardware(settings.gpus, timings=timings, library_dir=where.libraries)
     except DescriptionError as problem:
         return HardwareView(State.OTHER, str(problem)), ()
-    conditions: tuple[GpuCondition, ...] | None = ()
+    conditions: tuple[GpuTelemetry, ...] | None = ()
     async with asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(hardware.run(), name="hardware")
         _, view = await hardware.view.after(0)

@@ -47,11 +47,10 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Mapping
     from typing import Any
 
-    from gpu_device_plugin.core.model.holds import DeviceHold
+    from gpu_device_plugin.core.model.holds import DeviceHold, Place
     from gpu_device_plugin.core.model.limits import LimitState
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.node.node_config import NodeConfig
-    from gpu_device_plugin.core.node.use.process_use import Place
     from gpu_device_plugin.programs.node.claims.dra_driver import DraDriver
     from gpu_device_plugin.programs.node.extension import F
     from gpu_device_plugin.programs.node.feature_context import FeatureSpec

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from gpu_device_plugin.aio.observable import Observable
-    from gpu_device_plugin.core.model.condition import GpuCondition
+    from gpu_device_plugin.core.model.condition import GpuTelemetry
     from gpu_device_plugin.core.node.node_config import NodeConfig
     from gpu_device_plugin.programs.node.extension import Tasks
     from gpu_device_plugin.programs.node.feature_context import NodeContext
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class AutoCordon:
     """Follows the conditions of the GPUs, by UUID. A new agent begins anew: it has not seen how long a fault lasts."""
 
-    _conditions: Observable[Mapping[str, GpuCondition]]
+    _conditions: Observable[Mapping[str, GpuTelemetry]]
     _settings: Observable[NodeSettings]
     _config: Observable[NodeConfig]
     _api: NodeApi
@@ -39,7 +39,7 @@ class AutoCordon:
         """Follow them until cancelled."""
         await self._conditions.follow(self.act_on, initial=True)
 
-    async def act_on(self, conditions: Mapping[str, GpuCondition]) -> None:
+    async def act_on(self, conditions: Mapping[str, GpuTelemetry]) -> None:
         """Act on a reading of all GPUs. A cordon that cannot be written is tried again with the next one."""
         now, config = self.clock(), self._config.value
         self._faults = self._faults.after(conditions, self._settings.value.cordon_on, now)

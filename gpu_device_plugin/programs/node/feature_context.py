@@ -12,10 +12,9 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin import metrics as m
     from gpu_device_plugin.aio.observable import Observable
-    from gpu_device_plugin.core.model.holds import DeviceHold
+    from gpu_device_plugin.core.model.holds import DeviceHold, Place
     from gpu_device_plugin.core.model.limits import LimitState
     from gpu_device_plugin.core.node.node_config import NodeConfig
-    from gpu_device_plugin.core.node.use.process_use import Place
     from gpu_device_plugin.hardware.monitor import Hardware
     from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
     from gpu_device_plugin.kubelet.records import KubeletRecords

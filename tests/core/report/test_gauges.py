@@ -12,7 +12,7 @@ from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.contract.nodegpus import NO_GPUS, ListedGpu, NodeGpus
 from gpu_device_plugin.core.contract.nodereport import ContainerUse, GpuUse, NodeLimits, NodeUse
-from gpu_device_plugin.core.model.condition import GpuCondition, Throttle
+from gpu_device_plugin.core.model.condition import GpuTelemetry, Throttle
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.core.model.mig import MigMode
@@ -325,7 +325,7 @@ TOLD: dict[str, tuple[Any, str]] = {
 }
 
 
-def conditions(*told: GpuCondition, seen: Node = node(16)) -> list[str]:  # noqa: B008 - frozen
+def conditions(*told: GpuTelemetry, seen: Node = node(16)) -> list[str]:  # noqa: B008 - frozen
     """Return what the conditions of GPUs add to the lines of a node, without the label of its first GPU."""
     before = {*lines(NodeMetrics(seen), "gpu_")}
     added = lines(NodeMetrics(seen, conditions={each.uuid: each for each in told}), "gpu_")
@@ -333,14 +333,14 @@ def conditions(*told: GpuCondition, seen: Node = node(16)) -> list[str]:  # noqa
 
 
 def test_each_figure_of_a_gpus_condition_has_its_series_in_base_units() -> None:
-    assert TOLD.keys() | {"uuid", "throttle"} == {field.name for field in fields(GpuCondition)}
-    condition = replace(GpuCondition(uuid(0)), **{name: value for name, (value, _) in TOLD.items()})
+    assert TOLD.keys() | {"uuid", "throttle"} == {field.name for field in fields(GpuTelemetry)}
+    condition = replace(GpuTelemetry(uuid(0)), **{name: value for name, (value, _) in TOLD.items()})
     assert conditions(condition) == [line for _, line in TOLD.values()]
 
 
 def test_every_reason_to_slow_a_gpu_has_a_series_once_reasons_are_told() -> None:
     bits = Throttle.HEAT | Throttle.POWER_CAP
-    assert conditions(GpuCondition(uuid(0), throttle=bits)) == [
+    assert conditions(GpuTelemetry(uuid(0), throttle=bits)) == [
         f'throttled{{,reason="{reason}"}} {held}'
         for reason, held in (
             *(("power_cap", 1.0), ("hardware", 0.0), ("sync", 0.0)),
@@ -350,11 +350,11 @@ def test_every_reason_to_slow_a_gpu_has_a_series_once_reasons_are_told() -> None
 
 
 def test_what_a_driver_does_not_tell_has_no_series_and_neither_have_gpus_of_others() -> None:
-    assert conditions(GpuCondition(uuid(0)), GpuCondition("GPU-of-another-plugin", temperature_c=40)) == []
+    assert conditions(GpuTelemetry(uuid(0)), GpuTelemetry("GPU-of-another-plugin", temperature_c=40)) == []
 
 
 def test_the_condition_of_a_gpu_in_mig_mode_has_the_uuid_of_the_gpu_once() -> None:
     gpus = in_mig_mode(0, SMALL, MIDDLE)
-    told = GpuCondition(gpus[0].uuid, temperature_c=40)
+    told = GpuTelemetry(gpus[0].uuid, temperature_c=40)
     (line,) = conditions(told, seen=parted(MigMode.SHARE, gpus))
     assert line == f'temperature_celsius{{gpu="{gpus[0].uuid}"}} 40.0'

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from gpu_device_plugin.core.model.condition import ConditionGroup, GpuCondition, Throttle
+from gpu_device_plugin.core.model.condition import ConditionGroup, GpuTelemetry, Throttle
 from gpu_device_plugin.hardware.driver import MOST_OF_CONDITION
 from gpu_device_plugin.hardware.fake.description import read
 from gpu_device_plugin.hardware.fake.fake_condition import THROTTLE
@@ -23,24 +23,24 @@ UNTOLD = {"memory_temperature_c", "fan_percent", "retired_pages", "nvlink_errors
 """What a fake T4 does not tell unless it is described."""
 
 
-def conditions(source: str, clock: Clock | None = None) -> list[GpuCondition]:
-    return msgspec.convert(opened(source, clock).condition(EVERY), list[GpuCondition])
+def conditions(source: str, clock: Clock | None = None) -> list[GpuTelemetry]:
+    return msgspec.convert(opened(source, clock).condition(EVERY), list[GpuTelemetry])
 
 
-def described(tmp_path: Path, *events: dict[str, Any], **gpu: Any) -> GpuCondition:
+def described(tmp_path: Path, *events: dict[str, Any], **gpu: Any) -> GpuTelemetry:
     """Return the condition of a GPU that is described so."""
     document = {"gpus": [{"model": "T4", **gpu}], "events": [{"at": 0, "gpu": 0, **event} for event in events]}
     (condition,) = conditions(written(tmp_path, document))
     return condition
 
 
-def told(condition: GpuCondition) -> dict[str, Any]:
+def told(condition: GpuTelemetry) -> dict[str, Any]:
     return {field.name: value for field in fields(condition) if (value := getattr(condition, field.name)) is not None}
 
 
 def test_a_gpu_that_is_not_described_is_well_and_tells_all_that_it_usually_does() -> None:
     t4, h200 = conditions("fake:1xT4,1xH200")
-    assert {field.name for field in fields(GpuCondition)} - told(t4).keys() == UNTOLD
+    assert {field.name for field in fields(GpuTelemetry)} - told(t4).keys() == UNTOLD
     assert h200.nvlink_errors == 0
     assert (t4.throttle, t4.ecc_corrected, t4.ecc_uncorrected, t4.repair_pending) == (0, 0, 0, False)
     assert (t4.pcie_width, t4.pcie_generation) == (t4.pcie_width_max, t4.pcie_generation_max)
@@ -101,11 +101,11 @@ def test_what_is_described_is_told_from_the_beginning_or_after_an_event(tmp_path
 def test_every_field_can_be_described() -> None:
     counters = {"energy_mj", "pcie_sent_bytes", "pcie_received_bytes"}  # by their rates
     stated = {field for _, field, _ in STATED.values()} | {"repair_pending"} | counters
-    assert stated == {field.name for field in fields(GpuCondition)} - {"uuid"}
+    assert stated == {field.name for field in fields(GpuTelemetry)} - {"uuid"}
 
 
 def test_the_largest_number_of_each_field_is_known() -> None:
-    numbers = {field.name for field in fields(GpuCondition) if field.type == "int | None"}
+    numbers = {field.name for field in fields(GpuTelemetry) if field.type == "int | None"}
     assert MOST_OF_CONDITION.keys() == numbers
 
 
@@ -147,7 +147,7 @@ def test_only_the_wanted_groups_are_told(tmp_path: Path) -> None:
     (record,) = driver.condition(["thermal"])
     assert record.keys() == {"uuid", "temperature_c", "slowdown_c"}
     by_group = {name for group in EVERY for name in driver.condition([group])[0]}
-    assert by_group == {field.name for field in fields(GpuCondition)} - UNTOLD
+    assert by_group == {field.name for field in fields(GpuTelemetry)} - UNTOLD
 
 
 def test_a_gpu_in_mig_mode_tells_less_and_its_instances_nothing() -> None:

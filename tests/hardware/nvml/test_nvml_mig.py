@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pynvml
 import pytest
 
+from gpu_device_plugin.core.model.condition import GpuProcess, GpuReading
 from gpu_device_plugin.core.model.gpus import MigInstance
-from gpu_device_plugin.core.node.use.process_use import GpuProcess, GpuReading
 from gpu_device_plugin.hardware.nvml.nvml_driver import Nvml
 from tests.hardware.nvml.test_nvml_driver import (
     FUNCTION_NOT_FOUND,

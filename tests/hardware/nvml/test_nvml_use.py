@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pynvml
 import pytest
 
-from gpu_device_plugin.core.node.use.process_use import GpuProcess, GpuReading
+from gpu_device_plugin.core.model.condition import GpuProcess, GpuReading
 from gpu_device_plugin.hardware.messages import CgroupLimit
 from gpu_device_plugin.hardware.nvml import nvml_use
 from tests.hardware.test_compiled_library import ONE_GPU, compiled

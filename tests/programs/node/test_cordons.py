@@ -15,7 +15,7 @@ from gpu_device_plugin.cluster.client.errors import ConflictError
 from gpu_device_plugin.cluster.writers.own_node import OwnNode
 from gpu_device_plugin.core.contract.cordons import Cordon, read_cordons, write_cordons
 from gpu_device_plugin.core.contract.keys import CORDONS
-from gpu_device_plugin.core.model.condition import GpuCondition
+from gpu_device_plugin.core.model.condition import GpuTelemetry
 from gpu_device_plugin.core.node.health.cordoning import KEPT_FOR_S
 from gpu_device_plugin.programs.node.auto_cordon import AutoCordon
 from gpu_device_plugin.programs.node.node_api import NodeApi
@@ -114,8 +114,8 @@ async def test_a_damaged_annotation_leaves_the_cordons_as_they_were() -> None:
 # --- By the agent itself ----------------------------------------------------------------------------------------------
 
 
-def failing(uuid: str) -> dict[str, GpuCondition]:
-    return {uuid: GpuCondition(uuid, repair_failed=True)}
+def failing(uuid: str) -> dict[str, GpuTelemetry]:
+    return {uuid: GpuTelemetry(uuid, repair_failed=True)}
 
 
 def auto(it: Cluster, now: list[float]) -> AutoCordon:
@@ -124,7 +124,7 @@ def auto(it: Cluster, now: list[float]) -> AutoCordon:
     return AutoCordon(Observable({}), agent.settings, agent.config, agent.api, clock=lambda: now[0])
 
 
-async def lasts(by: AutoCordon, now: list[float], conditions: dict[str, GpuCondition]) -> None:
+async def lasts(by: AutoCordon, now: list[float], conditions: dict[str, GpuTelemetry]) -> None:
     for _ in range(2):
         await by.act_on(conditions)
         now[0] += KEPT_FOR_S
@@ -163,7 +163,7 @@ async def test_a_fault_that_was_not_chosen_and_a_gpu_that_is_not_shared_change_n
         now = [0.0]
         by = auto(it, now)
         await lasts(by, now, failing(it.node.uuids[0]))
-        await lasts(by, now, {"GPU-x": GpuCondition("GPU-x", throttle=0x20)})
+        await lasts(by, now, {"GPU-x": GpuTelemetry("GPU-x", throttle=0x20)})
         assert cordons(it) == {}
 
 

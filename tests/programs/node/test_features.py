@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from gpu_device_plugin.core.contract.keys import NODE_GPUS, NODE_USE
-from gpu_device_plugin.core.model.condition import GpuCondition
+from gpu_device_plugin.core.model.condition import GpuTelemetry
 from gpu_device_plugin.core.report.gauges import NodeMetrics
 from gpu_device_plugin.programs.node.features import NODE_FEATURES, without
 from tests import names
@@ -32,7 +32,7 @@ class Traces(NamedTuple):
 
 CONDITIONS = {
     f"{gauge.name.removesuffix('_total')}_total" if gauge.grows else gauge.name
-    for gauge, _ in NodeMetrics(node(8), conditions={"G": GpuCondition("G")}).gauges()
+    for gauge, _ in NodeMetrics(node(8), conditions={"G": GpuTelemetry("G")}).gauges()
     if gauge not in dict(NodeMetrics(node(8), conditions=None).gauges())
 }
 NAMES = [spec.name for spec in NODE_FEATURES]

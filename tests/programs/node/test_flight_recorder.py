@@ -21,7 +21,7 @@ from gpu_device_plugin.core.contract.history import (
     NodeHistory,
 )
 from gpu_device_plugin.core.contract.nodereport import ContainerUse, NodeUse
-from gpu_device_plugin.core.model.condition import GpuCondition
+from gpu_device_plugin.core.model.condition import GpuTelemetry
 from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.core.node.history.incidents import MOST_INCIDENTS, Trigger
 from gpu_device_plugin.programs.node.features.history import PastHour
@@ -65,8 +65,8 @@ class Scene:
         agent = self.node.launch()
         agent.of(PastHour).recorder.history.ring.step_s = 0.05
 
-        async def warm(_groups: Sequence[str]) -> tuple[GpuCondition, ...]:
-            return tuple(GpuCondition(gpu.uuid, temperature_c=88) for gpu in agent.hardware.view.value.inventory.gpus)
+        async def warm(_groups: Sequence[str]) -> tuple[GpuTelemetry, ...]:
+            return tuple(GpuTelemetry(gpu.uuid, temperature_c=88) for gpu in agent.hardware.view.value.inventory.gpus)
 
         agent.of(PastHour).recorder.history._condition = warm
         await self.node.ready()

@@ -11,14 +11,14 @@ from gpu_device_plugin.core.model.condition import BY_HEAT
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from gpu_device_plugin.core.model.condition import GpuCondition
+    from gpu_device_plugin.core.model.condition import GpuTelemetry
 
 AGENT = "gpu-device-plugin"
 """Who put aside a GPU that an agent puts aside."""
 KEPT_FOR_S = 600.0
 """A fault counts once every reading of so many seconds has shown it."""
 
-FAULTS: Mapping[str, tuple[str, Callable[[GpuCondition], bool]]] = MappingProxyType(
+FAULTS: Mapping[str, tuple[str, Callable[[GpuTelemetry], bool]]] = MappingProxyType(
     {
         "ecc-uncorrected": ("uncorrected memory errors", lambda gpu: bool(gpu.ecc_uncorrected)),
         "memory-repair-pending": ("a repair of its memory waits for a reset", lambda gpu: bool(gpu.repair_pending)),
@@ -42,7 +42,7 @@ class Faults:
     """Those of GPUs that are put aside, or were: the agent does not put a GPU aside again that a person has taken back
     into use, until the fault has ended and come again."""
 
-    def after(self, conditions: Mapping[str, GpuCondition], codes: Collection[str], now: float) -> Faults:
+    def after(self, conditions: Mapping[str, GpuTelemetry], codes: Collection[str], now: float) -> Faults:
         """Return the faults after a reading of all GPUs at `now`; only those with these codes count.
 
         A reading without any GPU is none: the driver did not answer, or is not asked. That ends no fault, but nobody

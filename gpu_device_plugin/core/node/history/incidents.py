@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.contract.history import Decision
     from gpu_device_plugin.core.contract.nodereport import NodeUse
+    from gpu_device_plugin.core.model.condition import GpuReading
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.shares import Shares
     from gpu_device_plugin.core.node.holdings import Holding
     from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner
-    from gpu_device_plugin.core.node.use.process_use import GpuReading
 
 MOST_INCIDENTS = 32
 """Records that a node keeps."""

@@ -18,9 +18,10 @@ from gpu_device_plugin.core.model.times import rfc3339
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.core.model.condition import GpuCondition
+    from gpu_device_plugin.core.model.condition import GpuTelemetry
+    from gpu_device_plugin.core.model.holds import Place
     from gpu_device_plugin.core.model.shares import SharedGpu
-    from gpu_device_plugin.core.node.use.process_use import AttributedUse, Place
+    from gpu_device_plugin.core.node.use.process_use import AttributedUse
 
 _Values: TypeAlias = "Mapping[str, int | None]"
 """By the name of the column; what is not there is not known."""
@@ -48,7 +49,7 @@ _GBYTES_PER_LANE = (0.25, 0.5, 0.985, 1.969, 3.938, 7.563)
 without what the encoding takes (PCI Express base specification)."""
 
 
-def pcie_percent(before: GpuCondition, after: GpuCondition, seconds: float) -> int | None:
+def pcie_percent(before: GpuTelemetry, after: GpuTelemetry, seconds: float) -> int | None:
     """Return the bytes over PCIe in the busier direction between two readings, in percent of what the link can carry.
 
     A counter that falls has begun anew with the driver. None: the counters or the link are not known.
@@ -75,7 +76,7 @@ class GpuSample:
 
     shared: SharedGpu
     used_mib: int | None = None
-    condition: GpuCondition | None = None
+    condition: GpuTelemetry | None = None
     """Of a MIG instance that of its GPU, of which the instance has temperature and throttle reasons."""
     pcie_percent: int | None = None
 

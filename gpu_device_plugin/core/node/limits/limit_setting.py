@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from gpu_device_plugin.core.contract.helperfiles import LimitsState
+    from gpu_device_plugin.core.model.holds import Place
     from gpu_device_plugin.core.node.holdings import Holding
-    from gpu_device_plugin.core.node.use.process_use import Place
 
 CHECK_S = 60.0
 """Seconds until a limit that was set is read again: the driver may be replaced, and root may change a limit."""

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from gpu_device_plugin.core.model.holds import Place
     from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.node.use.process_use import AttributedUse, Place, UseReading
+    from gpu_device_plugin.core.node.use.process_use import AttributedUse, UseReading
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,9 @@ from gpu_device_plugin.core.node.use.reclaiming import shortage_mib
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from gpu_device_plugin.core.model.holds import Place
     from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.node.use.process_use import AttributedUse, Place, UseReading
+    from gpu_device_plugin.core.node.use.process_use import AttributedUse, UseReading
 
 SLACK_PERCENT = 5
 """The least slack, in percent of what may be used."""

@@ -5,43 +5,18 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.model.condition import GpuProcess, GpuReading
 from gpu_device_plugin.core.node.ledger import IN_USE_MIB
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from gpu_device_plugin.core.model.holds import Place
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.node.holdings import Holding
     from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner
-
-
-Place: TypeAlias = tuple[str, str, str]
-"""One container on one GPU: pod UID as the kubelet knows it, container name, UUID of the GPU."""
-
-
-@dataclass(frozen=True, slots=True)
-class GpuProcess:
-    """One process on one GPU, as the driver lists it: its compute, graphics and MPS entries merged."""
-
-    pid: int
-    """In the PID namespace of the reader."""
-    used_mib: int | None
-    """All memory of the process on this GPU; None: the driver does not know."""
-    sm_percent: int | None = None
-    """Its use of the GPU's multiprocessors in the last interval, 0 to 100; None: unknown."""
-
-
-@dataclass(frozen=True, slots=True)
-class GpuReading:
-    """The processes and the memory of one GPU at one moment."""
-
-    uuid: str
-    processes: tuple[GpuProcess, ...] | None
-    """None: the driver does not list processes on this GPU (MIG, an old driver), or the GPU cannot be read."""
-    used_mib: int | None = None
-    """Memory in use by anybody, without the driver's own reservation; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,10 @@ from gpu_device_plugin.core.node.use.process_use import AttributedUse
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from gpu_device_plugin.core.model.holds import Place
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.node.holdings import Holding
-    from gpu_device_plugin.core.node.use.process_use import Place, UseReading
+    from gpu_device_plugin.core.node.use.process_use import UseReading
 
 _CHANGING = frozenset({MEMORY_LIMIT, MEMORY_GUARANTEE, MEMORY_HELD})
 """Annotations of a pod whose containers may use something else than they were granted when they started."""

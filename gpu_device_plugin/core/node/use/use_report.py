@@ -15,11 +15,12 @@ from gpu_device_plugin.core.model.times import rfc3339
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from gpu_device_plugin.core.model.holds import Place
     from gpu_device_plugin.core.model.limits import LimitState
     from gpu_device_plugin.core.model.shares import Shares
     from gpu_device_plugin.core.node.holdings import Holding
     from gpu_device_plugin.core.node.use.over_use import Excess
-    from gpu_device_plugin.core.node.use.process_use import AttributedUse, Place, UseReading
+    from gpu_device_plugin.core.node.use.process_use import AttributedUse, UseReading
     from gpu_device_plugin.core.node.use.reclaiming import ReclaimRequest
 
 MOST_OTHERS = 256

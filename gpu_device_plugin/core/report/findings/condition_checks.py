@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gpu_device_plugin.core.contract.history import GpuHistory
-    from gpu_device_plugin.core.model.condition import GpuCondition
+    from gpu_device_plugin.core.model.condition import GpuTelemetry
     from gpu_device_plugin.core.report.finding import Finding
     from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, NodeSymptoms
 
@@ -103,7 +103,7 @@ def _seen(gpu_name: str, step_s: float, gpu: GpuHistory) -> Iterator[Finding]:
         yield from _faults(gpu_name, replace(now, nvlink_errors=None) if gpu.nvlink_errors else now)
 
 
-def _slowed_now(gpu_name: str, gpu: GpuCondition) -> Iterator[Finding]:
+def _slowed_now(gpu_name: str, gpu: GpuTelemetry) -> Iterator[Finding]:
     temperature, limit = gpu.temperature_c, gpu.slowdown_c
     for reasons, code, why, advice in _SLOWED:
         if (gpu.throttle or 0) & reasons:
@@ -116,7 +116,7 @@ def _slowed_now(gpu_name: str, gpu: GpuCondition) -> Iterator[Finding]:
         yield warning("too-hot", text, _COOL, gpu=gpu_name, temperature=temperature, limit=limit)
 
 
-def _faults(gpu_name: str, gpu: GpuCondition) -> Iterator[Finding]:
+def _faults(gpu_name: str, gpu: GpuTelemetry) -> Iterator[Finding]:
     """Yield what is wrong with a GPU for longer than a moment."""
     if _less(gpu.pcie_width, gpu.pcie_width_max):
         text = "{gpu} has {lanes} of the {most} PCIe lanes that it and its slot can have"

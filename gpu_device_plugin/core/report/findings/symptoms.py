@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.contract.mpsfiles import MpsGpu
     from gpu_device_plugin.core.contract.nodegpus import NodeGpus
     from gpu_device_plugin.core.contract.nodereport import NodeReport
-    from gpu_device_plugin.core.model.condition import GpuCondition
+    from gpu_device_plugin.core.model.condition import GpuTelemetry
     from gpu_device_plugin.core.model.gpus import Gpu, Inventory
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resource_claims import Claim
@@ -284,7 +284,7 @@ class NodeSymptoms:
     inventory: Inventory
     unhealthy: Mapping[str, str] = field(default_factory=dict)
     """Why a GPU is out of service, by UUID."""
-    conditions: tuple[GpuCondition, ...] | Unknown = ()
+    conditions: tuple[GpuTelemetry, ...] | Unknown = ()
     """As the driver tells them now, in the groups that the settings want read."""
     device_nodes: Mapping[str, str] = field(default_factory=dict)
     """The fault of each device node, by path; empty: it has none."""

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.model.condition import GpuCondition
+from gpu_device_plugin.core.model.condition import GpuTelemetry
 from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.core.report.text.use_texts import duration
 
@@ -48,7 +48,7 @@ class GpuWindow:
     """One GPU as one pod on it had it. All series have the same length, the newest step last."""
 
     gpu: GpuHistory
-    condition: GpuCondition
+    condition: GpuTelemetry
     own: tuple[ContainerHistory, ...]
     """The pod's containers on this GPU."""
     others: tuple[ContainerHistory, ...]
@@ -165,7 +165,7 @@ def windows(history: NodeHistory, namespace: str, pod: str, at_s: float | None) 
             whole = _total([gpu.sm_percent], length)
             sm = tuple(value if here else None for value, here in zip(whole, present, strict=True))
         recent = range(max(0, length - steps), length)
-        now = gpu.condition or GpuCondition(gpu.uuid)
+        now = gpu.condition or GpuTelemetry(gpu.uuid)
         yield GpuWindow(gpu, now, own, others, history.step_s, at_s, sm, used, present, recent)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.core.contract.history import MaySee, NodeHistory, Series
-    from gpu_device_plugin.core.model.condition import GpuCondition
+    from gpu_device_plugin.core.model.condition import GpuTelemetry
     from gpu_device_plugin.core.report.why.gpu_window import GpuWindow
 
 Cause: TypeAlias = tuple[float, Finding]
@@ -119,7 +119,7 @@ def _clocks_low(window: GpuWindow, _: MaySee) -> Verdict:
     return _cause("clocks-low", text, window, 1 - speed, facts=clock)
 
 
-def _clock(now: GpuCondition) -> tuple[float, str]:
+def _clock(now: GpuTelemetry) -> tuple[float, str]:
     """Return the part of the highest clock, and a clause with both; 1 and none if it is not known."""
     clock, most = now.sm_clock_mhz, now.sm_clock_max_mhz
     if clock is None or most is None or not 0 < clock <= most:

@@ -28,10 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
-    from gpu_device_plugin.core.model.holds import DeviceHold
+    from gpu_device_plugin.core.model.holds import DeviceHold, Place
     from gpu_device_plugin.core.model.limits import LimitState, LimitStatus
     from gpu_device_plugin.core.node.node_config import NodeConfig
-    from gpu_device_plugin.core.node.use.process_use import Place
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.programs.node.conflicting_plugins import ConflictingPlugins
     from gpu_device_plugin.programs.node.extension import Features

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.core.contract.helperfiles import LimitsState
+    from gpu_device_plugin.core.model.holds import Place
     from gpu_device_plugin.core.node.holdings import Holding
-    from gpu_device_plugin.core.node.use.process_use import Place
 
 _log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from typing import NoReturn
 
+    from gpu_device_plugin.core.model.holds import Place
     from gpu_device_plugin.core.model.limits import LimitState
     from gpu_device_plugin.core.node.holdings import Holding
-    from gpu_device_plugin.core.node.use.process_use import Place
     from gpu_device_plugin.hardware.messages import CgroupLimit
     from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
     from gpu_device_plugin.node_state import NodeState

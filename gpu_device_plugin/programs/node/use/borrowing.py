@@ -27,12 +27,12 @@ from gpu_device_plugin.programs.node.extension import NodeFeature
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.core.model.holds import DeviceHold
+    from gpu_device_plugin.core.model.holds import DeviceHold, Place
     from gpu_device_plugin.core.model.placing import Placement
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.node.limits.extra_grant import GrantOwner, Mount
     from gpu_device_plugin.core.node.matching import Match
-    from gpu_device_plugin.core.node.use.process_use import Place, UseReading
+    from gpu_device_plugin.core.node.use.process_use import UseReading
     from gpu_device_plugin.core.node.use.reclaiming import ReclaimRequest
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.programs.node.extension import Contribution, GrantDraft, GrantRequest, StartRequest

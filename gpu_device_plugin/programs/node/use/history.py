@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.aio.http import Request
     from gpu_device_plugin.core.contract.history import ContainerHistory
-    from gpu_device_plugin.core.model.condition import GpuCondition
+    from gpu_device_plugin.core.model.condition import GpuTelemetry
     from gpu_device_plugin.core.node.history.ring import Selection
     from gpu_device_plugin.core.node.holdings import Holding
     from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
@@ -43,7 +43,7 @@ class History:
     """Fills the ring with the readings of use, the condition of the GPUs, and what cgroups count; see `run`."""
 
     _watch: UseWatch
-    _condition: Callable[[Sequence[str]], Awaitable[tuple[GpuCondition, ...] | None]]
+    _condition: Callable[[Sequence[str]], Awaitable[tuple[GpuTelemetry, ...] | None]]
     """Reads these groups of every GPU's condition; None: no driver process answers now."""
     groups: Callable[[], Sequence[str]]
     """Returns the groups to read, values of `core.model.condition.ConditionGroup`; none: conditions are not read."""
@@ -53,7 +53,7 @@ class History:
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self.conditions: Observable[Mapping[str, GpuCondition]] = Observable({})
+        self.conditions: Observable[Mapping[str, GpuTelemetry]] = Observable({})
         """The condition of each GPU as last read, by UUID; empty while it is not read."""
         self.kills: Observable[Sequence[Holding]] = Observable(())
         """The containers on GPUs of which the kernel killed a process for lack of main memory, by the last sample."""

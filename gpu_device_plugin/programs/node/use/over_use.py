@@ -20,9 +20,10 @@ from gpu_device_plugin.programs.node.use.use_reader import Use
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gpu_device_plugin.core.model.holds import Place
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.node.use.over_use import Excess
-    from gpu_device_plugin.core.node.use.process_use import Place, UseReading
+    from gpu_device_plugin.core.node.use.process_use import UseReading
     from gpu_device_plugin.core.report.gauges import NodeMetrics
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.programs.node.extension import Tasks

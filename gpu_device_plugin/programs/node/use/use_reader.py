@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.aio.http import Route
     from gpu_device_plugin.core.contract.nodereport import NodeUse
-    from gpu_device_plugin.core.model.holds import DeviceHold
+    from gpu_device_plugin.core.model.condition import GpuReading
+    from gpu_device_plugin.core.model.holds import DeviceHold, Place
     from gpu_device_plugin.core.model.limits import LimitState
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.shares import Shares
     from gpu_device_plugin.core.node.holdings import Holding
     from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner
     from gpu_device_plugin.core.node.use.over_use import Excess
-    from gpu_device_plugin.core.node.use.process_use import GpuReading, Place
     from gpu_device_plugin.core.node.use.use_report import Names
     from gpu_device_plugin.core.report.gauges import NodeMetrics
     from gpu_device_plugin.node_state import NodeState

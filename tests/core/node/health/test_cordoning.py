@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from gpu_device_plugin.core.model.condition import GpuCondition, Throttle
+from gpu_device_plugin.core.model.condition import GpuTelemetry, Throttle
 from gpu_device_plugin.core.node.health.cordoning import FAULTS, KEPT_FOR_S, Faults
 
 HOT = Throttle.HARDWARE_HEAT | Throttle.HARDWARE
 
 
 def after(faults: Faults, now: float, *codes: str, **fields: Any) -> Faults:
-    return faults.after({"GPU-a": GpuCondition("GPU-a", **fields)}, codes or tuple(FAULTS), now)
+    return faults.after({"GPU-a": GpuTelemetry("GPU-a", **fields)}, codes or tuple(FAULTS), now)
 
 
 @pytest.mark.parametrize(

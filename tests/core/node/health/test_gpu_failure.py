@@ -7,18 +7,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.model.pods import Pod
-from gpu_device_plugin.core.node.health.gpu_failure import (
+from gpu_device_plugin.core.node.health.gpu_failure import Failed, failures, lasting, on_failed
+from gpu_device_plugin.core.node.health.gpu_health import Cause, GpuHealth, Problem
+from gpu_device_plugin.core.node.health.node_condition import (
     MOST_MESSAGE,
     OWN_CAUSES,
-    Failed,
-    GpuCondition,
+    GpuHealthyCondition,
     failure,
-    failures,
     gpu_condition,
-    lasting,
-    on_failed,
 )
-from gpu_device_plugin.core.node.health.gpu_health import Cause, GpuHealth, Problem
 from gpu_device_plugin.core.node.holdings import Holding
 from gpu_device_plugin.core.node.use.eviction_choice import Candidate
 
@@ -123,7 +120,7 @@ UNWATCHED = GpuHealth((Problem(Cause.UNWATCHED, "the driver does not answer"),))
 def test_the_condition_names_the_gpus(
     gpus: list[tuple[int, GpuHealth]], expected: tuple[str, str, str], *, watched: bool
 ) -> None:
-    assert gpu_condition(gpus, watched=watched, sentence="the agent is paused") == GpuCondition(*expected)
+    assert gpu_condition(gpus, watched=watched, sentence="the agent is paused") == GpuHealthyCondition(*expected)
 
 
 def test_a_long_message_is_cut() -> None:

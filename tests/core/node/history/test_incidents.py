@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.core.contract.history import Decision, IncidentKind, IncidentProcess, IncidentSummary
 from gpu_device_plugin.core.contract.nodereport import ContainerUse, GpuUse, NodeUse
+from gpu_device_plugin.core.model.condition import GpuProcess, GpuReading
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory, MigInstance
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.pods import ContainerEnd, Pod
@@ -32,7 +33,6 @@ from gpu_device_plugin.core.node.history.incidents import (
 )
 from gpu_device_plugin.core.node.holdings import Holding
 from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner
-from gpu_device_plugin.core.node.use.process_use import GpuProcess, GpuReading
 from tests.nodes import inventory
 
 if TYPE_CHECKING:

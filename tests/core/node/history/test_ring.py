@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.core.contract.history import ContainerHistory, GpuHistory, NodeHistory
-from gpu_device_plugin.core.model.condition import GpuCondition
+from gpu_device_plugin.core.model.condition import GpuTelemetry
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory, MigInstance
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.pods import Pod
@@ -22,7 +23,10 @@ from gpu_device_plugin.core.node.history.ring import (
     Selection,
     pcie_percent,
 )
-from gpu_device_plugin.core.node.use.process_use import AttributedUse, Place
+from gpu_device_plugin.core.node.use.process_use import AttributedUse
+
+if TYPE_CHECKING:
+    from gpu_device_plugin.core.model.holds import Place
 
 STEP_S = 15.0
 CONTAINER_BYTES = 4
@@ -62,7 +66,7 @@ def ticked(*steps: tuple[int, list[AttributedUse]], ring: Ring | None = None) ->
 def test_a_gpu_and_a_container_have_their_values_by_step() -> None:
     ring = Ring()
     conditions = [
-        GpuCondition(
+        GpuTelemetry(
             GPUS[1].uuid,
             temperature_c=61,
             power_mw=699_500,
@@ -72,7 +76,7 @@ def test_a_gpu_and_a_container_have_their_values_by_step() -> None:
             ecc_uncorrected=2,
             nvlink_errors=200_000,
         ),
-        GpuCondition(GPUS[1].uuid),
+        GpuTelemetry(GPUS[1].uuid),
     ]
     uses = [using("a", 1, 30_000), replace(using("a", 1, None, sm=None), granted_mib=2048, limit_mib=4096)]
     for step, (condition, use) in enumerate(zip(conditions, uses, strict=True)):
@@ -113,7 +117,7 @@ def test_memory_is_right_within_half_a_unit(total_mib: int, used_mib: int) -> No
 
 def test_values_beyond_a_code_are_cut_and_never_unknown() -> None:
     ring = Ring()
-    condition = GpuCondition("GPU-0", temperature_c=-5, power_mw=90_000_000, sm_percent=300)
+    condition = GpuTelemetry("GPU-0", temperature_c=-5, power_mw=90_000_000, sm_percent=300)
     ring.tick(0, [GpuSample(SHARED[0], 1 << 30, condition)], [], {})
     (gpu,) = all_of(ring.select()).gpus
     assert (gpu.temperature_c, gpu.power_w, gpu.sm_percent, gpu.used_mib) == ((0,), (65_534,), (254,), (65_534,))
@@ -123,7 +127,7 @@ def test_a_mig_instance_has_temperature_and_throttle_reasons_of_its_gpu_and_noth
     card = Gpu("GPU-7", 0, "H100", 81_920, mig=True)
     inside = Gpu("MIG-1", 0, "H100", 9_728, instance=MigInstance("GPU-7", 0, "1g.10gb", 7, 0))
     (shared,) = Shares(1024).with_inventory(Inventory((card, inside)), mig=MigMode.SHARE).gpus
-    now = GpuCondition("GPU-7", temperature_c=50, power_mw=200_000, throttle=4, sm_percent=80)
+    now = GpuTelemetry("GPU-7", temperature_c=50, power_mw=200_000, throttle=4, sm_percent=80)
     ring = Ring()
     ring.tick(0, [GpuSample(shared, 5, now)], [], {})
     (gpu,) = all_of(ring.select()).gpus
@@ -335,8 +339,8 @@ def test_with_room_for_all_the_ring_equals_the_lists(
 # --- PCIe -------------------------------------------------------------------------------------------------------------
 
 
-def link(sent: int | None, received: int | None, generation: int | None = 4, width: int | None = 16) -> GpuCondition:
-    return GpuCondition(
+def link(sent: int | None, received: int | None, generation: int | None = 4, width: int | None = 16) -> GpuTelemetry:
+    return GpuTelemetry(
         "GPU-0",
         pcie_generation=generation,
         pcie_width=width,
@@ -373,7 +377,7 @@ def link(sent: int | None, received: int | None, generation: int | None = 4, wid
     ],
 )
 def test_the_load_of_the_pcie_link_is_that_of_the_busier_direction(
-    before: GpuCondition, after: GpuCondition, seconds: float, percent: int | None
+    before: GpuTelemetry, after: GpuTelemetry, seconds: float, percent: int | None
 ) -> None:
     assert pcie_percent(before, after, seconds) == percent
 

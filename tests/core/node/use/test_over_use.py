@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from gpu_device_plugin.core.model.condition import GpuProcess, GpuReading
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.holdings import Holding
 from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner
 from gpu_device_plugin.core.node.use.over_use import Excess, OverUseRules, Response, Watch, is_short
-from gpu_device_plugin.core.node.use.process_use import (
-    AttributedUse,
-    GpuProcess,
-    GpuReading,
-    Place,
-    UseReading,
-    attribute,
-)
+from gpu_device_plugin.core.node.use.process_use import AttributedUse, UseReading, attribute
+
+if TYPE_CHECKING:
+    from gpu_device_plugin.core.model.holds import Place
 
 RULES = OverUseRules(slack_mib=512, grace_s=180)
 PLACE: Place = ("u", "main", "GPU-0")

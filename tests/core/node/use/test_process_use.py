@@ -9,17 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_device_plugin.core.model.condition import GpuProcess, GpuReading
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.holdings import Holding
 from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner
-from gpu_device_plugin.core.node.use.process_use import (
-    WITHOUT_HOST_PID,
-    GpuProcess,
-    GpuReading,
-    UseReading,
-    attribute,
-    blindness,
-)
+from gpu_device_plugin.core.node.use.process_use import WITHOUT_HOST_PID, UseReading, attribute, blindness
 from tests.nodes import uuid
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from gpu_device_plugin.core.node.use.reclaiming import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gpu_device_plugin.core.node.use.process_use import Place
+    from gpu_device_plugin.core.model.holds import Place
 
 GPU = "GPU-0"
 SIZE = 16384

@@ -33,7 +33,7 @@ from tests.nodes import node, uuid
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gpu_device_plugin.core.node.use.process_use import Place
+    from gpu_device_plugin.core.model.holds import Place
 
 SHARES = node(16, 16).shares
 EPOCH = 1_795_169_580.25

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.core.contract.history import GpuHistory, NodeHistory
-from gpu_device_plugin.core.model.condition import GpuCondition, Throttle
+from gpu_device_plugin.core.model.condition import GpuTelemetry, Throttle
 from gpu_device_plugin.core.report.finding import Unknown, sentence
 from gpu_device_plugin.core.report.findings.cluster_checks import CHECKS as CLUSTER_CHECKS
 from gpu_device_plugin.core.report.findings.condition_checks import condition_here, condition_seen
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.report.finding import Finding
 
-GPU = GpuCondition(
+GPU = GpuTelemetry(
     "GPU-a",
     temperature_c=64,
     slowdown_c=87,
@@ -54,7 +54,7 @@ def words(findings: Iterable[Finding]) -> list[str]:
 SHOWN = "temperature lanes most now errors limit gpus"
 
 
-def here(*conditions: GpuCondition, show: str = SHOWN) -> list[str]:
+def here(*conditions: GpuTelemetry, show: str = SHOWN) -> list[str]:
     return told(condition_here(replace(WELL, conditions=conditions)), show)
 
 
@@ -105,8 +105,8 @@ def test_what_is_usual_is_no_fault(changes: dict[str, Any]) -> None:
 
 
 def test_a_gpu_that_tells_nothing_has_no_fault() -> None:
-    assert here(GpuCondition("GPU-a")) == ["ok condition gpus=1"]
-    assert here(GpuCondition("GPU-a", throttle=Throttle.HEAT)) == ["warning slowed-by-heat temperature=0"]
+    assert here(GpuTelemetry("GPU-a")) == ["ok condition gpus=1"]
+    assert here(GpuTelemetry("GPU-a", throttle=Throttle.HEAT)) == ["warning slowed-by-heat temperature=0"]
 
 
 def test_persistence_mode_is_a_matter_of_the_node() -> None:

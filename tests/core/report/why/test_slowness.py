@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.core.contract.history import ContainerHistory, GpuHistory, NodeHistory, everyone
-from gpu_device_plugin.core.model.condition import GpuCondition, Throttle
+from gpu_device_plugin.core.model.condition import GpuTelemetry, Throttle
 from gpu_device_plugin.core.report.finding import Severity
 from gpu_device_plugin.core.report.why.gpu_window import windows
 from gpu_device_plugin.core.report.why.slowness import CHECKS, gpus_of, slowness
@@ -612,7 +612,7 @@ NUMBERS = {
     }.items()
 }  # fmt: skip
 CONDITIONS = st.builds(
-    GpuCondition,
+    GpuTelemetry,
     st.sampled_from(["GPU-a", "MIG-b"]),
     repair_pending=st.none() | st.booleans(),
     repair_failed=st.none() | st.booleans(),

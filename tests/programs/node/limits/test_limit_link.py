@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
-    from gpu_device_plugin.core.node.use.process_use import Place
+    from gpu_device_plugin.core.model.holds import Place
 
 UID, A = "0f0e0d0c-1111-2222-3333-0123456789ab", "GPU-a"
 C, D = "c" * 64, "d" * 64

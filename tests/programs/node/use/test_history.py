@@ -12,7 +12,7 @@ import pytest
 from gpu_device_plugin.aio.http import JSON, Page, Request
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.core.contract.history import LARGEST_HISTORY, NodeHistory
-from gpu_device_plugin.core.model.condition import ConditionGroup, GpuCondition
+from gpu_device_plugin.core.model.condition import ConditionGroup, GpuTelemetry
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.model.shares import Shares
 from gpu_device_plugin.core.node.history.ring import ROOM, STEPS, GpuSample, Ring
@@ -45,7 +45,7 @@ class Desk:
     interval_s: float = 15.0
     now: float = 1000.0
     reading: Observable[UseReading] = field(default_factory=lambda: Observable(UseReading()))
-    condition: tuple[GpuCondition, ...] | None = ()
+    condition: tuple[GpuTelemetry, ...] | None = ()
     asked: list[tuple[str, ...]] = field(default_factory=list)
     groups: tuple[str, ...] = tuple(ConditionGroup)
 
@@ -60,7 +60,7 @@ class Desk:
     def holdings(self) -> tuple[Holding, ...]:
         return (HOLDING, replace(HOLDING, pod=None))
 
-    async def _condition(self, groups: Sequence[str]) -> tuple[GpuCondition, ...] | None:
+    async def _condition(self, groups: Sequence[str]) -> tuple[GpuTelemetry, ...] | None:
         self.asked.append(tuple(groups))
         return self.condition
 
@@ -96,8 +96,8 @@ def desk(tmp_path: Path) -> Desk:
     return Desk(tmp_path)
 
 
-def condition(**fields: Any) -> GpuCondition:
-    return GpuCondition("GPU-0", **fields)
+def condition(**fields: Any) -> GpuTelemetry:
+    return GpuTelemetry("GPU-0", **fields)
 
 
 # --- Samples ----------------------------------------------------------------------------------------------------------

@@ -10,19 +10,14 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.core.contract.nodereport import SERVED, GpuUse, read_node_use
+from gpu_device_plugin.core.model.condition import GpuProcess, GpuReading
 from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin.core.model.limits import Enforcement, LimitState, LimitStatus
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.holdings import Holding
 from gpu_device_plugin.core.node.use.over_use import Excess
-from gpu_device_plugin.core.node.use.process_use import (
-    NOT_READ,
-    AttributedUse,
-    GpuProcess,
-    GpuReading,
-    UseReading,
-)
+from gpu_device_plugin.core.node.use.process_use import NOT_READ, AttributedUse, UseReading
 from gpu_device_plugin.core.node.use.use_report import FRESH_S, SELDOM_S, SOON_S
 from gpu_device_plugin.kubelet.procfs import ProcessOwners
 from gpu_device_plugin.node_state import NodeState
@@ -37,7 +32,7 @@ if TYPE_CHECKING:
     import pytest
 
     from gpu_device_plugin.core.contract.nodereport import NodeUse
-    from gpu_device_plugin.core.node.use.process_use import Place
+    from gpu_device_plugin.core.model.holds import Place
 
 UID = "0f5d3a31-9a3b-4c6e-8c5b-6a7b8c9d0e1f"
 ID = "5ad9" * 16
