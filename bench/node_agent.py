@@ -275,7 +275,7 @@ def footprint(
 def standalone_footprint(root: Path, options: argparse.Namespace) -> Iterator[Row]:
     """Measure the memory of an agent without API access."""
     with running(root) as run:
-        yield from footprint(run, first_list(run)[1], options, "standalone", (51, 54))
+        yield from footprint(run, first_list(run)[1], options, "standalone", (52, 55))
 
 
 def with_api(root: Path, options: argparse.Namespace) -> Iterator[Row]:
@@ -295,7 +295,7 @@ def with_api(root: Path, options: argparse.Namespace) -> Iterator[Row]:
                 calls.ask(run, free, options)
         yield from calls.rows(f"{options.pods} pods watched")
         with running(root, *flags, held=held) as run:
-            yield from footprint(run, free, options, f"{options.pods} pods watched", (69, 71))
+            yield from footprint(run, free, options, f"{options.pods} pods watched", (70, 72))
         server.communicate()
 
 
