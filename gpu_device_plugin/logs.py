@@ -12,13 +12,11 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TextIO
 
-from gpu_device_plugin.core.cost.audit import LOGGER, MESSAGE
 from gpu_device_plugin.core.report.text.printing import json_line, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, MutableMapping
 
-    from gpu_device_plugin.core.cost.audit import AuditRecord
 
 PACKAGE = "gpu_device_plugin"
 _OWN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -55,11 +53,6 @@ def quiet_grpc(environ: MutableMapping[str, str]) -> None:
     They report each refused connection to the kubelet, which we log ourselves. A value that the user set stays.
     """
     environ.setdefault("GRPC_VERBOSITY", "NONE")
-
-
-def audit(record: AuditRecord) -> None:
-    """Write an audit record as a line of the log."""
-    logging.getLogger(LOGGER).info(MESSAGE, record.kind, extra=dict(record.attributes()))
 
 
 def fields_of(record: logging.LogRecord) -> Iterator[tuple[str, object]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from gpu_device_plugin.core.model.memory import format_mib
 
@@ -48,6 +48,13 @@ class AuditKind(StrEnum):
     """A container had this from `began` to `ended`."""
     MOVED = "moved"
     """The extender evicted a pod whose replacement is to run on the node `to_node`."""
+
+
+class Log(Protocol):
+    """A logger of the standard library."""
+
+    def info(self, message: object, *values: object, extra: Mapping[str, object]) -> None:
+        """Write a line."""
 
 
 MESSAGE = "GPU audit: %s"
@@ -107,6 +114,10 @@ class AuditRecord:
         values = {_NAMES[each.name]: getattr(self, each.name) for each in fields(self)}
         given = {name: value for name, value in values.items() if value is not None and value != ""}
         return {**given, _NAMES["kind"]: f"{_EVENT}{self.kind}", "gpushare.audit.version": VERSION}
+
+    def write(self, log: Log) -> None:
+        """Write it as a line of a log, that of `LOGGER`."""
+        log.info(MESSAGE, self.kind, extra=dict(self.attributes()))
 
     @classmethod
     def of(cls, attributes: Mapping[str, Any]) -> AuditRecord | None:

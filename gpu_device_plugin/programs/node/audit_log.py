@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.worker import Worker
-from gpu_device_plugin.core.cost.audit import AuditKind, AuditRecord, changes, decision, grants, offered
+from gpu_device_plugin.core.cost.audit import LOGGER, AuditKind, AuditRecord, changes, decision, grants, offered
 from gpu_device_plugin.core.model.times import epoch_s, rfc3339
 from gpu_device_plugin.kubelet.statefile import AUDITED, StateFile
-from gpu_device_plugin.logs import audit
 from gpu_device_plugin.programs.node.extension import NodeFeature
 from gpu_device_plugin.programs.node.happenings import Happening
 from gpu_device_plugin.programs.node.use.evictor import Evictions
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.node.use.evictor import Evictor
     from gpu_device_plugin.programs.node.use.use_reader import UseWatch
     from gpu_device_plugin.settings.node import NodeSettings
+
+_records = logging.getLogger(LOGGER)
 
 ALIVE_S = 900.0
 """Seconds without a record after which one says that there was nothing to record."""
@@ -91,7 +93,7 @@ class AuditLog:
         if not self._found:
             last = self._life_sign.read() or ""
             known = epoch_s(last) is not None
-            audit(AuditRecord(AuditKind.STARTED, self._node, began=last if known else "", ended=now))
+            AuditRecord(AuditKind.STARTED, self._node, began=last if known else "", ended=now).write(_records)
         gpus = {record.gpu: record for record in offered(self._node, shares, self._config.value.facts.inventory, now)}
         self._grants = grants(self._node, self._use.holdings(), shares, before, now)
         evicted = {} if self._evictor is None else self._evictor.evicted
@@ -103,7 +105,7 @@ class AuditLog:
         if not records and self.clock() - self._wrote_s >= ALIVE_S:
             records = [AuditRecord(AuditKind.ALIVE, self._node, began=now)]
         for record in records:
-            audit(record)
+            record.write(_records)
             self._wrote_s = self.clock()
             if sentence := decision(record):
                 self._note(sentence)

@@ -18,8 +18,7 @@ from gpu_device_plugin.core.cluster.fitting import Unfit, fit
 from gpu_device_plugin.core.cluster.pod_demand import Impossible, ask
 from gpu_device_plugin.core.contract.keys import MOVE_REFUSED, MOVE_TO, MalformedAnnotationError
 from gpu_device_plugin.core.contract.moves import Destination, HeldRoom, read_destination
-from gpu_device_plugin.core.cost.audit import AuditKind, AuditRecord
-from gpu_device_plugin.logs import audit
+from gpu_device_plugin.core.cost.audit import LOGGER, AuditKind, AuditRecord
 from gpu_device_plugin.programs.extender.capacity.followed import replaceable
 
 if TYPE_CHECKING:
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     Shares = tuple[tuple[int, int], ...]
 
 _log = logging.getLogger(__name__)
+_records = logging.getLogger(LOGGER)
 
 _HELD_S, _LONGEST_GRACE_S = 300.0, 3600.0
 """How long room is held once the pod has ended (its controller makes the replacement within seconds), and how long the
@@ -142,7 +142,7 @@ class Mover:
         else:
             self.moving.add(pod.uid)
             moved = AuditRecord(AuditKind.MOVED, pod.node_name, pod_uid=pod.kubelet_uid, to_node=to.node)
-            audit(moved.naming(pod))
+            moved.naming(pod).write(_records)
             _log.info("a pod is moved: room for its replacement is held, and it is evicted", extra=where)
         return why
 
