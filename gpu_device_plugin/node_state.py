@@ -12,9 +12,8 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.model.gpus import Links
     from gpu_device_plugin.core.model.shares import Shares
-    from gpu_device_plugin.core.node.blocks import Block
     from gpu_device_plugin.core.node.ledger import Ledger
-    from gpu_device_plugin.core.node.node import Node
+    from gpu_device_plugin.core.node.node import Block, Node
 
 P = ParamSpec("P")
 

@@ -11,9 +11,8 @@ from gpu_device_plugin.core.model.memory import MIB_PER_GIB
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.resource_claims import Claim, Consumer, Device, Parameters
 from gpu_device_plugin.core.model.shares import Shares, share_id
-from gpu_device_plugin.core.node.blocks import Block
 from gpu_device_plugin.core.node.ledger import Ledger
-from gpu_device_plugin.core.node.node import Node
+from gpu_device_plugin.core.node.node import Block, Node
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

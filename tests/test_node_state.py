@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.model.gpus import NO_LINKS, Closeness, Links
-from gpu_device_plugin.core.node.blocks import Block
 from gpu_device_plugin.core.node.ledger import Evidence, Hold, Ledger
+from gpu_device_plugin.core.node.node import Block
 from gpu_device_plugin.node_state import NodeState
 from tests.nodes import ids, node
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.model.gpus import NO_LINKS
 from gpu_device_plugin.core.model.placing import Room
 from gpu_device_plugin.core.model.shares import OF_GPU, SHARES
-from gpu_device_plugin.core.node.blocks import OPEN
 from gpu_device_plugin.core.node.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -16,11 +15,28 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.model.gpus import Links
     from gpu_device_plugin.core.model.shares import SharedGpu, Shares
-    from gpu_device_plugin.core.node.blocks import Block
     from gpu_device_plugin.core.node.ledger import Use
 
 
 _NONE: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Why one GPU is closed, as a clause for each of those whom it may be closed to; empty: it is open to them.
+
+    What holds for some of its shares, or follows from those who hold them, is the ledger's.
+    """
+
+    everyone: str = ""
+    """It is out of service, with all that runs there."""
+    new_pods: str = ""
+    """What runs there stays as it is."""
+    parts: str = ""
+    """It is given whole only."""
+
+
+OPEN = Block()
 
 
 @dataclass(frozen=True, slots=True)

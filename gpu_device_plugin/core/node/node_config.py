@@ -21,7 +21,6 @@ from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.placing import FIT, POLICIES
 from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.model.shares import TooManySharesError, misread_exclusions, unknown_exclusions
-from gpu_device_plugin.core.node.blocks import OPEN, Block
 from gpu_device_plugin.core.node.enforcement import (
     AUTO,
     LIMITS,
@@ -35,6 +34,7 @@ from gpu_device_plugin.core.node.health.gpu_health import GpuHealth, with_cards
 from gpu_device_plugin.core.node.health.node_condition import gpu_condition
 from gpu_device_plugin.core.node.limits.container_grants import DEVICE_SPECS, ENVVAR, Delivery
 from gpu_device_plugin.core.node.mps.mps_wishes import NOT_THERE
+from gpu_device_plugin.core.node.node import OPEN, Block
 from gpu_device_plugin.core.node.serving_mode import SERVING_MODES, Serving, ServingMode, wanted_mode
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.contract.mpsfiles import MpsGpu
     from gpu_device_plugin.core.model.shares import Shares
     from gpu_device_plugin.core.node.health.node_condition import GpuHealthyCondition
-    from gpu_device_plugin.core.node.kubelet.conflicting_plugins import Detection
 
 GONE = "the MIG instance exists no more"
 IN_MIG_MODE = "it is in MIG mode now"
@@ -93,8 +92,8 @@ class NodeFacts:
     sentence: str = ""
     """The state of the driver, for people."""
     serving: Serving = field(default_factory=lambda: Serving(ServingMode.DEVICE_PLUGIN))
-    others: tuple[Detection, ...] = ()
-    """Other programs that hand out GPUs of the node."""
+    others: tuple[str, ...] = ()
+    """Sentences on other programs that hand out GPUs of the node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +212,7 @@ def derive(
         labelled=labelled,
         wanted_mode=wanted_mode(choices.serve, labels),
         claims=facts.serving.mode is ServingMode.DRA,
-        why_not_offered="; ".join(other.found for other in facts.others) or facts.serving.waits,
+        why_not_offered="; ".join(facts.others) or facts.serving.waits,
         why_none=why_none,
         condition=_condition(facts, health, shares, why_none) if choices.condition and facts.started else None,
         remarks=(

@@ -20,10 +20,9 @@ import yaml
 from gpu_device_plugin.aio.children import signal_child
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.shares import Shares, parse_id
-from gpu_device_plugin.core.node.blocks import Block
 from gpu_device_plugin.core.node.kubelet.advertised_devices import offers
 from gpu_device_plugin.core.node.ledger import Ledger
-from gpu_device_plugin.core.node.node import Node
+from gpu_device_plugin.core.node.node import Block, Node
 from gpu_device_plugin.core.node.node_config import GONE
 from gpu_device_plugin.core.node.use.over_use import OverUseRules
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError

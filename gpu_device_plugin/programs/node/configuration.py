@@ -173,7 +173,7 @@ class Configuration:
             watched=view.state is State.WATCHING,
             sentence=view.sentence,
             serving=self.serving.value,
-            others=self.conflicting_plugins.others.value,
+            others=tuple(other.found for other in self.conflicting_plugins.others.value),
         )
         try:
             config = derive(

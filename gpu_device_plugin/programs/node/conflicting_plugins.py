@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.programs.node.node_api import NodeApi
     from gpu_device_plugin.settings.node import NodeSettings
+
+_log = logging.getLogger(__name__)
 
 ALLOW = "if each hands out other GPUs, allow it with --allow-other-plugins"
 
@@ -61,6 +64,12 @@ class ConflictingPlugins:
         """Look at once, and return whether no other program hands out GPUs of this node."""
         self.look()
         return not self.others.value
+
+    def report(self) -> None:
+        """Tell of each that its GPUs are why ours are not shared."""
+        for other in self.others.value:
+            sentence = f"GPUs of this node are not shared: {other}; {ALLOW}"
+            self._api.announce(_log, "OtherDevicePlugin", sentence, "Refuse", logging.ERROR)
 
     def unmet(self) -> tuple[str, ...]:
         """Return a sentence for each other plugin, for readiness."""

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.waiting import in_thread, together, within
-from gpu_device_plugin.core.contract.elastic import PodGuarantees, write_answer
+from gpu_device_plugin.core.contract.elastic import Allowance, PodGuarantees, write_answer
 from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.node.ledger import Ledger
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpu_device_plugin.aio.observable import Observable
-    from gpu_device_plugin.core.contract.elastic import Allowance, Answer
+    from gpu_device_plugin.core.contract.elastic import Answer
     from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.node.ledger import ContainerKey, Reservations
     from gpu_device_plugin.core.node.matching import WaitingPod
@@ -176,9 +176,10 @@ class Guarantees:
         return found, resize(node, [*chain(*found.values())], expected(waiting), allowances)
 
     async def _read_allowance(self, namespace: str) -> None:
-        found = await self._api.allowance(namespace)
-        if found is not None:
-            self._allowances[namespace] = found, self.clock()
+        labels = await self._api.namespace_labels(namespace)
+        if labels is not None:
+            allowance = labels if isinstance(labels, str) else Allowance.of(namespace, labels)
+            self._allowances[namespace] = allowance, self.clock()
 
     async def _apply(
         self, reservations: Reservations, found: Mapping[str, Sequence[Elastic]]

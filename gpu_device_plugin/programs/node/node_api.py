@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.client.config import ClusterConfig
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
     from gpu_device_plugin.core.contract.cordons import Cordon
-    from gpu_device_plugin.core.contract.elastic import Allowance
     from gpu_device_plugin.core.model.gpus import Gpu
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.settings.node import NodeSettings
@@ -83,11 +82,8 @@ class NodeApi:
         """Put a GPU of our node aside, unless it is; return whether it is now."""
         return False
 
-    async def allowance(self, _namespace: str) -> Allowance | str | None:
-        """Return what the pods of a namespace may be guaranteed beyond their requests, without what is in use.
-
-        Or why that cannot be read, as a sentence; None: it may be known later.
-        """
+    async def namespace_labels(self, _namespace: str) -> Mapping[str, str] | str | None:
+        """Return the labels of a namespace, or a sentence on why they cannot be read; None: they may be known later."""
         return None
 
     async def gpus_before(self, _within_s: float) -> tuple[Gpu, ...] | None:

@@ -22,7 +22,6 @@ from gpu_device_plugin.cluster.writers.events import EventSubject, EventWriter, 
 from gpu_device_plugin.cluster.writers.evictions import evict
 from gpu_device_plugin.cluster.writers.own_node import NodeCondition, NodeMetadata, OwnNode
 from gpu_device_plugin.cluster.writers.pod_writer import PodWriter
-from gpu_device_plugin.core.contract.elastic import Allowance
 from gpu_device_plugin.core.contract.keys import (
     AGENT_LABELS,
     ASSUME_TIME,
@@ -201,7 +200,7 @@ class NodeCluster(NodeApi):
             return False
         return True
 
-    async def allowance(self, namespace: str) -> Allowance | str | None:  # noqa: D102
+    async def namespace_labels(self, namespace: str) -> Mapping[str, str] | str | None:  # noqa: D102
         try:
             with translated(Call("get", NAMESPACES.plural, name=namespace)):
                 found = read_metadata(await self.client.get(NAMESPACES, namespace))
@@ -210,7 +209,7 @@ class NodeCluster(NodeApi):
         except ApiError as error:
             _log.warning("the labels of a namespace cannot be read: %s", error, extra={"once_per_s": 600})
             return None
-        return Allowance.of(namespace, found.labels or {})
+        return found.labels or {}
 
     async def evict(self, pod: Pod, most_grace_s: int) -> Eviction:
         """Ask for the eviction of a pod, once; it has no more than `most_grace_s` seconds to end."""

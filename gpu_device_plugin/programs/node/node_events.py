@@ -11,7 +11,6 @@ from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.node.health.gpu_health import Cause, judge
 from gpu_device_plugin.core.node.holdings import INSTANCE, stranded
 from gpu_device_plugin.kubelet.rounds import RegistrationEvent
-from gpu_device_plugin.programs.node.conflicting_plugins import ALLOW
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.holds import DeviceHold
     from gpu_device_plugin.core.node.health.gpu_health import Xid
     from gpu_device_plugin.core.node.holdings import Stranded
-    from gpu_device_plugin.core.node.kubelet.conflicting_plugins import Detection
     from gpu_device_plugin.core.node.node_config import NodeConfig
     from gpu_device_plugin.core.node.serving_mode import Serving
     from gpu_device_plugin.hardware.gpu_health_tracker import HealthChange
@@ -50,7 +48,7 @@ class Reports:
     def health_changed(self, change: HealthChange) -> None:
         """A GPU has become healthy or unhealthy."""
         self._metrics.count(m.HEALTH_CHANGES, "healthy" if change.healthy else "unhealthy", change.cause)
-        level, name = logging.INFO if change.healthy else logging.ERROR, self._name_of(change.uuid)
+        level, name = logging.INFO if change.healthy else logging.ERROR, self.name_of(change.uuid)
         _log.log(level, "%s is %s", name, change.reason, extra={"uuid": change.uuid})
         reason = "GPUHealthy" if change.healthy else "GPUUnhealthy"
         failed = not change.healthy and change.cause is not Cause.UNWATCHED  # that is no fault of the GPU
@@ -61,7 +59,7 @@ class Reports:
     def xid_seen(self, seen: Xid) -> None:
         """The driver has reported an XID."""
         self._metrics.count(m.XIDS, seen.uuid, str(seen.code))
-        name, what = self._name_of(seen.uuid), f"XID {seen.code}: {judge(seen.code).meaning}"
+        name, what = self.name_of(seen.uuid), f"XID {seen.code}: {judge(seen.code).meaning}"
         _log.warning("%s: %s", name, what, extra={"uuid": seen.uuid, "once_per_s": 60})
         note, gpus = f"{name} ({seen.uuid}) reported {what}", (seen.uuid,)
         self._api.event("GPUError", note, "Observe", summary=f"{name} reported {what}", gpus=gpus)
@@ -107,14 +105,6 @@ class Reports:
         asked = format_mib(shares * self._state.node.shares.share_mib)
         self._tell("GPUMemoryFragmented", f"pods of {asked} are refused again and again: {advice}", "Refuse")
 
-    def mps_changed(self, uuid: str, why: str) -> None:
-        """A GPU (by UUID; empty: each that needs one) lacks its MPS daemon for this reason; empty: it has it again."""
-        name = f"{self._name_of(uuid)} ({uuid})" if uuid else "this node"
-        if why:
-            self._tell("MPSNotReady", f"MPS does not serve {name}: {why}", "Observe", logging.ERROR)
-        else:
-            self._tell("MPSReady", f"MPS serves {name} again", "Observe", logging.INFO)
-
     def instance_gone(self, found: Stranded) -> None:
         """A container holds a MIG instance that exists no more."""
         pod = (
@@ -129,19 +119,13 @@ class Reports:
         """GPUs, by UUID, were put aside, or taken back into use."""
         for uuid, cordon in now.items():
             if before.get(uuid) != cordon:
-                self._tell("GPUCordoned", f"{self._name_of(uuid)} ({uuid}) is {cordon}", "Cordon")
+                self._tell("GPUCordoned", f"{self.name_of(uuid)} ({uuid}) is {cordon}", "Cordon")
         for uuid in before.keys() - now.keys():
-            self._tell("GPUUncordoned", f"{self._name_of(uuid)} ({uuid}) takes pods again", "Uncordon", logging.INFO)
+            self._tell("GPUUncordoned", f"{self.name_of(uuid)} ({uuid}) takes pods again", "Uncordon", logging.INFO)
 
     def limits_missing(self, sentence: str) -> None:
         """The means of limiting memory that the administrator wants is not there."""
         self._tell("GPULimitsUnavailable", f"memory limits are not there: {sentence}", "Limit")
-
-    def not_alone(self, others: Iterable[Detection]) -> None:
-        """Other plugins hand out GPUs of this node, so this agent does not."""
-        for other in others:
-            sentence = f"GPUs of this node are not shared: {other}; {ALLOW}"
-            self._tell("OtherDevicePlugin", sentence, "Refuse", logging.ERROR)
 
     def settings_read(self, outcome: Reload[NodeSettings]) -> None:
         """Settings were read again, and those that need no restart were applied."""
@@ -166,7 +150,8 @@ class Reports:
         _log.log(level, "%s", sentence)
         self._api.event(reason, f"{sentence[0].upper()}{sentence[1:]}.", action, warning=level > logging.INFO)
 
-    def _name_of(self, uuid: str) -> str:
+    def name_of(self, uuid: str) -> str:
+        """Return what people call a GPU."""
         shares = self._state.node.shares
         shared = shares.by_uuid(uuid)
         if shared is not None:

@@ -25,8 +25,8 @@ from gpu_device_plugin.core.model.gpus import Closeness, Links
 from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.resources import OF_GPUS, Kind
-from gpu_device_plugin.core.node.blocks import Block
 from gpu_device_plugin.core.node.ledger import Ledger
+from gpu_device_plugin.core.node.node import Block
 from tests.claims import mig_inventory, mig_node, mig_uuid, node, uuid
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from gpu_device_plugin.core.model.placing import POLICIES, Demand, Placement
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.model.resources import Kind, Names, Resource
 from gpu_device_plugin.core.model.shares import SHARES, WHOLE_GPUS, Listing, parse_id
-from gpu_device_plugin.core.node.blocks import Block
 from gpu_device_plugin.core.node.health.gpu_health import Cause, GpuHealth, Problem, with_cards
 from gpu_device_plugin.core.node.holdings import Holding, stranded
 from gpu_device_plugin.core.node.kubelet.admission import Refused, Why, admit, refuse_unlimited
@@ -25,7 +24,7 @@ from gpu_device_plugin.core.node.kubelet.advertised_devices import offers
 from gpu_device_plugin.core.node.limits.container_grants import Delivery, grant
 from gpu_device_plugin.core.node.limits.extra_grant import NOBODY
 from gpu_device_plugin.core.node.limits.limit_verification import by_kind
-from gpu_device_plugin.core.node.node import Node
+from gpu_device_plugin.core.node.node import Block, Node
 from gpu_device_plugin.core.node.node_config import out_of_service
 from gpu_device_plugin.core.node.preferred_allocation import PreferredAllocationRequest
 from tests.mig import instance, inventory, mig_node

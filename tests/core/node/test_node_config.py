@@ -14,10 +14,10 @@ from gpu_device_plugin.core.model.limits import Enforcement
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.model.shares import OF_GPU, WHOLE_GPUS, Shares, TooManySharesError
-from gpu_device_plugin.core.node.blocks import Block
 from gpu_device_plugin.core.node.health.gpu_health import Cause, GpuHealth, Problem
 from gpu_device_plugin.core.node.kubelet.conflicting_plugins import OTHERS, Detection
 from gpu_device_plugin.core.node.limits.container_grants import Delivery
+from gpu_device_plugin.core.node.node import Block
 from gpu_device_plugin.core.node.node_config import (
     NodeChoices,
     NodeConfig,
@@ -248,8 +248,8 @@ def test_a_wanted_means_that_is_not_there_bars_the_gpus_or_is_told_alone() -> No
 def test_gpus_are_withheld_for_other_plugins_or_while_the_node_changes_over() -> None:
     waiting = Serving(ServingMode.DRA, "this node waits")
     assert (config(serving=waiting).why_not_offered, config(serving=waiting).claims) == ("this node waits", True)
-    others = tuple(Detection(other, ("a sign",)) for other in OTHERS[:2])
-    assert config(serving=waiting, others=others).why_not_offered == "; ".join(other.found for other in others)
+    others = tuple(Detection(other, ("a sign",)).found for other in OTHERS[:2])
+    assert config(serving=waiting, others=others).why_not_offered == "; ".join(others)
     assert (config().why_not_offered, config().claims) == ("", False)
 
 

@@ -22,12 +22,12 @@ from gpu_device_plugin.core.model.placing import POLICIES
 from gpu_device_plugin.core.model.pods import ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import OF_GPUS, Kind
 from gpu_device_plugin.core.model.shares import parse_id
-from gpu_device_plugin.core.node.blocks import Block
 from gpu_device_plugin.core.node.kubelet.admission import Refused, admit
 from gpu_device_plugin.core.node.kubelet.advertised_devices import offers
 from gpu_device_plugin.core.node.kubelet.ended_pods import EndedPods, PodsInApi, pods_in_api
 from gpu_device_plugin.core.node.ledger import SETTLING_S, Evidence, Ledger, Reading
 from gpu_device_plugin.core.node.matching import ContainerRequest, Match, Matched, WaitingPod
+from gpu_device_plugin.core.node.node import Block
 from gpu_device_plugin.core.node.preferred_allocation import UNMATCHED, PreferredAllocationRequest, spread_over
 from tests.nodes import node, uuid
 

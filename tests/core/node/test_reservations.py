@@ -15,8 +15,8 @@ from gpu_device_plugin.core.model.holds import DeviceHold
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares
-from gpu_device_plugin.core.node.blocks import Block
 from gpu_device_plugin.core.node.ledger import Reservation
+from gpu_device_plugin.core.node.node import Block
 from gpu_device_plugin.core.node.reservations import (
     UNDECIDED,
     Resize,

@@ -17,8 +17,7 @@ from gpu_device_plugin.core.model.gpus import Gpu, Inventory
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.model.shares import Shares, share_id
-from gpu_device_plugin.core.node.blocks import Block
-from gpu_device_plugin.core.node.node import Node
+from gpu_device_plugin.core.node.node import Block, Node
 from gpu_device_plugin.core.report.gauges import ExtenderMetrics, NodeMetrics, WaitingReason
 from gpu_device_plugin.metrics import family
 from tests.mig_gpus import MIDDLE, SMALL, in_mig_mode

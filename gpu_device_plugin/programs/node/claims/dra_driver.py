@@ -217,7 +217,7 @@ class DraDriver:
         self.offer.offer(offering=not self.closing.value and not self.conflicting_plugins.others.value)
 
     def _others_changed(self, _new: object) -> None:
-        self._reports.not_alone(self.conflicting_plugins.others.value)
+        self.conflicting_plugins.report()
         self._offer()
 
     async def _announce_ready(self) -> None:

@@ -215,7 +215,7 @@ class ServingModeSwitch:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 version, others = await self.conflicting_plugins.others.after(version)
-                self._reports.not_alone(others)
+                self.conflicting_plugins.report()
                 if task is None or bool(others) != refused:
                     if task is not None:
                         task.cancel()

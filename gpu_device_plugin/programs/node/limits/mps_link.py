@@ -373,7 +373,8 @@ class Mps(NodeFeature):
 
     def __init__(self, node: NodeContext) -> None:
         """Prepare to meet the supervisor of `node`."""
-        self.link = MpsLink(node.settings.value.mps_dir, node.state, node.entries, node.reports.mps_changed)
+        self._api, self._name_of = node.api, node.reports.name_of
+        self.link = MpsLink(node.settings.value.mps_dir, node.state, node.entries, self._changed)
         if (use := node.get(Use)) is not None:
             use.watch.mps_servers = self.link.server_pids
 
@@ -388,6 +389,14 @@ class Mps(NodeFeature):
 
     def tasks(self) -> Tasks:  # noqa: D102
         return [self.link.run()]
+
+    def _changed(self, uuid: str, why: str) -> None:
+        """Tell that a GPU lacks its daemon for this reason, or (empty) has it again; no UUID: each that needs one."""
+        name = f"{self._name_of(uuid)} ({uuid})" if uuid else "this node"
+        if why:
+            self._api.announce(_log, "MPSNotReady", f"MPS does not serve {name}: {why}", "Observe", logging.ERROR)
+        else:
+            self._api.announce(_log, "MPSReady", f"MPS serves {name} again", "Observe", logging.INFO)
 
     def measured(self, metrics: NodeMetrics) -> NodeMetrics:  # noqa: D102
         return replace(metrics, mps=self.link.ready)

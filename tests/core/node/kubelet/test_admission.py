@@ -13,7 +13,6 @@ from gpu_device_plugin.core.contract.promises import Promise
 from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.core.model.placing import Demand, Placement
 from gpu_device_plugin.core.model.resources import OF_GPUS, Kind
-from gpu_device_plugin.core.node.blocks import Block
 from gpu_device_plugin.core.node.kubelet.admission import (
     Refused,
     Why,
@@ -25,6 +24,7 @@ from gpu_device_plugin.core.node.kubelet.admission import (
 from gpu_device_plugin.core.node.limits.container_grants import CONTROL_NODES, Delivery
 from gpu_device_plugin.core.node.limits.extra_grant import NOBODY, ExtraGrant, GrantOwner
 from gpu_device_plugin.core.node.matching import ContainerRequest, Match, WaitingPod
+from gpu_device_plugin.core.node.node import Block
 from tests.nodes import ids, node, uuid
 
 if TYPE_CHECKING:

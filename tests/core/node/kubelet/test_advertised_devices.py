@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.core.model.resources import OF_GPUS, Kind
 from gpu_device_plugin.core.model.shares import SHARES, WHOLE_GPUS
-from gpu_device_plugin.core.node.blocks import Block
 from gpu_device_plugin.core.node.kubelet.advertised_devices import Offer, Refusals, offers
+from gpu_device_plugin.core.node.node import Block
 from tests.nodes import ids, node, uuid
 
 if TYPE_CHECKING:
