@@ -2,19 +2,19 @@
 
 from gpu_device_plugin.programs.node.feature_context import FeatureSpec
 
-_NODE = "gpu_device_plugin.programs.node"
-
 NODE_FEATURES = (
-    FeatureSpec("use", f"{_NODE}.use.use_reader:Use"),
-    FeatureSpec("eviction", f"{_NODE}.use.evictor:Evictions", needs=("use",), needs_api=True),
-    FeatureSpec("over_use", f"{_NODE}.use.over_use:OverUseOfMemory", needs=("use",)),
-    FeatureSpec("elastic", f"{_NODE}.features.elastic:Elastic", needs=("use",)),
-    FeatureSpec("mps", f"{_NODE}.limits.mps_link:Mps"),
-    FeatureSpec("limits", f"{_NODE}.features.limits:Limits", needs=("use",)),
-    FeatureSpec("idle", f"{_NODE}.use.idle_pods:Idle", needs=("use",)),
-    FeatureSpec("history", f"{_NODE}.features.history:PastHour", needs=("use",)),
-    FeatureSpec("cordon", f"{_NODE}.auto_cordon:AutomaticCordons", needs=("history",), needs_api=True),
-    FeatureSpec("audit", f"{_NODE}.audit_log:Audit", needs=("use",)),
+    FeatureSpec("use", "gpu_device_plugin.programs.node.use.use_reader:Use"),
+    FeatureSpec("eviction", "gpu_device_plugin.programs.node.use.evictor:Evictions", needs=("use",), needs_api=True),
+    FeatureSpec("over_use", "gpu_device_plugin.programs.node.use.over_use:OverUseOfMemory", needs=("use",)),
+    FeatureSpec("elastic", "gpu_device_plugin.programs.node.features.elastic:Elastic", needs=("use",)),
+    FeatureSpec("mps", "gpu_device_plugin.programs.node.limits.mps_link:Mps"),
+    FeatureSpec("limits", "gpu_device_plugin.programs.node.features.limits:Limits", needs=("use",)),
+    FeatureSpec("idle", "gpu_device_plugin.programs.node.use.idle_pods:Idle", needs=("use",)),
+    FeatureSpec("history", "gpu_device_plugin.programs.node.features.history:PastHour", needs=("use",)),
+    FeatureSpec(
+        "cordon", "gpu_device_plugin.programs.node.auto_cordon:AutomaticCordons", needs=("history",), needs_api=True
+    ),
+    FeatureSpec("audit", "gpu_device_plugin.programs.node.audit_log:Audit", needs=("use",)),
 )
 """In the order in which they are made, and take part in answers: what a container may use is known before MPS limits it
 to that, and what is required of its limits comes last. A feature that is absent because another is, or without the
