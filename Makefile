@@ -10,6 +10,13 @@ CORES  := $(shell nproc 2> /dev/null || echo 1)
 WORKERS := $(shell expr $(CORES) + 1)
 WAITING := $(shell expr $(CORES) + 1 + $$([ $(CORES) -lt 8 ] && echo $(CORES) || echo 0))
 SEED   := $(or $(SEED),$(shell date +%s))
+# The pure ring, whose branches are all tested: what takes values and returns values.
+PURE := $(subst /,.,$(basename gpu_device_plugin/core gpu_device_plugin/model gpu_device_plugin/node/rules \
+  $(wildcard gpu_device_plugin/features/*/rules gpu_device_plugin/features/*/rules.py gpu_device_plugin/features/*/contract.py) \
+  gpu_device_plugin/features/elastic/memory_file.py gpu_device_plugin/features/eviction/gpu_failure.py gpu_device_plugin/features/history/incidents.py gpu_device_plugin/features/history/ring.py))
+PURE_TESTS := tests/core tests/model tests/node/rules \
+  $(wildcard tests/features/*/rules tests/features/*/test_rules.py tests/features/*/test_contract.py) \
+  tests/features/elastic/test_memory_file.py tests/features/eviction/test_gpu_failure.py tests/features/history/test_incidents.py tests/features/history/test_ring.py
 # Where it is set, every program that a test starts compiles the package anew, and every process of pytest all tests.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -41,10 +48,10 @@ check: $(VENV)/.ready  ## format, lint, types, import contracts, generated code,
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=line others core lint types imports protos-check
 
 core: $(VENV)/.ready
-	$(BIN)/pytest -n $(WORKERS) tests/core --cov=gpu_device_plugin.core --cov-fail-under=100 $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) $(PURE_TESTS) $(PURE:%=--cov=%) --cov-fail-under=100 $(ARGS)
 
 others: $(VENV)/.ready
-	$(BIN)/pytest -n $(WAITING) --dist worksteal --ignore=tests/core $(ARGS)
+	$(BIN)/pytest -n $(WAITING) --dist worksteal $(PURE_TESTS:%=--ignore=%) $(ARGS)
 
 # Wheels alone: a version without them is no floor.
 .venv-lowest/.ready: pyproject.toml
@@ -54,9 +61,9 @@ others: $(VENV)/.ready
 	  --only-binary :all: --no-binary gpu-device-plugin --group dev --editable .
 	touch $@
 
-# The core needs no packages.
+# The pure ring needs no packages.
 lowest: .venv-lowest/.ready  ## the tests outside the core, with the lowest versions that pyproject.toml allows
-	.venv-lowest/bin/pytest -n $(WAITING) --dist worksteal --ignore=tests/core $(ARGS)
+	.venv-lowest/bin/pytest -n $(WAITING) --dist worksteal $(PURE_TESTS:%=--ignore=%) $(ARGS)
 
 coverage: $(VENV)/.ready  ## what the tests run of the whole package, in twice the time of the tests
 	$(BIN)/pytest -n $(WORKERS) --cov $(ARGS)

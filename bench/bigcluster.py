@@ -21,7 +21,7 @@ from aiohttp import web
 
 from bench import synthetic
 from gpu_device_plugin.aio.waiting import within
-from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, RESIZE_BOUND
+from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, RESIZE_BOUND
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

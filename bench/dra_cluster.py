@@ -16,7 +16,7 @@ import time
 from urllib.parse import urlsplit
 
 from bench.cluster import uid
-from gpu_device_plugin.core.contract.dra import DRIVER
+from gpu_device_plugin.features.claims.contract import DRIVER
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
 from tests.scheduler_double.dra_scheduler import Allocator, exactly

@@ -23,19 +23,19 @@ from bench.kubeapi import Bound, KubeApi, following
 from bench.node_agent import Row
 from bench.scheduler import PREFIX
 from gpu_device_plugin.cluster.objects.resource_claims import read_claim
-from gpu_device_plugin.core.contract.dra import DRIVER, SHARED_CLASS, WHOLE_CLASS, parse_device_name
-from gpu_device_plugin.core.contract.keys import NODE_GPUS
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus, write_node_gpus
-from gpu_device_plugin.core.dra.devices import SliceInputs
-from gpu_device_plugin.core.dra.pool import contents, writes
-from gpu_device_plugin.core.model.gpus import Gpu, Inventory
-from gpu_device_plugin.core.model.shares import Shares
-from gpu_device_plugin.core.node.node import Node
+from gpu_device_plugin.features.claims.contract import DRIVER, SHARED_CLASS, WHOLE_CLASS, parse_device_name
+from gpu_device_plugin.features.claims.rules.devices import SliceInputs
+from gpu_device_plugin.features.claims.rules.pool import contents, writes
+from gpu_device_plugin.model.contract.keys import NODE_GPUS
+from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus, write_node_gpus
+from gpu_device_plugin.model.gpus import Gpu, Inventory
+from gpu_device_plugin.model.shares import Shares
+from gpu_device_plugin.node.rules.node import Node
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
 
-    from gpu_device_plugin.core.model.resource_claims import Claim
+    from gpu_device_plugin.model.resource_claims import Claim
     from gpu_device_plugin.testing.builders import Json
 
 GPUS, GPU_GIB = 8, 16

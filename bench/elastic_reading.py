@@ -11,24 +11,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.core.contract.keys import ELASTIC, LONGEST, MEMORY_GUARANTEE, MEMORY_LIMIT
-from gpu_device_plugin.core.contract.nodereport import write_node_use
-from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS
-from gpu_device_plugin.core.model.condition import GpuProcess, GpuReading
-from gpu_device_plugin.core.model.gpus import Gpu, Inventory
-from gpu_device_plugin.core.model.holds import DeviceHold
-from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.model.shares import Shares, share_id
-from gpu_device_plugin.core.node.node import Node
-from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner
+from gpu_device_plugin.features.elastic.borrowing import Borrowing
+from gpu_device_plugin.features.elastic.memory_files import MemoryFiles
+from gpu_device_plugin.features.use.node import UseReports, UseWatch
+from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
 from gpu_device_plugin.kubelet.procfs import ProcessOwners
 from gpu_device_plugin.metrics import Metrics
-from gpu_device_plugin.node_state import NodeState
-from gpu_device_plugin.programs.node.node_api import NodeApi
-from gpu_device_plugin.programs.node.use.borrowing import Borrowing
-from gpu_device_plugin.programs.node.use.memory_files import MemoryFiles
-from gpu_device_plugin.programs.node.use.use_reader import UseReports, UseWatch
+from gpu_device_plugin.model.condition import GpuProcess, GpuReading
+from gpu_device_plugin.model.contract.keys import ELASTIC, LONGEST, MEMORY_GUARANTEE, MEMORY_LIMIT
+from gpu_device_plugin.model.contract.nodereport import write_node_use
+from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS
+from gpu_device_plugin.model.gpus import Gpu, Inventory
+from gpu_device_plugin.model.holds import DeviceHold
+from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.model.shares import Shares, share_id
+from gpu_device_plugin.node.node_api import NodeApi
+from gpu_device_plugin.node.node_state import NodeState
+from gpu_device_plugin.node.rules.node import Node
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 

@@ -19,8 +19,8 @@ from bench.inside import named
 from bench.kubeapi import KubeApi
 from bench.node_agent import COUNT, MEMORY, NODE, allocating, first_list, running
 from bench.scheduler import PREFIX, Caller, create, schedule
-from gpu_device_plugin.core.contract.elastic import read_answer
-from gpu_device_plugin.core.contract.keys import (
+from gpu_device_plugin.features.elastic.contract import read_answer
+from gpu_device_plugin.model.contract.keys import (
     ASSIGNED,
     MEMORY_GUARANTEE,
     MEMORY_HELD,

@@ -35,7 +35,7 @@ from bench.inside import CHANGES, named
 from bench.kubeapi import KubeApi, binaries, free_ports
 from bench.node_agent import Row, add_only, machine, percentiles, show
 from bench.scheduler import PREFIX, Caller, arguments, bind_at_once, create, delete, schedule
-from gpu_device_plugin.core.contract.keys import MOVE_TO
+from gpu_device_plugin.model.contract.keys import MOVE_TO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -9,7 +9,7 @@ import json
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.contract.keys import (
+from gpu_device_plugin.model.contract.keys import (
     ALLOCATION,
     AVOID_MODEL,
     AVOID_UUID,
@@ -29,7 +29,7 @@ from gpu_device_plugin.core.contract.keys import (
     USE_MODEL,
     USE_UUID,
 )
-from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS
+from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.writers.binder import Binder
     from gpu_device_plugin.core.cluster.candidate import Candidate
-    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.model.pods import Pod
 
 CHANGES = 10
 """Pods that end or come between two calls."""

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Self
 import grpc
 
 from bench.wire import Caller
-from gpu_device_plugin.core.contract.variables import LIMITS
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto import podresources_pb2 as pods
+from gpu_device_plugin.model.contract.variables import LIMITS
 from gpu_device_plugin.testing.kubelet import kubelet_files
 
 if TYPE_CHECKING:

@@ -19,13 +19,13 @@ from bench import synthetic
 from bench.node_agent import Row, machine, percentiles, show
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
-from gpu_device_plugin.core.contract.keys import AVOID_MODEL, USE_MODEL
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
-from gpu_device_plugin.core.model.placing import Demand
-from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.core.model.resources import Amounts, Kind
 from gpu_device_plugin.fleet_judge import Judge
 from gpu_device_plugin.fleet_view import View
+from gpu_device_plugin.model.contract.keys import AVOID_MODEL, USE_MODEL
+from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.model.placing import Demand
+from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.model.resources import Amounts, Kind
 from gpu_device_plugin.programs.extender.workload_learning import Learner
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ from gpu_device_plugin.core.capacity.node_kinds import Waiting, kind_of, needed
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.usage import Occupant, Usage
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
-from gpu_device_plugin.core.model.placing import Demand
-from gpu_device_plugin.core.model.resources import Amounts, Kind
 from gpu_device_plugin.fleet_judge import Judge
 from gpu_device_plugin.fleet_view import View
+from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.model.placing import Demand
+from gpu_device_plugin.model.resources import Amounts, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping

@@ -31,10 +31,10 @@ from bench.extender import running
 from bench.kubeapi import KubeApi, binaries, free_ports, shipped
 from bench.node_agent import machine
 from bench.scheduler import PREFIX
-from gpu_device_plugin.core.contract.keys import NODE_GPUS, USE_MODEL
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus, write_node_gpus
 from gpu_device_plugin.core.value.node_types import NodeType
 from gpu_device_plugin.core.value.workload_mix import PodKind
+from gpu_device_plugin.model.contract.keys import NODE_GPUS, USE_MODEL
+from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus, write_node_gpus
 from gpu_device_plugin.programs.simulate.inputs.entries import TRACE_SHARES, nodes_in_trace, pods_in_trace
 from gpu_device_plugin.programs.simulate.model import Arrivals, Start, Workload, capacity_of, shares_of, unit_of, until
 from gpu_device_plugin.programs.simulate.run import run

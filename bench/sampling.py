@@ -21,11 +21,11 @@ from bench.node_agent import Row, add_only, machine, show
 from bench.scheduler import PREFIX, create, delete
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.cluster.usage import promise
-from gpu_device_plugin.core.contract.keys import SPLIT_LABEL
-from gpu_device_plugin.core.contract.nodegpus import by_division
-from gpu_device_plugin.core.model.placing import Placement
-from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.metrics import SAMPLE_MISSES
+from gpu_device_plugin.model.contract.keys import SPLIT_LABEL
+from gpu_device_plugin.model.contract.nodegpus import by_division
+from gpu_device_plugin.model.placing import Placement
+from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

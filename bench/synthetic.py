@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.cluster.usage import promise
-from gpu_device_plugin.core.contract.keys import ASSIGNED, NODE_GPUS, SPLIT_LABEL, USE_MODEL
-from gpu_device_plugin.core.contract.nodegpus import by_division, node_gpus, write_node_gpus
-from gpu_device_plugin.core.contract.nodelabels import node_labels
-from gpu_device_plugin.core.model.gpus import Closeness, Gpu, Inventory, Link
-from gpu_device_plugin.core.model.placing import Demand, Placement
-from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.core.model.resources import Kind, Resource
-from gpu_device_plugin.core.model.shares import Shares, share_id
+from gpu_device_plugin.model.contract.keys import ASSIGNED, NODE_GPUS, SPLIT_LABEL, USE_MODEL
+from gpu_device_plugin.model.contract.nodegpus import by_division, node_gpus, write_node_gpus
+from gpu_device_plugin.model.contract.nodelabels import node_labels
+from gpu_device_plugin.model.gpus import Closeness, Gpu, Inventory, Link
+from gpu_device_plugin.model.placing import Demand, Placement
+from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.model.resources import Kind, Resource
+from gpu_device_plugin.model.shares import Shares, share_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

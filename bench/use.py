@@ -14,23 +14,23 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.history import LARGEST_HISTORY
-from gpu_device_plugin.core.contract.nodereport import write_node_use
-from gpu_device_plugin.core.model.condition import ConditionGroup, GpuProcess, GpuReading
-from gpu_device_plugin.core.model.gpus import Gpu, Inventory
-from gpu_device_plugin.core.model.holds import DeviceHold
-from gpu_device_plugin.core.model.pods import Pod
-from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.model.shares import Shares, share_id
-from gpu_device_plugin.core.node.history.ring import ROOM, STEP_S, STEPS, GpuSample, Ring
-from gpu_device_plugin.core.node.holdings import holdings
-from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner, owner_of_process
-from gpu_device_plugin.core.node.use.process_use import AttributedUse, attribute
-from gpu_device_plugin.core.node.use.use_report import names, node_use
+from gpu_device_plugin.features.history.contract import LARGEST_HISTORY
+from gpu_device_plugin.features.history.past_hour import encoded
+from gpu_device_plugin.features.history.ring import ROOM, STEP_S, STEPS, GpuSample, Ring
+from gpu_device_plugin.features.use.rules.process_use import AttributedUse, attribute
+from gpu_device_plugin.features.use.rules.use_report import names, node_use
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import Hardware
+from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner, owner_of_process
 from gpu_device_plugin.kubelet.procfs import ProcessOwners
-from gpu_device_plugin.programs.node.use.history import encoded
+from gpu_device_plugin.model.condition import ConditionGroup, GpuProcess, GpuReading
+from gpu_device_plugin.model.contract.nodereport import write_node_use
+from gpu_device_plugin.model.gpus import Gpu, Inventory
+from gpu_device_plugin.model.holds import DeviceHold
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.model.shares import Shares, share_id
+from gpu_device_plugin.node.rules.holdings import holdings
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence

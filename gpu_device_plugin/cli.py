@@ -14,13 +14,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpu_device_plugin import __version__, logs
-from gpu_device_plugin.programs import low_memory_imports
+from gpu_device_plugin.aio import low_memory_imports
+from gpu_device_plugin.features.limits.settings import LimitSettings
+from gpu_device_plugin.features.mps.settings import MpsSettings
 from gpu_device_plugin.programs.commandline import FAILED, Parser, add_settings, ending, flags_in, no_such_argument
 from gpu_device_plugin.settings.common import ProgramSettings
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import PROGRAM, Settings, UsageError, knobs_of, nearest
-from gpu_device_plugin.settings.limits import LimitSettings
-from gpu_device_plugin.settings.mps import MpsSettings
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources, Texts
 from gpu_device_plugin.settings.web import WebSettings
@@ -69,8 +69,8 @@ def _node(arguments: argparse.Namespace) -> int:
     sources, texts, settings = _begin(NodeSettings, arguments)
     if settings.http is None and not settings.reaches_api(os.environ):
         low_memory_imports.without_tls()
-    from gpu_device_plugin.programs.node import node_program as program  # noqa: PLC0415 - half a second that --help need not take
-    from gpu_device_plugin.programs.node.features import NODE_FEATURES  # noqa: PLC0415 - with it
+    from gpu_device_plugin.features import NODE_FEATURES  # noqa: PLC0415 - with it
+    from gpu_device_plugin.node import node_program as program  # noqa: PLC0415 - half a second that --help need not take
 
     return program.main(sources, texts, settings, NODE_FEATURES)
 
@@ -84,14 +84,14 @@ def _extender(arguments: argparse.Namespace) -> int:
 
 def _mps(arguments: argparse.Namespace) -> int:
     sources, texts, settings = _begin(MpsSettings, arguments)
-    from gpu_device_plugin.programs.mps import mps_program as program  # noqa: PLC0415 - a fifth of a second that --help need not take
+    from gpu_device_plugin.features.mps.supervisor import mps_program as program  # noqa: PLC0415 - a fifth of a second that --help need not take
 
     return program.main(sources, texts, settings)
 
 
 def _limits(arguments: argparse.Namespace) -> int:
     sources, texts, settings = _begin(LimitSettings, arguments)
-    from gpu_device_plugin.programs.limits import limits_program as program  # noqa: PLC0415 - a fifth of a second that --help need not take
+    from gpu_device_plugin.features.limits.helper import limits_program as program  # noqa: PLC0415 - a fifth of a second that --help need not take
 
     return program.main(sources, texts, settings)
 

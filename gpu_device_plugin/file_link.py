@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeAlias
 
 from gpu_device_plugin import files
 from gpu_device_plugin.aio.waiting import within
-from gpu_device_plugin.core.contract.helperfiles import HelperFileError, State, Wanted
+from gpu_device_plugin.model.contract.helperfiles import HelperFileError, State, Wanted
 
 if TYPE_CHECKING:
     import os
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import NoReturn
 
-    from gpu_device_plugin.core.contract.helperfiles import HelperFiles
+    from gpu_device_plugin.model.contract.helperfiles import HelperFiles
 
 _log = logging.getLogger(__name__)
 

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.other_pods import OtherPods
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, Usages
-from gpu_device_plugin.core.contract.keys import MEMORY_PROMISED
-from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts
 from gpu_device_plugin.fleet_view import View
+from gpu_device_plugin.model.contract.keys import MEMORY_PROMISED
+from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.other_pods import OtherPod
-    from gpu_device_plugin.core.contract.nodegpus import NodeGpus
-    from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.model.contract.nodegpus import NodeGpus
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.model.resources import Resource
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from gpu_device_plugin.core.cluster.fitting import Unfit, reason_of_one, room_decides, unfit
 from gpu_device_plugin.core.cluster.packing import CachingPacker, Effort, TooLongError
 from gpu_device_plugin.core.cluster.scoring import MIDDLE, MOST, Scorer, connected
-from gpu_device_plugin.core.model.changes import ChangeLog
-from gpu_device_plugin.core.model.placing import FIT
-from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Kind
 from gpu_device_plugin.core.value.marginal_value import NEVER, Appraiser, left_on, shape_of
 from gpu_device_plugin.core.value.workload_mix import largest_kind
+from gpu_device_plugin.model.changes import ChangeLog
+from gpu_device_plugin.model.placing import FIT
+from gpu_device_plugin.model.resources import NO_AMOUNTS, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, MutableSequence, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.pod_demand import Ask
-    from gpu_device_plugin.core.model.gpus import Links
-    from gpu_device_plugin.core.model.resources import Amounts
     from gpu_device_plugin.core.value.marginal_value import Appraisal
     from gpu_device_plugin.core.value.node_types import NodeType
     from gpu_device_plugin.core.value.price_learning import Tables
     from gpu_device_plugin.fleet_view import View
+    from gpu_device_plugin.model.gpus import Links
+    from gpu_device_plugin.model.resources import Amounts
 
 V = TypeVar("V")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.contract.keys import DEFAULT_PROFILE
+from gpu_device_plugin.model.contract.keys import DEFAULT_PROFILE
 from gpu_device_plugin.settings.sources import Text, Texts
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.contract.history import (
+from gpu_device_plugin.features.history.contract import (
     ContainerHistory,
     Decision,
     GpuHistory,
@@ -15,13 +15,13 @@ from gpu_device_plugin.core.contract.history import (
     IncidentSummary,
     NodeHistory,
 )
-from gpu_device_plugin.core.contract.nodereport import GpuUse, NodeUse
-from gpu_device_plugin.core.model.condition import GpuTelemetry, Throttle
-from gpu_device_plugin.core.model.limits import Enforcement, LimitStatus
+from gpu_device_plugin.model.condition import GpuTelemetry, Throttle
+from gpu_device_plugin.model.contract.nodereport import GpuUse, NodeUse
+from gpu_device_plugin.model.limits import Enforcement, LimitStatus
 from tests.reports import part
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.core.contract.history import Series
+    from gpu_device_plugin.features.history.contract import Series
 
 AT = "2026-11-23T09:29:45Z"
 GAP = slice(100, 120)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.model.gpus import Gpu, Inventory, MigInstance
-from gpu_device_plugin.core.model.memory import MIB_PER_GIB
-from gpu_device_plugin.core.model.mig import MigMode
-from gpu_device_plugin.core.model.shares import Shares, share_id
-from gpu_device_plugin.core.node.ledger import Ledger
-from gpu_device_plugin.core.node.node import Block, Node
+from gpu_device_plugin.model.gpus import Gpu, Inventory, MigInstance
+from gpu_device_plugin.model.memory import MIB_PER_GIB
+from gpu_device_plugin.model.mig import MigMode
+from gpu_device_plugin.model.shares import Shares, share_id
+from gpu_device_plugin.node.rules.ledger import Ledger
+from gpu_device_plugin.node.rules.node import Block, Node
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

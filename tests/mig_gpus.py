@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_device_plugin.core.model.gpus import Gpu, MigInstance
+from gpu_device_plugin.model.gpus import Gpu, MigInstance
 
 SMALL = ("1g.10gb", 9_728)
 MIDDLE = ("2g.20gb", 19_968)

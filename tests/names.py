@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_device_plugin.core.model.resources import Kind, Names
+from gpu_device_plugin.model.resources import Kind, Names
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 
 MEM = GPU_MEM

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.model.gpus import Closeness, Gpu, Inventory, Links
-from gpu_device_plugin.core.model.memory import MIB_PER_GIB
-from gpu_device_plugin.core.model.shares import Shares, share_id
-from gpu_device_plugin.core.node.ledger import Ledger, Reservation
-from gpu_device_plugin.core.node.node import Block, Node
+from gpu_device_plugin.model.gpus import Closeness, Gpu, Inventory, Links
+from gpu_device_plugin.model.memory import MIB_PER_GIB
+from gpu_device_plugin.model.shares import Shares, share_id
+from gpu_device_plugin.node.rules.ledger import Ledger, Reservation
+from gpu_device_plugin.node.rules.node import Block, Node
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

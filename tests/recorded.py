@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.contract.keys import NODE_LABELS, NODE_USE
-from gpu_device_plugin.core.model.pods import ContainerKind
+from gpu_device_plugin.model.contract.keys import NODE_LABELS, NODE_USE
+from gpu_device_plugin.model.pods import ContainerKind
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.pod_specs import ContainerSpec, PodSpec
 from tests.names import COUNT, MEM
+from tests.node import harness
+from tests.node.cluster_harness import NODE, Cluster, promise
 from tests.programs.extender import harness as extender_harness
-from tests.programs.node import harness
-from tests.programs.node.cluster_harness import NODE, Cluster, promise
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 
-from gpu_device_plugin.core.contract.history import IncidentList
+from gpu_device_plugin.features.history.contract import IncidentList
 from gpu_device_plugin.testing.builders import node, pod
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
 from tests.histories import gpu, hour, incident, summary, used_by

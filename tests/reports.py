@@ -7,8 +7,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.contract.keys import NODE_LIMITS, NODE_USE
-from gpu_device_plugin.core.contract.nodereport import (
+from gpu_device_plugin.model.contract.keys import NODE_LIMITS, NODE_USE
+from gpu_device_plugin.model.contract.nodereport import (
     ContainerUse,
     GpuUse,
     NodeLimits,
@@ -18,7 +18,7 @@ from gpu_device_plugin.core.contract.nodereport import (
     write_node_limits,
     write_node_use,
 )
-from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
+from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

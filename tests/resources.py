@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_device_plugin.core.model.resources import Kind, Resource
+from gpu_device_plugin.model.resources import Kind, Resource
 from tests import names
 
 MEM = Resource(Kind.MEMORY, names.MEM)

@@ -9,8 +9,8 @@ from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.packing import Effort
 from gpu_device_plugin.core.cluster.scoring import Scorer
 from gpu_device_plugin.core.cluster.usage import Usage
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
-from gpu_device_plugin.core.model.resources import Amounts
+from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
+from gpu_device_plugin.model.resources import Amounts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.history import ContainerHistory, GpuHistory, NodeHistory
-from gpu_device_plugin.core.model.condition import GpuTelemetry, Throttle
-from gpu_device_plugin.core.model.times import epoch_s
+from gpu_device_plugin.features.history.contract import ContainerHistory, GpuHistory, NodeHistory
+from gpu_device_plugin.model.condition import GpuTelemetry, Throttle
+from gpu_device_plugin.model.times import epoch_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from gpu_device_plugin.core.contract.history import Series
+    from gpu_device_plugin.features.history.contract import Series
 
 AT = "2026-11-28T12:00:00Z"
 NOW = (epoch_s(AT) or 0.0) + 5

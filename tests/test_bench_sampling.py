@@ -17,7 +17,7 @@ from gpu_device_plugin.core.cluster.fitting import Unfit, unfit
 from gpu_device_plugin.core.cluster.packing import CachingPacker, Effort
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.cluster.usage import usage_of
-from gpu_device_plugin.core.contract.nodegpus import by_division
+from gpu_device_plugin.model.contract.nodegpus import by_division
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,10 +13,10 @@ import pytest
 from gpu_device_plugin import __version__, cli
 from gpu_device_plugin.__main__ import kubectl_plugin
 from gpu_device_plugin.__main__ import main as begin
+from gpu_device_plugin.features.limits.settings import LimitSettings
+from gpu_device_plugin.features.mps.settings import MpsSettings
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import Knob, UsageError, knobs_of
-from gpu_device_plugin.settings.limits import LimitSettings
-from gpu_device_plugin.settings.mps import MpsSettings
 from gpu_device_plugin.settings.node import NodeSettings
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def signalled(
 
 @pytest.mark.parametrize(
     ("command", "module"),
-    [("node", "cli"), ("node", "programs.node.node_program"), ("extender", "programs.extender.extender_program")],
+    [("node", "cli"), ("node", "node.node_program"), ("extender", "programs.extender.extender_program")],
 )
 def test_sigterm_ends_a_program_that_is_still_being_loaded(command: str, module: str) -> None:
     """As PID 1 it would be passed over by the kernel if nobody handled it. It comes with the program's first import."""

@@ -70,6 +70,7 @@ def test_beside_the_kubelets_sockets_nothing_is_opened_in_another_way() -> None:
     """Of files as of settings; a plain open would follow links, and wait for the other end of a pipe."""
     package = Path(gpu_device_plugin.__file__).parent
     sources = [package / "settings" / "knobs.py", *(path for path in (package / "kubelet").glob("*.py"))]
+    sources += (package / "features").glob("*/*.py")
     sources.remove(package / "kubelet" / "procfs.py")  # the kernel's files: nobody puts a link or a pipe there
     ways = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}
     found = [

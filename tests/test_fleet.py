@@ -11,11 +11,11 @@ import pytest
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.other_pods import OtherPod
 from gpu_device_plugin.core.cluster.usage import Usage
-from gpu_device_plugin.core.contract.keys import IDX
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
-from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.core.model.resources import Amounts
 from gpu_device_plugin.fleet import Fleet, FleetEntry
+from gpu_device_plugin.model.contract.keys import IDX
+from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.model.resources import Amounts
 from tests.resources import COUNT, MEM
 
 if TYPE_CHECKING:

@@ -13,16 +13,16 @@ from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.usage import Usage
-from gpu_device_plugin.core.contract.nodegpus import BY_CLAIMS, ListedGpu, NodeGpus
-from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
-from gpu_device_plugin.core.model.gpus import NO_LINKS, Closeness, Links
-from gpu_device_plugin.core.model.placing import POLICIES, Demand
-from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts, Kind
 from gpu_device_plugin.core.value.marginal_value import shape_of
 from gpu_device_plugin.core.value.price_learning import Tables, learn
 from gpu_device_plugin.core.value.workload_mix import PodKind
 from gpu_device_plugin.fleet_judge import UNKNOWN, UNTRIED, Judge
 from gpu_device_plugin.fleet_view import View
+from gpu_device_plugin.model.contract.nodegpus import BY_CLAIMS, ListedGpu, NodeGpus
+from gpu_device_plugin.model.contract.wishes import NO_WISHES, Wishes
+from gpu_device_plugin.model.gpus import NO_LINKS, Closeness, Links
+from gpu_device_plugin.model.placing import POLICIES, Demand
+from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts, Kind
 from tests.scores import score
 from tests.work import counted
 

@@ -15,19 +15,19 @@ from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.fitting import Fit, fit, unfit
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, promise, usage_of
-from gpu_device_plugin.core.contract.keys import IDX
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
-from gpu_device_plugin.core.model.placing import POLICIES
-from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.fleet_judge import UNKNOWN, Judge
+from gpu_device_plugin.model.contract.keys import IDX
+from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.model.placing import POLICIES
+from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from tests.resources import COUNT, MEM, RESOURCES
 from tests.scores import score
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.model.resources import Resource
 
 VANISHED_GRACE_S = 30.0
 NODES = {

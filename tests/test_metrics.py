@@ -16,10 +16,10 @@ import pytest
 from gpu_device_plugin import __version__, metrics
 from gpu_device_plugin.aio.http import ListenError, Page, page_at, serving_routes
 from gpu_device_plugin.core.cluster.candidate import Candidate
-from gpu_device_plugin.core.contract.nodegpus import NodeGpus
-from gpu_device_plugin.core.model.placing import Room
 from gpu_device_plugin.core.report.exposition import Gauge
 from gpu_device_plugin.core.report.gauges import ExtenderMetrics, NodeMetrics
+from gpu_device_plugin.model.contract.nodegpus import NodeGpus
+from gpu_device_plugin.model.placing import Room
 from tests.nodes import node
 
 if TYPE_CHECKING:

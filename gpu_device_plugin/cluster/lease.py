@@ -17,7 +17,7 @@ from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.cluster.client.answers import answered
 from gpu_device_plugin.cluster.client.errors import ApiError, Call, ConflictError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import LEASES
-from gpu_device_plugin.core.model.times import micro_time
+from gpu_device_plugin.model.times import micro_time
 
 if TYPE_CHECKING:
     from gpu_device_plugin.cluster.client.api_client import Client

@@ -11,8 +11,8 @@ from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.cluster.objects.decoding import PODS
 from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
 from gpu_device_plugin.cluster.store import Store
-from gpu_device_plugin.core.model.pods import Pod
-from gpu_device_plugin.core.node.kubelet.admission_order import AdmissionOrder
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.node.rules.admission_order import AdmissionOrder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -33,21 +33,21 @@ if TYPE_CHECKING:
             """
 
         def probe(self) -> list[Record]:
-            """Read every GPU of the inventory, as a `core.node.health.gpu_health.Probe` with the `error` of a failure.
+            """Read every GPU of the inventory, as a `node.rules.health.gpu_health.Probe` with the `error` of a failure.
 
             A MIG instance that exists no more is left out: the record of its GPU names the instances that there are.
             """
 
         def use(self, *, utilisation: bool) -> list[Record]:
-            """Read the processes on every GPU of the inventory, each as a `core.node.use.process_use.GpuReading`.
+            """Read the processes on every GPU of the inventory, each as a `features.use.rules.process_use.GpuReading`.
 
             With `utilisation` also their use of the multiprocessors. MIG instances that exist no more are left out.
             """
 
         def condition(self, groups: list[str]) -> list[Record]:
-            """Read the condition of every GPU, each as a `core.model.condition.GpuTelemetry`, of these groups only.
+            """Read the condition of every GPU, each as a `model.condition.GpuTelemetry`, of these groups only.
 
-            `groups` are values of `core.model.condition.ConditionGroup`. A value that this driver or GPU does not tell
+            `groups` are values of `model.condition.ConditionGroup`. A value that this driver or GPU does not tell
             is left out, as is one beyond `MOST_OF_CONDITION`. GPUs that are lost and MIG instances are left out.
             """
 
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
             """Wait at most `timeout_s` for an event.
 
             Returns:
-                XIDs (`core.node.health.gpu_health.Xid`), each followed by a reading of its GPU, and readings of GPUs
+                XIDs (`node.rules.health.gpu_health.Xid`), each followed by a reading of its GPU, and readings of GPUs
                 with other events; empty if there was no event.
             """
 
@@ -88,7 +88,7 @@ MOST_OF_CONDITION = {
     **dict.fromkeys(("nvlink_errors", "ecc_corrected", "ecc_uncorrected"), _COUNTER),
     **dict.fromkeys(("retired_pages", "remapped_rows"), _COUNTER),
 }
-"""The most that each number of a `core.model.condition.GpuTelemetry` can be; the least is 0."""
+"""The most that each number of a `model.condition.GpuTelemetry` can be; the least is 0."""
 
 NO_LIBRARY = "no-library"
 UNUSABLE_LIBRARY = "unusable-library"

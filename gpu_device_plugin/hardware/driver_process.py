@@ -17,9 +17,9 @@ from gpu_device_plugin.hardware.messages import MalformedError, MessageStream
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from gpu_device_plugin.core.model.condition import GpuReading, GpuTelemetry
-    from gpu_device_plugin.core.node.health.gpu_health import Probe, Xid
     from gpu_device_plugin.hardware.messages import Answer, CgroupLimit, Listing, Message
+    from gpu_device_plugin.model.condition import GpuReading, GpuTelemetry
+    from gpu_device_plugin.node.rules.health.gpu_health import Probe, Xid
 
 A = TypeVar("A")
 _NAME = "the process that speaks to the driver"

@@ -7,8 +7,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.core.model.gpus import Gpu, Inventory
-from gpu_device_plugin.core.node.health.gpu_health import (
+from gpu_device_plugin.hardware import driver
+from gpu_device_plugin.model.gpus import Gpu, Inventory
+from gpu_device_plugin.node.rules.health.gpu_health import (
     Cause,
     Cleared,
     Gone,
@@ -21,9 +22,8 @@ from gpu_device_plugin.core.node.health.gpu_health import (
     change,
     step,
 )
-from gpu_device_plugin.core.node.ledger import Reading
-from gpu_device_plugin.core.node.positions import in_order
-from gpu_device_plugin.hardware import driver
+from gpu_device_plugin.node.rules.ledger import Reading
+from gpu_device_plugin.node.rules.positions import in_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

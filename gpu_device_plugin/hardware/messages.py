@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from gpu_device_plugin.core.model.condition import (
+from gpu_device_plugin.hardware.driver import ADVICE, MOST_OF_CONDITION
+from gpu_device_plugin.model.condition import (
     GpuReading,  # noqa: TC001 - as above
     GpuTelemetry,  # noqa: TC001 - msgspec looks them up
 )
-from gpu_device_plugin.core.model.gpus import Gpu, Link, MigInstance  # noqa: TC001 - msgspec looks them up
-from gpu_device_plugin.core.model.mig import is_profile
-from gpu_device_plugin.core.node.health.gpu_health import Probe, Xid
-from gpu_device_plugin.hardware.driver import ADVICE, MOST_OF_CONDITION
+from gpu_device_plugin.model.gpus import Gpu, Link, MigInstance  # noqa: TC001 - msgspec looks them up
+from gpu_device_plugin.model.mig import is_profile
+from gpu_device_plugin.node.rules.health.gpu_health import Probe, Xid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import files
-from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner, owner_of
+from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner, owner_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping

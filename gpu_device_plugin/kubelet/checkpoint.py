@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpu_device_plugin import files
-from gpu_device_plugin.core.contract import variables
-from gpu_device_plugin.core.model.holds import DeviceHold
-from gpu_device_plugin.core.model.limits import Enforcement
-from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.kubelet.sockets import advice
+from gpu_device_plugin.model.contract import variables
+from gpu_device_plugin.model.holds import DeviceHold
+from gpu_device_plugin.model.limits import Enforcement
+from gpu_device_plugin.model.resources import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
     from pathlib import Path
 
-    from gpu_device_plugin.core.model.resources import Names
+    from gpu_device_plugin.model.resources import Names
 
 NAME = "kubelet_internal_checkpoint"
 _LARGEST = 64 << 20

@@ -8,12 +8,12 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.node.use.cgroup_names import owner_of_process
+from gpu_device_plugin.kubelet.cgroup_names import owner_of_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner
+    from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
 
 PROC = Path("/proc")
 MOST = 8192

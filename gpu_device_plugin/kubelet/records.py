@@ -7,19 +7,19 @@ import time
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.node.kubelet.ended_pods import EndedPods
-from gpu_device_plugin.core.node.ledger import Evidence
 from gpu_device_plugin.kubelet import checkpoint
 from gpu_device_plugin.kubelet.calls import PodResourcesUnavailableError, listed_pods
 from gpu_device_plugin.kubelet.sockets import KUBELET_SOCKET, identity
+from gpu_device_plugin.node.rules.ended_pods import EndedPods
+from gpu_device_plugin.node.rules.ledger import Evidence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
-    from gpu_device_plugin.core.model.resources import Names
-    from gpu_device_plugin.core.node.kubelet.ended_pods import PodsInApi
     from gpu_device_plugin.kubelet.checkpoint import Checkpoint
+    from gpu_device_plugin.model.resources import Names
+    from gpu_device_plugin.node.rules.ended_pods import PodsInApi
 
 _LOOK_S = 0.02
 """Interval between checks whether the kubelet has written its checkpoint, which takes 1 to 100 ms."""

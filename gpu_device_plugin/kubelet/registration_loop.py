@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import NoReturn
 
-    from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.kubelet.rounds import OnEvent
     from gpu_device_plugin.kubelet.servicer import PluginServicer
+    from gpu_device_plugin.model.resources import Resource
 
 
 @dataclass(slots=True)

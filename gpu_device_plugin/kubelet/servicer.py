@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 
-from gpu_device_plugin.core.contract import variables
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2_grpc
 from gpu_device_plugin.kubelet.streams import Streams
+from gpu_device_plugin.model.contract import variables
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from grpc import aio
 
     from gpu_device_plugin.aio.observable import Observable
-    from gpu_device_plugin.core.model.resources import Resource
-    from gpu_device_plugin.core.node.kubelet.advertised_devices import Offer
-    from gpu_device_plugin.core.node.limits.container_grants import Grant
+    from gpu_device_plugin.model.resources import Resource
+    from gpu_device_plugin.node.rules.advertised_devices import Offer
+    from gpu_device_plugin.node.rules.container_grants import Grant
 
 _MOST_CONTAINERS = 64
 """Most containers in one call. A kubelet asks for one."""

@@ -10,19 +10,19 @@ import msgspec
 
 from gpu_device_plugin import files
 from gpu_device_plugin.aio.waiting import in_thread
-from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
-from gpu_device_plugin.core.model.limits import Enforcement
-from gpu_device_plugin.core.node.kubelet.ended_pods import Remembered
-from gpu_device_plugin.core.node.ledger import Reservation
 from gpu_device_plugin.kubelet.sockets import OURS
+from gpu_device_plugin.model.holds import DeviceHold, HoldSource
+from gpu_device_plugin.model.limits import Enforcement
+from gpu_device_plugin.node.rules.ended_pods import Remembered
+from gpu_device_plugin.node.rules.ledger import Reservation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
     from gpu_device_plugin.aio.observable import Observable
-    from gpu_device_plugin.core.model.resources import Names
-    from gpu_device_plugin.core.node.ledger import Reservations
+    from gpu_device_plugin.model.resources import Names
+    from gpu_device_plugin.node.rules.ledger import Reservations
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ ENDED_PODS = "ended-pods"
 """UIDs, separated by spaces, of ended pods whose devices the kubelet's checkpoint still shows."""
 
 WAY = "serve"
-"""The way in which pods got the node's GPUs, a `core.node.serving_mode.ServingMode`."""
+"""The way in which pods got the node's GPUs, a `node.rules.serving_mode.ServingMode`."""
 
 AUDITED = "audited"
 """Until when an agent recorded who has which GPU, RFC 3339."""

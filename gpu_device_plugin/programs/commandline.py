@@ -14,7 +14,7 @@ from gpu_device_plugin.settings.sources import Sources
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.settings.knobs import Knob
 
 OK, FAILED, MISUSED = 0, 1, 2

@@ -7,7 +7,7 @@ import ipaddress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from gpu_device_plugin.core.model.resources import Kind, Resource
+from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.settings.forms import DOMAIN, RESOURCE_NAME, api_server, one_of
 from gpu_device_plugin.settings.knobs import SettingsError, knob, refuse
 

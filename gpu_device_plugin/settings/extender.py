@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from gpu_device_plugin.core.model.placing import POLICIES
+from gpu_device_plugin.model.placing import POLICIES
 from gpu_device_plugin.settings.common import (
     ProgramSettings,
     in_cluster_api,

@@ -8,8 +8,8 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from gpu_device_plugin.core.model.memory import parse_mib
-from gpu_device_plugin.core.model.times import seconds
+from gpu_device_plugin.model.memory import parse_mib
+from gpu_device_plugin.model.times import seconds
 from gpu_device_plugin.settings.knobs import Form, nearest
 
 if TYPE_CHECKING:

@@ -6,15 +6,15 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
-from gpu_device_plugin.core.model.condition import ConditionGroup
-from gpu_device_plugin.core.model.limits import CHOOSABLE, Enforcement
-from gpu_device_plugin.core.model.mig import MigMode
-from gpu_device_plugin.core.model.placing import POLICIES
-from gpu_device_plugin.core.model.resources import OF_GPUS, Kind, Names, Resource
-from gpu_device_plugin.core.node.health.cordoning import FAULTS
-from gpu_device_plugin.core.node.limits.container_grants import DELIVERIES
-from gpu_device_plugin.core.node.serving_mode import SERVING_MODES, ServingMode
+from gpu_device_plugin.features.cordon.rules import FAULTS
+from gpu_device_plugin.model.condition import ConditionGroup
+from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
+from gpu_device_plugin.model.limits import CHOOSABLE, Enforcement
+from gpu_device_plugin.model.mig import MigMode
+from gpu_device_plugin.model.placing import POLICIES
+from gpu_device_plugin.model.resources import OF_GPUS, Kind, Names, Resource
+from gpu_device_plugin.node.rules.container_grants import DELIVERIES
+from gpu_device_plugin.node.rules.serving_mode import SERVING_MODES, ServingMode
 from gpu_device_plugin.settings.common import ProgramSettings
 from gpu_device_plugin.settings.forms import (
     DIRECTORY,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from gpu_device_plugin import files
-from gpu_device_plugin.core.contract.keys import DEFAULT_PROFILE
-from gpu_device_plugin.core.contract.variables import LIMITS, MEMORY_GUARANTEED, MEMORY_LIMIT
+from gpu_device_plugin.model.contract.keys import DEFAULT_PROFILE
+from gpu_device_plugin.model.contract.variables import LIMITS, MEMORY_GUARANTEED, MEMORY_LIMIT
 from gpu_device_plugin.settings.knobs import (
     ENVIRONMENT_PREFIX,
     PROGRAM,

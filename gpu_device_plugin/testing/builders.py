@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.contract.keys import STATIC_POD
+from gpu_device_plugin.model.contract.keys import STATIC_POD
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

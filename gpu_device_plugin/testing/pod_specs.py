@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
+from gpu_device_plugin.model.pods import ContainerKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

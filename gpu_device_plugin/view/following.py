@@ -13,12 +13,12 @@ from gpu_device_plugin.core.cluster.claimed_gpus import pools, waits_for_ours, w
 from gpu_device_plugin.core.cluster.held_instances import instance_pod
 from gpu_device_plugin.core.cluster.node_report import NodeView
 from gpu_device_plugin.core.cluster.usage import Occupant
-from gpu_device_plugin.core.contract.keys import READ_BY_AGENT, READ_BY_INSPECT
-from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
-from gpu_device_plugin.core.contract.nodereport import STALE_S, NodeReport, node_report
-from gpu_device_plugin.core.model.pods import MOST_WRITTEN
-from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.fleet import Fleet, FleetEntry
+from gpu_device_plugin.model.contract.keys import READ_BY_AGENT, READ_BY_INSPECT
+from gpu_device_plugin.model.contract.nodegpus import gpus_of_node
+from gpu_device_plugin.model.contract.nodereport import STALE_S, NodeReport, node_report
+from gpu_device_plugin.model.pods import MOST_WRITTEN
+from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.view.objects import Named, decoded
 from gpu_device_plugin.view.poddetails import brief, scheduling_status
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.held_instances import InstancePod
-    from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.model.resource_claims import Claim
-    from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.model.resource_claims import Claim
+    from gpu_device_plugin.model.resources import Resource
 
 T_contra = TypeVar("T_contra", bound=Versioned, contravariant=True)
 

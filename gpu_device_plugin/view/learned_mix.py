@@ -9,15 +9,15 @@ from gpu_device_plugin.cluster.objects.decoding import NodeReader, PodReader
 from gpu_device_plugin.cluster.objects.other_pods import OtherPodReader
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
-from gpu_device_plugin.core.contract.keys import READ_ON_NODES, READ_ON_PODS
-from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
-from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.model.times import epoch_s
 from gpu_device_plugin.core.report.text.prices import Lesson, lesson
 from gpu_device_plugin.core.value.fair_learning import studied
 from gpu_device_plugin.core.value.marginal_value import shape_of
 from gpu_device_plugin.core.value.price_learning import Dominance
 from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix, kinds_of
+from gpu_device_plugin.model.contract.keys import READ_ON_NODES, READ_ON_PODS
+from gpu_device_plugin.model.contract.nodegpus import gpus_of_node
+from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.view.objects import readable
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.other_pods import OtherPod
-    from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.model.resources import Resource
 
 
 def lesson_of(

@@ -14,9 +14,9 @@ from gpu_device_plugin.core.capacity.movable import Evictability, Resident, Resi
 from gpu_device_plugin.core.capacity.terms import MOST_TERMS, NOWHERE, Requirement
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.usage import Occupant, Usage
-from gpu_device_plugin.core.contract.keys import HELD_ROOM, READ_BY_AGENT
 from gpu_device_plugin.core.contract.moves import read_held
-from gpu_device_plugin.core.model.times import epoch_s
+from gpu_device_plugin.model.contract.keys import HELD_ROOM, READ_BY_AGENT
+from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.view.objects import ApiObject, Condition, Named, decoded, readable
 from gpu_device_plugin.view.poddetails import SchedulingSpec
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
     from gpu_device_plugin.core.cluster.node_report import NodeView
-    from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.model.resources import Amounts, Resource
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.model.resources import Amounts, Resource
 
 BUDGETS = ObjectKind("poddisruptionbudgets", group="policy")
 _EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"

@@ -20,7 +20,10 @@ from gpu_device_plugin.cluster.objects.bounds import (
 )
 from gpu_device_plugin.cluster.objects.decoding import ObjectMeta, OwnedMeta, PodReader
 from gpu_device_plugin.core.capacity.terms import MOST_TERMS, NO_TERMS, Alternative, Requirement, Terms, Toleration
-from gpu_device_plugin.core.contract.keys import (
+from gpu_device_plugin.core.report.text.printing import shortened
+from gpu_device_plugin.core.report.why.mistaken_requests import annotations_of_others
+from gpu_device_plugin.core.report.why.pod_causes import DEFAULT_SCHEDULER, SchedulingStatus
+from gpu_device_plugin.model.contract.keys import (
     FRAMEWORKS,
     MEMORY_GUARANTEE,
     MEMORY_LIMIT,
@@ -28,18 +31,15 @@ from gpu_device_plugin.core.contract.keys import (
     READ_BY_AGENT,
     WISHES,
 )
-from gpu_device_plugin.core.model.resource_claims import PodClaim
-from gpu_device_plugin.core.report.text.printing import shortened
-from gpu_device_plugin.core.report.why.mistaken_requests import annotations_of_others
-from gpu_device_plugin.core.report.why.pod_causes import DEFAULT_SCHEDULER, SchedulingStatus
+from gpu_device_plugin.model.resource_claims import PodClaim
 from gpu_device_plugin.settings.knobs import nearest
 from gpu_device_plugin.view.objects import ApiObject, Condition, decoded, readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.model.resources import Resource
 
 _CHOICES = tuple(sorted({*WISHES, FRAMEWORKS, MEMORY_GUARANTEE, MEMORY_LIMIT}))
 """The annotations that owners of pods write."""

@@ -8,7 +8,7 @@ from gpu_device_plugin.cluster.objects.decoding import PodReader
 from gpu_device_plugin.cluster.objects.resource_claims import GROUP, read_claim
 from gpu_device_plugin.core.cluster.held_instances import instance_pod
 from gpu_device_plugin.core.cluster.usage import NOTHING, usage_of
-from gpu_device_plugin.core.contract.keys import READ_BY_AGENT
+from gpu_device_plugin.model.contract.keys import READ_BY_AGENT
 from gpu_device_plugin.view.following import FollowedCluster
 from gpu_device_plugin.view.objects import readable
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     import msgspec
 
     from gpu_device_plugin.core.cluster.usage import Usage
-    from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.model.resource_claims import Claim
-    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.model.resource_claims import Claim
+    from gpu_device_plugin.model.resources import Resource
 
 ABSENT = f"this cluster has none ({GROUP}/v1 comes with Kubernetes 1.34)"
 """Why ResourceClaims cannot be read where the API server does not know them."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.cluster.claimed_gpus import ask_of_claims, for_claims
 from gpu_device_plugin.core.cluster.held_instances import asked_instances
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
-from gpu_device_plugin.core.contract.history import everyone
 from gpu_device_plugin.core.report.finding import note
 from gpu_device_plugin.core.report.why.explanations import Kept, NodeAnswer, answers, describe
 from gpu_device_plugin.core.report.why.mig_explanations import asked_by_profile, instance_facts
@@ -17,6 +16,7 @@ from gpu_device_plugin.core.report.why.pod_causes import asked_by_claims, by_cla
 from gpu_device_plugin.core.report.why.pod_use import refusals
 from gpu_device_plugin.core.report.why.scheduler_checks import besides, exclusions
 from gpu_device_plugin.core.report.why.slowness import slowness
+from gpu_device_plugin.features.history.contract import everyone
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import SettingsError
 from gpu_device_plugin.settings.sources import Sources, Text, Texts
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
-    from gpu_device_plugin.core.contract.history import MaySee, NodeHistory
-    from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.model.resource_claims import Claim
-    from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.report.finding import Finding
     from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
+    from gpu_device_plugin.features.history.contract import MaySee, NodeHistory
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.model.resource_claims import Claim
+    from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.view.objects import ConfigMap
 
 CONFIGURATION = "gpushare-extender"

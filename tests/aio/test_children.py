@@ -106,4 +106,4 @@ def test_every_signal_to_a_child_goes_through_here() -> None:
         if re.search(r"os\.kill(pg)?\(|\.(send_signal|terminate)\(", path.read_text())
     }
     # The daemons of MPS detach themselves, and outlive their supervisor: they are nobody's children.
-    assert senders == {"aio/children.py", "programs/mps/nvidia.py"}
+    assert senders == {"aio/children.py", "features/mps/supervisor/nvidia.py"}

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from gpu_device_plugin.core.contract.keys import ASSIGNED
+from gpu_device_plugin.model.contract.keys import ASSIGNED
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 from tests.programs.extender.harness import held
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.core.contract.keys import HELD_ROOM, HOSTNAME, KEPT_NODE
+from gpu_device_plugin.model.contract.keys import HELD_ROOM, HOSTNAME, KEPT_NODE
 from tests.autoscaler.conftest import AGED_S, growing
 from tests.autoscaler.invariants import Watch
 from tests.autoscaler.kubelets import MERGE

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.core.contract.keys import STARTUP_TAINT
+from gpu_device_plugin.model.contract.keys import STARTUP_TAINT
 from tests.autoscaler.conftest import AGED_S, growing
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.core.contract.keys import USE_MODEL, USE_UUID
+from gpu_device_plugin.model.contract.keys import USE_MODEL, USE_UUID
 from tests.autoscaler.cloud import Group
 from tests.autoscaler.conftest import AGED_S, growing
 from tests.autoscaler.world import WAITS_S

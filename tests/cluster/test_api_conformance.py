@@ -32,7 +32,7 @@ from gpu_device_plugin.cluster.writers.binder import Binder, BindError, PodRef
 from gpu_device_plugin.cluster.writers.events import EventSubject, EventWriter, about_node
 from gpu_device_plugin.cluster.writers.own_node import NodeMetadata, OwnNode
 from gpu_device_plugin.cluster.writers.pod_writer import PodWriter
-from gpu_device_plugin.core.model.pods import Pod
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container, mirror, node, pod
 from tests.cluster.conftest import beside
 from tests.patience import patience

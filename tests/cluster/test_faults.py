@@ -15,7 +15,7 @@ from gpu_device_plugin.cluster.client.errors import (
 from gpu_device_plugin.cluster.objects.decoding import NODES, NodeReader
 from gpu_device_plugin.cluster.writers.own_node import OwnNode
 from gpu_device_plugin.cluster.writers.pod_writer import PodWriter
-from gpu_device_plugin.core.model.pods import Pod
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.testing.builders import node, pod
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Reset
 from tests.cluster.conftest import beside

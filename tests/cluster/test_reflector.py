@@ -17,7 +17,7 @@ from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, Un
 from gpu_device_plugin.cluster.objects.decoding import PODS, PodReader
 from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
 from gpu_device_plugin.cluster.store import Store as ObjectStore
-from gpu_device_plugin.core.model.pods import Pod
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.testing.builders import GPU_MEM, container, node, pod
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Garbage, Hang, Reset, Slow, Trouble

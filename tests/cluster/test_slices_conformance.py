@@ -16,9 +16,9 @@ from gpu_device_plugin.cluster.client.api_client import Client, PatchType, Timin
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.client.errors import ConflictError, InvalidError
 from gpu_device_plugin.cluster.objects.resource_claims import CLAIMS, SLICES, read_slice
-from gpu_device_plugin.core.dra.devices import SliceInputs
-from gpu_device_plugin.core.dra.pool import contents, dropped, plain_contents, writes
-from gpu_device_plugin.core.model.mig import MigMode
+from gpu_device_plugin.features.claims.rules.devices import SliceInputs
+from gpu_device_plugin.features.claims.rules.pool import contents, dropped, plain_contents, writes
+from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
 from tests.claims import mig_node, node
 from tests.cluster.conftest import Api, processes, programs
@@ -26,7 +26,7 @@ from tests.cluster.conftest import Api, processes, programs
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from gpu_device_plugin.core.node.node import Node
+    from gpu_device_plugin.node.rules.node import Node
     from tests.cluster.conftest import RealServer
 
 Json = dict[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.contract import keys as wire
+from gpu_device_plugin.model.contract import keys as wire
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import container, pod
 from tests.deploy.policies_world import (

@@ -14,14 +14,14 @@ import jsonschema  # type: ignore[import-untyped]  # its stubs would be one more
 import pytest
 
 from gpu_device_plugin import __version__, cli
-from gpu_device_plugin.core.node.limits.extra_grant import ExtraGrant, Mount
-from gpu_device_plugin.core.node.limits.limit_verification import NO_CGROUPS
+from gpu_device_plugin.features.limits.extra_grant_file import read_extra_grant
+from gpu_device_plugin.features.limits.rules.limit_verification import NO_CGROUPS
+from gpu_device_plugin.features.limits.settings import LimitSettings
+from gpu_device_plugin.features.mps.settings import MpsSettings
 from gpu_device_plugin.kubelet import cgroupfs
+from gpu_device_plugin.node.rules.extra_grant import ExtraGrant, Mount
 from gpu_device_plugin.settings.extender import ExtenderSettings
-from gpu_device_plugin.settings.extra_grant import read_extra_grant
 from gpu_device_plugin.settings.knobs import knobs_of
-from gpu_device_plugin.settings.limits import LimitSettings
-from gpu_device_plugin.settings.mps import MpsSettings
 from gpu_device_plugin.settings.node import NodeSettings, settings_for
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.settings.web import WebSettings

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import aiohttp
 import pytest
 
-from gpu_device_plugin.core.model.times import rfc3339
+from gpu_device_plugin.model.times import rfc3339
 from tests.deploy.test_dashboard_live import prometheus
 
 if TYPE_CHECKING:

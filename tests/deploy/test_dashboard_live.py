@@ -16,15 +16,15 @@ import pytest
 import yaml
 
 from gpu_device_plugin.aio.children import signal_child
-from gpu_device_plugin.core.contract.keys import MEMORY_LIMIT
+from gpu_device_plugin.model.contract.keys import MEMORY_LIMIT
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
 from tests.deploy.test_monitoring import ALERTS, QUERIES, RECORDS
+from tests.node.cluster_harness import NODE, Cluster, promise
+from tests.node.harness import T4, pod, world
 from tests.patience import eventually
 from tests.ports import free_ports
 from tests.programs.extender.harness import QUICK, ExtenderWorld, patient
-from tests.programs.node.cluster_harness import NODE, Cluster, promise
-from tests.programs.node.harness import T4, pod, world
 from tools.monitoring import FILES, RULES
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from gpu_device_plugin import cli
-from gpu_device_plugin.core.contract import dra, keys
-from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.features.claims import contract as dra
+from gpu_device_plugin.model.contract import keys
+from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Texts
 from tests.deploy.manifests import AGENT, DEPLOY, Json, documents, objects, parsed, pod_of, the

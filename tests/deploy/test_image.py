@@ -75,7 +75,9 @@ def test_what_cannot_be_imported_is_noticed_when_the_image_is_built() -> None:
     assert version == ["gpu-device-plugin", "--version"]
     source = (ROOT / "gpu_device_plugin" / "cli.py").read_text(encoding="utf-8")
     lazily = re.findall(
-        r"^    from (gpu_device_plugin\.programs\.\w+) import (\w+)(?: as \w+)?(?:  #.*)?$", source, re.MULTILINE
+        r"^    from (gpu_device_plugin\.(?:node|programs\.\w+|features\.\w+\.\w+)) import (\w+)(?: as \w+)?(?:  #.*)?$",
+        source,
+        re.MULTILINE,
     )
     programs = {f"{package}.{name}" for package, name in lazily}
     assert imports[-1].removeprefix("import ").split(", ") == sorted(programs)

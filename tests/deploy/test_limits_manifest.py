@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpu_device_plugin import cli
-from gpu_device_plugin.settings.limits import LimitSettings
+from gpu_device_plugin.features.limits.settings import LimitSettings
 from gpu_device_plugin.settings.sources import Texts
 from tests.deploy.manifests import pod_of, the
 

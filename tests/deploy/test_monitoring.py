@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from gpu_device_plugin import cli
+from gpu_device_plugin.features.mps.settings import MpsSettings
 from gpu_device_plugin.settings.extender import ExtenderSettings
-from gpu_device_plugin.settings.mps import MpsSettings
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Texts
 from tests.deploy.declared import TARGET, labels_by_metric

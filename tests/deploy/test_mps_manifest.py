@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gpu_device_plugin import cli
-from gpu_device_plugin.core.node.mps.mps_daemon import QUIT_S
+from gpu_device_plugin.features.mps.rules.mps_daemon import QUIT_S
+from gpu_device_plugin.features.mps.settings import MpsSettings
 from gpu_device_plugin.settings.knobs import knobs_of
-from gpu_device_plugin.settings.mps import MpsSettings
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Texts
 from tests.deploy.manifests import pod_of, the

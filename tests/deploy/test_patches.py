@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from gpu_device_plugin.core.contract.keys import SWITCH_LABEL
+from gpu_device_plugin.model.contract.keys import SWITCH_LABEL
 from gpu_device_plugin.settings.node import NodeSettings
 from tests.deploy.manifests import AGENT, DEPLOY, Json, agent, pod_of
 from tests.deploy.templates import Chart

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.cluster.writers.events import CONTROLLER
-from gpu_device_plugin.core.contract import keys as wire
-from gpu_device_plugin.core.contract.keys import SWITCH_LABEL
-from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsStatus
-from gpu_device_plugin.core.contract.nodelabels import node_labels, our_annotations, our_labels
-from gpu_device_plugin.core.contract.nodereport import NodeLimits
-from gpu_device_plugin.core.model.gpus import Gpu, Inventory
-from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
-from gpu_device_plugin.core.model.mig import MigMode
-from gpu_device_plugin.core.model.placing import Demand, Placement
-from gpu_device_plugin.core.model.resources import Kind, Resource
-from gpu_device_plugin.core.model.shares import Shares
-from gpu_device_plugin.core.node.limits.container_grants import DELIVERIES, VARIABLES, Delivery, grant
-from gpu_device_plugin.core.node.limits.extra_grant import GrantOwner
+from gpu_device_plugin.model.contract import keys as wire
+from gpu_device_plugin.model.contract.keys import SWITCH_LABEL
+from gpu_device_plugin.model.contract.mpsfiles import MpsGpu, MpsStatus
+from gpu_device_plugin.model.contract.nodelabels import node_labels, our_annotations, our_labels
+from gpu_device_plugin.model.contract.nodereport import NodeLimits
+from gpu_device_plugin.model.gpus import Gpu, Inventory
+from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
+from gpu_device_plugin.model.mig import MigMode
+from gpu_device_plugin.model.placing import Demand, Placement
+from gpu_device_plugin.model.resources import Kind, Resource
+from gpu_device_plugin.model.shares import Shares
+from gpu_device_plugin.node.rules.container_grants import DELIVERIES, VARIABLES, Delivery, grant
+from gpu_device_plugin.node.rules.extra_grant import GrantOwner
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.testing.builders import container, pod
 from tests.deploy.manifests import DEPLOY, Json, documents, the
@@ -54,8 +54,8 @@ from tests.deploy.policies_world import (
 from tests.docs.pages import blocks
 from tests.kubeconfig import kubeconfig
 from tests.mig_gpus import SMALL, in_mig_mode
+from tests.node import harness
 from tests.patience import eventually
-from tests.programs.node import harness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -270,8 +270,8 @@ def test_f12_rbac_grants_what_the_extender_calls_and_nothing_else(manifest: Path
 
 def test_the_agent_and_the_extender_are_told_apart() -> None:
     agent, extender = (
-        rights_needed(f"gpu_device_plugin.programs.{name}")
-        for name in ("node.node_program", "extender.extender_program")
+        rights_needed(f"gpu_device_plugin.{name}")
+        for name in ("node.node_program", "programs.extender.extender_program")
     )
     assert ("", "pods/binding", "create") in extender - agent
     assert ("", "nodes/status", "patch") in agent - extender

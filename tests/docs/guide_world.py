@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from gpu_device_plugin.cluster.client.config import ClusterConfig
-from gpu_device_plugin.core.contract.keys import INSTANCES
-from gpu_device_plugin.core.model.mig import MigMode, is_mig_resource
-from gpu_device_plugin.core.model.pods import ContainerKind
+from gpu_device_plugin.model.contract.keys import INSTANCES
+from gpu_device_plugin.model.mig import MigMode, is_mig_resource
+from gpu_device_plugin.model.pods import ContainerKind
 from gpu_device_plugin.programs.extender.extender_program import Extender
 from gpu_device_plugin.programs.inspect import inspect_program
 from gpu_device_plugin.settings.extender import ExtenderSettings
@@ -26,9 +26,9 @@ from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
 from gpu_device_plugin.testing.pod_specs import ContainerSpec, Pod, PodSpec
+from tests.node.cluster_harness import said_of, takes_pods
+from tests.node.harness import NodeWorld, world
 from tests.programs.extender.harness import QUICK
-from tests.programs.node.cluster_harness import said_of, takes_pods
-from tests.programs.node.harness import NodeWorld, world
 from tests.scheduler_double.scheduler import ExtenderConfig, Scheduler
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin import cli
-from gpu_device_plugin.core.contract.keys import SWITCH_LABEL
-from gpu_device_plugin.core.node.kubelet.conflicting_plugins import OTHERS
+from gpu_device_plugin.features.conflicts.rules import OTHERS
+from gpu_device_plugin.model.contract.keys import SWITCH_LABEL
 from tests.deploy.manifests import DEPLOY, documents
 from tests.docs.pages import DOCS, ROOT, blocks, commands, pages, text_of
 

@@ -13,14 +13,14 @@ import pytest
 import yaml
 
 from gpu_device_plugin.cluster.objects.resource_claims import read_claim
-from gpu_device_plugin.core.contract import dra
-from gpu_device_plugin.core.dra.devices import SliceInputs
-from gpu_device_plugin.core.dra.pool import contents, slice_name
-from gpu_device_plugin.core.model.gpus import Closeness, Gpu, Inventory, Link, MigInstance
-from gpu_device_plugin.core.model.limits import Enforcement
-from gpu_device_plugin.core.model.mig import MigMode
-from gpu_device_plugin.core.model.shares import Shares
-from gpu_device_plugin.core.node.node import Node
+from gpu_device_plugin.features.claims import contract as dra
+from gpu_device_plugin.features.claims.rules.devices import SliceInputs
+from gpu_device_plugin.features.claims.rules.pool import contents, slice_name
+from gpu_device_plugin.model.gpus import Closeness, Gpu, Inventory, Link, MigInstance
+from gpu_device_plugin.model.limits import Enforcement
+from gpu_device_plugin.model.mig import MigMode
+from gpu_device_plugin.model.shares import Shares
+from gpu_device_plugin.node.rules.node import Node
 from tests import patience
 from tests.deploy.test_apply import Kubectl, api_server
 from tests.docs.pages import DOCS, ROOT

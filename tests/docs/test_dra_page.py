@@ -7,9 +7,9 @@ import re
 import pytest
 import yaml
 
-from gpu_device_plugin.core.contract import dra
-from gpu_device_plugin.core.dra.preparing import share_config
-from gpu_device_plugin.core.model.resource_claims import Claim, Parameters
+from gpu_device_plugin.features.claims import contract as dra
+from gpu_device_plugin.features.claims.rules.preparing import share_config
+from gpu_device_plugin.model.resource_claims import Claim, Parameters
 from tests.docs.pages import DOCS, ROOT, blocks, sections, text_of
 
 PAGE = text_of(DOCS / "dra.md")

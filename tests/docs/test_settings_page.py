@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gpu_device_plugin.features.limits.settings import LimitSettings
+from gpu_device_plugin.features.mps.settings import MpsSettings
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import Knob, knobs_of
-from gpu_device_plugin.settings.limits import LimitSettings
-from gpu_device_plugin.settings.mps import MpsSettings
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.web import WebSettings
 

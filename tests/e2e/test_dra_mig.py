@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from gpu_device_plugin.core.contract.keys import MIG_LABEL
+from gpu_device_plugin.model.contract.keys import MIG_LABEL
 from tests.docs.pages import DOCS
 from tests.e2e import dra_lab
 from tests.e2e.dra_lab import (

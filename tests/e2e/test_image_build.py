@@ -31,7 +31,9 @@ PAGE = ROOT / "docs" / "install-image.md"
 NAME = f"localhost/gpu-device-plugin:{__version__}"
 PACKAGE = ROOT / "gpu_device_plugin"
 PROGRAMS = sorted(
-    ".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in PACKAGE.glob("programs/**/[!_]*.py")
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+    for path in PACKAGE.rglob("[!_]*.py")
+    if path.relative_to(PACKAGE).parts[0] in ("features", "node", "programs")
 )
 
 pytestmark = pytest.mark.timeout(1800)

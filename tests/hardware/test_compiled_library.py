@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.core.model.condition import ConditionGroup, GpuTelemetry, Throttle
 from gpu_device_plugin.core.report.finding import examine
 from gpu_device_plugin.core.report.findings.node_checks import CHECKS
 from gpu_device_plugin.hardware.gpu_health_tracker import State
+from gpu_device_plugin.model.condition import ConditionGroup, GpuTelemetry, Throttle
 from gpu_device_plugin.programs.doctor.doctor_program import DoctorDeadlines, DoctorPlace, examined
 from gpu_device_plugin.settings.node import NodeSettings
 

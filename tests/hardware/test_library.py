@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.core.model.condition import SLOWING, ConditionGroup, GpuTelemetry, Throttle
-from gpu_device_plugin.core.model.gpus import Closeness
-from gpu_device_plugin.core.model.memory import shares_of
 from gpu_device_plugin.core.report.findings.condition_checks import condition_here
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
+from gpu_device_plugin.model.condition import SLOWING, ConditionGroup, GpuTelemetry, Throttle
+from gpu_device_plugin.model.gpus import Closeness
+from gpu_device_plugin.model.memory import shares_of
 from tests.core.report.findings.test_node_checks import WELL
 from tests.nvml_mock import Mock, need_library
 from tests.patience import eventually, stretched
@@ -22,8 +22,8 @@ from tests.patience import eventually, stretched
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gpu_device_plugin.core.node.health.gpu_health import Xid
     from gpu_device_plugin.hardware.monitor import MonitorTimings
+    from gpu_device_plugin.node.rules.health.gpu_health import Xid
     from tests.hardware.conftest import Watching
 
 

@@ -14,9 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.model.condition import SLOWING, GpuProcess, GpuReading, GpuTelemetry, Throttle
-from gpu_device_plugin.core.model.gpus import Closeness, Gpu, Link, MigInstance
-from gpu_device_plugin.core.node.health.gpu_health import Probe, Xid
 from gpu_device_plugin.hardware.child import serve
 from gpu_device_plugin.hardware.driver import ADVICE, MOST_OF_CONDITION
 from gpu_device_plugin.hardware.fake.fake_driver import Fake
@@ -31,6 +28,9 @@ from gpu_device_plugin.hardware.messages import (
     MessageStream,
     read,
 )
+from gpu_device_plugin.model.condition import SLOWING, GpuProcess, GpuReading, GpuTelemetry, Throttle
+from gpu_device_plugin.model.gpus import Closeness, Gpu, Link, MigInstance
+from gpu_device_plugin.node.rules.health.gpu_health import Probe, Xid
 
 GPU = {"uuid": "GPU-a", "index": 0, "product": "Tesla T4", "total_mib": 15360}
 PARENT = {**GPU, "uuid": "GPU-m", "mig": True}

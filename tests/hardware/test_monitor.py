@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.core.model.condition import GpuReading
-from gpu_device_plugin.core.model.gpus import Closeness
-from gpu_device_plugin.core.node.health.gpu_health import GpuHealth, HealthRules, Xid
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, HealthChange, State
 from gpu_device_plugin.hardware.messages import MOST_BYTES, CgroupLimit
 from gpu_device_plugin.hardware.monitor import Hardware, HardwareContextLost, MonitorTimings
+from gpu_device_plugin.model.condition import GpuReading
+from gpu_device_plugin.model.gpus import Closeness
+from gpu_device_plugin.node.rules.health.gpu_health import GpuHealth, HealthRules, Xid
 from tests.patience import eventually, patience, stretched
 
 if TYPE_CHECKING:

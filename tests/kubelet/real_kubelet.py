@@ -17,8 +17,8 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse, DeviceSpec, Mount
+from gpu_device_plugin.model.pods import ContainerKind
 from gpu_device_plugin.testing.pod_specs import Container, Pod, PodSpec
 from tests.e2e.archives import write_image
 from tests.patience import eventually, stretched

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner, owner_of
+from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner, owner_of
 from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
 
 UID = "8dbc6bd1-07c9-4f21-a4f4-3b4fd6e0c6a1"

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.core.contract.variables import LIMITS
-from gpu_device_plugin.core.model.limits import Enforcement
-from gpu_device_plugin.core.model.resources import Kind, Names
-from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner, owner_of_process
 from gpu_device_plugin.kubelet import checkpoint
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse, Mount
+from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner, owner_of_process
 from gpu_device_plugin.kubelet.cgroupfs import ROOT, CgroupTree
+from gpu_device_plugin.model.contract.variables import LIMITS
+from gpu_device_plugin.model.limits import Enforcement
+from gpu_device_plugin.model.resources import Kind, Names
 from gpu_device_plugin.testing.pod_specs import pod
 from tests.kubelet.kubelet_under_test import healthy
 from tests.kubelet.real_kubelet import RealKubelet

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.contract.variables import LIMITS
-from gpu_device_plugin.core.model.holds import DeviceHold
-from gpu_device_plugin.core.model.limits import Enforcement
-from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import CDIDevice, ContainerAllocateResponse, DeviceSpec, Mount
 from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadableError, read, stamp_of
+from gpu_device_plugin.model.contract.variables import LIMITS
+from gpu_device_plugin.model.holds import DeviceHold
+from gpu_device_plugin.model.limits import Enforcement
+from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.testing.kubelet import kubelet_files
 from tests.names import COUNT, MEM, OURS
 

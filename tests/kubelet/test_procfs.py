@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.core.node.use.cgroup_names import CgroupOwner
+from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
 from gpu_device_plugin.kubelet.procfs import ProcessOwners, boot_id, boot_time, in_nodes_namespace, running_pods
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.core.model.resources import Kind, Names
-from gpu_device_plugin.core.node.kubelet.ended_pods import PodsInApi
 from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
 from gpu_device_plugin.kubelet.records import KubeletRecords
+from gpu_device_plugin.model.resources import Kind, Names
+from gpu_device_plugin.node.rules.ended_pods import PodsInApi
 from gpu_device_plugin.testing.kubelet.kubelet_double import Kubelet
 from gpu_device_plugin.testing.pod_specs import pod
 from tests.kubelet.scripted_plugin import ScriptedPlugin

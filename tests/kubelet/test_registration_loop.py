@@ -15,8 +15,6 @@ import pytest
 from grpc import aio
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.core.model.resources import Kind, Resource
-from gpu_device_plugin.core.node.limits.container_grants import Grant
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import DevicePluginStub
 from gpu_device_plugin.kubelet.calls import answers
@@ -24,6 +22,8 @@ from gpu_device_plugin.kubelet.registration_loop import RegistrationLoop
 from gpu_device_plugin.kubelet.rounds import RegistrationEvent, RoundTimings
 from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryGoneError
+from gpu_device_plugin.model.resources import Kind, Resource
+from gpu_device_plugin.node.rules.container_grants import Grant
 from gpu_device_plugin.testing.kubelet.kubelet_double import Kubelet
 from gpu_device_plugin.testing.kubelet.kubelet_services import Gate
 from tests.kubelet.scripted_plugin import ScriptedPlugin

@@ -11,11 +11,11 @@ import pytest
 from grpc import aio
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.core.node.kubelet.advertised_devices import Offer
-from gpu_device_plugin.core.node.limits.container_grants import Grant
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2_grpc
 from gpu_device_plugin.kubelet.servicer import PluginServicer, RefusedError, device_list
+from gpu_device_plugin.node.rules.advertised_devices import Offer
+from gpu_device_plugin.node.rules.container_grants import Grant
 from tests.kubelet.short_paths import short_folder
 from tests.nodes import node
 from tests.patience import eventually
@@ -24,7 +24,7 @@ from tests.resources import COUNT, MEM
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
 
-    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.model.resources import Resource
 
 
 @dataclass

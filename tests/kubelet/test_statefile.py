@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.core.model.holds import DeviceHold, HoldSource
-from gpu_device_plugin.core.model.limits import Enforcement
-from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.kubelet.ended_pods import Remembered
-from gpu_device_plugin.core.node.ledger import Reservation
 from gpu_device_plugin.kubelet.statefile import PROFILE, SHARE_SIZE, SavedAllocations, SavedGuarantees, StateFile
+from gpu_device_plugin.model.holds import DeviceHold, HoldSource
+from gpu_device_plugin.model.limits import Enforcement
+from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.node.rules.ended_pods import Remembered
+from gpu_device_plugin.node.rules.ledger import Reservation
 from tests.names import OURS
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from gpu_device_plugin.core.model.times import epoch_s
+from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.testing import builders
 from tests.deploy.manifests import Json, documents
 from tests.patience import stretched

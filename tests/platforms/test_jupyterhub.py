@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.core.contract.keys import MEMORY_LIMIT
+from gpu_device_plugin.model.contract.keys import MEMORY_LIMIT
 from tests.platforms.world import PLATFORMS, Platform, needed, platform
 from tests.ports import free_ports
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from gpu_device_plugin.core.contract.keys import IDX, NODE_GPUS
+from gpu_device_plugin.model.contract.keys import IDX, NODE_GPUS
 from gpu_device_plugin.testing import builders
 from tests import patience
 from tests.deploy.manifests import Json, documents

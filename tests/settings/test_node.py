@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_device_plugin.core.contract.variables import LIMITS, MEMORY_GUARANTEED, MEMORY_LIMIT
-from gpu_device_plugin.core.model.condition import ConditionGroup
-from gpu_device_plugin.core.model.resources import Kind, Resource
+from gpu_device_plugin.model.condition import ConditionGroup
+from gpu_device_plugin.model.contract.variables import LIMITS, MEMORY_GUARANTEED, MEMORY_LIMIT
+from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.forms import Address
 from gpu_device_plugin.settings.knobs import Reload, SettingsError, knobs_of, reload

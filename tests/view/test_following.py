@@ -13,8 +13,8 @@ from gpu_device_plugin.cluster.objects.decoding import PodReader
 from gpu_device_plugin.cluster.objects.resource_claims import read_claim
 from gpu_device_plugin.core.capacity.terms import NO_TERMS
 from gpu_device_plugin.core.cluster.usage import Usage
-from gpu_device_plugin.core.contract.keys import ALLOCATION, INSTANCES, NODE_GPUS, NODE_USE
-from gpu_device_plugin.core.contract.nodegpus import NodeGpus, write_node_gpus
+from gpu_device_plugin.model.contract.keys import ALLOCATION, INSTANCES, NODE_GPUS, NODE_USE
+from gpu_device_plugin.model.contract.nodegpus import NodeGpus, write_node_gpus
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.testing.builders import container, node, pod
 from gpu_device_plugin.view.following import FollowedCluster, FollowedNode, FollowedPod
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import FrameType
 
-    from gpu_device_plugin.core.model.resource_claims import Claim
+    from gpu_device_plugin.model.resource_claims import Claim
 
 RESOURCES = ResourceSettings().offered
 NOW_S = 1_800_000_000.0

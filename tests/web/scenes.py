@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from gpu_device_plugin.core.contract.history import IncidentKind, IncidentList
+from gpu_device_plugin.features.history.contract import IncidentKind, IncidentList
 from tests import histories
 
 Json = dict[str, Any]

@@ -12,15 +12,15 @@ from gpu_device_plugin.core.capacity.movable import Move, Resident, Stays
 from gpu_device_plugin.core.capacity.plans import Plan
 from gpu_device_plugin.core.cluster.agentpods import agents
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
-from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_LIMIT, MEMORY_PROMISED
-from gpu_device_plugin.core.model.limits import CHOOSABLE
-from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.report.finding import note
 from gpu_device_plugin.core.report.text.plan_texts import verdict
 from gpu_device_plugin.core.report.why.explanations import Kept, answers, what_makes_room, why_waits
 from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
 from gpu_device_plugin.core.report.why.pod_use import of_pod
 from gpu_device_plugin.core.report.why.resizing import resizes
+from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_LIMIT, MEMORY_PROMISED
+from gpu_device_plugin.model.limits import CHOOSABLE
+from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.programs.web.page_state import ASKING, NO_NODES
 from gpu_device_plugin.settings.common import ResourceSettings
 from tests.reports import ASKED, part, report
@@ -118,7 +118,7 @@ def sentences() -> list[str]:
     notes += [
         f"What {of_node[0].lower()}{of_node[1:]} remembers cannot be understood; upgrade the older of agent and page."
     ]
-    # As programs/node/flight_recorder.py and its callers write them.
+    # As features/history/flight_recorder.py and its callers write them.
     notes += ["GPU 0 reported XID 48: xxx", "pod default/xxx is evicted: xxx"]
     killed = "was killed for lack of main memory"
     notes += [f"container xxx {killed}, at its memory limit or its node's", f"a process of container xxx {killed}"]

@@ -94,6 +94,8 @@ def modules() -> list[str]:
         for each in graph.find_children(f"{PACKAGE}.programs")
         if each.rpartition(".")[2] not in PROGRAMS and graph.find_children(each)
     }
+    others |= graph.find_children(f"{PACKAGE}.node") - {f"{PACKAGE}.node.rules"}
+    others |= {f"{PACKAGE}.features.limits.helper", f"{PACKAGE}.features.mps.supervisor"}
     for each in others:
         graph.remove_module(each)
         for below in [name for name in graph.modules if name.startswith(f"{each}.")]:

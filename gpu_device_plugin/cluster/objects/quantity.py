@@ -8,8 +8,8 @@ from decimal import ROUND_CEILING, Decimal
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts
-from gpu_device_plugin.core.model.sharing import Shared
+from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts
+from gpu_device_plugin.model.sharing import Shared
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping

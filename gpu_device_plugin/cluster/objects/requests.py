@@ -15,8 +15,8 @@ from gpu_device_plugin.cluster.objects.bounds import (
     bounded,
     fits,
 )
-from gpu_device_plugin.core.contract.keys import STATIC_POD
-from gpu_device_plugin.core.model.pods import ContainerEnd, Owner
+from gpu_device_plugin.model.contract.keys import STATIC_POD
+from gpu_device_plugin.model.pods import ContainerEnd, Owner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

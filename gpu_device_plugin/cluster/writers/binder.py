@@ -14,14 +14,14 @@ from gpu_device_plugin.cluster.client.answers import translated
 from gpu_device_plugin.cluster.client.errors import ApiError, Call, ConflictError, NotFoundError, UnavailableError
 from gpu_device_plugin.cluster.objects.decoding import PODS
 from gpu_device_plugin.cluster.objects.requests import ClaimStatuses
-from gpu_device_plugin.core.contract.keys import ASSIGNED, MEMORY_HELD, MEMORY_PROMISED
+from gpu_device_plugin.model.contract.keys import ASSIGNED, MEMORY_HELD, MEMORY_PROMISED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.cluster.objects.decoding import PodReader
-    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.model.pods import Pod
 
 _ATTEMPTS = 3
 _REWRITTEN = frozenset({ASSIGNED, MEMORY_HELD, MEMORY_PROMISED})

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from gpu_device_plugin.cluster.client.backoff import Backoff
 from gpu_device_plugin.cluster.client.errors import TRANSIENT, ApiError, ConflictError, NotFoundError, UnauthorizedError
 from gpu_device_plugin.cluster.objects.decoding import EVENTS
-from gpu_device_plugin.core.model.times import micro_time
+from gpu_device_plugin.model.times import micro_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable

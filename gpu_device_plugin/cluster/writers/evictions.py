@@ -22,7 +22,7 @@ from gpu_device_plugin.cluster.objects.decoding import PODS
 
 if TYPE_CHECKING:
     from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.model.pods import Pod
 
 _BUDGET_CAUSE = "DisruptionBudget"
 """policy/v1, DisruptionBudgetCause: tells a budget's 429 from that of an API server that sheds load."""

@@ -14,17 +14,17 @@ from gpu_device_plugin.cluster.client.api_client import PatchType
 from gpu_device_plugin.cluster.client.backoff import Backoff
 from gpu_device_plugin.cluster.client.errors import ApiError, Call, ConflictError, ForbiddenError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import NODES, NodeReader
-from gpu_device_plugin.core.contract.cordons import read_cordons, write_cordons
-from gpu_device_plugin.core.contract.keys import CORDONS, GPU_CONDITION
-from gpu_device_plugin.core.model.times import rfc3339
+from gpu_device_plugin.model.contract.cordons import read_cordons, write_cordons
+from gpu_device_plugin.model.contract.keys import CORDONS, GPU_CONDITION
+from gpu_device_plugin.model.times import rfc3339
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
-    from gpu_device_plugin.core.contract.cordons import Cordon
-    from gpu_device_plugin.core.node.health.node_condition import GpuHealthyCondition
+    from gpu_device_plugin.model.contract.cordons import Cordon
+    from gpu_device_plugin.node.rules.health.node_condition import GpuHealthyCondition
 
 _log = logging.getLogger(__name__)
 

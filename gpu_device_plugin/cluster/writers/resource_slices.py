@@ -25,16 +25,16 @@ from gpu_device_plugin.cluster.objects.resource_claims import CLAIMS, GROUP, SLI
 from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
 from gpu_device_plugin.cluster.store import Store
 from gpu_device_plugin.cluster.writers.own_node import keep_written
-from gpu_device_plugin.core.contract.dra import DRIVER
-from gpu_device_plugin.core.dra.pool import Content, Present, dropped, writes
-from gpu_device_plugin.core.dra.prepared import status_body
+from gpu_device_plugin.features.claims.contract import DRIVER
+from gpu_device_plugin.features.claims.rules.pool import Content, Present, dropped, writes
+from gpu_device_plugin.features.claims.rules.prepared import status_body
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.core.dra.prepared import PreparedClaim
-    from gpu_device_plugin.core.model.resource_claims import Claim
+    from gpu_device_plugin.features.claims.rules.prepared import PreparedClaim
+    from gpu_device_plugin.model.resource_claims import Claim
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class NodeSlices(Store[Present]):
         """The names of fields that the API server is known to store."""
         self._uid = ""
         self.wanted: Observable[Sequence[Content] | None] = Observable(None)
-        """What the slices shall offer, see `core.dra.pool.contents`."""
+        """What the slices shall offer, see `features.claims.rules.pool.contents`."""
         self.published: Observable[Sequence[Content] | None] = Observable(None)
         """What they offer, as far as we know; None: that is not known."""
         self.reflector: Reflector[Present] = Reflector(

@@ -13,13 +13,13 @@ from gpu_device_plugin.cluster.client.errors import Call, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import NOT_ENDED, PODS, ObjectKind, OwnedMeta, read_metadata
 from gpu_device_plugin.cluster.objects.requests import controller_of
 from gpu_device_plugin.core.capacity.idle import Workload
-from gpu_device_plugin.core.contract.keys import NOTEBOOK_STOPPED, REPLICAS_BEFORE_IDLE
+from gpu_device_plugin.model.contract.keys import NOTEBOOK_STOPPED, REPLICAS_BEFORE_IDLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.core.model.pods import Owner
+    from gpu_device_plugin.model.pods import Owner
 
 _SCALED = {"Deployment": ObjectKind("deployments", "apps"), "StatefulSet": ObjectKind("statefulsets", "apps")}
 SCALED: Mapping[str, ObjectKind] = MappingProxyType(_SCALED)

@@ -17,7 +17,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpu_device_plugin.core.capacity.terms import NO_TERMS, Alternative, Requirement, Terms, Toleration
-from gpu_device_plugin.core.contract.keys import HOSTNAME, STAND_IN, SWITCH_LABEL, SWITCHED_ON
+from gpu_device_plugin.model.contract.keys import HOSTNAME, STAND_IN, SWITCH_LABEL, SWITCHED_ON
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

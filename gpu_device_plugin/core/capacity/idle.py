@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.keys import IDLE_SINCE, REPLICAS_BEFORE_IDLE, WHEN_IDLE
-from gpu_device_plugin.core.model.times import epoch_s
-from gpu_device_plugin.core.node.use.eviction_choice import spared
-from gpu_device_plugin.core.node.use.use_report import AGAIN_S
+from gpu_device_plugin.features.eviction.rules import spared
+from gpu_device_plugin.features.use.rules.use_report import AGAIN_S
+from gpu_device_plugin.model.contract.keys import IDLE_SINCE, REPLICAS_BEFORE_IDLE, WHEN_IDLE
+from gpu_device_plugin.model.times import epoch_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.model.pods import Pod
 
 TRUSTED_S = 2 * AGAIN_S
 """Nothing happens on the word of an agent whose newest figures are older: it may have ended, and see no use."""

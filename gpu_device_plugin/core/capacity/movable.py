@@ -11,16 +11,16 @@ from gpu_device_plugin.core.capacity.terms import NO_TERMS, Terms, obstacles
 from gpu_device_plugin.core.cluster.held_instances import asked_instances
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Impossible, ask
 from gpu_device_plugin.core.cluster.usage import NOTHING, Occupant, Usage
-from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts, Kind
+from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.capacity.terms import NodeFacts
     from gpu_device_plugin.core.cluster.candidate import Candidate
-    from gpu_device_plugin.core.model.placing import Placement
-    from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.model.placing import Placement
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.model.resources import Resource
 
 _STANDARD = frozenset({"cpu", "memory", "ephemeral-storage", "pods"})
 """The resources that every node has."""

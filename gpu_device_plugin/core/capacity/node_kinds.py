@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.capacity.terms import obstacles
 from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
 from gpu_device_plugin.core.cluster.fitting import Unfit, after, fit, unfit
-from gpu_device_plugin.core.contract.keys import GROUP_LABELS, HOSTNAME, NODE_LABELS, STARTUP_TAINT
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
-from gpu_device_plugin.core.contract.nodelabels import label_value
-from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts, Kind
+from gpu_device_plugin.model.contract.keys import GROUP_LABELS, HOSTNAME, NODE_LABELS, STARTUP_TAINT
+from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.model.contract.nodelabels import label_value
+from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.capacity.terms import Terms
     from gpu_device_plugin.core.cluster.pod_demand import Ask
-    from gpu_device_plugin.core.model.taints import Taint
+    from gpu_device_plugin.model.taints import Taint
 
     Steps = Generator[None, None, "tuple[Candidate, Counter[int]]"]
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin.core.cluster.fitting import allowed, by_claims, unfit, unfit_by_kind, without
 from gpu_device_plugin.core.cluster.packing import groups, order
-from gpu_device_plugin.core.model.placing import POLICIES, Refusal, fits_kind, place
-from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts, Kind
+from gpu_device_plugin.model.placing import POLICIES, Refusal, fits_kind, place
+from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.capacity.movable import Resident, Site
     from gpu_device_plugin.core.cluster.packing import Packer
     from gpu_device_plugin.core.cluster.pod_demand import Ask
-    from gpu_device_plugin.core.model.placing import Demand, Placement, Room
+    from gpu_device_plugin.model.placing import Demand, Placement, Room
 
 _BINPACK = POLICIES["binpack"]
 _ROUNDING = 1e-6

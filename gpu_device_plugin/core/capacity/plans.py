@@ -16,7 +16,7 @@ from gpu_device_plugin.core.capacity.states import STEPS_AT_ONCE, Layouts, State
 from gpu_device_plugin.core.cluster.fitting import Fit, fit
 from gpu_device_plugin.core.cluster.packing import TooLongError
 from gpu_device_plugin.core.cluster.victims import VictimSearch
-from gpu_device_plugin.core.model.resources import NO_AMOUNTS
+from gpu_device_plugin.model.resources import NO_AMOUNTS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterable, Iterator, Mapping

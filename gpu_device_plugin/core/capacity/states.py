@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.capacity.movable import Move, Stays
 from gpu_device_plugin.core.capacity.places import Fits, NodesFree, PodsGone, covers, fewest_leaving, places, waste
 from gpu_device_plugin.core.cluster.packing import Effort, Packer
-from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.model.resources import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.capacity.movable import Resident, Site
     from gpu_device_plugin.core.capacity.places import Goal
     from gpu_device_plugin.core.cluster.pod_demand import Ask
-    from gpu_device_plugin.core.model.placing import Placement
+    from gpu_device_plugin.model.placing import Placement
 
     Steps = Generator[None, None, None]
     Waste = tuple[int, int]

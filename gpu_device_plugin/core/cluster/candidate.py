@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.usage import Usage
-from gpu_device_plugin.core.contract.nodegpus import NO_GPUS, with_cordons
-from gpu_device_plugin.core.model.placing import Room
+from gpu_device_plugin.model.contract.nodegpus import NO_GPUS, with_cordons
+from gpu_device_plugin.model.placing import Room
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.core.contract.nodegpus import NodeGpus
-    from gpu_device_plugin.core.model.resources import Amounts
+    from gpu_device_plugin.model.contract.nodegpus import NodeGpus
+    from gpu_device_plugin.model.resources import Amounts
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.candidate import Summary, summary
 from gpu_device_plugin.core.cluster.packing import MOST_STEPS, Packer, Packing, frees_of, groups, order
-from gpu_device_plugin.core.model.memory import format_mib
-from gpu_device_plugin.core.model.placing import FIT, POLICIES, Placement, Refusal, fits_kind, place, preference
-from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Kind
+from gpu_device_plugin.model.memory import format_mib
+from gpu_device_plugin.model.placing import FIT, POLICIES, Placement, Refusal, fits_kind, place, preference
+from gpu_device_plugin.model.resources import NO_AMOUNTS, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.pod_demand import Ask
-    from gpu_device_plugin.core.contract.nodegpus import NodeGpus
-    from gpu_device_plugin.core.contract.wishes import Wishes
-    from gpu_device_plugin.core.model.placing import Demand, Rank, Ranks, Room
-    from gpu_device_plugin.core.model.resources import Amounts
+    from gpu_device_plugin.model.contract.nodegpus import NodeGpus
+    from gpu_device_plugin.model.contract.wishes import Wishes
+    from gpu_device_plugin.model.placing import Demand, Rank, Ranks, Room
+    from gpu_device_plugin.model.resources import Amounts
 
     _Likeness = tuple[int, int, bool, bool, bool, bool]
 

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.pod_demand import amount_of
 from gpu_device_plugin.core.cluster.usage import NOTHING, Occupant
-from gpu_device_plugin.core.contract.keys import INSTANCES, MalformedAnnotationError
-from gpu_device_plugin.core.contract.promises import read_instances
-from gpu_device_plugin.core.model.mig import is_mig_resource
-from gpu_device_plugin.core.model.resources import Kind, Resource
+from gpu_device_plugin.model.contract.keys import INSTANCES, MalformedAnnotationError
+from gpu_device_plugin.model.contract.promises import read_instances
+from gpu_device_plugin.model.mig import is_mig_resource
+from gpu_device_plugin.model.resources import Kind, Resource
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.core.contract.nodegpus import ListedGpu
-    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.model.contract.nodegpus import ListedGpu
+    from gpu_device_plugin.model.pods import Pod
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.held_instances import whole_instances
 from gpu_device_plugin.core.cluster.usage import Occupant, Usage
-from gpu_device_plugin.core.contract.nodereport import NO_REPORT, trespasses
-from gpu_device_plugin.core.model.memory import format_mib
-from gpu_device_plugin.core.model.placing import Room
+from gpu_device_plugin.model.contract.nodereport import NO_REPORT, trespasses
+from gpu_device_plugin.model.memory import format_mib
+from gpu_device_plugin.model.placing import Room
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.held_instances import InstancePod, Instances
-    from gpu_device_plugin.core.contract.nodegpus import ListedGpu
-    from gpu_device_plugin.core.contract.nodereport import ContainerUse, NodeReport
-    from gpu_device_plugin.core.model.taints import Taint
+    from gpu_device_plugin.model.contract.nodegpus import ListedGpu
+    from gpu_device_plugin.model.contract.nodereport import ContainerUse, NodeReport
+    from gpu_device_plugin.model.taints import Taint
 
 
 @dataclass(frozen=True, slots=True)

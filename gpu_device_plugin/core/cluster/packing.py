@@ -7,13 +7,13 @@ from itertools import accumulate, groupby
 from operator import ge
 from typing import TYPE_CHECKING, TypeVar
 
-from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.model.resources import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Summary
-    from gpu_device_plugin.core.model.placing import Demand, Room
+    from gpu_device_plugin.model.placing import Demand, Room
 
 
 T = TypeVar("T")

@@ -11,18 +11,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.keys import SPLIT_LABEL, MalformedAnnotationError
-from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS
-from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes, read_wishes
-from gpu_device_plugin.core.model.gpus import MOST_GPUS, MOST_SHARES
-from gpu_device_plugin.core.model.placing import Demand
-from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.model.contract.keys import SPLIT_LABEL, MalformedAnnotationError
+from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS
+from gpu_device_plugin.model.contract.wishes import NO_WISHES, Wishes, read_wishes
+from gpu_device_plugin.model.gpus import MOST_GPUS, MOST_SHARES
+from gpu_device_plugin.model.placing import Demand
+from gpu_device_plugin.model.resources import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from gpu_device_plugin.core.model.pods import Container, Pod
-    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.model.pods import Container, Pod
+    from gpu_device_plugin.model.resources import Resource
 
 _MOST_PARTS = 16
 """The packer searches for room for all parts at once. Hardly any node has more than 16 GPUs."""

@@ -11,7 +11,7 @@ from gpu_device_plugin.core.cluster.candidate import rooms_of
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.packing import MOST_STEPS, Effort, Packer, Packing, TooLongError
 from gpu_device_plugin.core.cluster.victims import VictimSearch, spared
-from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.model.resources import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.fitting import Unfit
     from gpu_device_plugin.core.cluster.pod_demand import Ask
     from gpu_device_plugin.core.cluster.usage import Occupant
-    from gpu_device_plugin.core.model.placing import Demand
+    from gpu_device_plugin.model.placing import Demand
 
 # A step takes about a microsecond. A request names up to a tenth of a cluster's nodes: after so many steps no further
 # node is begun, and none is looked at for longer.

@@ -7,17 +7,17 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.usage import growable
-from gpu_device_plugin.core.contract.elastic import NO_ANSWER, PodGuarantees, answer_to
-from gpu_device_plugin.core.contract.keys import MEMORY_PROMISED
-from gpu_device_plugin.core.growth import GpuRoom, GrowthRequest, grow
+from gpu_device_plugin.features.elastic.contract import NO_ANSWER, PodGuarantees, answer_to
+from gpu_device_plugin.features.elastic.rules.growth import GpuRoom, GrowthRequest, grow
+from gpu_device_plugin.model.contract.keys import MEMORY_PROMISED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
-    from gpu_device_plugin.core.contract.elastic import Allowance, Answer, Size
-    from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.features.elastic.contract import Allowance, Answer, Size
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.model.resources import Resource
 
 _UNLISTED = GpuRoom("", 0, 0, None, "its node does not list its GPU at present")
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.candidate import summary
 from gpu_device_plugin.core.cluster.fitting import allowed, by_claims, gpu_policy_of
-from gpu_device_plugin.core.model.gpus import Closeness
-from gpu_device_plugin.core.model.placing import closest
-from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.model.gpus import Closeness
+from gpu_device_plugin.model.placing import closest
+from gpu_device_plugin.model.resources import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.candidate import Candidate, Summary
     from gpu_device_plugin.core.cluster.packing import Effort
     from gpu_device_plugin.core.cluster.pod_demand import Ask
-    from gpu_device_plugin.core.model.gpus import Links
+    from gpu_device_plugin.model.gpus import Links
 
 MOST = 10
 """The highest score that kube-scheduler expects of an extender."""

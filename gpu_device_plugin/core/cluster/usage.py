@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.pod_demand import amount_of, parts_of
-from gpu_device_plugin.core.contract.elastic import guarantees
-from gpu_device_plugin.core.contract.keys import (
+from gpu_device_plugin.features.elastic.contract import guarantees
+from gpu_device_plugin.model.contract.keys import (
     ASSIGNED,
     ASSUME_TIME,
     DEV,
@@ -20,19 +20,19 @@ from gpu_device_plugin.core.contract.keys import (
     PLACES,
     POD,
 )
-from gpu_device_plugin.core.contract.promises import Allocation, readable_promises, write_allocation
-from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.model.sharing import Shared
+from gpu_device_plugin.model.contract.promises import Allocation, readable_promises, write_allocation
+from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.model.sharing import Shared
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
-    from gpu_device_plugin.core.contract.nodegpus import NodeGpus
-    from gpu_device_plugin.core.contract.promises import Promise
-    from gpu_device_plugin.core.model.placing import Placement
-    from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.model.contract.nodegpus import NodeGpus
+    from gpu_device_plugin.model.contract.promises import Promise
+    from gpu_device_plugin.model.placing import Placement
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.model.resources import Resource
 
 
 NO_GROWTH = "{}"

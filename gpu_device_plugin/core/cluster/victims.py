@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.cluster.fitting import allowed, unfit
 from gpu_device_plugin.core.cluster.packing import groups
 from gpu_device_plugin.core.cluster.usage import Occupant
-from gpu_device_plugin.core.model.placing import fits_kind
-from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.model.placing import fits_kind
+from gpu_device_plugin.model.resources import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.cluster.pod_demand import Ask
     from gpu_device_plugin.core.cluster.usage import Usage
-    from gpu_device_plugin.core.model.placing import Demand
+    from gpu_device_plugin.model.placing import Demand
 
 
 # A whole group of 4 GPUs has 70 places on a node of 8; 8 of 16 would be 12,870. Of three containers' 512 only the first

@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.contract.keys import HELD_ROOM, MOVE_TO, MalformedAnnotationError
-from gpu_device_plugin.core.model.gpus import MOST_POSITIONS, MOST_SHARES
+from gpu_device_plugin.model.contract.keys import HELD_ROOM, MOVE_TO, MalformedAnnotationError
+from gpu_device_plugin.model.gpus import MOST_POSITIONS, MOST_SHARES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

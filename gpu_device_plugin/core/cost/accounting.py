@@ -15,13 +15,13 @@ from fractions import Fraction
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from gpu_device_plugin.core.cost.audit import AuditKind
-from gpu_device_plugin.core.model.times import epoch_s
+from gpu_device_plugin.features.audit.contract import AuditKind
+from gpu_device_plugin.model.times import epoch_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.core.cost.audit import AuditRecord
+    from gpu_device_plugin.features.audit.contract import AuditRecord
 
 K = TypeVar("K")
 

@@ -7,21 +7,21 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.nodereport import NO_LIMITS, GpuUse, NodeLimits, NodeUse, idle_s, to_return
-from gpu_device_plugin.core.model.condition import Throttle
-from gpu_device_plugin.core.model.gpus import Inventory
-from gpu_device_plugin.core.model.limits import LimitStatus
 from gpu_device_plugin.core.report.exposition import Gauge
+from gpu_device_plugin.model.condition import Throttle
+from gpu_device_plugin.model.contract.nodereport import NO_LIMITS, GpuUse, NodeLimits, NodeUse, idle_s, to_return
+from gpu_device_plugin.model.gpus import Inventory
+from gpu_device_plugin.model.limits import LimitStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
-    from gpu_device_plugin.core.contract.nodereport import ContainerUse
-    from gpu_device_plugin.core.model.condition import GpuTelemetry
-    from gpu_device_plugin.core.model.shares import SharedGpu
-    from gpu_device_plugin.core.node.node import Node
     from gpu_device_plugin.core.report.exposition import Gauges, Value
+    from gpu_device_plugin.model.condition import GpuTelemetry
+    from gpu_device_plugin.model.contract.nodereport import ContainerUse
+    from gpu_device_plugin.model.shares import SharedGpu
+    from gpu_device_plugin.node.rules.node import Node
 
     Row = tuple[Sequence[str], Sequence[float | None]]
     """Labels, and a value for each gauge; None: unknown."""

@@ -14,28 +14,28 @@ from typing import TYPE_CHECKING, Any
 from gpu_device_plugin.core.cluster.held_instances import readable_instances
 from gpu_device_plugin.core.cluster.node_report import sums_of
 from gpu_device_plugin.core.cluster.usage import Occupant
-from gpu_device_plugin.core.contract import variables
-from gpu_device_plugin.core.contract.keys import FRAMEWORKS, POD
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu
-from gpu_device_plugin.core.contract.nodereport import ContainerUse, GpuUse, trespasses
-from gpu_device_plugin.core.contract.promises import readable_promises
-from gpu_device_plugin.core.model.gpus import Gpu, MigInstance
-from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
-from gpu_device_plugin.core.model.placing import Demand, Placement
-from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.model.shares import SharedGpu, Shares
-from gpu_device_plugin.core.node.limits.container_grants import Delivery, grant, read_frameworks
-from gpu_device_plugin.core.node.limits.extra_grant import GrantOwner
+from gpu_device_plugin.model.contract import variables
+from gpu_device_plugin.model.contract.keys import FRAMEWORKS, POD
+from gpu_device_plugin.model.contract.nodegpus import ListedGpu
+from gpu_device_plugin.model.contract.nodereport import ContainerUse, GpuUse, trespasses
+from gpu_device_plugin.model.contract.promises import readable_promises
+from gpu_device_plugin.model.gpus import Gpu, MigInstance
+from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
+from gpu_device_plugin.model.placing import Demand, Placement
+from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.model.shares import SharedGpu, Shares
+from gpu_device_plugin.node.rules.container_grants import Delivery, grant, read_frameworks
+from gpu_device_plugin.node.rules.extra_grant import GrantOwner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.held_instances import Instances
     from gpu_device_plugin.core.cluster.node_report import GpuView, NodeView, PodShare, Sums
-    from gpu_device_plugin.core.contract.nodegpus import ListedInstance
-    from gpu_device_plugin.core.contract.nodereport import NodeReport
-    from gpu_device_plugin.core.model.pods import Container, Pod
-    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.model.contract.nodegpus import ListedInstance
+    from gpu_device_plugin.model.contract.nodereport import NodeReport
+    from gpu_device_plugin.model.pods import Container, Pod
+    from gpu_device_plugin.model.resources import Resource
 
 VERSION = 1
 """Increases when a field changes its meaning or is removed. Fields may be added at any time."""

@@ -242,7 +242,7 @@ def _accepted(
 def binpack(kind: PodKind, node_type: NodeType, left: Left) -> GpuChoice | None:
     """Return the GPUs that the policy `binpack` takes, with the node's score as gain; None where a pod does not fit.
 
-    As `core.cluster.scoring` and `core.model.placing` say of a node whose GPUs have no links.
+    As `core.cluster.scoring` and `model.placing` say of a node whose GPUs have no links.
     """
     if left.cpu_milli < kind.cpu_milli or left.memory_mib < kind.memory_mib:
         return None

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpu_device_plugin.core.model.placing import TOGETHER
-from gpu_device_plugin.core.model.resources import Amounts, Kind
 from gpu_device_plugin.core.value.node_types import NodeType, rounded
 from gpu_device_plugin.core.value.price_learning import SCARCITY, STRANDED, cell, cells
+from gpu_device_plugin.model.placing import TOGETHER
+from gpu_device_plugin.model.resources import Amounts, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
-    from gpu_device_plugin.core.model.placing import Demand, Rank, Ranks, Room
     from gpu_device_plugin.core.value.node_types import GpuKind
     from gpu_device_plugin.core.value.price_learning import Tables
     from gpu_device_plugin.core.value.workload_mix import PodKind
+    from gpu_device_plugin.model.placing import Demand, Rank, Ranks, Room
 
 
 CLOSED = -1
@@ -288,7 +288,7 @@ def unused(node_type: NodeType, frees: Sequence[int]) -> list[int]:
 def ties_of(cards: Sequence[int | None], frees: Sequence[int], allowed: Sequence[bool]) -> Sequence[tuple[bool, int]]:
     """Return for each GPU what decides between equals: instances come first, those of the fullest GPU before others.
 
-    So does `core.model.placing.preference`, which knows the allowed ones alone.
+    So does `model.placing.preference`, which knows the allowed ones alone.
     """
     together: Counter[int] = Counter()
     for at, card in enumerate(cards):

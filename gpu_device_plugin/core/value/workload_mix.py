@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
-from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.model.contract.wishes import NO_WISHES, Wishes
+from gpu_device_plugin.model.resources import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.pod_demand import Ask
-    from gpu_device_plugin.core.model.resources import Amounts
+    from gpu_device_plugin.model.resources import Amounts
 
 HALF_LIFE_S = 6 * 3600.0
 """After this many seconds a pod counts half as much as one that comes now, if enough others came meanwhile."""

@@ -56,13 +56,13 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.model.gpus import MOST_GPUS, Closeness
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.fake import value_forms as forms
 from gpu_device_plugin.hardware.fake.description_mig import divided
 from gpu_device_plugin.hardware.fake.fake_condition import CONDITION
 from gpu_device_plugin.hardware.fake.gpu_models import MODELS, UNIFIED
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError, Where
+from gpu_device_plugin.model.gpus import MOST_GPUS, Closeness
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -79,7 +79,7 @@ ACTIONS = (
     *("none", "gpu-reset", "node-reboot", "drain-p2p"),
     *("drain-and-reset", "recover-imex", "bus-reset", "system-reboot"),
 )
-"""By the numbers that `core.node.health.gpu_health` explains, as NVML calls them."""
+"""By the numbers that `node.rules.health.gpu_health` explains, as NVML calls them."""
 _SHORT = re.compile(r"(?P<count>[0-9]+)x(?P<model>[A-Za-z0-9]+)(?:-(?P<memory>[^:]+))?(?::mig=(?P<mig>.+))?", re.ASCII)
 _PROFILES = re.compile(r"(?P<profile>[0-9][^*\s]*)(?:\*(?P<count>[0-9]{1,3}))?", re.ASCII)
 

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.hardware.fake.gpu_models import SIZES, gpu_instance, memory_slices, profiles_of
+from gpu_device_plugin.model.memory import format_mib
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.model.condition import Throttle
 from gpu_device_plugin.hardware.driver import MOST_OF_CONDITION
 from gpu_device_plugin.hardware.fake import value_forms as forms
+from gpu_device_plugin.model.condition import Throttle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

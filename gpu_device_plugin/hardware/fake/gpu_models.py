@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.model.mig import profile_name
+from gpu_device_plugin.model.mig import profile_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,8 +9,8 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.model import times
-from gpu_device_plugin.core.model.memory import InvalidSizeError, parse_mib
+from gpu_device_plugin.model import times
+from gpu_device_plugin.model.memory import InvalidSizeError, parse_mib
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

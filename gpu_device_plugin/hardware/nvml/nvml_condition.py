@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.hardware.driver import Record
 
     Call: TypeAlias = tuple[tuple[str, ...], str, tuple[int, ...], Callable[[Any], tuple[Any, ...]]]
-    """Fields of `core.model.condition.GpuTelemetry`, the function that tells them, its arguments after the handle of
+    """Fields of `model.condition.GpuTelemetry`, the function that tells them, its arguments after the handle of
     the GPU, and the values of these fields by its result."""
     Place: TypeAlias = tuple[int, int]
     """A field of NVML (NVML_FI_DEV_...), and its scope: the number of a link, or 0."""
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # driver answers _INVALID_ARGUMENT for a field that it is too old to know.
 _LACKS = frozenset({3, 13})
 _FIELD_LACKS = _LACKS | {2}
-# core.model.condition.SLOWING, which needs enum (see hardware/driver.py). The other bits say that the GPU is idle, or
+# model.condition.SLOWING, which needs enum (see hardware/driver.py). The other bits say that the GPU is idle, or
 # that somebody set its clocks.
 _SLOWING = 0xFC
 _SM, _MEMORY = 1, 2  # nvmlClockType_t
@@ -187,7 +187,7 @@ class ConditionReader:
         return values
 
 
-# nvmlGpuTopologyLevel_t -> core.model.gpus.Closeness
+# nvmlGpuTopologyLevel_t -> model.gpus.Closeness
 _CLOSENESS = {0: 6, 10: 5, 20: 4, 30: 3, 40: 2, 50: 1}
 _NVLINK = 7
 # Written as a number: pynvml's NVML_P2P_CAPS_INDEX_READ, its neighbour, is a tuple by mistake (13.615.71).

@@ -170,7 +170,7 @@ class Instances:
 
         Only the driver's tells whether the instance has the engines for media (``+me``).
         """
-        from gpu_device_plugin.core.model.mig import is_profile, profile_name  # noqa: PLC0415 - only MIG needs it
+        from gpu_device_plugin.model.mig import is_profile, profile_name  # noqa: PLC0415 - only MIG needs it
 
         profile: str = (nvml_calls.optional(self._nvml, "nvmlDeviceGetName", handle) or "").rpartition(_MIG)[2]
         if is_profile(profile):

@@ -15,11 +15,11 @@ import yaml
 
 from gpu_device_plugin.core.cost.accounting import GIVEN, MEMORY, Period, account, owners, recorded
 from gpu_device_plugin.core.cost.charges import By, NoRateError, Rate, cents, rows
-from gpu_device_plugin.core.model.times import epoch_s, rfc3339, seconds
 from gpu_device_plugin.core.report.tables.cost_forms import Costs, cost_document, cost_table, focus_csv
 from gpu_device_plugin.core.report.text.columns import Line
 from gpu_device_plugin.core.report.text.printing import counted, first
 from gpu_device_plugin.core.report.text.use_texts import duration
+from gpu_device_plugin.model.times import epoch_s, rfc3339, seconds
 from gpu_device_plugin.programs.commandline import FAILED, OK
 from gpu_device_plugin.programs.cost.samples import (
     Prometheus,

@@ -29,8 +29,8 @@ from gpu_device_plugin.core.cost.accounting import (
     REPLICASET_OWNER,
     Series,
 )
-from gpu_device_plugin.core.cost.audit import AuditRecord
 from gpu_device_plugin.core.report.text.printing import shortened
+from gpu_device_plugin.features.audit.contract import AuditRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.keys import ASSIGNED, MEMORY_LIMIT
-from gpu_device_plugin.core.contract.memoryfile import DIRECTORY, IN_CONTAINER, NAME
-from gpu_device_plugin.core.model.memory import MIB_PER_GIB
+from gpu_device_plugin.features.elastic.memory_file import DIRECTORY, IN_CONTAINER, NAME
+from gpu_device_plugin.model.contract.keys import ASSIGNED, MEMORY_LIMIT
+from gpu_device_plugin.model.memory import MIB_PER_GIB
 
 if TYPE_CHECKING:
     from gpu_device_plugin.programs.demo.story import Story

@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import logs
+from gpu_device_plugin.features import NODE_FEATURES
+from gpu_device_plugin.features.use.node import Use
+from gpu_device_plugin.node import node_program as program
+from gpu_device_plugin.node.agent import NodeAgent
 from gpu_device_plugin.programs.commandline import ending
-from gpu_device_plugin.programs.node import node_program as program
-from gpu_device_plugin.programs.node.agent import NodeAgent
-from gpu_device_plugin.programs.node.features import NODE_FEATURES
-from gpu_device_plugin.programs.node.use.use_reader import Use
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from gpu_device_plugin.programs.node.feature_context import FeatureSpec
+    from gpu_device_plugin.node.feature_context import FeatureSpec
 
 PROGRAM = "gpu_device_plugin.programs.demo.demo_agent"
 

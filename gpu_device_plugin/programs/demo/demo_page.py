@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.config import ClusterConfig
-from gpu_device_plugin.core.model.shares import parse_id
+from gpu_device_plugin.model.shares import parse_id
 from gpu_device_plugin.programs.web.callers import LocalCallers
 from gpu_device_plugin.programs.web.figures import AgentFigures, FiguresTiming
 from gpu_device_plugin.programs.web.web_program import PageServer
@@ -19,8 +19,8 @@ from gpu_device_plugin.settings.forms import Address
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
 
-    from gpu_device_plugin.core.model.resources import Resource
-    from gpu_device_plugin.core.model.shares import SharedGpu
+    from gpu_device_plugin.model.resources import Resource
+    from gpu_device_plugin.model.shares import SharedGpu
     from gpu_device_plugin.programs.demo.world import World
     from gpu_device_plugin.testing.cluster.api_server import ApiServer
 

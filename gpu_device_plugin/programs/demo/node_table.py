@@ -7,15 +7,15 @@ from enum import StrEnum
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.model.gpus import short_model
-from gpu_device_plugin.core.model.memory import MIB_PER_GIB, format_mib
-from gpu_device_plugin.core.model.shares import parse_id
+from gpu_device_plugin.model.gpus import short_model
+from gpu_device_plugin.model.memory import MIB_PER_GIB, format_mib
+from gpu_device_plugin.model.shares import parse_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from gpu_device_plugin.core.model.shares import SharedGpu
-    from gpu_device_plugin.core.node.node import Node
+    from gpu_device_plugin.model.shares import SharedGpu
+    from gpu_device_plugin.node.rules.node import Node
 
 _HEADINGS = ("GPU", "MODEL", "MEMORY", "SHARES", "", "HEALTH")
 _ALIGN = (str.rjust, str.ljust, str.rjust, str.ljust, str.rjust, str.ljust)

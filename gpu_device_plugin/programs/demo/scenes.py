@@ -6,18 +6,18 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from gpu_device_plugin.core.contract.keys import OVER_USE
-from gpu_device_plugin.core.contract.variables import LIMITS, MEMORY_LIMIT, VISIBLE_DEVICES
-from gpu_device_plugin.core.model.limits import Enforcement
-from gpu_device_plugin.core.model.memory import MIB_PER_GIB, format_mib
-from gpu_device_plugin.core.model.mig import MigMode
 from gpu_device_plugin.core.report.text.printing import counted
+from gpu_device_plugin.model.contract.keys import OVER_USE
+from gpu_device_plugin.model.contract.variables import LIMITS, MEMORY_LIMIT, VISIBLE_DEVICES
+from gpu_device_plugin.model.limits import Enforcement
+from gpu_device_plugin.model.memory import MIB_PER_GIB, format_mib
+from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.programs.demo.borrowing_scenes import borrow_and_go, borrow_and_return
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from gpu_device_plugin.core.model.shares import SharedGpu
+    from gpu_device_plugin.model.shares import SharedGpu
     from gpu_device_plugin.programs.demo.story import Story
     from gpu_device_plugin.programs.demo.world import World
     from gpu_device_plugin.testing.pod_specs import Pod

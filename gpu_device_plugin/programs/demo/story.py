@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.model.memory import format_mib
-from gpu_device_plugin.core.model.shares import parse_id
+from gpu_device_plugin.model.memory import format_mib
+from gpu_device_plugin.model.shares import parse_id
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from gpu_device_plugin.core.model.placing import Room
-    from gpu_device_plugin.core.model.shares import SharedGpu
-    from gpu_device_plugin.core.node.node import Node
+    from gpu_device_plugin.model.placing import Room
+    from gpu_device_plugin.model.shares import SharedGpu
+    from gpu_device_plugin.node.rules.node import Node
     from gpu_device_plugin.programs.demo.demo_page import DemoPage
     from gpu_device_plugin.programs.demo.world import World
     from gpu_device_plugin.testing.pod_specs import Pod

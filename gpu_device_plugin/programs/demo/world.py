@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from gpu_device_plugin.aio.children import signal_child
-from gpu_device_plugin.core.model.mig import MigMode
-from gpu_device_plugin.core.model.shares import Shares, parse_id
-from gpu_device_plugin.core.node.kubelet.advertised_devices import offers
-from gpu_device_plugin.core.node.ledger import Ledger
-from gpu_device_plugin.core.node.node import Block, Node
-from gpu_device_plugin.core.node.node_config import GONE
-from gpu_device_plugin.core.node.use.over_use import OverUseRules
+from gpu_device_plugin.features.over_use.rules import OverUseRules
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware
 from gpu_device_plugin.kubelet.procfs import PROC
+from gpu_device_plugin.model.mig import MigMode
+from gpu_device_plugin.model.shares import Shares, parse_id
+from gpu_device_plugin.node.rules.advertised_devices import offers
+from gpu_device_plugin.node.rules.ledger import Ledger
+from gpu_device_plugin.node.rules.node import Block, Node
+from gpu_device_plugin.node.rules.node_config import GONE
 from gpu_device_plugin.programs.demo.demo_pods import FakeProcesses, Pods
 from gpu_device_plugin.settings.knobs import ENVIRONMENT_PREFIX, UsageError
 from gpu_device_plugin.settings.node import NodeSettings

@@ -21,19 +21,11 @@ from gpu_device_plugin.cluster.client.config import ClusterConfigError, config_i
 from gpu_device_plugin.cluster.client.errors import ApiError, Call
 from gpu_device_plugin.cluster.objects.resource_claims import GROUP
 from gpu_device_plugin.cluster.writers.own_node import OwnNode
-from gpu_device_plugin.core.contract.keys import MIG_LABEL
-from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE
-from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
-from gpu_device_plugin.core.contract.nodereport import node_report
-from gpu_device_plugin.core.model.mig import MigMode
-from gpu_device_plugin.core.model.resources import Kind, Resource
-from gpu_device_plugin.core.node.kubelet.conflicting_plugins import DRIVER_SOCKETS, PLUGIN_SOCKETS, sightings
-from gpu_device_plugin.core.node.limits.container_grants import CONTROL_NODES
-from gpu_device_plugin.core.node.node_config import mig_mode
-from gpu_device_plugin.core.node.serving_mode import ServingMode
 from gpu_device_plugin.core.report.finding import Unknown, examine, exit_code, report
 from gpu_device_plugin.core.report.findings.node_checks import CHECKS
 from gpu_device_plugin.core.report.findings.symptoms import NO_PROFILES, ApiSeen, NodeSeen, NodeSymptoms, Profiles
+from gpu_device_plugin.features.conflicts.rules import DRIVER_SOCKETS, PLUGIN_SOCKETS, sightings
+from gpu_device_plugin.features.limits.extra_grant_file import read_extra_grant
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
 from gpu_device_plugin.hardware.monitor import Hardware, MonitorTimings
@@ -47,16 +39,24 @@ from gpu_device_plugin.kubelet.sockets import (
     listened_to,
 )
 from gpu_device_plugin.kubelet.statefile import PROFILE, SHARE_SIZE, StateFile
+from gpu_device_plugin.model.contract.keys import MIG_LABEL
+from gpu_device_plugin.model.contract.mpsfiles import STATE_FILE
+from gpu_device_plugin.model.contract.nodegpus import gpus_of_node
+from gpu_device_plugin.model.contract.nodereport import node_report
+from gpu_device_plugin.model.mig import MigMode
+from gpu_device_plugin.model.resources import Kind, Resource
+from gpu_device_plugin.node.rules.container_grants import CONTROL_NODES
+from gpu_device_plugin.node.rules.node_config import mig_mode
+from gpu_device_plugin.node.rules.serving_mode import ServingMode
 from gpu_device_plugin.programs.doctor import node_reading, runtime_reading
 from gpu_device_plugin.programs.terminal import show
-from gpu_device_plugin.settings.extra_grant import read_extra_grant
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from gpu_device_plugin.core.model.condition import GpuTelemetry
-    from gpu_device_plugin.core.model.gpus import Inventory
+    from gpu_device_plugin.model.condition import GpuTelemetry
+    from gpu_device_plugin.model.gpus import Inventory
     from gpu_device_plugin.settings.node import NodeSettings
     from gpu_device_plugin.settings.sources import Sources, Texts
 

@@ -14,9 +14,9 @@ from gpu_device_plugin.cluster.writers.binder import BindError
 from gpu_device_plugin.core.cluster.fitting import Unfit, by_claims, fit, with_room_to_borrow
 from gpu_device_plugin.core.cluster.pod_demand import Impossible, ask
 from gpu_device_plugin.core.cluster.usage import promise
-from gpu_device_plugin.core.contract.elastic import read_wish
-from gpu_device_plugin.core.contract.keys import ALLOCATION, IDX, INIT_ALLOCATION, MEMORY_HELD, MEMORY_LIMIT
-from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.features.elastic.contract import read_wish
+from gpu_device_plugin.model.contract.keys import ALLOCATION, IDX, INIT_ALLOCATION, MEMORY_HELD, MEMORY_LIMIT
+from gpu_device_plugin.model.resources import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.fitting import Fit
     from gpu_device_plugin.core.cluster.pod_demand import Ask
-    from gpu_device_plugin.core.model.placing import Ranks
-    from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.model.resources import Amounts, Resource
     from gpu_device_plugin.fleet import Fleet
+    from gpu_device_plugin.model.placing import Ranks
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.model.resources import Amounts, Resource
 
 
 _log = logging.getLogger(__name__)

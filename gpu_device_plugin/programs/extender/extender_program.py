@@ -23,7 +23,10 @@ from gpu_device_plugin.cluster.objects.decoding import NODES, PODS, NodeReader, 
 from gpu_device_plugin.cluster.objects.other_pods import OtherPodReader
 from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
 from gpu_device_plugin.cluster.writers.binder import Binder, BinderTiming
-from gpu_device_plugin.core.contract.keys import (
+from gpu_device_plugin.core.report.gauges import ExtenderMetrics
+from gpu_device_plugin.fleet import Fleet, FleetEntry
+from gpu_device_plugin.lifetime import ReloadingProgram, tls_of
+from gpu_device_plugin.model.contract.keys import (
     NODE_USE,
     READ_BY_AGENT,
     READ_ON_NODES,
@@ -31,9 +34,7 @@ from gpu_device_plugin.core.contract.keys import (
     STAND_IN,
     MalformedAnnotationError,
 )
-from gpu_device_plugin.core.contract.promises import promises
-from gpu_device_plugin.core.report.gauges import ExtenderMetrics
-from gpu_device_plugin.fleet import Fleet, FleetEntry
+from gpu_device_plugin.model.contract.promises import promises
 from gpu_device_plugin.programs.extender.binding import Binding, Freshness
 from gpu_device_plugin.programs.extender.capacity.capacity import Capacity
 from gpu_device_plugin.programs.extender.capacity.followed import READ_ON_NODES as FOLLOWED_ON_NODES
@@ -48,7 +49,6 @@ from gpu_device_plugin.programs.extender.resizes import Resizes
 from gpu_device_plugin.programs.extender.resizing import Leadership, Resizer
 from gpu_device_plugin.programs.extender.verbs import Verbs
 from gpu_device_plugin.programs.extender.workload_learning import Learner
-from gpu_device_plugin.programs.lifetime import ReloadingProgram, tls_of
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import UsageError
 
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.client.errors import ApiError
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
     from gpu_device_plugin.core.cluster.other_pods import OtherPod
-    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.programs.extender.extender_routes import Watches
     from gpu_device_plugin.settings.forms import Address
     from gpu_device_plugin.settings.sources import Sources, Texts

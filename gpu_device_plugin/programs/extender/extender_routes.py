@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
     from gpu_device_plugin.cluster.reflector import Reflector
     from gpu_device_plugin.core.cluster.other_pods import OtherPod
-    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.programs.extender.binding import Binding
     from gpu_device_plugin.programs.extender.verbs import Verbs
 

@@ -10,20 +10,20 @@ import msgspec
 from gpu_device_plugin.cluster.objects.decoding import NodeRecord
 from gpu_device_plugin.cluster.store import Store
 from gpu_device_plugin.core.cluster.other_pods import OtherPod
-from gpu_device_plugin.core.contract.keys import NODE_USE
-from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
-from gpu_device_plugin.core.model.gpus import MOST_GPUS
-from gpu_device_plugin.core.model.pods import Pod
-from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.model.times import epoch_s
+from gpu_device_plugin.model.contract.keys import NODE_USE
+from gpu_device_plugin.model.contract.nodegpus import gpus_of_node
+from gpu_device_plugin.model.gpus import MOST_GPUS
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.model.times import epoch_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.core.contract.nodegpus import NodeGpus
-    from gpu_device_plugin.core.model.gpus import Links
-    from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.fleet import Fleet
+    from gpu_device_plugin.model.contract.nodegpus import NodeGpus
+    from gpu_device_plugin.model.gpus import Links
+    from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.extender.capacity.followed import Followed
     from gpu_device_plugin.programs.extender.resizes import Resizes
     from gpu_device_plugin.programs.extender.workload_learning import Learner

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.cluster.objects.decoding import version_number
 from gpu_device_plugin.core.cluster.resizing import Outcome, decides, resize
 from gpu_device_plugin.core.cluster.usage import NO_GROWTH
-from gpu_device_plugin.core.contract.elastic import Allowance, write_answer
-from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED, PLACES
+from gpu_device_plugin.features.elastic.contract import Allowance, write_answer
+from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED, PLACES
 from gpu_device_plugin.programs.extender.binding import LATEST_COMMIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.fleet import Fleet
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.model.resources import Resource
 
 _EVERY_S = 1.0
 """There is at most one decision on a pod in this time, however often its owner changes the wish."""

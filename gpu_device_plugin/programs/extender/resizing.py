@@ -21,15 +21,15 @@ from gpu_device_plugin.cluster.client.errors import (
 from gpu_device_plugin.cluster.lease import holder_of
 from gpu_device_plugin.cluster.objects.decoding import NAMESPACES, read_metadata
 from gpu_device_plugin.core.cluster.resizing import Outcome, wants_more
-from gpu_device_plugin.core.contract.keys import MEMORY_PROMISED
+from gpu_device_plugin.model.contract.keys import MEMORY_PROMISED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 
     from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.cluster.writers.binder import Binder
-    from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.extender.extender_routes import Readiness
     from gpu_device_plugin.programs.extender.resizes import Patch, Resizes
 

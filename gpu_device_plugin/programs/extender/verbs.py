@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.objects.decoding import PodReader
     from gpu_device_plugin.core.cluster.candidate import Candidate
-    from gpu_device_plugin.core.contract.nodegpus import ListedGpu
-    from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.fleet import Fleet, FleetEntry
     from gpu_device_plugin.metrics import Metrics
+    from gpu_device_plugin.model.contract.nodegpus import ListedGpu
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.extender.nominating import Nominator
 
 

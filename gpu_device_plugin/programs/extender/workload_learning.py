@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, NoReturn
 from gpu_device_plugin.aio.waiting import last_of
 from gpu_device_plugin.core.cluster.other_pods import OtherPod
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
-from gpu_device_plugin.core.model.times import epoch_s
 from gpu_device_plugin.core.value.fair_learning import due, studying
 from gpu_device_plugin.core.value.marginal_value import Appraiser, ranks_on
 from gpu_device_plugin.core.value.price_learning import Dominance
 from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix, kinds_of
+from gpu_device_plugin.model.times import epoch_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
-    from gpu_device_plugin.core.model.placing import Ranks
-    from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.model.resources import Amounts, Resource
     from gpu_device_plugin.core.value.fair_learning import Study
     from gpu_device_plugin.fleet import FleetEntry
     from gpu_device_plugin.fleet_judge import Judge
+    from gpu_device_plugin.model.placing import Ranks
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.model.resources import Amounts, Resource
 
 _log = logging.getLogger(__name__)
 

@@ -12,15 +12,15 @@ from urllib.parse import quote
 import msgspec
 
 from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE, agents
-from gpu_device_plugin.core.contract.history import (
+from gpu_device_plugin.core.report.finding import Unknown
+from gpu_device_plugin.core.report.why.slowness import gpus_of
+from gpu_device_plugin.features.history.contract import (
     HISTORY_PATH,
     LARGEST_HISTORY,
     NodeHistory,
     gpu_path,
     namespace_path,
 )
-from gpu_device_plugin.core.report.finding import Unknown
-from gpu_device_plugin.core.report.why.slowness import gpus_of
 from gpu_device_plugin.programs.kubectl import MISSING_RIGHT, NO_SUCH_PATH, ClusterUnreadableError, unread
 from gpu_device_plugin.view.objects import AGENT_LABELS, agent_pods
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.agentpods import Agents
-    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.programs.kubectl import Kubectl
 
 T = TypeVar("T")

@@ -18,23 +18,6 @@ from gpu_device_plugin.cluster.objects.decoding import (
 )
 from gpu_device_plugin.cluster.objects.resource_claims import CLAIMS, GROUP, SLICES, read_slice
 from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE
-from gpu_device_plugin.core.contract.dra import DRIVER
-from gpu_device_plugin.core.contract.keys import (
-    ASSUME_TIME,
-    ELASTIC,
-    POD_ANNOTATIONS,
-    SWITCH_LABEL,
-    MalformedAnnotationError,
-)
-from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
-from gpu_device_plugin.core.contract.nodelabels import mig_resources, our_annotations, our_labels, switched_on
-from gpu_device_plugin.core.contract.nodereport import node_report
-from gpu_device_plugin.core.contract.promises import promises
-from gpu_device_plugin.core.contract.variables import VISIBLE_DEVICES
-from gpu_device_plugin.core.model.mig import is_mig_resource
-from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.model.times import epoch_s
-from gpu_device_plugin.core.node.kubelet.conflicting_plugins import sightings
 from gpu_device_plugin.core.report.findings.component_checks import group_of
 from gpu_device_plugin.core.report.findings.symptoms import (
     ClusterSymptoms,
@@ -45,6 +28,23 @@ from gpu_device_plugin.core.report.findings.symptoms import (
     PodSeen,
     SliceSeen,
 )
+from gpu_device_plugin.features.claims.contract import DRIVER
+from gpu_device_plugin.features.conflicts.rules import sightings
+from gpu_device_plugin.model.contract.keys import (
+    ASSUME_TIME,
+    ELASTIC,
+    POD_ANNOTATIONS,
+    SWITCH_LABEL,
+    MalformedAnnotationError,
+)
+from gpu_device_plugin.model.contract.nodegpus import gpus_of_node
+from gpu_device_plugin.model.contract.nodelabels import mig_resources, our_annotations, our_labels, switched_on
+from gpu_device_plugin.model.contract.nodereport import node_report
+from gpu_device_plugin.model.contract.promises import promises
+from gpu_device_plugin.model.contract.variables import VISIBLE_DEVICES
+from gpu_device_plugin.model.mig import is_mig_resource
+from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.programs.inspect.agent_answers import histories
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, items, unread
 from gpu_device_plugin.view.objects import ApiObject, Condition, ConfigMap, Container, Named, PodSpec, decoded
@@ -53,9 +53,9 @@ from gpu_device_plugin.view.reading import readable_claims
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.report.finding import Unknown
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.kubectl import Kubectl
 
 T = TypeVar("T")

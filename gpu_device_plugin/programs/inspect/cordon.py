@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.objects.decoding import NODES, NodeReader
 from gpu_device_plugin.core.capacity.plans import drain, on_gpus
-from gpu_device_plugin.core.contract.cordons import Cordon, cordon_of, read_cordons, write_cordons
-from gpu_device_plugin.core.contract.keys import CORDONS, MalformedAnnotationError
-from gpu_device_plugin.core.contract.nodegpus import gpus_of_node, with_cordons
-from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.core.report.text.plan_texts import staying_lines
 from gpu_device_plugin.core.report.text.printing import counted, first, gpu_names, short_uuid
+from gpu_device_plugin.model.contract.cordons import Cordon, cordon_of, read_cordons, write_cordons
+from gpu_device_plugin.model.contract.keys import CORDONS, MalformedAnnotationError
+from gpu_device_plugin.model.contract.nodegpus import gpus_of_node, with_cordons
+from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.programs.commandline import FAILED, OK
 from gpu_device_plugin.programs.inspect.plan import arranged, confirmed, details
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, unread
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.capacity.plans import Drain
     from gpu_device_plugin.core.cluster.held_instances import InstancePod
     from gpu_device_plugin.core.cluster.node_report import NodeView
-    from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
-    from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.report.text.columns import Line
+    from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
+    from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.inspect.plan import Reader
     from gpu_device_plugin.programs.kubectl import Kubectl
     from gpu_device_plugin.view.movable_pods import Arrangement

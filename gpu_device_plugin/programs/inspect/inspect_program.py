@@ -68,9 +68,9 @@ if TYPE_CHECKING:
     import msgspec
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
-    from gpu_device_plugin.core.model.resource_claims import Claim
-    from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.report.tables.terminal_tables import PodRow
+    from gpu_device_plugin.model.resource_claims import Claim
+    from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.view.following import FollowedCluster
     from gpu_device_plugin.view.why_pod import Policy
 

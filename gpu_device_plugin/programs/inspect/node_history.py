@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpu_device_plugin.core.contract import history as contract
-from gpu_device_plugin.core.contract.keys import SWITCH_LABEL
 from gpu_device_plugin.core.report.tables import history_tables as tables
 from gpu_device_plugin.core.report.text.columns import Line, Tone
 from gpu_device_plugin.core.report.text.printing import first
+from gpu_device_plugin.features.history import contract
+from gpu_device_plugin.model.contract.keys import SWITCH_LABEL
 from gpu_device_plugin.programs.commandline import FAILED, OK
 from gpu_device_plugin.programs.inspect.agent_answers import AgentAnswers, of_each
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, unread
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.report.finding import Unknown
+    from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.kubectl import Kubectl
 
     _Output = tuple[Sequence[str | Line], int]

@@ -13,7 +13,6 @@ from gpu_device_plugin.core.capacity.movable import after, usage_at
 from gpu_device_plugin.core.capacity.places import NodesFree
 from gpu_device_plugin.core.capacity.plans import plan, plan_each
 from gpu_device_plugin.core.cluster.usage import usage_of
-from gpu_device_plugin.core.contract.keys import MOVE_REFUSED, MOVE_TO, READ_BY_AGENT
 from gpu_device_plugin.core.contract.moves import Destination, write_destination
 from gpu_device_plugin.core.report.text.plan_texts import (
     gpu_lines,
@@ -24,6 +23,7 @@ from gpu_device_plugin.core.report.text.plan_texts import (
     verdict,
 )
 from gpu_device_plugin.core.report.text.printing import counted
+from gpu_device_plugin.model.contract.keys import MOVE_REFUSED, MOVE_TO, READ_BY_AGENT
 from gpu_device_plugin.programs.commandline import FAILED, OK
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, unread
 from gpu_device_plugin.programs.terminal import say, width
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.capacity.movable import Move, Resident, Site
     from gpu_device_plugin.core.cluster.node_report import NodeView
-    from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.report.text.columns import Line
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.kubectl import Kubectl
     from gpu_device_plugin.view.following import FollowedCluster
     from gpu_device_plugin.view.movable_pods import Arrangement

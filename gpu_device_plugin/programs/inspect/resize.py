@@ -10,9 +10,6 @@ import msgspec
 
 from gpu_device_plugin.core.cluster.resizing import sizes
 from gpu_device_plugin.core.cluster.usage import growable
-from gpu_device_plugin.core.contract.elastic import Allowance, Wish, read_wish, write_wish
-from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_LIMIT, RESIZE_BOUND
-from gpu_device_plugin.core.contract.memoryfile import IN_CONTAINER
 from gpu_device_plugin.core.report.text.printing import counted
 from gpu_device_plugin.core.report.why.resizing import (
     gpu_of,
@@ -22,6 +19,9 @@ from gpu_device_plugin.core.report.why.resizing import (
     unreadable_wishes,
     why_not,
 )
+from gpu_device_plugin.features.elastic.contract import Allowance, Wish, read_wish, write_wish
+from gpu_device_plugin.features.elastic.memory_file import IN_CONTAINER
+from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_LIMIT, RESIZE_BOUND
 from gpu_device_plugin.programs.commandline import FAILED, OK
 from gpu_device_plugin.programs.kubectl import MISSING_RIGHT, ClusterUnreadableError, unread
 from gpu_device_plugin.view.objects import Named, decoded
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
-    from gpu_device_plugin.core.contract.elastic import Size
-    from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
+    from gpu_device_plugin.features.elastic.contract import Size
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.kubectl import Kubectl
 
 PATIENCE_S, _EVERY_S = 15.0, 0.5

@@ -10,8 +10,8 @@ from urllib.parse import quote
 import msgspec
 
 from gpu_device_plugin.core.capacity.idle import replicas_before
-from gpu_device_plugin.core.contract.keys import NOTEBOOK_STOPPED, REPLICAS_BEFORE_IDLE
 from gpu_device_plugin.core.report.text.printing import counted
+from gpu_device_plugin.model.contract.keys import NOTEBOOK_STOPPED, REPLICAS_BEFORE_IDLE
 from gpu_device_plugin.programs.commandline import FAILED, OK
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, unread
 from gpu_device_plugin.view.objects import ApiObject, Named, decoded
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
 
-    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.kubectl import Kubectl
 
 _PATHS: Mapping[str, tuple[str, str]] = MappingProxyType(

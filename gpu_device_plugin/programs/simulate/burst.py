@@ -2,8 +2,8 @@
 
 A pod asks for its limit. Its guarantee is the amount that it did not exceed for a given part of its recorded time. The
 scheduler extender's policies place pods by their guarantees, and the rules of the node's agent
-(`core.node.use.reclaiming`) decide at each step of the recordings. What a pod used is taken as given: it returns memory
-when its recorded use falls.
+(`features.elastic.rules.reclaiming`) decide at each step of the recordings. What a pod used is taken as given: it
+returns memory when its recorded use falls.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpu_device_plugin.core.model.pods import Pod
-from gpu_device_plugin.core.node.use.eviction_choice import next_victims
-from gpu_device_plugin.core.node.use.process_use import AttributedUse, UseReading
-from gpu_device_plugin.core.node.use.reclaiming import ReclaimPolicy, ReclaimState
 from gpu_device_plugin.core.report.text import columns
 from gpu_device_plugin.core.report.text.columns import Line, Tone
+from gpu_device_plugin.features.elastic.rules.reclaiming import ReclaimPolicy, ReclaimState
+from gpu_device_plugin.features.eviction.rules import next_victims
+from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.programs.simulate.experiment import arrivals_of
 from gpu_device_plugin.programs.simulate.model import counted
 from gpu_device_plugin.programs.simulate.run import run
@@ -211,7 +211,7 @@ def _uses(
 
 
 def _short(uses: Ints, guaranteed: Ints, there: Bools, capacity_mib: int) -> Bools:
-    """Return at which steps `core.node.use.reclaiming` finds a GPU short: all at once, as most steps are not."""
+    """Return at which steps the rules of reclaiming find a GPU short: all at once, as most steps are not."""
     untaken = np.maximum(guaranteed[there, None] - uses[there], 0).sum(0)
     found: Bools = untaken > capacity_mib - uses[there].sum(0)
     return found

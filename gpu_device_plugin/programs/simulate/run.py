@@ -15,11 +15,11 @@ from gpu_device_plugin.core.capacity.places import Fits
 from gpu_device_plugin.core.capacity.plans import plan
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.usage import Occupant, Usage
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
-from gpu_device_plugin.core.model.resources import Amounts
 from gpu_device_plugin.core.value.fair_learning import due, studied
 from gpu_device_plugin.core.value.price_learning import learn
 from gpu_device_plugin.core.value.workload_mix import WorkloadMix
+from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.model.resources import Amounts
 from gpu_device_plugin.programs.simulate.model import SimulationOutcome, capacity_of, demand_of
 from gpu_device_plugin.programs.simulate.policies.extender_policies import ByFullness, ByValue, asked
 from gpu_device_plugin.programs.simulate.policies.fgd import BestFit, Fgd, LeastAllocated

@@ -12,7 +12,7 @@ import msgspec
 from gpu_device_plugin.aio.turns import Turns
 from gpu_device_plugin.cluster.client.errors import NotFoundError, UnavailableError
 from gpu_device_plugin.core.cluster.agentpods import Agents
-from gpu_device_plugin.core.contract.history import LARGEST_HISTORY
+from gpu_device_plugin.features.history.contract import LARGEST_HISTORY
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,16 +20,16 @@ from gpu_device_plugin.core.cluster.agentpods import (
     due,
     shared,
 )
-from gpu_device_plugin.core.contract.keys import MalformedAnnotationError
-from gpu_device_plugin.core.contract.nodereport import SERVED, USE_PATH, read_node_use
-from gpu_device_plugin.core.model.times import rfc3339
+from gpu_device_plugin.model.contract.keys import MalformedAnnotationError
+from gpu_device_plugin.model.contract.nodereport import SERVED, USE_PATH, read_node_use
+from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.view.objects import AGENT_LABELS, agent_pods
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.core.contract.nodereport import NodeUse
+    from gpu_device_plugin.model.contract.nodereport import NodeUse
 
     Deliver = Callable[[str, NodeUse | None], None]
 

@@ -21,9 +21,9 @@ from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, NotFoundError
 from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE
+from gpu_device_plugin.lifetime import until_stopped
 from gpu_device_plugin.programs.commandline import FAILED
 from gpu_device_plugin.programs.kubectl import CONFIG, Selected, how_it_ended, not_run, selected
-from gpu_device_plugin.programs.lifetime import until_stopped
 from gpu_device_plugin.programs.terminal import discard_output, say
 from gpu_device_plugin.programs.web.callers import LocalCallers
 from gpu_device_plugin.programs.web.figures import AgentFigures
@@ -34,7 +34,7 @@ from gpu_device_plugin.settings.forms import Address
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.model.resources import Resource
 
 _GUARD = 'read -r line; kill "$1"; rm -f "$2/socket"; rmdir "$2"'
 """Reads from a pipe of which only we have the other end, so that it goes on when we have ended, however that was."""

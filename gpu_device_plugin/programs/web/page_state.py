@@ -14,22 +14,22 @@ import msgspec
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
-from gpu_device_plugin.core.contract.history import everyone
-from gpu_device_plugin.core.contract.nodereport import NodeReport
-from gpu_device_plugin.core.model.changes import ChangeLog
 from gpu_device_plugin.core.report.overview_document import node_document
 from gpu_device_plugin.core.report.text.printing import counted
 from gpu_device_plugin.core.report.why.explanations import asked_amounts, what_makes_room, why_waits
+from gpu_device_plugin.features.history.contract import everyone
+from gpu_device_plugin.model.changes import ChangeLog
+from gpu_device_plugin.model.contract.nodereport import NodeReport
 from gpu_device_plugin.view.why_pod import why
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
-    from gpu_device_plugin.core.contract.nodereport import NodeUse
-    from gpu_device_plugin.core.model.resource_claims import Claim
-    from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.report.why.explanations import NodeAnswer
+    from gpu_device_plugin.model.contract.nodereport import NodeUse
+    from gpu_device_plugin.model.resource_claims import Claim
+    from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.web.callers import CallerScope
     from gpu_device_plugin.programs.web.figures import FiguresState
     from gpu_device_plugin.programs.web.watched import Watched

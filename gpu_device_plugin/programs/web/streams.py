@@ -13,8 +13,8 @@ import msgspec
 
 from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.cluster.client.errors import ApiError
-from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.core.report.overview_document import VERSION
+from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.programs.web.callers import CallerScope
 from gpu_device_plugin.programs.web.page_state import PARTS
 

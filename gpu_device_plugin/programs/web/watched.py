@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.cluster.reflector import ReflectorTiming
-    from gpu_device_plugin.core.model.resource_claims import Claim
-    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.model.resource_claims import Claim
+    from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.view.following import FollowedNode, FollowedPod
 
 _MOST_PROBLEMS = 20

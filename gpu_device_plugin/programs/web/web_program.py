@@ -16,7 +16,7 @@ from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.client.config import SERVICE_ACCOUNT, ClusterConfigError, config_for
 from gpu_device_plugin.cluster.reflector import ReflectorTiming
 from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE
-from gpu_device_plugin.programs.lifetime import ReloadingProgram, tls_of
+from gpu_device_plugin.lifetime import ReloadingProgram, tls_of
 from gpu_device_plugin.programs.web.agent_history import AgentHistory
 from gpu_device_plugin.programs.web.callers import ReviewedCallers
 from gpu_device_plugin.programs.web.figures import DEFAULT_TIMING, AgentFigures, FiguresState, FiguresTiming
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from gpu_device_plugin.cluster.client.config import ClusterConfig
-    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.web.callers import Callers
     from gpu_device_plugin.settings.forms import Address
     from gpu_device_plugin.settings.sources import Sources, Texts

@@ -17,11 +17,11 @@ from gpu_device_plugin.aio.turns import Turns
 from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.cluster.client.errors import ApiError, Call, ForbiddenError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import PODS, ObjectKind, UnreadableObjectError
-from gpu_device_plugin.core.contract import history as contract
-from gpu_device_plugin.core.contract.history import seen_history, seen_summary
 from gpu_device_plugin.core.report.overview_document import containers_of, node_document
 from gpu_device_plugin.core.report.why.explanations import explain
 from gpu_device_plugin.core.report.why.slowness import gpus_of
+from gpu_device_plugin.features.history import contract
+from gpu_device_plugin.features.history.contract import seen_history, seen_summary
 from gpu_device_plugin.programs.web.agent_history import AgentUnreadableError
 from gpu_device_plugin.programs.web.callers import ALL_NAMESPACES, CallerScope
 from gpu_device_plugin.view.objects import ConfigMap, decoded
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.aio.http import Request
     from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.core.cluster.node_report import NodeView
-    from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
+    from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.programs.web.agent_history import AgentHistory
     from gpu_device_plugin.programs.web.callers import Caller, Callers
     from gpu_device_plugin.programs.web.page_plans import PagePlans

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.model.times import rfc3339
+from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.testing.cluster.cluster_kinds import BUDGETS, PODS
 from gpu_device_plugin.testing.cluster.cluster_served import StatusError, label_selector
 

@@ -10,8 +10,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.cluster.objects.quantity import quantity
-from gpu_device_plugin.core.contract.keys import STATIC_POD
-from gpu_device_plugin.core.model.times import rfc3339
+from gpu_device_plugin.model.contract.keys import STATIC_POD
+from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.testing.cluster.cluster_served import Served, invalid
 
 if TYPE_CHECKING:

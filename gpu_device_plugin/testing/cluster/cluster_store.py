@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.core.model.times import epoch_s, rfc3339
+from gpu_device_plugin.model.times import epoch_s, rfc3339
 from gpu_device_plugin.testing.cluster.cluster_kinds import BUDGETS, KINDS, PODS, WORKLOADS
 from gpu_device_plugin.testing.cluster.cluster_served import Served, StatusError, invalid
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import grpc
 import grpc.aio
 
-from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import add_RegistrationServicer_to_server
 from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import add_PodResourcesListerServicer_to_server
+from gpu_device_plugin.model.pods import ContainerKind
 from gpu_device_plugin.testing.kubelet import kubelet_versions as versions
 from gpu_device_plugin.testing.kubelet.device_manager import Amount, DeviceManager, KubeletPanic
 from gpu_device_plugin.testing.kubelet.kubelet_files import CHECKPOINT, serve, wipe

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.kubelet._proto import podresources_pb2 as v1
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import DevicePluginOptions, Empty
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import RegistrationServicer
 from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import PodResourcesListerServicer
+from gpu_device_plugin.model.pods import ContainerKind
 from gpu_device_plugin.testing.kubelet import kubelet_versions as versions
 from gpu_device_plugin.testing.kubelet.device_manager import NO_NUMA_NODE, Endpoint
 from gpu_device_plugin.testing.kubelet.plugin_client import AdmissionError, DeviceStream, PluginClient

@@ -14,11 +14,11 @@ import pytest
 from gpu_device_plugin.cluster.objects.bounds import LONGEST_NAME, bounded
 from gpu_device_plugin.cluster.objects.decoding import NodeReader, PodReader
 from gpu_device_plugin.cluster.objects.resource_claims import read_claim
-from gpu_device_plugin.core.contract.dra import DRIVER
-from gpu_device_plugin.core.contract.keys import AVOID_MODEL, READ_BY_AGENT, TOO_LONG, USE_MODEL
-from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS
-from gpu_device_plugin.core.model.pods import Owner
-from gpu_device_plugin.core.model.sharing import Shared, weight
+from gpu_device_plugin.features.claims.contract import DRIVER
+from gpu_device_plugin.model.contract.keys import AVOID_MODEL, READ_BY_AGENT, TOO_LONG, USE_MODEL
+from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS
+from gpu_device_plugin.model.pods import Owner
+from gpu_device_plugin.model.sharing import Shared, weight
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.testing.builders import GPU_MEM, container, node, pod
 from gpu_device_plugin.view.following import FollowedCluster, FollowedPod

@@ -18,10 +18,10 @@ from gpu_device_plugin.cluster.objects.decoding import (
     version_number,
 )
 from gpu_device_plugin.cluster.objects.quantity import whole_quantity
-from gpu_device_plugin.core.contract.keys import ALLOCATION, AVOID_MODEL, READ_ON_PODS, TOO_LONG, USE_MODEL
-from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS
-from gpu_device_plugin.core.model.pods import Container, ContainerEnd, ContainerKind, Owner, Pod
-from gpu_device_plugin.core.model.resources import Amounts
+from gpu_device_plugin.model.contract.keys import ALLOCATION, AVOID_MODEL, READ_ON_PODS, TOO_LONG, USE_MODEL
+from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS
+from gpu_device_plugin.model.pods import Container, ContainerEnd, ContainerKind, Owner, Pod
+from gpu_device_plugin.model.resources import Amounts
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container, mirror, node, pod
 
 READER = PodReader([GPU_MEM, GPU_COUNT], lambda key: key.startswith("ours/"))

@@ -11,7 +11,7 @@ from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
 from gpu_device_plugin.cluster.objects.other_pods import OtherPodReader
 from gpu_device_plugin.cluster.objects.quantity import allocatable_amounts, requested_amounts
 from gpu_device_plugin.core.cluster.other_pods import OtherPod
-from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts
+from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts
 
 
 def body(**spec: Any) -> dict[str, Any]:

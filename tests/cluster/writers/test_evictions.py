@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.cluster.writers.evictions import Eviction, EvictionOutcome, evict
-from gpu_device_plugin.core.model.pods import Pod
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.testing.builders import pod
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Garbage, Hang
 

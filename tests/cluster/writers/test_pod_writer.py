@@ -8,7 +8,7 @@ import pytest
 
 from gpu_device_plugin.cluster.client.errors import ForbiddenError, InvalidError
 from gpu_device_plugin.cluster.writers.pod_writer import PodWriter
-from gpu_device_plugin.core.model.pods import Pod
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.testing.builders import pod
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Garbage
 from tests.cluster.conftest import beside

@@ -12,10 +12,10 @@ from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.fitting import Fit, fit
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.usage import Occupant
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
-from gpu_device_plugin.core.contract.wishes import Wishes
-from gpu_device_plugin.core.model.placing import Demand
-from gpu_device_plugin.core.model.resources import Amounts, Kind
+from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.model.contract.wishes import Wishes
+from gpu_device_plugin.model.placing import Demand
+from gpu_device_plugin.model.resources import Amounts, Kind
 
 if TYPE_CHECKING:
     import random

@@ -8,7 +8,7 @@ import pytest
 
 from gpu_device_plugin.core.capacity.held import BoundPod, over_rooms
 from gpu_device_plugin.core.contract.moves import HeldRoom
-from gpu_device_plugin.core.model.pods import Owner, Pod
+from gpu_device_plugin.model.pods import Owner, Pod
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence

@@ -23,8 +23,8 @@ from gpu_device_plugin.core.capacity.idle import (
     warned_after,
     warning,
 )
-from gpu_device_plugin.core.contract.keys import IDLE_SINCE, REPLICAS_BEFORE_IDLE, WHEN_IDLE
-from gpu_device_plugin.core.model.pods import Owner, Pod
+from gpu_device_plugin.model.contract.keys import IDLE_SINCE, REPLICAS_BEFORE_IDLE, WHEN_IDLE
+from gpu_device_plugin.model.pods import Owner, Pod
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,7 +14,7 @@ from gpu_device_plugin.core.capacity.leaving import Leaving, leaving, refuges
 from gpu_device_plugin.core.capacity.movable import Resident
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.usage import Occupant, Usage
-from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts
+from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts
 from tests.core.cluster.test_fitting import asking, mem, node, whole
 from tests.steps import result_of
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
-    from gpu_device_plugin.core.model.placing import Demand
+    from gpu_device_plugin.model.placing import Demand
 
 Cluster = dict[str, list[list[int]]]
 """By node and by GPU of 8 shares, the shares of each pod."""

@@ -13,9 +13,9 @@ from gpu_device_plugin.core.capacity.plans import plan, plan_each, settled
 from gpu_device_plugin.core.capacity.terms import NO_TERMS, Terms
 from gpu_device_plugin.core.cluster.pod_demand import Ask
 from gpu_device_plugin.core.cluster.usage import NOTHING, Occupant, Usage
-from gpu_device_plugin.core.model.placing import Demand
-from gpu_device_plugin.core.model.pods import Container, ContainerKind, Owner, Pod
-from gpu_device_plugin.core.model.resources import Amounts, Kind
+from gpu_device_plugin.model.placing import Demand
+from gpu_device_plugin.model.pods import Container, ContainerKind, Owner, Pod
+from gpu_device_plugin.model.resources import Amounts, Kind
 from tests.core.capacity.clusters import node, resident
 from tests.names import COUNT, MEM
 from tests.resources import RESOURCES

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.core.capacity.node_kinds import NewNode, Waiting, needed
 from gpu_device_plugin.core.cluster.candidate import candidate
-from gpu_device_plugin.core.contract.wishes import Wishes
-from gpu_device_plugin.core.model.resources import Amounts
+from gpu_device_plugin.model.contract.wishes import Wishes
+from gpu_device_plugin.model.resources import Amounts
 from tests.core.cluster.test_fitting import asking, mem, node, whole
 from tests.steps import result_of
 

@@ -13,9 +13,9 @@ from gpu_device_plugin.core.capacity.places import Fits, fewest_leaving, places,
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.packing import Packer
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
-from gpu_device_plugin.core.model.placing import Demand
-from gpu_device_plugin.core.model.resources import Amounts, Kind
+from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
+from gpu_device_plugin.model.placing import Demand
+from gpu_device_plugin.model.resources import Amounts, Kind
 from tests.core.capacity.clusters import node
 from tests.core.cluster.occupants import occupants
 

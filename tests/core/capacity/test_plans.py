@@ -15,12 +15,12 @@ from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.usage import Occupant, Usage
-from gpu_device_plugin.core.contract.cordons import Cordon, write_cordons
-from gpu_device_plugin.core.contract.keys import CORDONS
-from gpu_device_plugin.core.contract.nodegpus import NodeGpus, with_cordons
-from gpu_device_plugin.core.contract.wishes import Wishes
-from gpu_device_plugin.core.model.placing import Demand
-from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.model.contract.cordons import Cordon, write_cordons
+from gpu_device_plugin.model.contract.keys import CORDONS
+from gpu_device_plugin.model.contract.nodegpus import NodeGpus, with_cordons
+from gpu_device_plugin.model.contract.wishes import Wishes
+from gpu_device_plugin.model.placing import Demand
+from gpu_device_plugin.model.resources import Kind
 from tests.core.capacity.clusters import cheapest, node, random_world, resident
 from tests.steps import result_of
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.core.cluster.candidate import Candidate, Summary, candidate, rooms_of, summary
 from gpu_device_plugin.core.cluster.usage import Usage
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
-from gpu_device_plugin.core.model.placing import POLICIES, Demand, Placement, Refusal, Room, place
-from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
+from gpu_device_plugin.model.placing import POLICIES, Demand, Placement, Refusal, Room, place
+from gpu_device_plugin.model.resources import Kind
 
 
 def gpus(*shares: int, unhealthy: int | None = None) -> NodeGpus:

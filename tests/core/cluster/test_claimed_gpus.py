@@ -20,11 +20,11 @@ from gpu_device_plugin.core.cluster.claimed_gpus import (
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.pod_demand import Part
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage
-from gpu_device_plugin.core.contract.dra import DRIVER
-from gpu_device_plugin.core.contract.nodegpus import AWAY, ListedInstance
-from gpu_device_plugin.core.model.placing import Demand
-from gpu_device_plugin.core.model.resource_claims import Device, DeviceRequest
-from gpu_device_plugin.core.model.resources import Amounts, Kind
+from gpu_device_plugin.features.claims.contract import DRIVER
+from gpu_device_plugin.model.contract.nodegpus import AWAY, ListedInstance
+from gpu_device_plugin.model.placing import Demand
+from gpu_device_plugin.model.resource_claims import Device, DeviceRequest
+from gpu_device_plugin.model.resources import Amounts, Kind
 from tests.claim_values import (
     INSTANCES,
     claim,
@@ -40,7 +40,7 @@ from tests.views import holder, node_view, pod_on
 if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.cluster.usage import Occupant
-    from gpu_device_plugin.core.contract.nodegpus import NodeGpus
+    from gpu_device_plugin.model.contract.nodegpus import NodeGpus
 
 TWO = serving(8, 8)
 MIG = with_instances(TWO, "1g.10gb", "1g.10gb")

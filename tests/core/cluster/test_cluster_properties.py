@@ -13,23 +13,23 @@ from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
 from gpu_device_plugin.core.cluster.fitting import Fit, Unfit, fit, unfit
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part, ask
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, promise, usage_of
-from gpu_device_plugin.core.contract.cordons import Cordon
-from gpu_device_plugin.core.contract.keys import SPLIT_LABEL
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
-from gpu_device_plugin.core.contract.promises import promises
-from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
-from gpu_device_plugin.core.model.gpus import Closeness, Links
-from gpu_device_plugin.core.model.placing import POLICIES, Demand
-from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.model.contract.cordons import Cordon
+from gpu_device_plugin.model.contract.keys import SPLIT_LABEL
+from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
+from gpu_device_plugin.model.contract.promises import promises
+from gpu_device_plugin.model.contract.wishes import NO_WISHES, Wishes
+from gpu_device_plugin.model.gpus import Closeness, Links
+from gpu_device_plugin.model.placing import POLICIES, Demand
+from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.model.resources import Kind
 from tests.resources import COUNT, MEM, RESOURCES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from random import Random
 
-    from gpu_device_plugin.core.contract.promises import Promise
-    from gpu_device_plugin.core.model.placing import Placement, Room
+    from gpu_device_plugin.model.contract.promises import Promise
+    from gpu_device_plugin.model.placing import Placement, Room
 
 MODELS = ("Tesla T4", "NVIDIA A10")
 

@@ -22,7 +22,7 @@ from gpu_device_plugin.core.cluster.fitting import (
 from gpu_device_plugin.core.cluster.packing import Packer, Packing, groups
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.usage import Usage
-from gpu_device_plugin.core.contract.nodegpus import (
+from gpu_device_plugin.model.contract.nodegpus import (
     AWAY,
     BY_CLAIMS,
     ListedGpu,
@@ -30,10 +30,10 @@ from gpu_device_plugin.core.contract.nodegpus import (
     NodeGpus,
     by_division,
 )
-from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
-from gpu_device_plugin.core.model.gpus import Closeness, Links
-from gpu_device_plugin.core.model.placing import POLICIES, Demand
-from gpu_device_plugin.core.model.resources import Amounts, Kind
+from gpu_device_plugin.model.contract.wishes import NO_WISHES, Wishes
+from gpu_device_plugin.model.gpus import Closeness, Links
+from gpu_device_plugin.model.placing import POLICIES, Demand
+from gpu_device_plugin.model.resources import Amounts, Kind
 
 
 def mem(shares: int, gpus: int = 1) -> Demand:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from gpu_device_plugin.core.cluster.held_instances import asked_instances, instance_pod, whole_instances
-from gpu_device_plugin.core.contract.keys import INSTANCES
-from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.model.contract.keys import INSTANCES
+from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from tests.views import WHOLE, holder, listed_instance, mig_view, with_instances
 
 LARGE = "nvidia.com/mig-3g.40gb"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.core.cluster.other_pods import OtherPod, OtherPods
-from gpu_device_plugin.core.model.resources import NO_AMOUNTS, Amounts
+from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts
 
 
 def pod(name: str, node: str, cpu: int = 0, memory: int = 0, *, ended: bool = False) -> OtherPod:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.core.cluster.packing import CachingPacker, Effort, Packer, TooLongError
-from gpu_device_plugin.core.model.placing import Demand
-from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.model.placing import Demand
+from gpu_device_plugin.model.resources import Kind
 
 
 def memory(shares: int, gpus: int = 1) -> Demand:

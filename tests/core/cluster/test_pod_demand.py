@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Impossible, Part, ask, parts_of
-from gpu_device_plugin.core.contract.keys import GPU_POLICY, SPLIT_LABEL, USE_MODEL
-from gpu_device_plugin.core.contract.wishes import Wishes
-from gpu_device_plugin.core.model.placing import Demand
-from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.core.model.resources import Kind, Resource
+from gpu_device_plugin.model.contract.keys import GPU_POLICY, SPLIT_LABEL, USE_MODEL
+from gpu_device_plugin.model.contract.wishes import Wishes
+from gpu_device_plugin.model.placing import Demand
+from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.model.resources import Kind, Resource
 from tests.resources import COUNT, MEM, RESOURCES
 
 KINDS = {"i": ContainerKind.INIT, "s": ContainerKind.SIDECAR, "c": ContainerKind.APP}

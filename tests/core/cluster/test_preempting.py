@@ -16,10 +16,10 @@ from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.preempting import Preemptor, choose, choose_on_each, where_evicting_may_help
 from gpu_device_plugin.core.cluster.usage import Occupant, Usage
-from gpu_device_plugin.core.contract.nodegpus import BY_CLAIMS, ListedGpu, ListedInstance, NodeGpus
-from gpu_device_plugin.core.contract.wishes import Wishes
-from gpu_device_plugin.core.model.placing import Demand
-from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.model.contract.nodegpus import BY_CLAIMS, ListedGpu, ListedInstance, NodeGpus
+from gpu_device_plugin.model.contract.wishes import Wishes
+from gpu_device_plugin.model.placing import Demand
+from gpu_device_plugin.model.resources import Kind
 from tests.core.cluster.occupants import occupants
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.resizing import Decision, Outcome, decides, resize, wants_more
 from gpu_device_plugin.core.cluster.usage import Usage, usage_of
-from gpu_device_plugin.core.contract.elastic import NO_ANSWER, Allowance, Answer
-from gpu_device_plugin.core.contract.keys import (
+from gpu_device_plugin.features.elastic.contract import NO_ANSWER, Allowance, Answer
+from gpu_device_plugin.model.contract.keys import (
     ALLOCATION,
     INIT_ALLOCATION,
     MEMORY_GUARANTEE,
@@ -21,8 +21,8 @@ from gpu_device_plugin.core.contract.keys import (
     MEMORY_PROMISED,
     RESIZE_BOUND,
 )
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
-from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
+from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from tests.resources import COUNT, MEM
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from gpu_device_plugin.core.cluster.packing import Effort, TooLongError
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.scoring import MIDDLE, Scorer, connected
 from gpu_device_plugin.core.cluster.usage import Usage
-from gpu_device_plugin.core.contract.nodegpus import BY_CLAIMS, ListedGpu, NodeGpus
-from gpu_device_plugin.core.contract.wishes import Wishes
-from gpu_device_plugin.core.model.gpus import Closeness, Links
-from gpu_device_plugin.core.model.placing import POLICIES, Demand
-from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.model.contract.nodegpus import BY_CLAIMS, ListedGpu, NodeGpus
+from gpu_device_plugin.model.contract.wishes import Wishes
+from gpu_device_plugin.model.gpus import Closeness, Links
+from gpu_device_plugin.model.placing import POLICIES, Demand
+from gpu_device_plugin.model.resources import Kind
 from tests.scores import score
 
 

@@ -10,7 +10,7 @@ import pytest
 from gpu_device_plugin.core.cluster.candidate import rooms_of
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, Usages, promise, usage_of
-from gpu_device_plugin.core.contract.keys import (
+from gpu_device_plugin.model.contract.keys import (
     ALLOCATION,
     ASSIGNED,
     ASSUME_TIME,
@@ -21,13 +21,13 @@ from gpu_device_plugin.core.contract.keys import (
     MEMORY_PROMISED,
     POD,
 )
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
-from gpu_device_plugin.core.model.placing import Placement
-from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.model.placing import Placement
+from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from tests.resources import COUNT, MEM
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.model.resources import Resource
 
 SIZES = {0: 15, 1: 15}
 KINDS = {"i": ContainerKind.INIT, "s": ContainerKind.SIDECAR, "c": ContainerKind.APP}

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.contract.keys import HELD_ROOM, MOVE_TO, MalformedAnnotationError
 from gpu_device_plugin.core.contract.moves import (
     Destination,
     HeldRoom,
@@ -20,6 +19,7 @@ from gpu_device_plugin.core.contract.moves import (
     write_destination,
     write_held,
 )
+from gpu_device_plugin.model.contract.keys import HELD_ROOM, MOVE_TO, MalformedAnnotationError
 
 ROOM = HeldRoom("uid-1", "default", "uid-of-rs", ((0, 4), (3, 8)), 1_795_342_000.5)
 

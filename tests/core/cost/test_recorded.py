@@ -19,8 +19,8 @@ from gpu_device_plugin.core.cost.accounting import (
     owners,
     recorded,
 )
-from gpu_device_plugin.core.cost.audit import AuditKind, AuditRecord
-from gpu_device_plugin.core.model.times import rfc3339
+from gpu_device_plugin.features.audit.contract import AuditKind, AuditRecord
+from gpu_device_plugin.model.times import rfc3339
 from tests.core.cost.histories import GIB
 
 DAY = Period(0, 86400, 3600)

@@ -10,16 +10,16 @@ import pytest
 
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.usage import Usage
-from gpu_device_plugin.core.contract.nodegpus import NO_GPUS, ListedGpu, NodeGpus
-from gpu_device_plugin.core.contract.nodereport import ContainerUse, GpuUse, NodeLimits, NodeUse
-from gpu_device_plugin.core.model.condition import GpuTelemetry, Throttle
-from gpu_device_plugin.core.model.gpus import Gpu, Inventory
-from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement, LimitStatus
-from gpu_device_plugin.core.model.mig import MigMode
-from gpu_device_plugin.core.model.shares import Shares, share_id
-from gpu_device_plugin.core.node.node import Block, Node
 from gpu_device_plugin.core.report.gauges import ExtenderMetrics, NodeMetrics, WaitingReason
 from gpu_device_plugin.metrics import family
+from gpu_device_plugin.model.condition import GpuTelemetry, Throttle
+from gpu_device_plugin.model.contract.nodegpus import NO_GPUS, ListedGpu, NodeGpus
+from gpu_device_plugin.model.contract.nodereport import ContainerUse, GpuUse, NodeLimits, NodeUse
+from gpu_device_plugin.model.gpus import Gpu, Inventory
+from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitStatus
+from gpu_device_plugin.model.mig import MigMode
+from gpu_device_plugin.model.shares import Shares, share_id
+from gpu_device_plugin.node.rules.node import Block, Node
 from tests.mig_gpus import MIDDLE, SMALL, in_mig_mode
 from tests.nodes import node, uuid
 

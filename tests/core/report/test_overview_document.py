@@ -10,11 +10,11 @@ import pytest
 
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.node_report import NodeView
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
-from gpu_device_plugin.core.contract.nodereport import GpuUse, NodeLimits, NodeReport
-from gpu_device_plugin.core.model.gpus import Closeness, Links
-from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.core.report.overview_document import document, node_document, redacted
+from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.model.contract.nodereport import GpuUse, NodeLimits, NodeReport
+from gpu_device_plugin.model.gpus import Closeness, Links
+from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from tests.claim_values import claim, part, serving, serving_view, whole
 from tests.reports import ASKED, BORROWER, SINCE, report
 from tests.reports import part as used

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.core.cluster.fitting import Fit, fit
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
-from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
-from gpu_device_plugin.core.model.placing import Demand
-from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.value.fair_learning import LITTLE, Trial, binpack, scales_of, studied, trying
 from gpu_device_plugin.core.value.marginal_value import Left, left_on, shape_of
 from gpu_device_plugin.core.value.node_types import NodeType
 from gpu_device_plugin.core.value.price_learning import Dominance, learn
 from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix
+from gpu_device_plugin.model.contract.wishes import NO_WISHES, Wishes
+from gpu_device_plugin.model.placing import Demand
+from gpu_device_plugin.model.resources import Kind
 from tests.scores import partly_used, score
 from tests.work import counted
 

@@ -14,10 +14,6 @@ from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.fitting import Fit, fit
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.usage import Usage
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
-from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
-from gpu_device_plugin.core.model.placing import Demand
-from gpu_device_plugin.core.model.resources import Amounts, Kind
 from gpu_device_plugin.core.value.marginal_value import (
     CLOSED,
     UNKNOWN,
@@ -39,6 +35,10 @@ from gpu_device_plugin.core.value.price_learning import (
     learning,
 )
 from gpu_device_plugin.core.value.workload_mix import PodKind
+from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
+from gpu_device_plugin.model.contract.wishes import NO_WISHES, Wishes
+from gpu_device_plugin.model.placing import Demand
+from gpu_device_plugin.model.resources import Amounts, Kind
 from tests.scores import partly_used
 from tests.work import counted
 

@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
-from gpu_device_plugin.core.contract.wishes import Wishes
-from gpu_device_plugin.core.model.placing import Demand
-from gpu_device_plugin.core.model.resources import Amounts, Kind
 from gpu_device_plugin.core.value.fair_learning import due
 from gpu_device_plugin.core.value.workload_mix import (
     HALF_LIFE_S,
@@ -21,6 +18,9 @@ from gpu_device_plugin.core.value.workload_mix import (
     kinds_of,
     largest_kind,
 )
+from gpu_device_plugin.model.contract.wishes import Wishes
+from gpu_device_plugin.model.placing import Demand
+from gpu_device_plugin.model.resources import Amounts, Kind
 
 if TYPE_CHECKING:
     from collections.abc import ValuesView

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from gpu_device_plugin.core.model.condition import ConditionGroup, GpuTelemetry, Throttle
 from gpu_device_plugin.hardware.driver import MOST_OF_CONDITION
 from gpu_device_plugin.hardware.fake.description import read
 from gpu_device_plugin.hardware.fake.fake_condition import THROTTLE
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
+from gpu_device_plugin.model.condition import ConditionGroup, GpuTelemetry, Throttle
 from tests.hardware.fake.test_fake_driver import Clock, opened, written
 
 if TYPE_CHECKING:

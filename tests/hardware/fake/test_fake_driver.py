@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.core.model.gpus import Closeness
 from gpu_device_plugin.hardware.driver import CONTEXT_LOST, OTHER, HardwareError
 from gpu_device_plugin.hardware.fake.description import ACTIONS, CLOSENESS, read
 from gpu_device_plugin.hardware.fake.fake_driver import Fake
 from gpu_device_plugin.hardware.fake.gpu_models import MODELS, UNIFIED
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
+from gpu_device_plugin.model.gpus import Closeness
 
 if TYPE_CHECKING:
     from pathlib import Path

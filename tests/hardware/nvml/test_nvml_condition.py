@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.core.model.condition import SLOWING, ConditionGroup
 from gpu_device_plugin.hardware.nvml import nvml_condition
 from gpu_device_plugin.hardware.nvml.nvml_driver import Nvml
+from gpu_device_plugin.model.condition import SLOWING, ConditionGroup
 from tests.hardware.nvml.test_nvml_driver import (
     FUNCTION_NOT_FOUND,
     INVALID_ARGUMENT,

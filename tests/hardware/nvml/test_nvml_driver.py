@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pynvml
 import pytest
 
-from gpu_device_plugin.core.model.gpus import Closeness
 from gpu_device_plugin.hardware.driver import ADVICE, HardwareError
 from gpu_device_plugin.hardware.nvml.nvml_driver import Nvml
+from gpu_device_plugin.model.gpus import Closeness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pynvml
 import pytest
 
-from gpu_device_plugin.core.model.condition import GpuProcess, GpuReading
-from gpu_device_plugin.core.model.gpus import MigInstance
 from gpu_device_plugin.hardware.nvml.nvml_driver import Nvml
+from gpu_device_plugin.model.condition import GpuProcess, GpuReading
+from gpu_device_plugin.model.gpus import MigInstance
 from tests.hardware.nvml.test_nvml_driver import (
     FUNCTION_NOT_FOUND,
     INVALID_ARGUMENT,
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from gpu_device_plugin.core.node.health.gpu_health import Xid
     from gpu_device_plugin.hardware.monitor import MonitorTimings
+    from gpu_device_plugin.node.rules.health.gpu_health import Xid
     from tests.hardware.conftest import Watching
 
 

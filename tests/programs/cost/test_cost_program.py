@@ -17,7 +17,7 @@ import pytest
 
 from gpu_device_plugin.cli import parse
 from gpu_device_plugin.core.cost.accounting import GIVEN, MEMORY, Period
-from gpu_device_plugin.core.cost.audit import LOGGER, MESSAGE, AuditKind, AuditRecord
+from gpu_device_plugin.features.audit.contract import LOGGER, MESSAGE, AuditKind, AuditRecord
 from gpu_device_plugin.logs import JsonFormatter
 from gpu_device_plugin.programs.cost.cost_program import main
 from gpu_device_plugin.programs.cost.samples import aligned, audit_lines

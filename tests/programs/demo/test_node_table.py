@@ -7,10 +7,10 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.model.gpus import Gpu, Inventory
-from gpu_device_plugin.core.model.shares import Shares, share_id
-from gpu_device_plugin.core.node.ledger import Ledger
-from gpu_device_plugin.core.node.node import Block, Node
+from gpu_device_plugin.model.gpus import Gpu, Inventory
+from gpu_device_plugin.model.shares import Shares, share_id
+from gpu_device_plugin.node.rules.ledger import Ledger
+from gpu_device_plugin.node.rules.node import Block, Node
 from gpu_device_plugin.programs.demo.node_table import Look, ShareTone, table
 from tests.nodes import ids, node, uuid
 

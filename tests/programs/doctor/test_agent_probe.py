@@ -13,9 +13,9 @@ from gpu_device_plugin.core.report.findings.symptoms import AgentSeen
 from gpu_device_plugin.programs.doctor.node_reading import agents, ask
 from gpu_device_plugin.settings.forms import Address
 from tests.names import COUNT, MEM
+from tests.node.harness import world
 from tests.patience import stretched
 from tests.ports import free_port
-from tests.programs.node.harness import world
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

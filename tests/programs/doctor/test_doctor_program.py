@@ -13,10 +13,10 @@ import pytest
 from gpu_device_plugin import cli
 from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.config import ClusterConfig
-from gpu_device_plugin.core.node.mps.mps_wishes import NOT_THERE
 from gpu_device_plugin.core.report.finding import Severity, Unknown, examine
 from gpu_device_plugin.core.report.findings.node_checks import CHECKS
 from gpu_device_plugin.core.report.findings.symptoms import ApiSeen, NodeSymptoms, Profiles
+from gpu_device_plugin.features.mps.rules.mps_wishes import NOT_THERE
 from gpu_device_plugin.programs.doctor import node_reading
 from gpu_device_plugin.programs.doctor.doctor_program import (
     CLAIMS,
@@ -42,15 +42,15 @@ from tests.configmap import mount
 from tests.deploy.calls import rights_needed
 from tests.findings import told
 from tests.names import COUNT, MEM
+from tests.node.cluster_harness import NODE, Cluster, cluster
+from tests.node.harness import world
 from tests.ports import free_port
-from tests.programs.node.cluster_harness import NODE, Cluster, cluster
-from tests.programs.node.harness import world
 from tests.reports import SINCE, part, written
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from tests.programs.node.harness import NodeWorld
+    from tests.node.harness import NodeWorld
 
 QUICK = DoctorDeadlines(driver_s=120, answer_s=60)
 NOWHERE = DoctorPlace(in_container=True)
@@ -230,7 +230,7 @@ def test_the_rights_that_are_asked_for_are_those_that_the_agent_uses() -> None:
     """Where pods are evicted, claims served and the node's condition kept: more than the default settings take."""
     most = rights_of(NodeSettings(over_use="evict", node_condition=True, serve="dra"))
     asked = {(right.group, right.resource, right.verb) for right in most}
-    assert asked == rights_needed("gpu_device_plugin.programs.node.agent")
+    assert asked == rights_needed("gpu_device_plugin.node.agent")
 
 
 def test_rights_that_the_settings_do_not_use_are_not_missed() -> None:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, cast
 
 from gpu_device_plugin.cluster.client.errors import Call, NotFoundError, UnavailableError
 from gpu_device_plugin.cluster.writers.binder import BindError, InDoubtError, PodRef
-from gpu_device_plugin.core.contract.keys import ALLOCATION, IDX
-from gpu_device_plugin.core.contract.nodegpus import BY_CLAIMS, ListedGpu, NodeGpus
-from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.fleet import Fleet
+from gpu_device_plugin.model.contract.keys import ALLOCATION, IDX
+from gpu_device_plugin.model.contract.nodegpus import BY_CLAIMS, ListedGpu, NodeGpus
+from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.programs.extender.binding import LATEST_COMMIT_S, Binding
 from tests.names import COUNT, MEM
 from tests.patience import eventually

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from gpu_device_plugin.cluster.client.errors import Call, UnavailableError, error_from
 from gpu_device_plugin.cluster.objects.decoding import PodReader
 from gpu_device_plugin.cluster.writers.binder import Binder, BinderTiming, PodRef
-from gpu_device_plugin.core.contract.keys import POD_ANNOTATIONS
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.fleet import Fleet
+from gpu_device_plugin.model.contract.keys import POD_ANNOTATIONS
+from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.programs.extender.binding import LATEST_COMMIT_S, Binding
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container

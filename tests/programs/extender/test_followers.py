@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, cast
 
 from gpu_device_plugin.cluster.objects.decoding import NodeReader, NodeRecord
 from gpu_device_plugin.core.cluster.other_pods import OtherPod
-from gpu_device_plugin.core.contract.keys import NODE_GPUS, NODE_USE, PLACEMENT_LABEL
-from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.core.model.resources import Amounts
-from gpu_device_plugin.core.model.times import epoch_s
 from gpu_device_plugin.fleet import Fleet
+from gpu_device_plugin.model.contract.keys import NODE_GPUS, NODE_USE, PLACEMENT_LABEL
+from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.model.resources import Amounts
+from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.programs.extender.capacity.followed import Followed
 from gpu_device_plugin.programs.extender.capacity.holds import Holds
 from gpu_device_plugin.programs.extender.followers import NodeStore, PodStore

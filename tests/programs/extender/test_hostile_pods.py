@@ -19,7 +19,9 @@ from gpu_device_plugin.cluster.objects.decoding import PodReader
 from gpu_device_plugin.core.cluster.fitting import fit
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.cluster.usage import usage_of
-from gpu_device_plugin.core.contract.keys import (
+from gpu_device_plugin.fleet import Fleet
+from gpu_device_plugin.metrics import Metrics
+from gpu_device_plugin.model.contract.keys import (
     ALLOCATION,
     IDX,
     INIT_ALLOCATION,
@@ -28,17 +30,15 @@ from gpu_device_plugin.core.contract.keys import (
     SPLIT_LABEL,
     WISHES,
 )
-from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
-from gpu_device_plugin.core.contract.promises import assignment
-from gpu_device_plugin.core.model.pods import ContainerKind
-from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.matching import Call
-from gpu_device_plugin.fleet import Fleet
-from gpu_device_plugin.metrics import Metrics
-from gpu_device_plugin.node_state import NodeState
+from gpu_device_plugin.model.contract.nodegpus import gpus_of_node
+from gpu_device_plugin.model.contract.promises import assignment
+from gpu_device_plugin.model.pods import ContainerKind
+from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.node.node_state import NodeState
+from gpu_device_plugin.node.rules.matching import Call
+from gpu_device_plugin.node.waiting_pods import WaitingPods
 from gpu_device_plugin.programs.extender.nominating import Nominator
 from gpu_device_plugin.programs.extender.verbs import Verbs
-from gpu_device_plugin.programs.node.kubelet.waiting_pods import WaitingPods
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 from tests import nodes
 from tests.programs.extender.test_verbs import node_gpus
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpu_device_plugin.cluster.node_pods import NodePods
-    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.model.pods import Pod
 
 Json = dict[str, Any]
 

@@ -15,7 +15,8 @@ from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.objects.decoding import PodReader
 from gpu_device_plugin.core.cluster.pod_demand import Impossible, ask
-from gpu_device_plugin.core.contract.keys import (
+from gpu_device_plugin.fleet import Fleet
+from gpu_device_plugin.model.contract.keys import (
     LONGEST,
     MEMORY_GUARANTEE,
     MOVE_TO,
@@ -26,8 +27,7 @@ from gpu_device_plugin.core.contract.keys import (
     USE_MODEL,
     USE_UUID,
 )
-from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS
-from gpu_device_plugin.fleet import Fleet
+from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.programs.extender.capacity.followed import Followed
 from gpu_device_plugin.programs.extender.capacity.holds import Holds
 from gpu_device_plugin.programs.extender.extender_program import Extender

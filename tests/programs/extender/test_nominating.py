@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.cluster.client.errors import Call, ForbiddenError, NotFoundError
-from gpu_device_plugin.core.contract.keys import ALLOCATION, NODE_GPUS
-from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
-from gpu_device_plugin.core.model.pods import Pod
-from gpu_device_plugin.core.model.resources import Amounts
 from gpu_device_plugin.metrics import SAMPLE_MISSES
+from gpu_device_plugin.model.contract.keys import ALLOCATION, NODE_GPUS
+from gpu_device_plugin.model.contract.nodegpus import gpus_of_node
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.resources import Amounts
 from gpu_device_plugin.programs.extender import nominating
 from gpu_device_plugin.programs.extender.nominating import SMALLEST_SAMPLE, Nominator
 from gpu_device_plugin.testing.builders import GPU_MEM, Json

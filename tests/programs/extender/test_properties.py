@@ -22,8 +22,8 @@ from tests.programs.extender.harness import ALLOCATION, HASTY, held, world
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpu_device_plugin.core.contract.nodegpus import NodeGpus
     from gpu_device_plugin.fleet import Fleet
+    from gpu_device_plugin.model.contract.nodegpus import NodeGpus
     from gpu_device_plugin.testing.cluster.cluster_requests import Trouble
     from tests.programs.extender.harness import ExtenderWorld, Running
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpu_device_plugin.core.cluster.resizing import Outcome
-from gpu_device_plugin.core.contract.keys import IDX, MEMORY_GUARANTEE, MEMORY_PROMISED, RESIZE_BOUND
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
-from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.fleet import Fleet
+from gpu_device_plugin.model.contract.keys import IDX, MEMORY_GUARANTEE, MEMORY_PROMISED, RESIZE_BOUND
+from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.programs.extender.resizes import Patch, Resizes
 from tests.resources import MEM, RESOURCES
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.cluster.objects.decoding import PodReader
-from gpu_device_plugin.core.contract.keys import ALLOCATION, IDX, NODE_GPUS, POD
-from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.metrics import VERDICTS, Count, Metrics
+from gpu_device_plugin.model.contract.keys import ALLOCATION, IDX, NODE_GPUS, POD
+from gpu_device_plugin.model.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.programs.extender.nominating import Nominator
 from gpu_device_plugin.programs.extender.verbs import Verbs
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, Json, container, pod
@@ -22,7 +22,7 @@ from tests.resources import RESOURCES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.model.pods import Pod
 
 READER = PodReader([GPU_MEM, GPU_COUNT], lambda _key: True, sums=True)
 SECRET = "hunter2-in-an-environment-variable"  # noqa: S105 - what must never be seen again

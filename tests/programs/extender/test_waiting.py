@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.report.gauges import WaitingReason
 from gpu_device_plugin.fleet import Fleet
+from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.programs.extender.waiting import WaitingObserved
 from tests.programs.extender.harness import world
 from tests.promtool import complaints, needs_promtool

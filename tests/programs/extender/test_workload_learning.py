@@ -15,12 +15,12 @@ from gpu_device_plugin.core.cluster.fitting import Fit, fit
 from gpu_device_plugin.core.cluster.other_pods import OtherPod
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.cluster.usage import Usage
-from gpu_device_plugin.core.contract.keys import USE_MODEL
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
-from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.core.model.resources import Amounts
 from gpu_device_plugin.core.value.node_types import NodeType
 from gpu_device_plugin.fleet import FleetEntry
+from gpu_device_plugin.model.contract.keys import USE_MODEL
+from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.model.resources import Amounts
 from gpu_device_plugin.programs.extender.workload_learning import Learner
 from tests.names import COUNT, MEM
 from tests.patience import patience

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from gpu_device_plugin.core.contract.history import NodeHistory
+    from gpu_device_plugin.features.history.contract import NodeHistory
 
 HOT = {
     "at": "2026-11-28T12:00:00Z",

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from gpu_device_plugin.core.contract.keys import MEMORY_LIMIT
-from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.core.report.findings.cluster_checks import ADMISSION_POLICIES
 from gpu_device_plugin.core.report.findings.symptoms import Karpenter, Lease
+from gpu_device_plugin.model.contract.keys import MEMORY_LIMIT
+from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.programs.inspect.cluster_reading import symptoms_in
 from gpu_device_plugin.programs.inspect.inspect_program import main
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, Kubectl

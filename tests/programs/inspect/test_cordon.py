@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.core.contract.cordons import Cordon, read_cordons, write_cordons
-from gpu_device_plugin.core.contract.keys import CORDONS, MOVE_TO
+from gpu_device_plugin.model.contract.cordons import Cordon, read_cordons, write_cordons
+from gpu_device_plugin.model.contract.keys import CORDONS, MOVE_TO
 from tests.programs.inspect.test_inspect_program import PROG, World, gpu, node, pod
 from tests.programs.inspect.test_plan import budget, owned
 

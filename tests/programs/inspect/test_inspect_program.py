@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
+from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.programs.inspect.inspect_program import main
 from tests.patience import stretched, until
 from tests.reports import SINCE, part, written
@@ -22,8 +22,8 @@ from tests.reports import SINCE, part, written
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gpu_device_plugin.core.contract.nodereport import ContainerUse
-    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.model.contract.nodereport import ContainerUse
+    from gpu_device_plugin.model.resources import Resource
 
 PROG = "kubectl inspect gpushare"
 GOLDEN = Path(__file__).parents[2] / "golden" / "inspect"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.core.contract.history import IncidentList
+from gpu_device_plugin.features.history.contract import IncidentList
 from gpu_device_plugin.programs.commandline import FAILED, OK
 from gpu_device_plugin.programs.inspect import agent_answers
 from gpu_device_plugin.programs.inspect.arguments import parse

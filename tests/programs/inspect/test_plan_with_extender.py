@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.contract.keys import ALLOCATION, MOVE_REFUSED, MOVE_TO
+from gpu_device_plugin.model.contract.keys import ALLOCATION, MOVE_REFUSED, MOVE_TO
 from gpu_device_plugin.programs.inspect import plan
 from gpu_device_plugin.programs.inspect.arguments import parse
 from gpu_device_plugin.programs.inspect.cordon import cordon, uncordon

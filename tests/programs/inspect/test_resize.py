@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.core.contract.elastic import Allowance, Answer, write_answer
-from gpu_device_plugin.core.contract.keys import (
+from gpu_device_plugin.features.elastic.contract import Allowance, Answer, write_answer
+from gpu_device_plugin.model.contract.keys import (
     MEMORY_GUARANTEE,
     MEMORY_HELD,
     MEMORY_LIMIT,

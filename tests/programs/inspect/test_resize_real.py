@@ -10,8 +10,8 @@ import pytest
 
 from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.objects.decoding import NODES, PODS, PodReader
-from gpu_device_plugin.core.contract.elastic import Answer, write_answer
-from gpu_device_plugin.core.contract.keys import ALLOCATION, ELASTIC, MEMORY_GUARANTEE, MEMORY_HELD, RESIZE_BOUND
+from gpu_device_plugin.features.elastic.contract import Answer, write_answer
+from gpu_device_plugin.model.contract.keys import ALLOCATION, ELASTIC, MEMORY_GUARANTEE, MEMORY_HELD, RESIZE_BOUND
 from gpu_device_plugin.programs.inspect.inspect_program import main
 from gpu_device_plugin.testing.builders import GPU_MEM, container, pod
 from tests.patience import REAL_S, eventually

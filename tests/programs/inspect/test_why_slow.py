@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from gpu_device_plugin.core.contract.nodereport import GpuUse
-from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.core.report.why.slowness import slowness
+from gpu_device_plugin.model.contract.nodereport import GpuUse
+from gpu_device_plugin.model.times import rfc3339
 from tests.programs.inspect.test_inspect_program import World, gpu, node, pod
 from tests.reports import part, written
 from tests.slow_pods import CAUSES, HEALTHY, history, on, other, slowed
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from gpu_device_plugin.core.contract.history import NodeHistory
+    from gpu_device_plugin.features.history.contract import NodeHistory
 
 PROXY = '''\
 #!{python}

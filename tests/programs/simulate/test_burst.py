@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from gpu_device_plugin.cli import parse
-from gpu_device_plugin.core.node.use.process_use import AttributedUse
-from gpu_device_plugin.core.node.use.reclaiming import shortage_mib
 from gpu_device_plugin.core.value.workload_mix import PodKind
+from gpu_device_plugin.features.elastic.rules.reclaiming import shortage_mib
+from gpu_device_plugin.features.use.rules.process_use import AttributedUse
 from gpu_device_plugin.programs.simulate.burst import Borrower, Replayed, guarantees, replay
 from gpu_device_plugin.programs.simulate.model import Recording, Workload
 from gpu_device_plugin.programs.simulate.simulate_program import main

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.value.marginal_value import NEVER, Left
 from gpu_device_plugin.core.value.node_types import NodeType
 from gpu_device_plugin.core.value.price_learning import learn
 from gpu_device_plugin.core.value.workload_mix import PodKind
+from gpu_device_plugin.model.contract.wishes import Wishes
 from gpu_device_plugin.programs.simulate.inputs.entries import nodes_in_trace, pods_in_trace
 from gpu_device_plugin.programs.simulate.model import (
     Arrivals,

@@ -10,7 +10,7 @@ import pytest
 
 from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.config import ClusterConfig
-from gpu_device_plugin.core.contract.history import IncidentList, NodeHistory
+from gpu_device_plugin.features.history.contract import IncidentList, NodeHistory
 from gpu_device_plugin.programs.web.agent_history import KEPT_S, AgentHistory, AgentUnreadableError
 from gpu_device_plugin.programs.web.figures import AgentFigures
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer

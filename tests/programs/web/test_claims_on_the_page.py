@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.core.contract.keys import ALLOCATION, NODE_GPUS
-from gpu_device_plugin.core.contract.nodegpus import write_node_gpus
+from gpu_device_plugin.model.contract.keys import ALLOCATION, NODE_GPUS
+from gpu_device_plugin.model.contract.nodegpus import write_node_gpus
 from gpu_device_plugin.testing.builders import container, node, pod
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.core.contract.keys import ALLOCATION
+from gpu_device_plugin.model.contract.keys import ALLOCATION
 from gpu_device_plugin.programs.web import page_plans
 from gpu_device_plugin.programs.web.callers import ReviewedCallers
 from gpu_device_plugin.programs.web.page_plans import PagePlans

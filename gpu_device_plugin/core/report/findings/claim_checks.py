@@ -7,9 +7,9 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.claimed_gpus import pools
-from gpu_device_plugin.core.contract.dra import DRIVER, MIG_CLASS, SHARED_CLASS, WHOLE_CLASS
-from gpu_device_plugin.core.contract.keys import SERVE_LABEL
 from gpu_device_plugin.core.report.finding import Unknown, error, names_by, note, ok, warning
+from gpu_device_plugin.features.claims.contract import DRIVER, MIG_CLASS, SHARED_CLASS, WHOLE_CLASS
+from gpu_device_plugin.model.contract.keys import SERVE_LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

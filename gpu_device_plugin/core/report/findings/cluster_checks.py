@@ -5,8 +5,6 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, SWITCH_LABEL, SWITCHED_ON
-from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.report.finding import Finding, Unknown, error, examine, names_by, note, ok, warning
 from gpu_device_plugin.core.report.findings.claim_checks import claims
 from gpu_device_plugin.core.report.findings.component_checks import (
@@ -23,13 +21,15 @@ from gpu_device_plugin.core.report.findings.limit_checks import held, limits, su
 from gpu_device_plugin.core.report.findings.node_amounts import gpushare_count, mismatches
 from gpu_device_plugin.core.report.text.printing import gpu_names, listed
 from gpu_device_plugin.core.report.why.pod_use import told_over_use
+from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, SWITCH_LABEL, SWITCHED_ON
+from gpu_device_plugin.model.memory import format_mib
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.core.contract.nodegpus import ListedGpu
-    from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, NodeSeen, PodSeen
+    from gpu_device_plugin.model.contract.nodegpus import ListedGpu
+    from gpu_device_plugin.model.pods import Pod
 
 _UNSEEN_S = 30.0
 """A running scheduler sets a condition on its pods within this time."""

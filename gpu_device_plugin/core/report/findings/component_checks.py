@@ -10,9 +10,9 @@ from collections import Counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.keys import GROUP_LABELS, NODE_POOL, SWITCH_LABEL
 from gpu_device_plugin.core.report.finding import Finding, Unknown, error, names_by, note, ok, warning
 from gpu_device_plugin.core.report.text.printing import MOST_NAMED
+from gpu_device_plugin.model.contract.keys import GROUP_LABELS, NODE_POOL, SWITCH_LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.model.condition import BY_HEAT, Throttle
 from gpu_device_plugin.core.report.finding import Severity, Unknown, note, ok, warning
 from gpu_device_plugin.core.report.findings.container_checks import name
 from gpu_device_plugin.core.report.text.printing import MOST_NAMED
+from gpu_device_plugin.model.condition import BY_HEAT, Throttle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpu_device_plugin.core.contract.history import GpuHistory
-    from gpu_device_plugin.core.model.condition import GpuTelemetry
     from gpu_device_plugin.core.report.finding import Finding
     from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, NodeSymptoms
+    from gpu_device_plugin.features.history.contract import GpuHistory
+    from gpu_device_plugin.model.condition import GpuTelemetry
 
 LONG_S = 600.0
 """A GPU that is slowed for most of this time is not slowed by chance."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.keys import MIG_LABEL
-from gpu_device_plugin.core.model.mig import MigMode
-from gpu_device_plugin.core.node.limits.container_grants import CONTROL_NODES
 from gpu_device_plugin.core.report.finding import Finding, Unknown, error, note, ok, warning
+from gpu_device_plugin.model.contract.keys import MIG_LABEL
+from gpu_device_plugin.model.mig import MigMode
+from gpu_device_plugin.node.rules.container_grants import CONTROL_NODES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from gpu_device_plugin.core.model.gpus import Gpu
     from gpu_device_plugin.core.report.findings.symptoms import NodeSymptoms
+    from gpu_device_plugin.model.gpus import Gpu
 
 _GIVEN = {
     MigMode.WHOLE: "pods get them one by one, each profile by its own resource",

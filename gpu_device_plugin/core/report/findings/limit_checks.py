@@ -6,35 +6,35 @@ import re
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.resizing import sizes
-from gpu_device_plugin.core.contract.elastic import MemoryRequests, is_elastic
-from gpu_device_plugin.core.contract.keys import (
-    CONFIG_LABEL,
-    DEFAULT_PROFILE,
-    RESIZE_BOUND,
-    SET_LIMITS_LABEL,
-)
-from gpu_device_plugin.core.contract.mpsfiles import MpsStatus
-from gpu_device_plugin.core.contract.nodereport import asked_s, exceeds, not_held, trespasses
-from gpu_device_plugin.core.contract.variables import DRIVER_LIMIT
-from gpu_device_plugin.core.model.limits import Enforcement, LimitStatus
-from gpu_device_plugin.core.model.mig import MigMode
-from gpu_device_plugin.core.model.resources import Kind, Resource
-from gpu_device_plugin.core.node.enforcement import AUTO, REFUSE, Abilities, enforcements, summary, wanted_enforcement
-from gpu_device_plugin.core.node.node_config import ignored_labels
 from gpu_device_plugin.core.report.finding import Finding, Unknown, error, names_by, note, ok, warning
 from gpu_device_plugin.core.report.findings.container_checks import name
 from gpu_device_plugin.core.report.text.printing import first
 from gpu_device_plugin.core.report.text.use_texts import age, container, does_not_hold, uses
 from gpu_device_plugin.core.report.why.pod_use import refusals
 from gpu_device_plugin.core.report.why.resizing import why_not
+from gpu_device_plugin.features.elastic.contract import MemoryRequests, is_elastic
+from gpu_device_plugin.model.contract.keys import (
+    CONFIG_LABEL,
+    DEFAULT_PROFILE,
+    RESIZE_BOUND,
+    SET_LIMITS_LABEL,
+)
+from gpu_device_plugin.model.contract.mpsfiles import MpsStatus
+from gpu_device_plugin.model.contract.nodereport import asked_s, exceeds, not_held, trespasses
+from gpu_device_plugin.model.contract.variables import DRIVER_LIMIT
+from gpu_device_plugin.model.limits import Enforcement, LimitStatus
+from gpu_device_plugin.model.mig import MigMode
+from gpu_device_plugin.model.resources import Kind, Resource
+from gpu_device_plugin.node.rules.enforcement import AUTO, REFUSE, Abilities, enforcements, summary, wanted_enforcement
+from gpu_device_plugin.node.rules.node_config import ignored_labels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.core.contract.nodereport import ContainerUse, NodeReport
-    from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.report.finding import Parameter
     from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, NodeSeen, NodeSymptoms
+    from gpu_device_plugin.model.contract.nodereport import ContainerUse, NodeReport
+    from gpu_device_plugin.model.pods import Pod
 
 _GUIDE = "docs/guide.md says what each enforcement needs (How a memory limit is enforced)"
 _START_MPS = (

@@ -16,7 +16,7 @@ from gpu_device_plugin.core.report.finding import Finding, note, warning
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from gpu_device_plugin.core.contract.nodegpus import NodeGpus
+    from gpu_device_plugin.model.contract.nodegpus import NodeGpus
 
 _REMEMBERED = "the kubelet keeps the amount of a stopped plugin for five minutes, then sets it to 0"
 _LATER = "five minutes after the last plugin that offered it has stopped"

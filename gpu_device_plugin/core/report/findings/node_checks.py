@@ -6,10 +6,6 @@ from collections import Counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
-from gpu_device_plugin.core.model.memory import MAX_DEVICE_IDS, format_mib
-from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.model.shares import SHARES, Shares, TooManySharesError, unknown_exclusions
 from gpu_device_plugin.core.report.finding import Finding, Unknown, error, note, ok, warning
 from gpu_device_plugin.core.report.findings.condition_checks import condition_here
 from gpu_device_plugin.core.report.findings.container_checks import (
@@ -27,6 +23,10 @@ from gpu_device_plugin.core.report.findings.limit_checks import limits_here, sup
 from gpu_device_plugin.core.report.findings.node_amounts import mismatches, unoffered
 from gpu_device_plugin.core.report.findings.symptoms import AgentSeen, ApiSeen, NodeSymptoms
 from gpu_device_plugin.core.report.text.printing import counted
+from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
+from gpu_device_plugin.model.memory import MAX_DEVICE_IDS, format_mib
+from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.model.shares import SHARES, Shares, TooManySharesError, unknown_exclusions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

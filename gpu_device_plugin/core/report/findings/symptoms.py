@@ -5,27 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.keys import MIG_LABEL
-from gpu_device_plugin.core.contract.nodegpus import NO_GPUS
-from gpu_device_plugin.core.contract.nodelabels import switched_on
-from gpu_device_plugin.core.contract.nodereport import NO_REPORT
-from gpu_device_plugin.core.model.mig import MigMode
-from gpu_device_plugin.core.node.node_config import mig_mode
 from gpu_device_plugin.core.report.finding import Unknown
+from gpu_device_plugin.model.contract.keys import MIG_LABEL
+from gpu_device_plugin.model.contract.nodegpus import NO_GPUS
+from gpu_device_plugin.model.contract.nodelabels import switched_on
+from gpu_device_plugin.model.contract.nodereport import NO_REPORT
+from gpu_device_plugin.model.mig import MigMode
+from gpu_device_plugin.node.rules.node_config import mig_mode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpu_device_plugin.core.contract.history import NodeHistory
-    from gpu_device_plugin.core.contract.mpsfiles import MpsGpu
-    from gpu_device_plugin.core.contract.nodegpus import NodeGpus
-    from gpu_device_plugin.core.contract.nodereport import NodeReport
-    from gpu_device_plugin.core.model.condition import GpuTelemetry
-    from gpu_device_plugin.core.model.gpus import Gpu, Inventory
-    from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.model.resource_claims import Claim
-    from gpu_device_plugin.core.model.resources import Resource
-    from gpu_device_plugin.core.node.kubelet.conflicting_plugins import Detection
+    from gpu_device_plugin.features.conflicts.rules import Detection
+    from gpu_device_plugin.features.history.contract import NodeHistory
+    from gpu_device_plugin.model.condition import GpuTelemetry
+    from gpu_device_plugin.model.contract.mpsfiles import MpsGpu
+    from gpu_device_plugin.model.contract.nodegpus import NodeGpus
+    from gpu_device_plugin.model.contract.nodereport import NodeReport
+    from gpu_device_plugin.model.gpus import Gpu, Inventory
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.model.resource_claims import Claim
+    from gpu_device_plugin.model.resources import Resource
 
 _NOT_EXAMINED = Unknown("not-examined", "not examined")
 

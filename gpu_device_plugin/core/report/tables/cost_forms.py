@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cost.accounting import NOBODY, Part
 from gpu_device_plugin.core.cost.charges import HELD, By, rate_of, total
-from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.core.report.text.columns import Layout, Line, Row, Tone, table
 from gpu_device_plugin.core.report.text.printing import printable
+from gpu_device_plugin.model.times import rfc3339
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

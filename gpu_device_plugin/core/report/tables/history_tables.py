@@ -8,15 +8,15 @@ from operator import or_
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.model.condition import Throttle
 from gpu_device_plugin.core.report.text.columns import Layout, Line, Row, Tone, aligned, columns, fitted, table
 from gpu_device_plugin.core.report.text.printing import counted, printable, short_uuid
 from gpu_device_plugin.core.report.text.use_texts import container, duration, limit, mib, uses
+from gpu_device_plugin.model.condition import Throttle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from gpu_device_plugin.core.contract.history import (
+    from gpu_device_plugin.features.history.contract import (
         ContainerHistory,
         GpuHistory,
         Incident,

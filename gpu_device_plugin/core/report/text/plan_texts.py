@@ -6,9 +6,9 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.capacity.movable import Stays
-from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.report.text.columns import Layout, Line, Row, table
 from gpu_device_plugin.core.report.text.printing import counted, first, ranges
+from gpu_device_plugin.model.memory import format_mib
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

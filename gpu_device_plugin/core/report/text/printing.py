@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from gpu_device_plugin.core.contract.nodegpus import ListedGpu
+    from gpu_device_plugin.model.contract.nodegpus import ListedGpu
 
 MOST_NAMED = 5
 """The most names in one list; the others are counted."""

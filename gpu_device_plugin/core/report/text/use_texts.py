@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.keys import FRAMEWORKS, MEMORY_GUARANTEE, MEMORY_LIMIT
-from gpu_device_plugin.core.contract.nodereport import exceeds, idle_s, not_held, to_return, trespasses
-from gpu_device_plugin.core.model.limits import Enforcement, LimitStatus
-from gpu_device_plugin.core.model.memory import format_mib
-from gpu_device_plugin.core.node.use.eviction_choice import spared
-from gpu_device_plugin.core.node.use.over_use import Response
 from gpu_device_plugin.core.report.text.columns import aligned
 from gpu_device_plugin.core.report.text.printing import counted, first, printable
+from gpu_device_plugin.features.eviction.rules import spared
+from gpu_device_plugin.features.over_use.rules import Response
+from gpu_device_plugin.model.contract.keys import FRAMEWORKS, MEMORY_GUARANTEE, MEMORY_LIMIT
+from gpu_device_plugin.model.contract.nodereport import exceeds, idle_s, not_held, to_return, trespasses
+from gpu_device_plugin.model.limits import Enforcement, LimitStatus
+from gpu_device_plugin.model.memory import format_mib
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
-    from gpu_device_plugin.core.contract.history import ContainerHistory, IncidentProcess, IncidentSummary
-    from gpu_device_plugin.core.contract.nodereport import ContainerUse, NodeReport, NodeUse
-    from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.node.holdings import Holding
-    from gpu_device_plugin.core.node.use.over_use import Excess
-    from gpu_device_plugin.core.node.use.reclaiming import ReclaimRequest
+    from gpu_device_plugin.features.elastic.rules.reclaiming import ReclaimRequest
+    from gpu_device_plugin.features.history.contract import ContainerHistory, IncidentProcess, IncidentSummary
+    from gpu_device_plugin.features.over_use.rules import Excess
+    from gpu_device_plugin.model.contract.nodereport import ContainerUse, NodeReport, NodeUse
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.node.rules.holdings import Holding
 
 _NOTHING = "-"
 _UNKNOWN = "unknown"

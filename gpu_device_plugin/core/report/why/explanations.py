@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.fitting import Fit, Unfit, fit, gpu_policy_of
 from gpu_device_plugin.core.cluster.victims import ends_needed
-from gpu_device_plugin.core.model.gpus import short_model
-from gpu_device_plugin.core.model.memory import format_mib
-from gpu_device_plugin.core.model.placing import FIT, POLICIES, Demand, Obstacle, Refusal, fits_kind, place
-from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.report.text.columns import aligned
 from gpu_device_plugin.core.report.text.printing import counted, ranges, short_uuid, shortened
 from gpu_device_plugin.core.report.text.printing import place as place_of
 from gpu_device_plugin.core.report.why.pod_causes import scheduler_says, scheduler_silent
+from gpu_device_plugin.model.gpus import short_model
+from gpu_device_plugin.model.memory import format_mib
+from gpu_device_plugin.model.placing import FIT, POLICIES, Demand, Obstacle, Refusal, fits_kind, place
+from gpu_device_plugin.model.resources import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
     from gpu_device_plugin.core.cluster.usage import Occupant
     from gpu_device_plugin.core.cluster.victims import Ends
-    from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.report.finding import Finding
     from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.model.resources import Resource
 
 _WEIGHED = 20
 """For this many of the nodes that lack least, the pods that would have to end are computed; the best come first."""

@@ -6,14 +6,14 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.model.condition import GpuTelemetry
-from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.core.report.text.use_texts import duration
+from gpu_device_plugin.model.condition import GpuTelemetry
+from gpu_device_plugin.model.times import rfc3339
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from gpu_device_plugin.core.contract.history import ContainerHistory, GpuHistory, NodeHistory, Series
+    from gpu_device_plugin.features.history.contract import ContainerHistory, GpuHistory, NodeHistory, Series
 
 RECENT_S = 15 * 60.0
 """What slows a pod now shows in these last seconds."""

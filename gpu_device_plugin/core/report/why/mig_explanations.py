@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.keys import MIG_LABEL
-from gpu_device_plugin.core.model.mig import resource_name
 from gpu_device_plugin.core.report.finding import Finding, note
 from gpu_device_plugin.core.report.text.printing import first
+from gpu_device_plugin.model.contract.keys import MIG_LABEL
+from gpu_device_plugin.model.mig import resource_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.held_instances import Instances
     from gpu_device_plugin.core.cluster.node_report import NodeView
-    from gpu_device_plugin.core.contract.nodegpus import ListedGpu
+    from gpu_device_plugin.model.contract.nodegpus import ListedGpu
 
 _MOST_NODES = 20
 """Nodes that are explained one by one."""

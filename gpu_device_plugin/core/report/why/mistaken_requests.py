@@ -8,20 +8,20 @@ from fnmatch import fnmatchcase, translate
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.model.memory import MIB_PER_GIB, format_mib
-from gpu_device_plugin.core.model.mig import is_mig_resource
-from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.kubelet.conflicting_plugins import OTHERS
 from gpu_device_plugin.core.report.finding import Finding, note
 from gpu_device_plugin.core.report.text.printing import MOST_NAMED
+from gpu_device_plugin.features.conflicts.rules import OTHERS
+from gpu_device_plugin.model.memory import MIB_PER_GIB, format_mib
+from gpu_device_plugin.model.mig import is_mig_resource
+from gpu_device_plugin.model.resources import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.cluster.pod_demand import Ask
-    from gpu_device_plugin.core.model.pods import Container
-    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.model.pods import Container
+    from gpu_device_plugin.model.resources import Resource
 
 _OF_OTHERS = ("nvidia.com/*", "amd.com/gpu", "volcano.sh/vgpu-*", *(name for each in OTHERS for name in each.resources))
 _PATTERNS_OF_OTHERS: Mapping[str, tuple[str, ...]] = {

@@ -20,12 +20,6 @@ from gpu_device_plugin.core.cluster.claimed_gpus import (
 from gpu_device_plugin.core.cluster.held_instances import asked_instances
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Impossible, ask
 from gpu_device_plugin.core.cluster.usage import usage_of
-from gpu_device_plugin.core.contract.dra import DRIVER, MIG_CLASS, SHARED_CLASS, WHOLE_CLASS, parse_device_name
-from gpu_device_plugin.core.contract.keys import ASSIGNED, ASSUME_TIME, MalformedAnnotationError
-from gpu_device_plugin.core.contract.promises import promises
-from gpu_device_plugin.core.model.memory import MIB_PER_GIB, format_mib
-from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.core.report.finding import Finding, note
 from gpu_device_plugin.core.report.text.printing import counted, first
 from gpu_device_plugin.core.report.why.mig_explanations import held_instances, out_of_service
@@ -37,14 +31,20 @@ from gpu_device_plugin.core.report.why.mistaken_requests import (
 )
 from gpu_device_plugin.core.report.why.pod_use import lent, of_pod, refusals, told_over_use
 from gpu_device_plugin.core.report.why.resizing import resizes, unreadable_wishes
+from gpu_device_plugin.features.claims.contract import DRIVER, MIG_CLASS, SHARED_CLASS, WHOLE_CLASS, parse_device_name
+from gpu_device_plugin.model.contract.keys import ASSIGNED, ASSUME_TIME, MalformedAnnotationError
+from gpu_device_plugin.model.contract.promises import promises
+from gpu_device_plugin.model.memory import MIB_PER_GIB, format_mib
+from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.model.times import rfc3339
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
-    from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.model.resource_claims import Claim, Device, DeviceRequest, PodClaim
-    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.model.resource_claims import Claim, Device, DeviceRequest, PodClaim
+    from gpu_device_plugin.model.resources import Resource
 
 SCHEDULER = "gpushare-scheduler"
 """The name of the scheduler deployed with the extender."""

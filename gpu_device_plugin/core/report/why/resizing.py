@@ -8,36 +8,36 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.cluster.held_instances import asked_instances
 from gpu_device_plugin.core.cluster.resizing import sizes
 from gpu_device_plugin.core.cluster.usage import growable
-from gpu_device_plugin.core.contract.elastic import (
+from gpu_device_plugin.core.report.finding import note
+from gpu_device_plugin.core.report.text.printing import counted, listed
+from gpu_device_plugin.features.elastic.contract import (
     MemoryRequests,
     PodGuarantees,
     read_wish,
 )
-from gpu_device_plugin.core.contract.keys import (
+from gpu_device_plugin.features.elastic.memory_file import IN_CONTAINER
+from gpu_device_plugin.model.contract.keys import (
     ELASTIC,
     MEMORY_GUARANTEE,
     MEMORY_LIMIT,
     MEMORY_PROMISED,
     PLACES,
 )
-from gpu_device_plugin.core.contract.memoryfile import IN_CONTAINER
-from gpu_device_plugin.core.model.gpus import MOST_SHARES
-from gpu_device_plugin.core.model.limits import Enforcement
-from gpu_device_plugin.core.model.pods import ContainerKind
-from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.report.finding import note
-from gpu_device_plugin.core.report.text.printing import counted, listed
+from gpu_device_plugin.model.gpus import MOST_SHARES
+from gpu_device_plugin.model.limits import Enforcement
+from gpu_device_plugin.model.pods import ContainerKind
+from gpu_device_plugin.model.resources import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
-    from gpu_device_plugin.core.contract.elastic import Size
-    from gpu_device_plugin.core.contract.nodegpus import ListedGpu
-    from gpu_device_plugin.core.contract.nodereport import ContainerUse
-    from gpu_device_plugin.core.model.pods import Container, Pod
-    from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.report.finding import Finding
+    from gpu_device_plugin.features.elastic.contract import Size
+    from gpu_device_plugin.model.contract.nodegpus import ListedGpu
+    from gpu_device_plugin.model.contract.nodereport import ContainerUse
+    from gpu_device_plugin.model.pods import Container, Pod
+    from gpu_device_plugin.model.resources import Resource
 
 _SAYS = " says: "
 # The kubelet gives a container that restarts the variables of its first start.

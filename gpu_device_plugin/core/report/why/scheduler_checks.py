@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.capacity.terms import obstacles
-from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.report.finding import Finding, note
 from gpu_device_plugin.core.report.why.pod_use import refusals
+from gpu_device_plugin.model.resources import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.capacity.terms import Terms
     from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.cluster.pod_demand import Ask
-    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.model.resources import Resource
 
 _EXCLUSIONS: Mapping[str, str] = {
     "cordoned": "it is cordoned",

@@ -18,7 +18,7 @@ from gpu_device_plugin.cluster.client.api_client import PatchType
 from gpu_device_plugin.cluster.client.errors import Call, ConflictError, ForbiddenError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import NODES, PODS, ObjectKind, ObjectMeta, decoded, read_metadata
 from gpu_device_plugin.core.capacity.asks import UNSCHEDULABLE, WANTED_FOR, buffer_of, named, pod_of
-from gpu_device_plugin.core.contract.keys import STAND_IN, STARTUP_TAINT
+from gpu_device_plugin.model.contract.keys import STAND_IN, STARTUP_TAINT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.capacity.movable import Evictability
-from gpu_device_plugin.core.contract.keys import (
+from gpu_device_plugin.model.contract.keys import (
     HELD_ROOM,
     HOSTNAME,
     IDLE_SINCE,
@@ -21,9 +21,9 @@ from gpu_device_plugin.core.contract.keys import (
     WHEN_IDLE,
     WISHES,
 )
-from gpu_device_plugin.core.contract.nodelabels import switched_on
-from gpu_device_plugin.core.model.sharing import Shared
-from gpu_device_plugin.core.model.times import epoch_s
+from gpu_device_plugin.model.contract.nodelabels import switched_on
+from gpu_device_plugin.model.sharing import Shared
+from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.view.movable_pods import evictability
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     import msgspec
 
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
-    from gpu_device_plugin.core.model.pods import Owner, Pod
-    from gpu_device_plugin.core.model.taints import Taint
+    from gpu_device_plugin.model.pods import Owner, Pod
+    from gpu_device_plugin.model.taints import Taint
     from gpu_device_plugin.programs.extender.capacity.holds import Holds
 
 _KEPT = frozenset({KEPT_NODE, *KEEPS})

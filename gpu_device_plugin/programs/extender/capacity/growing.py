@@ -14,8 +14,8 @@ from gpu_device_plugin.core.capacity.asks import PRIORITY, Wanted, common_terms
 from gpu_device_plugin.core.capacity.attempts import Asker, Attempts, in_turns
 from gpu_device_plugin.core.capacity.node_kinds import NodeKind, Waiting, lasting, likely_labels, needed, unlike
 from gpu_device_plugin.core.capacity.terms import obstacles
-from gpu_device_plugin.core.contract.keys import STARTUP_TAINT
-from gpu_device_plugin.core.model.times import rfc3339
+from gpu_device_plugin.model.contract.keys import STARTUP_TAINT
+from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.programs.extender.capacity.followed import replaceable
 
 if TYPE_CHECKING:

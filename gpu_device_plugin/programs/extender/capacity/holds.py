@@ -11,9 +11,9 @@ from gpu_device_plugin.cluster.objects.decoding import NODES, read_version, vers
 from gpu_device_plugin.core.capacity.held import BoundPod, OverRooms, over_rooms
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.usage import Usage
-from gpu_device_plugin.core.contract.keys import HELD_ROOM
 from gpu_device_plugin.core.contract.moves import HeldRoom, holdable, read_held, write_held
 from gpu_device_plugin.fleet import FleetEntry
+from gpu_device_plugin.model.contract.keys import HELD_ROOM
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.pod_demand import Ask
-    from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.fleet import Fleet
+    from gpu_device_plugin.model.pods import Pod
 
 _PREFIX = "held/"
 """Of the UID under which the fleet counts held room."""

@@ -16,15 +16,15 @@ from gpu_device_plugin.cluster.writers.events import EventSubject
 from gpu_device_plugin.cluster.writers.evictions import EvictionOutcome, evict
 from gpu_device_plugin.cluster.writers.workloads import NotScalableError, pods_of, scale_to_zero, workload_of
 from gpu_device_plugin.core.capacity.idle import WhenIdle, due, idle_pod, idle_since, trusted, warned_after, warning
-from gpu_device_plugin.core.contract.keys import WHEN_IDLE
-from gpu_device_plugin.core.model.times import rfc3339
+from gpu_device_plugin.model.contract.keys import WHEN_IDLE
+from gpu_device_plugin.model.times import rfc3339
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from gpu_device_plugin.cluster.writers.events import EventWriter
     from gpu_device_plugin.core.capacity.idle import IdlePod, Warned
-    from gpu_device_plugin.core.model.pods import Owner, Pod
+    from gpu_device_plugin.model.pods import Owner, Pod
     from gpu_device_plugin.programs.extender.capacity.parts import Parts
 
 _log = logging.getLogger(__name__)

@@ -15,10 +15,10 @@ from gpu_device_plugin.cluster.client.errors import Call, ForbiddenError, Invali
 from gpu_device_plugin.cluster.objects.decoding import ObjectKind, decoded
 from gpu_device_plugin.core.capacity.node_kinds import NodeKind, kind_of, lasting
 from gpu_device_plugin.core.cluster.candidate import candidate
-from gpu_device_plugin.core.contract.keys import GROUP_LABELS, HOSTNAME, MalformedAnnotationError
-from gpu_device_plugin.core.contract.nodegpus import read_node_gpus, write_node_gpus
-from gpu_device_plugin.core.model.resources import Amounts  # noqa: TC001 - msgspec reads it
-from gpu_device_plugin.core.model.taints import Taint  # noqa: TC001 - msgspec reads it
+from gpu_device_plugin.model.contract.keys import GROUP_LABELS, HOSTNAME, MalformedAnnotationError
+from gpu_device_plugin.model.contract.nodegpus import read_node_gpus, write_node_gpus
+from gpu_device_plugin.model.resources import Amounts  # noqa: TC001 - msgspec reads it
+from gpu_device_plugin.model.taints import Taint  # noqa: TC001 - msgspec reads it
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence

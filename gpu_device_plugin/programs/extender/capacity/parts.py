@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.cluster.writers.binder import Binder
     from gpu_device_plugin.core.cluster.candidate import Candidate
-    from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.fleet import Fleet
     from gpu_device_plugin.metrics import Metrics
+    from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.extender.capacity.followed import Followed
     from gpu_device_plugin.programs.extender.capacity.holds import Holds
 

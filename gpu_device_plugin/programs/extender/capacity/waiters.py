@@ -14,8 +14,8 @@ from gpu_device_plugin.core.cluster.pod_demand import Impossible, ask
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.fleet_judge import Judge
+    from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.programs.extender.capacity.parts import Parts
 
 

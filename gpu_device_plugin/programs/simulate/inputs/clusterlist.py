@@ -11,12 +11,12 @@ from gpu_device_plugin.cluster.objects.decoding import NodeReader, PodReader, Un
 from gpu_device_plugin.cluster.objects.other_pods import OtherPodReader
 from gpu_device_plugin.cluster.objects.requests import OwnerReference  # noqa: TC001 - msgspec reads it
 from gpu_device_plugin.core.cluster.pod_demand import Ask, amount_of, ask
-from gpu_device_plugin.core.contract.keys import NODE_GPUS, READ_ON_NODES, READ_ON_PODS
-from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
-from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.value.marginal_value import left_on, shape_of
 from gpu_device_plugin.core.value.workload_mix import kinds_of
 from gpu_device_plugin.fleet import Fleet
+from gpu_device_plugin.model.contract.keys import NODE_GPUS, READ_ON_NODES, READ_ON_PODS
+from gpu_device_plugin.model.contract.nodegpus import gpus_of_node
+from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.programs.simulate.inputs import nvidia_labels as nvidia
 from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Start
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
-    from gpu_device_plugin.core.contract.nodegpus import NodeGpus
-    from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.value.workload_mix import PodKind
+    from gpu_device_plugin.model.contract.nodegpus import NodeGpus
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.model.resources import Resource
 
 
 class _List(msgspec.Struct, gc=False):

@@ -9,12 +9,12 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.objects.quantity import allocatable_amounts
-from gpu_device_plugin.core.contract.wishes import Wishes
-from gpu_device_plugin.core.model.gpus import MOST_GPUS, MOST_SHARES
-from gpu_device_plugin.core.model.mig import GPU_SLICES
 from gpu_device_plugin.core.value.node_types import GpuKind, NodeType
 from gpu_device_plugin.core.value.workload_mix import PodKind
 from gpu_device_plugin.hardware.fake.gpu_models import MODELS
+from gpu_device_plugin.model.contract.wishes import Wishes
+from gpu_device_plugin.model.gpus import MOST_GPUS, MOST_SHARES
+from gpu_device_plugin.model.mig import GPU_SLICES
 from gpu_device_plugin.programs.simulate.inputs.nvidia_labels import known_model
 from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Start, Workload, counted, told
 from gpu_device_plugin.settings.knobs import nearest
@@ -22,7 +22,7 @@ from gpu_device_plugin.settings.knobs import nearest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.core.model.resources import Amounts
+    from gpu_device_plugin.model.resources import Amounts
 
 _NODE_WORDS = ("gpus", "mem", "model", "mig", "divided", "cpu", "memory")
 _POD_WORDS = ("mem", "count", "split", "model", "cpu", "memory")

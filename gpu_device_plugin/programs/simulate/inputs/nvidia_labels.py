@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
-from gpu_device_plugin.core.model.gpus import MOST_GPUS
-from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.hardware.fake.gpu_models import MODELS, UNIFIED
+from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.model.gpus import MOST_GPUS
+from gpu_device_plugin.model.resources import Kind, Resource
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -30,7 +30,7 @@ from gpu_device_plugin.settings.knobs import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.kubectl import Kubectl
 
 CLUSTER = "cluster"

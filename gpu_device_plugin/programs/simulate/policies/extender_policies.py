@@ -11,10 +11,10 @@ from gpu_device_plugin.core.cluster.fitting import Fit, fit, unfit
 from gpu_device_plugin.core.cluster.packing import Effort
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.scoring import Scorer
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
-from gpu_device_plugin.core.model.placing import Demand, Room
-from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.value.marginal_value import NEVER, Appraiser
+from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
+from gpu_device_plugin.model.placing import Demand, Room
+from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.programs.simulate.rooms import Policy
 
 if TYPE_CHECKING:

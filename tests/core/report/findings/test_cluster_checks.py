@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import yaml
 
-from gpu_device_plugin.core.contract.cordons import Cordon
-from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, OVER_USE, SWITCH_LABEL
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
-from gpu_device_plugin.core.model.pods import Pod
-from gpu_device_plugin.core.node.kubelet.conflicting_plugins import sightings
 from gpu_device_plugin.core.report.finding import Unknown, examine, worst
 from gpu_device_plugin.core.report.findings.cluster_checks import ADMISSION_POLICIES, CHECKS, examine_partly
 from gpu_device_plugin.core.report.findings.node_amounts import set_count
 from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, Lease, NodeSeen, PartSeen, PodSeen
+from gpu_device_plugin.features.conflicts.rules import sightings
+from gpu_device_plugin.model.contract.cordons import Cordon
+from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, OVER_USE, SWITCH_LABEL
+from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
+from gpu_device_plugin.model.pods import Pod
 from tests.findings import case, told
 from tests.names import COUNT, MEM
 

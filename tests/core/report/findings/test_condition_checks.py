@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.contract.history import GpuHistory, NodeHistory
-from gpu_device_plugin.core.model.condition import GpuTelemetry, Throttle
 from gpu_device_plugin.core.report.finding import Unknown, sentence
 from gpu_device_plugin.core.report.findings.cluster_checks import CHECKS as CLUSTER_CHECKS
 from gpu_device_plugin.core.report.findings.condition_checks import condition_here, condition_seen
 from gpu_device_plugin.core.report.findings.node_checks import CHECKS as NODE_CHECKS
 from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms
+from gpu_device_plugin.features.history.contract import GpuHistory, NodeHistory
+from gpu_device_plugin.model.condition import GpuTelemetry, Throttle
 from tests.core.report.findings.test_node_checks import WELL
 from tests.findings import told
 from tests.names import COUNT, MEM

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from gpu_device_plugin.core.contract.keys import GROUP_LABELS
 from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.core.report.findings.component_checks import GPU_LABELS, group_of
 from gpu_device_plugin.core.report.findings.symptoms import Karpenter
+from gpu_device_plugin.model.contract.keys import GROUP_LABELS
 from tests.core.report.findings.test_cluster_checks import PLAIN, node, of
 from tests.findings import case
 from tests.names import COUNT, MEM

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from gpu_device_plugin.core.contract.keys import ALLOCATION, RESIZE_BOUND, SCHEDULE_LABEL, SET_LIMITS_LABEL
-from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement, LimitStatus
-from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.core.model.times import rfc3339
 from gpu_device_plugin.core.report.findings.cluster_checks import CHECKS
 from gpu_device_plugin.core.report.findings.limit_checks import asked_enforcement
 from gpu_device_plugin.core.report.findings.symptoms import NodeSeen, PartSeen, PodSeen
+from gpu_device_plugin.model.contract.keys import ALLOCATION, RESIZE_BOUND, SCHEDULE_LABEL, SET_LIMITS_LABEL
+from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitStatus
+from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.model.times import rfc3339
 from tests.core.report.findings.test_cluster_checks import WELL, agent, node, of
 from tests.names import MEM
 from tests.reports import ASKED, NO_LIMITS, SINCE, part, report

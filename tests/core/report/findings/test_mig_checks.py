@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
-from gpu_device_plugin.core.model.gpus import Gpu, Inventory
-from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.core.report.findings.node_checks import CHECKS
 from gpu_device_plugin.core.report.findings.symptoms import AgentSeen, ApiSeen, NodeSeen, NodeSymptoms
+from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
+from gpu_device_plugin.model.gpus import Gpu, Inventory
+from gpu_device_plugin.model.resources import Kind
 from tests.findings import told
 from tests.mig_gpus import LARGE, MIDDLE, SMALL, in_mig_mode
 from tests.names import COUNT, MEM

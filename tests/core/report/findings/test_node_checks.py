@@ -7,12 +7,6 @@ from typing import Any
 
 import pytest
 
-from gpu_device_plugin.core.contract.keys import SCHEDULE_LABEL, SET_LIMITS_LABEL
-from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsStatus
-from gpu_device_plugin.core.contract.nodegpus import NO_GPUS, ListedGpu, NodeGpus
-from gpu_device_plugin.core.contract.nodereport import NO_REPORT
-from gpu_device_plugin.core.model.gpus import Gpu, Inventory
-from gpu_device_plugin.core.node.kubelet.conflicting_plugins import sightings
 from gpu_device_plugin.core.report.finding import Unknown, examine, worst
 from gpu_device_plugin.core.report.findings.node_amounts import set_count
 from gpu_device_plugin.core.report.findings.node_checks import CHECKS
@@ -24,6 +18,12 @@ from gpu_device_plugin.core.report.findings.symptoms import (
     Profiles,
     Runtime,
 )
+from gpu_device_plugin.features.conflicts.rules import sightings
+from gpu_device_plugin.model.contract.keys import SCHEDULE_LABEL, SET_LIMITS_LABEL
+from gpu_device_plugin.model.contract.mpsfiles import MpsGpu, MpsStatus
+from gpu_device_plugin.model.contract.nodegpus import NO_GPUS, ListedGpu, NodeGpus
+from gpu_device_plugin.model.contract.nodereport import NO_REPORT
+from gpu_device_plugin.model.gpus import Gpu, Inventory
 from tests.core.report.findings.test_limit_checks import HELD, HOG, MISSING
 from tests.findings import case, told
 from tests.names import COUNT, MEM

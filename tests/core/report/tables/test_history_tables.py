@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.contract.history import IncidentKind, NodeHistory
-from gpu_device_plugin.core.model.condition import SLOWING, Throttle
 from gpu_device_plugin.core.report.tables.history_tables import (
     ASCII,
     BLOCKS,
@@ -22,6 +20,8 @@ from gpu_device_plugin.core.report.tables.history_tables import (
     throttle_marks,
 )
 from gpu_device_plugin.core.report.text.columns import Tone, columns
+from gpu_device_plugin.features.history.contract import IncidentKind, NodeHistory
+from gpu_device_plugin.model.condition import SLOWING, Throttle
 from tests.histories import gpu, hour, incident, rising, summary, used_by
 
 NONE_READ = gpu(1, condition=None, temperature_c=(), throttle=(), sm_percent=(0,) * 240)

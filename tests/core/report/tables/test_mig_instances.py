@@ -7,10 +7,6 @@ from dataclasses import replace
 from gpu_device_plugin.core.cluster.node_report import sums_of
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.usage import NOTHING
-from gpu_device_plugin.core.contract.nodereport import GpuUse
-from gpu_device_plugin.core.model.placing import Demand
-from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.report.tables.overview import summary, wide
 from gpu_device_plugin.core.report.tables.terminal_tables import (
     Picture,
@@ -23,6 +19,10 @@ from gpu_device_plugin.core.report.tables.terminal_tables import (
 )
 from gpu_device_plugin.core.report.text.printing import gpu_names, place
 from gpu_device_plugin.core.report.why.explanations import Kept, answers, explain
+from gpu_device_plugin.model.contract.nodereport import GpuUse
+from gpu_device_plugin.model.placing import Demand
+from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.model.resources import Kind
 from tests.reports import part, report
 from tests.views import WHOLE, mig_view, pod_on, with_instances
 

@@ -7,11 +7,6 @@ from dataclasses import replace
 import pytest
 
 from gpu_device_plugin.core.cluster.usage import Usage
-from gpu_device_plugin.core.contract.keys import OVER_USE
-from gpu_device_plugin.core.contract.nodereport import ContainerUse, NodeReport, NodeUse
-from gpu_device_plugin.core.model.limits import Enforcement, LimitStatus
-from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.core.model.times import epoch_s, rfc3339
 from gpu_device_plugin.core.report.tables.terminal_tables import (
     SORTS,
     PodRow,
@@ -22,6 +17,11 @@ from gpu_device_plugin.core.report.tables.terminal_tables import (
     rows_waiting,
 )
 from gpu_device_plugin.core.report.text.columns import Tone, columns
+from gpu_device_plugin.model.contract.keys import OVER_USE
+from gpu_device_plugin.model.contract.nodereport import ContainerUse, NodeReport, NodeUse
+from gpu_device_plugin.model.limits import Enforcement, LimitStatus
+from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.model.times import epoch_s, rfc3339
 from tests.names import MEM
 from tests.reports import ASKED, BORROWER, SINCE, part, report
 from tests.resources import RESOURCES

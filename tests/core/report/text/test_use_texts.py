@@ -6,13 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_device_plugin.core.contract.keys import MEMORY_LIMIT
-from gpu_device_plugin.core.contract.nodereport import ContainerUse, GpuUse
-from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement, LimitStatus
-from gpu_device_plugin.core.model.pods import Pod
-from gpu_device_plugin.core.node.holdings import Holding
-from gpu_device_plugin.core.node.use.over_use import Excess, Response
-from gpu_device_plugin.core.node.use.reclaiming import ReclaimRequest
 from gpu_device_plugin.core.report.tables.overview import details, summary, wide
 from gpu_device_plugin.core.report.text.use_texts import (
     age,
@@ -33,6 +26,13 @@ from gpu_device_plugin.core.report.text.use_texts import (
     uses,
     waits,
 )
+from gpu_device_plugin.features.elastic.rules.reclaiming import ReclaimRequest
+from gpu_device_plugin.features.over_use.rules import Excess, Response
+from gpu_device_plugin.model.contract.keys import MEMORY_LIMIT
+from gpu_device_plugin.model.contract.nodereport import ContainerUse, GpuUse
+from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitStatus
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.node.rules.holdings import Holding
 from tests.reports import ASKED, BORROWER, NO_LIMITS, SINCE, part, report
 from tests.views import node_view, pod_on
 

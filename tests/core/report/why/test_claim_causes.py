@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
-from gpu_device_plugin.core.model.placing import Demand
-from gpu_device_plugin.core.model.pods import Pod
-from gpu_device_plugin.core.model.resource_claims import Device, DeviceRequest, PodClaim
-from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.report.why.pod_causes import (
     SchedulingStatus,
     asked_by_claims,
     by_claim_instead,
     claim_causes,
 )
+from gpu_device_plugin.model.placing import Demand
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.resource_claims import Device, DeviceRequest, PodClaim
+from gpu_device_plugin.model.resources import Kind
 from tests.claim_values import (
     INSTANCES,
     UUIDS,
@@ -35,7 +35,7 @@ from tests.views import node_view
 
 if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.node_report import NodeView
-    from gpu_device_plugin.core.model.resource_claims import Claim
+    from gpu_device_plugin.model.resource_claims import Claim
 
 GIB = 1024
 GPU = PodClaim("gpu", "c")

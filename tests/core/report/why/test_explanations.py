@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
-from gpu_device_plugin.core.contract.nodegpus import BY_CLAIMS
-from gpu_device_plugin.core.contract.wishes import Wishes
-from gpu_device_plugin.core.model.placing import Demand
-from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.report.finding import note
 from gpu_device_plugin.core.report.why.explanations import Kept, answers, describe, explain, explain_briefly
+from gpu_device_plugin.model.contract.nodegpus import BY_CLAIMS
+from gpu_device_plugin.model.contract.wishes import Wishes
+from gpu_device_plugin.model.placing import Demand
+from gpu_device_plugin.model.resources import Kind
 from tests.names import MEM
 from tests.resources import RESOURCES
 from tests.views import node_view, pod_on

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.cluster.candidate import candidate
-from gpu_device_plugin.core.contract.nodegpus import AWAY, BY_CLAIMS, NodeGpus
 from gpu_device_plugin.core.report.finding import note
 from gpu_device_plugin.core.report.why.mig_explanations import (
     asked_by_profile,
@@ -16,13 +15,14 @@ from gpu_device_plugin.core.report.why.mig_explanations import (
     holders,
     instance_facts,
 )
+from gpu_device_plugin.model.contract.nodegpus import AWAY, BY_CLAIMS, NodeGpus
 from tests.findings import facts
 from tests.views import WHOLE, listed_instance, mig_view, node_view, with_instances
 
 if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.node_report import NodeView
-    from gpu_device_plugin.core.contract.nodegpus import ListedGpu
     from gpu_device_plugin.core.report.finding import Finding
+    from gpu_device_plugin.model.contract.nodegpus import ListedGpu
 
 SHOW = "nodes free offers where"
 CORDONED, TAINTED = note("cordoned", "it is cordoned"), note("taint", "it has a taint")

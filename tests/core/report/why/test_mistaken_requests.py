@@ -5,9 +5,6 @@ from __future__ import annotations
 import pytest
 
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
-from gpu_device_plugin.core.model.placing import Demand
-from gpu_device_plugin.core.model.pods import Container, ContainerKind
-from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.report.why.mistaken_requests import (
     annotated_for_others,
     annotations_of_others,
@@ -15,6 +12,9 @@ from gpu_device_plugin.core.report.why.mistaken_requests import (
     asks_for_several,
     asks_in_mib,
 )
+from gpu_device_plugin.model.placing import Demand
+from gpu_device_plugin.model.pods import Container, ContainerKind
+from gpu_device_plugin.model.resources import Kind
 from tests.findings import facts
 from tests.resources import COUNT, MEM
 from tests.views import node_view

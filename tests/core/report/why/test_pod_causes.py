@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
-from gpu_device_plugin.core.contract.keys import ALLOCATION, ASSIGNED, ASSUME_TIME, IDX, USE_MODEL
-from gpu_device_plugin.core.model.placing import Demand
-from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus, causes
+from gpu_device_plugin.model.contract.keys import ALLOCATION, ASSIGNED, ASSUME_TIME, IDX, USE_MODEL
+from gpu_device_plugin.model.placing import Demand
+from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.model.resources import Kind
 from tests.findings import facts
 from tests.names import COUNT, MEM
 from tests.resources import RESOURCES

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 
 from gpu_device_plugin.core.cluster.resizing import sizes
-from gpu_device_plugin.core.contract.elastic import Answer, write_answer
-from gpu_device_plugin.core.contract.keys import (
+from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus, causes
+from gpu_device_plugin.core.report.why.resizing import not_resizable, resizes, settled, why_not
+from gpu_device_plugin.features.elastic.contract import Answer, write_answer
+from gpu_device_plugin.model.contract.keys import (
     ALLOCATION,
     MEMORY_GUARANTEE,
     MEMORY_HELD,
     MEMORY_LIMIT,
     MEMORY_PROMISED,
 )
-from gpu_device_plugin.core.contract.nodegpus import ListedInstance
-from gpu_device_plugin.core.model.limits import Enforcement, GpuEnforcement
-from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus, causes
-from gpu_device_plugin.core.report.why.resizing import not_resizable, resizes, settled, why_not
+from gpu_device_plugin.model.contract.nodegpus import ListedInstance
+from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
+from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from tests.names import COUNT, MEM
 from tests.reports import part, report
 from tests.resources import RESOURCES

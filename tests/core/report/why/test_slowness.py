@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.contract.history import ContainerHistory, GpuHistory, NodeHistory, everyone
-from gpu_device_plugin.core.model.condition import GpuTelemetry, Throttle
 from gpu_device_plugin.core.report.finding import Severity
 from gpu_device_plugin.core.report.why.gpu_window import windows
 from gpu_device_plugin.core.report.why.slowness import CHECKS, gpus_of, slowness
+from gpu_device_plugin.features.history.contract import ContainerHistory, GpuHistory, NodeHistory, everyone
+from gpu_device_plugin.model.condition import GpuTelemetry, Throttle
 from tests.findings import facts
 from tests.slow_pods import (
     AT,
@@ -38,8 +38,8 @@ from tests.slow_pods import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpu_device_plugin.core.contract.history import Series
     from gpu_device_plugin.core.report.finding import Finding
+    from gpu_device_plugin.features.history.contract import Series
 
 HOT = int(Throttle.HEAT)
 CAPPED = "slowed-by-power-cap"

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
-from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.report.finding import note
 from gpu_device_plugin.core.report.why.explanations import (
     Kept,
@@ -18,6 +17,7 @@ from gpu_device_plugin.core.report.why.explanations import (
     why_waits,
 )
 from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
+from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.settings.common import ResourceSettings
 from tests.views import node_view, pod_on
 

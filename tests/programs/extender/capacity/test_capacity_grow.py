@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.core.capacity.asks import PRIORITY_CLASS, SCHEDULER
-from gpu_device_plugin.core.contract.keys import STAND_IN, STARTUP_TAINT, USE_MODEL, USE_UUID
-from gpu_device_plugin.core.model.times import rfc3339
+from gpu_device_plugin.model.contract.keys import STAND_IN, STARTUP_TAINT, USE_MODEL, USE_UUID
+from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_MEM
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer

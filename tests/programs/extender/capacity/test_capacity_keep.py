@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.core.contract.keys import HELD_ROOM, KEPT_NODE
+from gpu_device_plugin.model.contract.keys import HELD_ROOM, KEPT_NODE
 from gpu_device_plugin.testing.builders import container, owned
 from gpu_device_plugin.testing.builders import pod as pod_of
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Late

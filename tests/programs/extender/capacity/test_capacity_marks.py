@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.core.contract.keys import MEMORY_GUARANTEE, MEMORY_PROMISED, RESIZE_BOUND
+from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_PROMISED, RESIZE_BOUND
 from gpu_device_plugin.testing.builders import GPU_MEM
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Hang, Late, Reset, Slow
 from tests.patience import rounds

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
-from gpu_device_plugin.core.contract.keys import HELD_ROOM, MOVE_TO
-from gpu_device_plugin.core.cost.audit import LOGGER, AuditKind, AuditRecord
-from gpu_device_plugin.core.model.placing import Demand
-from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.features.audit.contract import LOGGER, AuditKind, AuditRecord
+from gpu_device_plugin.model.contract.keys import HELD_ROOM, MOVE_TO
+from gpu_device_plugin.model.placing import Demand
+from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer
 from tests.patience import rounds

@@ -14,13 +14,13 @@ from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.client.errors import ForbiddenError, UnavailableError
 from gpu_device_plugin.cluster.objects.decoding import NodeRecord
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
-from gpu_device_plugin.core.contract.keys import ALLOCATION, HELD_ROOM
 from gpu_device_plugin.core.contract.moves import HeldRoom, write_held
-from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
-from gpu_device_plugin.core.model.placing import Demand
-from gpu_device_plugin.core.model.pods import Container, ContainerKind, Owner, Pod
-from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.fleet import Fleet
+from gpu_device_plugin.model.contract.keys import ALLOCATION, HELD_ROOM
+from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.model.placing import Demand
+from gpu_device_plugin.model.pods import Container, ContainerKind, Owner, Pod
+from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.programs.extender.capacity.holds import Holds
 from gpu_device_plugin.testing.builders import node as node_of
 from gpu_device_plugin.testing.cluster.api_server import ApiServer

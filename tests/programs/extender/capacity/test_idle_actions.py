@@ -15,7 +15,8 @@ from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.objects.decoding import PodReader
 from gpu_device_plugin.cluster.writers.binder import Binder
-from gpu_device_plugin.core.contract.keys import (
+from gpu_device_plugin.fleet import Fleet
+from gpu_device_plugin.model.contract.keys import (
     IDLE_SINCE,
     NODE_USE,
     NOTEBOOK_STOPPED,
@@ -23,9 +24,8 @@ from gpu_device_plugin.core.contract.keys import (
     REPLICAS_BEFORE_IDLE,
     WHEN_IDLE,
 )
-from gpu_device_plugin.core.contract.nodereport import NodeUse, write_node_use
-from gpu_device_plugin.core.model.times import epoch_s, rfc3339
-from gpu_device_plugin.fleet import Fleet
+from gpu_device_plugin.model.contract.nodereport import NodeUse, write_node_use
+from gpu_device_plugin.model.times import epoch_s, rfc3339
 from gpu_device_plugin.programs.extender.capacity.followed import Followed
 from gpu_device_plugin.programs.extender.capacity.holds import Holds
 from gpu_device_plugin.programs.extender.capacity.idle_actions import IdleActions
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
 
     from gpu_device_plugin.cluster.writers.events import EventSubject, EventWriter
-    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.model.pods import Pod
 
 SINCE = "2026-11-22T09:00:00Z"
 NOW = 1_795_342_000.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.value.workload_mix import PodKind
+from gpu_device_plugin.model.contract.wishes import Wishes
 from gpu_device_plugin.programs.simulate.inputs.entries import (
     EntryError,
     nodes_in,

@@ -1,1 +1,0 @@
-"""The decisions about one node and its kubelet."""

@@ -1,1 +1,0 @@
-"""Decisions about the health of GPUs."""

@@ -1,1 +1,0 @@
-"""Decisions about the devices of one node's kubelet: what is offered, allocated, held and free."""

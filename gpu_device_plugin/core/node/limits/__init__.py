@@ -1,1 +1,0 @@
-"""Decisions about memory limits: how they are enforced on each GPU, what containers receive, whether they hold."""

@@ -1,1 +1,0 @@
-"""Decisions about the daemons of NVIDIA's MPS on a node."""

@@ -1,0 +1,237 @@
+"""Audit records: who had how much of which GPU from when to when, as flat attributes of log lines.
+
+The names of attributes are stable. Those that OpenTelemetry's semantic conventions name are named so; the others begin
+with ``gpu.`` or ``gpushare.``. A record has neither environments nor annotations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from gpu_device_plugin.model.memory import format_mib
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from gpu_device_plugin.model.gpus import Inventory
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.model.shares import SharedGpu, Shares
+    from gpu_device_plugin.node.rules.holdings import Holding
+
+LOGGER = "gpu_device_plugin.audit"
+"""The logger of all records; the lines are of the level info."""
+VERSION = 1
+"""Of the attributes. A minor release may add some, which older readers ignore."""
+
+
+class AuditKind(StrEnum):
+    """What a record says; `AuditRecord.event` names the Event that tells the same, if there is one."""
+
+    STARTED = "started"
+    """An agent begins: between `began` and `ended` nothing was recorded on its node. Without `began`: never before."""
+    ALIVE = "alive"
+    """An agent has recorded everything until `began`; written while there is nothing else to write."""
+    OFFERED = "offered"
+    """The node has this GPU, or MIG instance, since the agent started or longer."""
+    WITHDRAWN = "withdrawn"
+    """The node had this GPU, or MIG instance, until `ended`."""
+    FOUND = "found"
+    """A container had this already when its agent started; or its pod became known by name."""
+    GRANTED = "granted"
+    RESIZED = "resized"
+    """A guarantee has grown, or was returned; `before` are the shares until then (Event GPUMemoryResized)."""
+    EVICTED = "evicted"
+    """The API server accepted an eviction (Event GPUMemoryEvicted, GPUFailureEvicted, ...)."""
+    ENDED = "ended"
+    """A container had this from `began` to `ended`."""
+    MOVED = "moved"
+    """The extender evicted a pod whose replacement is to run on the node `to_node`."""
+
+
+class Log(Protocol):
+    """A logger of the standard library."""
+
+    def info(self, message: object, *values: object, extra: Mapping[str, object]) -> None:
+        """Write a line."""
+
+
+MESSAGE = "GPU audit: %s"
+"""The message of all lines, with the kind; programs read ``event.name``."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRecord:
+    """One record. Empty texts, None and 0 shares before are left out of its attributes."""
+
+    kind: AuditKind
+    node: str = ""
+    namespace: str = ""
+    pod: str = ""
+    """Its name; empty: the agent does not know it, or knows no API."""
+    pod_uid: str = ""
+    """As the kubelet knows the pod."""
+    owner_kind: str = ""
+    """Of the pod's controller, with `owner`, its name; empty: it has none, or that is not known."""
+    owner: str = ""
+    container: str = ""
+    gpu: str = ""
+    """The UUID of the GPU or MIG instance."""
+    model: str = ""
+    """As NVML names it."""
+    gpu_mib: int | None = None
+    """Memory of the GPU or MIG instance."""
+    card: str = ""
+    """The UUID of the GPU that a MIG instance is a part of."""
+    card_mib: int | None = None
+    shares: int | None = None
+    share_mib: int | None = None
+    memory_mib: int | None = None
+    """Guaranteed; of a GPU or MIG instance that was given whole all of it."""
+    whole: bool | None = None
+    before: int | None = None
+    """Shares, of a resized guarantee."""
+    event: str = ""
+    """The reason of the Event that tells the same."""
+    to_node: str = ""
+    began: str = ""
+    """RFC 3339, with `ended`: the time that the record is about. Empty `ended`: it lasts."""
+    ended: str = ""
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """The container and the GPU."""
+        return self.pod_uid, self.container, self.gpu
+
+    def naming(self, pod: Pod) -> AuditRecord:
+        """Return it with the names of a pod and of its owner."""
+        kind, owner = ("", "") if pod.owner is None else (pod.owner.kind, pod.owner.name)
+        return replace(self, namespace=pod.namespace, pod=pod.name, owner_kind=kind, owner=owner)
+
+    def attributes(self) -> Mapping[str, str | int | bool]:
+        """Return it as the fields of a log line."""
+        values = {_NAMES[each.name]: getattr(self, each.name) for each in fields(self)}
+        given = {name: value for name, value in values.items() if value is not None and value != ""}
+        return {**given, _NAMES["kind"]: f"{_EVENT}{self.kind}", "gpushare.audit.version": VERSION}
+
+    def write(self, log: Log) -> None:
+        """Write it as a line of a log, that of `LOGGER`."""
+        log.info(MESSAGE, self.kind, extra=dict(self.attributes()))
+
+    @classmethod
+    def of(cls, attributes: Mapping[str, Any]) -> AuditRecord | None:
+        """Return the record in the fields of a log line; None: it holds none, or one of a kind that is newer."""
+        name = attributes.get(_NAMES["kind"])
+        kind = name.removeprefix(_EVENT) if isinstance(name, str) else ""
+        if kind not in list(AuditKind):
+            return None
+        found = {field: attributes[key] for field, key in _NAMES.items() if field != "kind" and key in attributes}
+        types = {field: int if field in _NUMBERS else bool if field == "whole" else str for field in found}
+        return cls(AuditKind(kind), **found) if all(type(found[field]) is types[field] for field in found) else None
+
+
+_EVENT = "gpushare."
+_NAMES: Mapping[str, str] = {
+    "kind": "event.name",
+    "node": "k8s.node.name",
+    "namespace": "k8s.namespace.name",
+    "pod": "k8s.pod.name",
+    "pod_uid": "k8s.pod.uid",
+    "owner_kind": "gpushare.owner.kind",
+    "owner": "gpushare.owner.name",
+    "container": "k8s.container.name",
+    "gpu": "gpu.uuid",
+    "model": "gpu.model",
+    "gpu_mib": "gpu.memory_mib",
+    "card": "gpu.card.uuid",
+    "card_mib": "gpu.card.memory_mib",
+    "shares": "gpushare.shares",
+    "share_mib": "gpushare.share_mib",
+    "memory_mib": "gpushare.memory_mib",
+    "whole": "gpushare.whole",
+    "before": "gpushare.shares_before",
+    "event": "k8s.event.reason",
+    "to_node": "gpushare.to_node",
+    "began": "gpushare.from",
+    "ended": "gpushare.to",
+}
+_NUMBERS = frozenset({"gpu_mib", "card_mib", "shares", "share_mib", "memory_mib", "before"})
+
+
+# --- Which records follow from what containers held before and hold now -----------------------------------------------
+
+Grants: TypeAlias = "Mapping[tuple[str, str, str], AuditRecord]"
+"""What containers have, by `AuditRecord.place`, each since its `began`."""
+
+
+def offered(node: str, shares: Shares, inventory: Inventory, now: str) -> Iterator[AuditRecord]:
+    """Yield a record for each GPU and MIG instance that containers can get."""
+    cards = inventory.cards_mib
+    for shared in shares.gpus:
+        if shared.offered and not shared.gpu.mig:
+            record = AuditRecord(AuditKind.OFFERED, node, card_mib=cards.get(shared.gpu.card), began=now)
+            yield _gpu(record, shared)
+
+
+def grants(node: str, holdings: Iterable[Holding], shares: Shares, before: Grants, now: str) -> Grants:
+    """Return what containers have, by what they had `before`, and since when: RFC 3339 `now`, if that is new.
+
+    What was known of a pod stays: the kubelet keeps its devices for a moment after the API has deleted it.
+    """
+    found: dict[tuple[str, str, str], AuditRecord] = {}
+    for holding in holdings:
+        for uuid, mib in holding.granted.items():
+            shared, place = shares.by_uuid(uuid), (holding.pod_uid, holding.container, uuid)
+            # A device plugin of another vendor may have given a container the same GPU once more.
+            if shared is None or (place in found and (found[place].memory_mib or 0) >= mib):
+                continue
+            known = before.get(place) or AuditRecord(
+                AuditKind.GRANTED, node, pod_uid=holding.pod_uid, container=holding.container, began=now
+            )
+            named = _gpu(known if holding.pod is None else known.naming(holding.pod), shared)
+            count, size = len(shared.shares) if holding.whole else mib // shares.share_mib, shares.share_mib
+            found[place] = replace(named, shares=count, share_mib=size, memory_mib=mib, whole=holding.whole)
+    return found
+
+
+def changes(
+    before: Grants, now: Grants, evicted: Mapping[str, str], told: Iterable[str], at: str, *, first: bool = False
+) -> list[AuditRecord]:
+    """Return the records of what has changed from `before` to `now`, at `at` (RFC 3339).
+
+    `evicted` are the pods whose eviction was accepted, each with the reason of its Event, by UID; those in `told` are
+    recorded already. What an agent finds when it looks `first` is older than it knows.
+    """
+    new = evicted.keys() - set(told)
+    records = [
+        replace(grant, kind=AuditKind.EVICTED, event=evicted[grant.pod_uid])
+        for grant in {**now, **before}.values()
+        if grant.pod_uid in new
+    ]
+    records += [replace(grant, kind=AuditKind.ENDED, ended=at) for place, grant in before.items() if place not in now]
+    for place, grant in now.items():
+        was = before.get(place)
+        if was is None:
+            records.append(replace(grant, kind=AuditKind.FOUND if first else AuditKind.GRANTED))
+        elif grant.memory_mib != was.memory_mib:
+            records.append(
+                replace(grant, kind=AuditKind.RESIZED, before=was.shares, event="GPUMemoryResized", began=at)
+            )
+        elif grant.pod != was.pod:
+            records.append(replace(grant, kind=AuditKind.FOUND))
+    return records
+
+
+def decision(record: AuditRecord) -> str:
+    """Return a grant or its end as a sentence, for the records of incidents; empty: it is neither."""
+    verb = {AuditKind.GRANTED: "was given", AuditKind.ENDED: "gave back"}.get(record.kind)
+    who = f"{record.namespace}/{record.pod}" if record.pod else f"the pod with UID {record.pod_uid}"
+    amount = format_mib(record.memory_mib or 0)
+    return f"container {record.container} of {who} {verb} {amount} of {record.gpu}" if verb else ""
+
+
+def _gpu(record: AuditRecord, shared: SharedGpu) -> AuditRecord:
+    gpu = shared.gpu
+    card = "" if gpu.instance is None else gpu.instance.parent
+    return replace(record, gpu=gpu.uuid, model=gpu.product, gpu_mib=gpu.total_mib, card=card)

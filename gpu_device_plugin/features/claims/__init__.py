@@ -1,0 +1,1 @@
+"""Gives GPUs to ResourceClaims, as a DRA driver."""

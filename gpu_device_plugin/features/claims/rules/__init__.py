@@ -1,0 +1,1 @@
+"""ResourceSlices, claims and what their containers get: values in, values out."""

@@ -1,0 +1,392 @@
+"""Decide whether a node can prepare a claim as the scheduler allocated it, with which shares of which GPUs."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpu_device_plugin.features.claims.contract import (
+    API_VERSION,
+    CONFIG_KIND,
+    DRIVER,
+    TAKE_WHOLE,
+    parse_device_name,
+    parse_monitor_name,
+)
+from gpu_device_plugin.features.claims.rules.prepared import PreparedDevice
+from gpu_device_plugin.model.limits import CHOOSABLE, Enforcement
+from gpu_device_plugin.model.memory import InvalidSizeError, format_mib, parse_mib
+from gpu_device_plugin.model.placing import Demand, Placement
+from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.model.shares import SHARES
+from gpu_device_plugin.node.rules.admission import Refused, Why
+from gpu_device_plugin.node.rules.container_grants import VARIABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from gpu_device_plugin.features.claims.rules.prepared import PreparedClaim
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.model.resource_claims import Claim, Device
+    from gpu_device_plugin.model.shares import SharedGpu, Shares
+    from gpu_device_plugin.node.rules.node import Node
+
+    _Given = tuple[Device, SharedGpu, bool]
+    """A device of a claim, its GPU, and whether it is all of a GPU or MIG instance."""
+
+_FIELDS = ("limits", "computePercent", "frameworks", "memoryLimit", TAKE_WHOLE)
+_MOST_MIB = 1 << 30
+"""A larger amount of memory is a mistake."""
+_SHOWN = 64
+"""Most characters of a stranger's word that a message repeats."""
+
+
+class ParametersError(ValueError):
+    """Parameters that cannot be used; the message is a sentence without a full stop that names the fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShareConfig:
+    """The parameters of the devices of one request."""
+
+    limits: Enforcement | None = None
+    """The weakest means of limiting memory that will do; None: whatever the node has."""
+    compute: int | None = None
+    """Percent of the multiprocessors; None: what the claim took of them, or no limit."""
+    frameworks: tuple[str, ...] = ()
+    """Names in `node.rules.container_grants`."""
+    memory_limit_mib: int | None = None
+    """The most memory of its GPU that a container of the claim may use; None: what was allocated."""
+
+
+NO_CONFIG = ShareConfig()
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """What a claim gets of a node."""
+
+    devices: tuple[PreparedDevice, ...]
+    device_ids: frozenset[str]
+    """What it holds in the ledger."""
+    placement: Placement
+    """Its GPUs or MIG instances, with the shares of each."""
+    config: ShareConfig = NO_CONFIG
+    compute: int = 0
+    """Percent of the multiprocessors; 0: no limit."""
+    admin: bool = False
+    """It has access beside those who hold the GPUs, and holds nothing."""
+    limit_shares: int | None = None
+    """The most shares of its GPU that its containers may use; None: those that it holds."""
+
+
+def prepare(
+    node: Node, claim: Claim, node_name: str, before: PreparedClaim | None = None, *, running: bool = False
+) -> Preparation | Refused:
+    """Decide on one claim. What the scheduler allocated is the truth; that it fits is checked all the same.
+
+    A pod that was deleted by force may still run when the scheduler gives its part away, and an agent may have changed
+    the share size. The answer is the same however often it is asked for.
+
+    `before` is what was prepared for a claim with this UID. If its containers may be `running`, what it holds counts,
+    whatever has become of its GPU.
+    """
+    gpus = _gpus(node, claim, node_name, running=running)
+    if isinstance(gpus, Refused):
+        return gpus
+    config = _config(claim, gpus)
+    if isinstance(config, Refused):
+        return config
+    first, _, whole = gpus[0]
+    if first.admin:
+        return _beside(gpus, config)
+    if not whole and (refused := _several_instances(claim, gpus)) is not None:
+        return refused
+    closed = None if running else next(filter(None, (_closed(node, shared) for _, shared, _ in gpus)), None)
+    if closed is not None:
+        return closed
+    return _whole(node, claim, gpus, before) if whole else _shares(node, claim, gpus, config, before)
+
+
+def two_claims(pod: Pod, claim: Claim, prepared: Iterable[PreparedClaim]) -> Refused | None:
+    """Refuse a claim of which a container of `pod` would get the variables beside those of one `prepared` before.
+
+    Both say by the same variables which GPUs the container sees and how much it has, and either may win.
+    """
+    others = {one.name for one in prepared if one.namespace == claim.namespace and one.uid != claim.uid}
+    for container, names in pod.claims.items():
+        if claim.name in names and (both := sorted(others & set(names))):
+            return Refused(
+                Why.TWO_CLAIMS,
+                f"container {container!r} uses claim {both[0]} and claim {claim.name}, which set the same variables; "
+                "ask for both by two requests of one claim",
+            )
+    return None
+
+
+def _gpus(node: Node, claim: Claim, node_name: str, *, running: bool) -> list[_Given] | Refused:
+    ours = claim.devices_of(DRIVER)
+    if not ours:
+        return Refused(
+            Why.UNKNOWN_DEVICE,
+            f"claim {claim} has no device of {DRIVER} allocated (any more); delete the pod so that it is scheduled "
+            "again",
+        )
+    known = {shared.gpu.uuid.lower(): shared for shared in node.shares.gpus if not shared.gone or running}
+    found: list[_Given] = []
+    for device in ours:
+        if device.pool != node_name:
+            return Refused(
+                Why.OTHER_NODE,
+                f"claim {claim} was allocated a GPU of node {device.pool}, and this is {node_name}; use the claim in "
+                "pods of that node only, or one claim for each pod",
+            )
+        watched = parse_monitor_name(device.name)
+        shared = known.get((watched or parse_device_name(device.name)).lower())
+        if shared is None:
+            return Refused(
+                Why.UNKNOWN_DEVICE,
+                f"device {device.name} of claim {claim} is not on this node (any more); delete the pod so that it is "
+                "scheduled again",
+            )
+        if watched and not device.admin:
+            return Refused(
+                Why.BAD_PARAMETERS,
+                f"device {device.name} of claim {claim} is for programs that look at a GPU beside those who have it; "
+                "let the request say adminAccess: true, in a namespace that may",
+            )
+        # An instance that is only given whole, and the claim's DeviceClass does not say so.
+        whole = device.whole or (shared.gpu.instance is not None and SHARES not in shared.offered)
+        found.append((device, shared, whole))
+    ways = {"beside" if device.admin else _kind(shared) if whole else Kind.MEMORY for device, shared, whole in found}
+    if len(ways) > 1:
+        return Refused(
+            Why.BOTH_RESOURCES,
+            f"claim {claim} has whole GPUs, whole MIG instances, parts of them or access beside others at once, which "
+            "one set of variables cannot describe; use one claim for each",
+        )
+    return found
+
+
+def _several_instances(claim: Claim, gpus: Collection[_Given]) -> Refused | None:
+    """Refuse parts of a MIG instance together with parts of anything else: CUDA shows a program one instance."""
+    there = {shared.position: shared for _, shared, _ in gpus}
+    if len(there) < 2 or all(shared.gpu.instance is None for shared in there.values()):
+        return None
+    names = " and ".join(there[position].name for position in sorted(there))
+    return Refused(
+        Why.SEVERAL_INSTANCES,
+        f"claim {claim} was allocated parts of {names}, and no program can use a MIG instance together with another "
+        "one or with a GPU; ask for one device, for several of one instance by the constraint matchAttribute: "
+        "gpu-device-plugin/uuid, or for parts of several GPUs by devices without the attribute profile",
+    )
+
+
+def _cannot_borrow(claim: Claim, gpus: Collection[_Given]) -> Refused | None:
+    """Refuse a limit of memory beside anything but a part of one GPU."""
+    parts = not any(device.admin or whole or shared.gpu.instance is not None for device, shared, whole in gpus)
+    if parts and len({shared.position for _, shared, _ in gpus}) == 1:
+        return None
+    return Refused(
+        Why.BAD_PARAMETERS,
+        f"claim {claim} has the parameter memoryLimit, and only a part of one GPU may be exceeded: no whole GPU, "
+        "no MIG instance or part of one, and no parts of several GPUs; leave memoryLimit out",
+    )
+
+
+def _limit_shares(
+    claim: Claim, config: ShareConfig, amounts: Mapping[int, int], shares: Shares
+) -> int | Refused | None:
+    """Return `Preparation.limit_shares`; refuse a limit below the amount that was allocated."""
+    if config.memory_limit_mib is None:
+        return None
+    ((position, count),) = amounts.items()
+    wanted = -(-config.memory_limit_mib // shares.share_mib)
+    if wanted < count:
+        return Refused(
+            Why.BAD_PARAMETERS,
+            f"claim {claim} has memoryLimit {format_mib(config.memory_limit_mib)}, and was allocated "
+            f"{format_mib(count * shares.share_mib)}; write a limit of at least that amount, or none",
+        )
+    most = min(wanted, len(shares.gpus[position].shares))
+    return None if most == count else most
+
+
+def _config(claim: Claim, gpus: Collection[_Given]) -> ShareConfig | Refused:
+    try:
+        configs = {share_config(claim, request) for request in {device.request for device, _, _ in gpus}}
+    except ParametersError as error:
+        return Refused(Why.BAD_PARAMETERS, f"{error}; correct the parameters of claim {claim} for {DRIVER}")
+    if len(configs) > 1:
+        return Refused(
+            Why.BAD_PARAMETERS,
+            f"the requests of claim {claim} have different parameters for {DRIVER}, and its containers get one limit; "
+            "use one claim for each",
+        )
+    config = configs.pop()
+    return (None if config.memory_limit_mib is None else _cannot_borrow(claim, gpus)) or config
+
+
+def _beside(gpus: Collection[_Given], config: ShareConfig) -> Preparation:
+    devices = tuple(_prepared(device, shared, 0, 0) for device, shared, _ in gpus)
+    placement = _placement(Kind.COUNT, {shared.position: len(shared.shares) for _, shared, _ in gpus})
+    return Preparation(devices, frozenset(), placement, config, admin=True)
+
+
+def _whole(node: Node, claim: Claim, gpus: Collection[_Given], before: PreparedClaim | None) -> Preparation | Refused:
+    held = frozenset() if before is None else before.device_ids
+    for device, shared, _ in gpus:
+        mib = device.memory_mib
+        if device.undivided and mib and mib < node.shares.share_mib * len(shared.shares):
+            return Refused(
+                Why.BAD_PARAMETERS,
+                f"claim {claim} asks for all of a GPU and for {format_mib(mib)} at once, and was allocated no more; "
+                "let it name no memory, and choose the size of its GPU by an expression",
+            )
+        use = node.use(shared)
+        if shared.gpu.uuid not in held and (use.whole or use.shares):
+            return _taken(shared)
+    devices = tuple(_prepared(device, shared, shared.gpu.total_mib, 0) for device, shared, _ in gpus)
+    kind = next(_kind(shared) for _, shared, _ in gpus)
+    placement = _placement(kind, {shared.position: len(shared.shares) for _, shared, _ in gpus})
+    return Preparation(devices, frozenset(shared.gpu.uuid for _, shared, _ in gpus), placement)
+
+
+def _shares(
+    node: Node, claim: Claim, gpus: Collection[_Given], config: ShareConfig, before: PreparedClaim | None
+) -> Preparation | Refused:
+    share_mib = node.shares.share_mib
+    amounts: dict[int, int] = defaultdict(int)
+    devices = []
+    for device, shared, _ in gpus:
+        count = -(-(device.memory_mib or 0) // share_mib)
+        amounts[shared.position] += count
+        compute = device.compute if config.compute is None else config.compute
+        devices.append(_prepared(device, shared, count * share_mib, compute))
+    found: set[str] = set()
+    for position, count in amounts.items():
+        shared = node.shares.gpus[position]
+        own = [] if before is None else [name for name in shared.shares if name in before.device_ids]
+        fenced = node.reserved_share_numbers(shared)
+        free = [name for n, name in enumerate(shared.shares) if name not in node.ledger.holds and n not in fenced]
+        if node.use(shared).whole:
+            return _taken(shared)
+        if len(own) + len(free) < count:
+            return Refused(
+                Why.NO_ROOM,
+                f"{shared.name} has {format_mib(len(free) * share_mib)} free, and claim {claim} was allocated "
+                f"{format_mib(count * share_mib)} of it: a container that has ended for the API server may still run; "
+                "this is tried again",
+            )
+        found.update([*own, *free][:count])
+    percent = max(device.compute for device in devices)
+    limit = _limit_shares(claim, config, amounts, node.shares)
+    if isinstance(limit, Refused):
+        return limit
+    placement = _placement(Kind.MEMORY, amounts)
+    return Preparation(tuple(devices), frozenset(found), placement, config, percent, limit_shares=limit)
+
+
+def _closed(node: Node, shared: SharedGpu) -> Refused | None:
+    """Refuse a GPU that can give nothing now."""
+    name, uuid = shared.name, shared.gpu.uuid
+    if why := node.block(uuid).everyone:
+        return Refused(Why.UNHEALTHY, f"{name} is out of service: {why}")
+    if uuid in node.ledger.foreign:
+        return Refused(Why.OTHER_RESOURCE, f"{name} is in use through {node.ledger.foreign[uuid]}; this is tried again")
+    if not node.ledger.certain:
+        return Refused(
+            Why.RECORDS_UNREADABLE,
+            "the kubelet's checkpoint cannot be read, so nothing proves that this GPU is free; the log of the GPU "
+            "agent on this node says what to do",
+        )
+    return None
+
+
+def _taken(shared: SharedGpu) -> Refused:
+    why = f"{shared.name} is still in use by another claim or container; this is tried again"
+    return Refused(Why.IN_WHOLE_USE, why)
+
+
+def _prepared(device: Device, shared: SharedGpu, mib: int, compute: int) -> PreparedDevice:
+    return PreparedDevice(device.request, device.pool, device.name, device.share_id, shared.gpu.uuid, mib, compute)
+
+
+def _kind(shared: SharedGpu) -> Kind:
+    return Kind.COUNT if shared.gpu.instance is None else Kind.INSTANCE
+
+
+def _placement(kind: Kind, amounts: Mapping[int, int]) -> Placement:
+    amount = Counter(amounts).total() if kind is Kind.MEMORY else len(amounts)
+    return Placement(Demand(kind, amount, len(amounts)), tuple(sorted(amounts.items())))
+
+
+# --- The parameters of a claim, or of its DeviceClass, for our driver -------------------------------------------------
+
+
+def share_config(claim: Claim, request: str) -> ShareConfig:
+    """Return the parameters for the devices of one request: each field from the claim, else from the DeviceClass.
+
+    Raises:
+        ParametersError: some of them cannot be used.
+    """
+    merged: dict[str, Any] = {}
+    for each in claim.parameters:
+        if not each.requests or request in each.requests:
+            merged |= _fields(each.values, "its DeviceClass" if each.of_class else "the claim")
+    return ShareConfig(
+        merged.get("limits"), merged.get("computePercent"), merged.get("frameworks", ()), merged.get("memoryLimit")
+    )
+
+
+def _fields(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Check the parameters of one author, and return their fields."""
+    version, kind = values.get("apiVersion"), values.get("kind")
+    if (version, kind) != (API_VERSION, CONFIG_KIND):
+        raise ParametersError(
+            f"{where} has parameters that are not of apiVersion {API_VERSION} and kind {CONFIG_KIND}, but of "
+            f"{_said(version)} and {_said(kind)}"
+        )
+    unknown = sorted(key for key in values if key not in {"apiVersion", "kind", *_FIELDS})
+    if unknown:
+        raise ParametersError(f"{where} has the parameter {_said(unknown[0])}, and there are only {', '.join(_FIELDS)}")
+    found: dict[str, Any] = {}
+    if type(values.get(TAKE_WHOLE, False)) is not bool:
+        raise ParametersError(f"{where} has whole {_said(values[TAKE_WHOLE])}; write true or false")
+    if "limits" in values:
+        if values["limits"] not in CHOOSABLE:
+            raise ParametersError(f"{where} has limits {_said(values['limits'])}; write one of {', '.join(CHOOSABLE)}")
+        found["limits"] = Enforcement(values["limits"])
+    if "computePercent" in values:
+        percent = values["computePercent"]
+        if type(percent) is not int or not 1 <= percent <= 100:
+            raise ParametersError(f"{where} has computePercent {_said(percent)}; write a whole number from 1 to 100")
+        found["computePercent"] = percent
+    if "frameworks" in values:
+        found["frameworks"] = _frameworks(values["frameworks"], where)
+    if "memoryLimit" in values:
+        found["memoryLimit"] = _memory(values["memoryLimit"], where)
+    return found
+
+
+def _frameworks(names: object, where: str) -> tuple[str, ...]:
+    if not isinstance(names, list) or not all(isinstance(name, str) and name in VARIABLES for name in names):
+        raise ParametersError(f"{where} has frameworks {_said(names)}; write a list of some of {', '.join(VARIABLES)}")
+    return tuple(name for name in VARIABLES if name in names)
+
+
+def _memory(value: object, where: str) -> int:
+    try:
+        mib = parse_mib(value) if isinstance(value, str) else 0
+    except InvalidSizeError:
+        mib = 0
+    if not 1 <= mib <= _MOST_MIB:
+        raise ParametersError(f"{where} has memoryLimit {_said(value)}; write an amount of memory, such as 12Gi")
+    return mib
+
+
+def _said(value: object) -> str:
+    """Return a stranger's value for a message, without anything that could control a terminal."""
+    text = ascii(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."

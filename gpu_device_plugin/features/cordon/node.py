@@ -1,0 +1,63 @@
+"""Put GPUs aside that have shown a fault of the setting `cordon_on` for long enough; only a person takes them back."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NoReturn
+
+from gpu_device_plugin.features.cordon.rules import AGENT, Faults
+from gpu_device_plugin.features.history.node import PastHour
+from gpu_device_plugin.model.contract.cordons import Cordon, cordon_of
+from gpu_device_plugin.model.times import rfc3339
+from gpu_device_plugin.node.extension import NodeFeature
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gpu_device_plugin.aio.observable import Observable
+    from gpu_device_plugin.model.condition import GpuTelemetry
+    from gpu_device_plugin.node.extension import Tasks
+    from gpu_device_plugin.node.feature_context import NodeContext
+    from gpu_device_plugin.node.node_api import NodeApi
+    from gpu_device_plugin.node.rules.node_config import NodeConfig
+    from gpu_device_plugin.settings.node import NodeSettings
+
+
+@dataclass(eq=False, repr=False)
+class AutoCordon:
+    """Follows the conditions of the GPUs, by UUID. A new agent begins anew: it has not seen how long a fault lasts."""
+
+    _conditions: Observable[Mapping[str, GpuTelemetry]]
+    _settings: Observable[NodeSettings]
+    _config: Observable[NodeConfig]
+    _api: NodeApi
+    clock: Callable[[], float] = time.monotonic
+    _faults: Faults = field(default_factory=Faults, init=False)
+
+    async def run(self) -> NoReturn:
+        """Follow them until cancelled."""
+        await self._conditions.follow(self.act_on, initial=True)
+
+    async def act_on(self, conditions: Mapping[str, GpuTelemetry]) -> None:
+        """Act on a reading of all GPUs. A cordon that cannot be written is tried again with the next one."""
+        now, config = self.clock(), self._config.value
+        self._faults = self._faults.after(conditions, self._settings.value.cordon_on, now)
+        shared = {each.gpu.card for each in config.shares.gpus if not each.vacant}
+        for uuid, why in self._faults.due(now).items():
+            if uuid not in shared:
+                continue
+            there = cordon_of(config.facts.cordons, uuid, uuid) is not None
+            if there or await self._api.cordon(uuid, Cordon(AGENT, rfc3339(time.time()), why)):
+                self._faults = self._faults.answer(uuid, now)
+
+
+class AutomaticCordons(NodeFeature):
+    """Follows the conditions of the GPUs."""
+
+    def __init__(self, node: NodeContext) -> None:
+        """Prepare for `node`, which has the API."""
+        self.cordons = AutoCordon(node.of(PastHour).history.conditions, node.settings, node.config, node.api)
+
+    def tasks(self) -> Tasks:  # noqa: D102
+        return [self.cordons.run()]

@@ -1,0 +1,412 @@
+"""Lend memory that nobody uses, and have it returned when it is needed: limits, files, Events, and evictions."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from contextlib import asynccontextmanager
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin import metrics as m
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.core.report.text.use_texts import borrowed, duration, misdirected, ultimatum, waits
+from gpu_device_plugin.features.elastic.contract import MemoryRequests, is_elastic
+from gpu_device_plugin.features.elastic.memory_file import MemoryFile
+from gpu_device_plugin.features.elastic.rules.reclaiming import (
+    ReclaimPolicy,
+    ReclaimState,
+    allowed_now,
+    shortage_mib,
+    uses_now,
+)
+from gpu_device_plugin.features.use.rules.process_use import AttributedUse
+from gpu_device_plugin.model.holds import HoldSource
+from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.model.shares import parse_id
+from gpu_device_plugin.model.times import rfc3339
+from gpu_device_plugin.node.extension import NodeFeature
+from gpu_device_plugin.node.rules.admission import Refused, Why
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+
+    from gpu_device_plugin.features.elastic.memory_files import MemoryFiles
+    from gpu_device_plugin.features.elastic.rules.reclaiming import ReclaimRequest
+    from gpu_device_plugin.features.eviction.node import Evictor
+    from gpu_device_plugin.features.use.node import UseWatch
+    from gpu_device_plugin.features.use.rules.process_use import UseReading
+    from gpu_device_plugin.model.holds import DeviceHold, Place
+    from gpu_device_plugin.model.placing import Placement
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.node.extension import Contribution, GrantDraft, GrantRequest, StartRequest
+    from gpu_device_plugin.node.node_api import NodeApi
+    from gpu_device_plugin.node.node_state import NodeState
+    from gpu_device_plugin.node.rules.extra_grant import GrantOwner, Mount
+    from gpu_device_plugin.node.rules.matching import Match
+    from gpu_device_plugin.settings.node import NodeSettings
+
+_log = logging.getLogger(__name__)
+
+_QUICK_S = 0.5
+"""Seconds between two readings while a container waits for its start, or somebody has just been asked."""
+_RECORDED_S = 1.0
+"""Most seconds to wait until the kubelet's checkpoint, which is read soon after each grant, names a container."""
+_QUICK_FOR_S = 120.0
+"""Seconds after which a borrower that was asked is read as seldom as all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """A container that the kubelet is about to start."""
+
+    device_ids: frozenset[str]
+    mib: Mapping[str, int]
+    """What it is guaranteed of each GPU, by UUID, by its devices alone."""
+    name: str
+    """What tells it from others while it is not known which container it is."""
+
+
+@dataclass(eq=False, repr=False)
+class Borrowing(NodeFeature):
+    """Follows the readings of use, and publishes who is asked to return memory and what each container may use now.
+
+    Nothing is looked at on a node without a pod whose owner wants other memory than it requests.
+    """
+
+    _watch: UseWatch
+    _entries: Observable[tuple[DeviceHold, ...]]
+    """What containers hold, as last read."""
+    _state: NodeState
+    _settings: Observable[NodeSettings]
+    _api: NodeApi
+    _metrics: m.Metrics
+    _files: MemoryFiles
+    _evictor: Evictor | None = None
+    _: KW_ONLY
+    allowed_now: Observable[Mapping[Place, int]] = field(default_factory=lambda: Observable({}))
+    """The MiB that each container may use now, of those that may use something else than when they started; set here.
+    """
+    answer_s: float = 5.0
+    """Seconds to wait for a reading. Where the driver does not answer, nobody is kept from starting."""
+
+    def __post_init__(self) -> None:
+        self.reclaiming: Observable[ReclaimState] = Observable(ReclaimState())
+        """Who is asked; set with every reading."""
+        self._starting: list[_Start] = []
+        self._told: set[frozenset[str]] = set()
+        """The devices of containers of which an Event says that they wait: the kubelet tries again and again."""
+        self._misdirected: set[tuple[str, str]] = set()
+        """The containers that were told another one's limit, about which an Event says that."""
+        self._due: Mapping[Place, str] = {}
+        """When each pod that is asked may be evicted, as a text that does not change."""
+
+    # --- For the answers to the kubelet -------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def granting(self, request: GrantRequest) -> AsyncIterator[Contribution]:
+        """Say how much a container may use."""
+
+        def contribution(draft: GrantDraft) -> GrantDraft:
+            limit = draft.owner.limit_shares if self._watch.may_borrow() else None  # that of a claim
+            if request.match is not None:
+                limit = self.limit_shares(request.match, draft.placement)
+            return replace(draft, owner=replace(draft.owner, limit_shares=limit))
+
+        yield contribution
+
+    def limit_shares(self, match: Match, placement: Placement) -> int | None:
+        """Return the most shares that a container may use where it is placed; None: those that it is given."""
+        request = match.request
+        if not match.pod.annotations or request.kind is not Kind.MEMORY or request.init or len(placement.shares) != 1:
+            return None
+        ((position, given),) = placement.shares
+        shared = self._state.node.shares.gpus[position]
+        if shared.gpu.instance is not None:
+            return None
+        total, requests = len(shared.shares), MemoryRequests.of(match.pod.annotations)
+        return requests.limit_of(request.container, given, total, may_borrow=self._watch.may_borrow())
+
+    def mounts(self, owner: GrantOwner, device_ids: Sequence[str]) -> tuple[Mount, ...]:
+        """Return the mount by which a container with shares of one GPU, which is allocated now, sees its memory.
+
+        Also a container that may not borrow: no call names a pod, so it may be another one, which may.
+        """
+        if not self._on_one_gpu(device_ids):
+            return ()
+        share_mib = self._state.node.shares.share_mib
+        uuid, given = parse_id(device_ids[0])[0], len(device_ids) * share_mib
+        limit = None if owner.limit_shares is None else owner.limit_shares * share_mib
+        new = AttributedUse(owner.pod_uid, owner.container, uuid, given, 0, limit_mib=limit)
+        uses = uses_now(self._watch.reading.value, self._watch.holdings(), [new])
+        found = allowed_now(uses, self._state.node.shares.capacity_mib, self.reclaiming.value.requests.keys())
+        return self._files.make(device_ids, MemoryFile(given, found.get(new.place, given), new.allowed_mib))
+
+    async def before_start(self, start: StartRequest) -> Refused | None:
+        """Wait until what a container is guaranteed is free, as far as others borrow it.
+
+        As soon as the container has lost its devices, nobody has to return memory for it.
+        """
+        if start.kind is not Kind.MEMORY:
+            return None
+        ids = frozenset(start.device_ids)
+        self._restore(ids)
+        why = await self._until_room(start.device_ids, start.deadline - time.monotonic(), start.lost)
+        if why:
+            return Refused(Why.BORROWED, why)
+        self._told.discard(ids)
+        return None
+
+    async def _until_room(self, device_ids: Sequence[str], within_s: float, lost: Callable[[], object]) -> str:
+        share_mib, began = self._state.node.shares.share_mib, time.monotonic()
+        mib = {uuid: count * share_mib for uuid, count in Counter(parse_id(each)[0] for each in device_ids).items()}
+        if all(place[2] not in mib for place in self.allowed_now.value):
+            return ""
+        start = _Start(frozenset(device_ids), mib, f"starting since {began}")
+        self._starting.append(start)
+        try:
+            # So that people read for whom memory is needed.
+            await within(_RECORDED_S, self._entries.meets(lambda _: self._owner(start) is not None))
+            self._hasten()
+            if not self._watch.interval_s or not await within(
+                self.answer_s, self.reclaiming.meets(lambda found: found.at >= began)
+            ):
+                return ""
+            if why := self._why_wait(start):
+                self._tell_waiting(start, why)
+            # Another one that waited, too, may just have taken what was free.
+            while (
+                (why := self._why_wait(start))
+                and not lost()
+                and await within(
+                    began + within_s - time.monotonic(),
+                    self.reclaiming.meets(lambda _: bool(lost()) or not self._why_wait(start)),
+                )
+            ):
+                pass
+            return why
+        finally:
+            self._starting.remove(start)
+            self._hasten()
+
+    def _owner(self, start: _Start) -> DeviceHold | None:
+        """Return the container that starts, once the kubelet's records show it."""
+        return next((hold for hold in self._entries.value if hold.device_ids == start.device_ids), None)
+
+    def _owner_key(self, start: _Start) -> tuple[str, str]:
+        """Return its pod's UID and its name, or a name that only this start has."""
+        hold = self._owner(start)
+        return ("", start.name) if hold is None else (hold.pod_uid, hold.container)
+
+    def _pod(self, start: _Start) -> Pod | None:
+        hold = self._owner(start)
+        return next((pod for pod in self._api.pods.values() if hold and pod.kubelet_uid == hold.pod_uid), None)
+
+    def _restore(self, device_ids: frozenset[str]) -> None:
+        """Let the file of a container that is about to start say what is its own, whoever it was made for.
+
+        And make it again if the container has lost it, as with every boot of the node.
+        """
+        if not self._on_one_gpu(device_ids):
+            return
+        for hold, use, memory in self._memories(self._uses()):
+            claimed = hold.source is HoldSource.CLAIM and use.place not in self.allowed_now.value
+            if hold.device_ids == device_ids and not claimed:
+                self._files.make(hold.device_ids, memory)
+
+    def _on_one_gpu(self, device_ids: Iterable[str]) -> bool:
+        """Return whether devices are shares of one GPU, which is no MIG instance: only such a container has a file."""
+        (uuid, number), *others = map(parse_id, device_ids)
+        shared = self._state.node.shares.by_uuid(uuid)
+        alone = all(other == uuid for other, _ in others)
+        return number is not None and alone and shared is not None and shared.gpu.instance is None
+
+    def _why_wait(self, start: _Start) -> str:
+        found = self.reclaiming.value
+        for uuid in sorted(start.mib.keys() & found.missing.keys()):
+            if self._finds_room(start, uuid):
+                continue
+            requests = [each for place, each in found.requests.items() if place[2] == uuid and each.mib]
+            if not any(map(self._can_be_evicted, requests)):
+                continue  # it would wait for as long as they like
+            pod = self._pod(start)
+            namespace = "" if pod is None else pod.namespace
+            return waits(found.missing[uuid], self._gpu(uuid), requests, time.monotonic(), namespace)
+        return ""
+
+    def _can_be_evicted(self, request: ReclaimRequest) -> bool:
+        refused = () if self._evictor is None or request.pod is None else self._evictor.refused
+        return request.until is not None and request.pod is not None and request.pod.uid not in refused
+
+    def _finds_room(self, start: _Start, uuid: str) -> bool:
+        """Return whether a GPU lacks only what others that wait need: they get no more of it if this one waits, too."""
+        waiting = {each.device_ids for each in self._starting} | self._told
+        others = {(hold.pod_uid, hold.container) for hold in self._entries.value if hold.device_ids in waiting}
+        others |= {self._owner_key(each) for each in self._starting}
+        others.discard(self._owner_key(start))
+        uses = [use for use in self._uses().get(uuid, ()) if use.place[:2] not in others]
+        return not shortage_mib(
+            uses, self._watch.reading.value.used_mib.get(uuid), self._state.node.shares.capacity_mib.get(uuid)
+        )
+
+    def _tell_waiting(self, start: _Start, why: str) -> None:
+        if start.device_ids in self._told:
+            return
+        self._told.add(start.device_ids)
+        if (pod := self._pod(start)) is not None:
+            self._api.pod_event(pod, "GPUMemoryWaits", why, "Start")
+
+    # --- What follows from a reading ----------------------------------------------------------------------------------
+
+    def act_on(self, reading: UseReading) -> None:
+        """Act on a new reading."""
+        if not self._concerned():
+            return
+        settings, before, uses = self._settings.value, self.reclaiming.value, self._uses()
+        policy = ReclaimPolicy(settings.return_grace_s, settings.borrowers == "evict")
+        waiting = [use.place for use in self._starters()]
+        after = ReclaimState(reading.at)  # where use is not read, no other reading says soon that a shortage is over
+        if self._watch.interval_s:
+            after = before.after(reading, uses, self._state.node.shares.capacity_mib, policy, waiting)
+        self._tell(before, after, uses)
+        self.reclaiming.set(after)
+        self._publish(uses)
+        self._hasten()
+        self._evict(after)
+
+    def look(self, _new: object = None) -> None:
+        """Publish what containers may use now, after something else than their use has changed."""
+        if self._concerned() and self._publish(self._uses()) and self._watch.interval_s:
+            self._watch.look()
+
+    def holders_changed(self, entries: Iterable[DeviceHold]) -> None:
+        """Take note of what containers hold, and remove the files of those that have ended."""
+        ledger, held = self._state.node.ledger, {hold.device_ids for hold in entries}
+        self._told &= held
+        if ledger.certain:
+            self._files.keep(held, ledger.holds.keys())
+        self._tell_misdirected()
+        self.look()
+
+    def _concerned(self) -> bool:
+        known = self.allowed_now.value or self.reclaiming.value.requests or self._starting
+        lent = any(self._lent(hold) for hold in self._entries.value if hold.limit_mib)
+        return bool(known) or lent or any(is_elastic(pod.annotations) for pod in self._api.pods.values())
+
+    def _lent(self, hold: DeviceHold) -> bool:
+        """Return whether a container was started with a limit that may be more than its guarantee."""
+        given_mib = len(hold.device_ids) * self._state.node.shares.share_mib
+        return hold.source is HoldSource.CLAIM or (hold.kind is Kind.MEMORY and (hold.limit_mib or 0) > given_mib)
+
+    def _uses(self) -> Mapping[str, tuple[AttributedUse, ...]]:
+        return uses_now(self._watch.reading.value, self._watch.holdings(), self._starters())
+
+    def _starters(self) -> Sequence[AttributedUse]:
+        """Return the containers that are about to start, by their names as soon as the kubelet's records show them."""
+        found = []
+        for start in self._starting:
+            found += [AttributedUse(*self._owner_key(start), uuid, mib, 0) for uuid, mib in start.mib.items()]
+        return found
+
+    def _publish(self, uses: Mapping[str, tuple[AttributedUse, ...]]) -> bool:
+        """Publish the limits now, on the node and in the files; return whether they have changed."""
+        requests = self.reclaiming.value.requests
+        found = allowed_now(uses, self._state.node.shares.capacity_mib, requests.keys())
+        changed = found != self.allowed_now.value
+        self.allowed_now.change(found)
+        self._due = {
+            place: self._due.get(place) or rfc3339(time.time() - time.monotonic() + each.until)
+            for place, each in requests.items()
+            if each.until is not None
+        }
+        # The containers of a claim have one file: it says what the one that has to return most is told.
+        files: dict[frozenset[str], MemoryFile] = {}
+        for hold, _, memory in self._memories(uses):
+            if hold.device_ids not in files or memory.return_mib > files[hold.device_ids].return_mib:
+                files[hold.device_ids] = memory
+        for device_ids, memory in files.items():
+            self._files.update(device_ids, memory)
+        return changed
+
+    def _memories(
+        self, uses: Mapping[str, tuple[AttributedUse, ...]]
+    ) -> Iterable[tuple[DeviceHold, AttributedUse, MemoryFile]]:
+        """Yield what the file of each container says, if it has one."""
+        by_container: dict[tuple[str, str], AttributedUse] = {}
+        for on_gpu in uses.values():
+            by_container |= {use.place[:2]: use for use in on_gpu}
+        for hold in self._entries.value:
+            use = by_container.get((hold.pod_uid, hold.container))
+            if hold.kind is not Kind.MEMORY or use is None:
+                continue
+            limit = self.allowed_now.value.get(use.place, use.granted_mib)
+            memory = MemoryFile(use.granted_mib, limit, max(limit, use.allowed_mib))
+            request = self.reclaiming.value.requests.get(use.place)
+            if request is not None and request.mib:
+                due = self._due.get(use.place, "")
+                memory = replace(memory, return_mib=request.mib, return_by=due, needed_by=request.told_needed_by)
+            yield hold, use, memory
+
+    def _hasten(self) -> None:
+        found = self.reclaiming.value
+        new = any(each.mib and found.at - each.since < _QUICK_FOR_S for each in found.requests.values())
+        self._watch.hurry(_QUICK_S if self._starting or new else None)
+
+    def _tell(self, before: ReclaimState, after: ReclaimState, uses: Mapping[str, tuple[AttributedUse, ...]]) -> None:
+        """Log, count and post what is new."""
+        evicts = self._settings.value.borrowers == "evict"
+        for place, request in after.requests.items():
+            if place not in before.requests:
+                self._metrics.count(m.RETURNS, "asked")
+                note = f"{borrowed(request, self._gpu(place[2]))}; {ultimatum(request, after.at, evicts=evicts)}"
+                _log.info("%s", note, extra=_facts(request))
+                if request.pod is not None:
+                    self._api.pod_event(request.pod, "GPUMemoryAsked", note, "Return")
+        now = {use.place: use.borrowed_mib for on_gpu in uses.values() for use in on_gpu}
+        for place, request in before.requests.items():
+            if place in after.requests:
+                continue
+            outcome = "ended" if place not in now else "unneeded"
+            if outcome == "unneeded" and (not request.borrowed_mib or now[place] < request.borrowed_mib):
+                outcome = "returned"
+                self._metrics.took(m.RETURNING, after.at - request.since)
+            self._metrics.count(m.RETURNS, outcome)
+            _log.info("no longer asked to return GPU memory", extra={**_facts(request), "outcome": outcome})
+
+    def _tell_misdirected(self) -> None:
+        """Post an Event about each container that was started with the answer for another one, if that matters."""
+        holds = {(hold.pod_uid, hold.container): hold for hold in self._entries.value if hold.misdirected}
+        self._misdirected &= holds.keys()
+        if holds.keys() <= self._misdirected:
+            return
+        pods = {pod.kubelet_uid: pod for pod in self._api.pods.values()}
+        for holding in self._watch.holdings():
+            key = holding.pod_uid, holding.container
+            if key in holds and key not in self._misdirected and holding.pod is not None:
+                self._misdirected.add(key)
+                uid, _, container = holds[key].granted_to.partition("/")
+                if note := misdirected(holding, container, pods.get(uid)):
+                    _log.warning("%s", note, extra={"pod": f"{holding.pod.namespace}/{holding.pod.name}"})
+                    self._api.pod_event(holding.pod, "GPULimitNotHeld", note, "Start")
+
+    def _evict(self, found: ReclaimState) -> None:
+        if self._evictor is None or not (candidates := found.candidates()):
+            return
+        for pod, uuids in self._evictor.next_victims(candidates).values():
+            ours = [each for each in found.requests.values() if each.pod == pod and each.place[2] in uuids and each.mib]
+            why = "; ".join(
+                f"{borrowed(each, self._gpu(each.place[2]))}, as it was told {duration(found.at - each.since)} ago"
+                for each in ours
+            )
+            self._evictor.order(pod, uuids, "GPUMemoryNotReturned", why, m.BORROWER_EVICTIONS)
+
+    def _gpu(self, uuid: str) -> str:
+        shared = self._state.node.shares.by_uuid(uuid)
+        return f"the GPU {uuid}" if shared is None else shared.name
+
+
+def _facts(request: ReclaimRequest) -> dict[str, object]:
+    name = request.place[0] if request.pod is None else f"{request.pod.namespace}/{request.pod.name}"
+    return {"pod": name, "container": request.place[1], "asked_mib": request.mib, "borrowed_mib": request.borrowed_mib}

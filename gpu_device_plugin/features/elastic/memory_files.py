@@ -1,0 +1,96 @@
+"""Keep on the node, for each container with shares of one GPU, the file by which its programs know their memory."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin import files
+from gpu_device_plugin.features.elastic.memory_file import DIRECTORY, NAME, SLOT, slot, write_memory_file
+from gpu_device_plugin.node.rules.extra_grant import Mount
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+    from pathlib import Path
+
+    from gpu_device_plugin.features.elastic.memory_file import MemoryFile
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, repr=False)
+class MemoryFiles:
+    """The files, each in a directory that its container alone mounts. The programs need not be root."""
+
+    _directory: Path | None
+    """None: there are no files."""
+
+    def __post_init__(self) -> None:
+        self._made: dict[str, frozenset[str]] = {}
+        """The devices of each directory that this agent made."""
+        self._written: dict[str, MemoryFile] = {}
+        """What the file in each directory says. Hundreds of containers are looked at with each reading of their use."""
+
+    def make(self, device_ids: Iterable[str], memory: MemoryFile) -> tuple[Mount, ...]:
+        """Make the directory of a container with its file, and return the mount; none if that fails.
+
+        Without the file a program still has its variables: no reason to refuse a pod for good.
+        """
+        if self._directory is None:
+            return ()
+        ids = frozenset(device_ids)
+        name = slot(ids)
+        folder = self._directory / name
+        try:
+            for path in (self._directory, folder):
+                path.mkdir(parents=True, exist_ok=True)
+                path.chmod(0o755)
+            self._written.pop(name, None)
+            self._replace(name, memory)
+        except OSError as error:
+            _log.warning("a container gets no file that tells it its memory: %s", error, extra={"once_per_s": 600})
+            return ()
+        self._made[name] = ids
+        return (Mount(str(folder), DIRECTORY),)
+
+    def update(self, device_ids: Iterable[str], memory: MemoryFile) -> None:
+        """Replace the file of a container that has one, if it says something else."""
+        if self._directory is None:
+            return
+        name = slot(device_ids)
+        try:
+            if memory != self._written.get(name) and (self._directory / name).is_dir():
+                self._replace(name, memory)
+        except OSError as error:
+            _log.warning("a container is not told how much memory it may use: %s", error, extra={"once_per_s": 600})
+
+    def keep(self, held: Iterable[frozenset[str]], granted: Collection[str]) -> None:
+        """Remove the directories of containers that have ended.
+
+        `held` are the devices of each container by the kubelet's records, `granted` all that the ledger has: a
+        container that was just given some is not recorded yet.
+        """
+        if self._directory is None:
+            return
+        try:
+            found = list(self._directory.iterdir())
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError):  # there is none before the first file
+                _log.warning("the files of ended containers are left: %s", error, extra={"once_per_s": 600})
+            return
+        kept = {slot(ids) for ids in held} | {name for name, ids in self._made.items() if not ids.isdisjoint(granted)}
+        for folder in found:
+            # An administrator may name a directory with something else in it.
+            if folder.name not in kept and SLOT.fullmatch(folder.name):
+                shutil.rmtree(folder, ignore_errors=True)
+                self._made.pop(folder.name, None)
+                self._written.pop(folder.name, None)
+
+    def _replace(self, name: str, memory: MemoryFile) -> None:
+        if self._directory is not None:
+            text = write_memory_file(memory)
+            # Not lasting: the directory is one of /run, which is empty after a boot.
+            files.replace_below(self._directory, f"{name}/{NAME}", text.encode(), lasting=False, mode=0o644)
+            self._written[name] = memory

@@ -1,0 +1,1 @@
+"""Which guarantee grows, and who returns borrowed memory: values in, values out."""

@@ -1,0 +1,1 @@
+"""Remembers the last hour of GPUs and containers, and records incidents."""

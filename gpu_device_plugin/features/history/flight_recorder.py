@@ -1,0 +1,253 @@
+"""Record incidents of a node with what led to them, and serve the records."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict, deque
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, NoReturn, cast
+
+import msgspec
+
+from gpu_device_plugin.aio.http import JSON, Page, Route
+from gpu_device_plugin.aio.waiting import together
+from gpu_device_plugin.aio.worker import Worker
+from gpu_device_plugin.features.history.contract import (
+    INCIDENTS_PATH,
+    LARGEST_INCIDENT,
+    Decision,
+    Incident,
+    IncidentKind,
+    NodeHistory,
+)
+from gpu_device_plugin.features.history.incidents import (
+    BEFORE_S,
+    Recorded,
+    Trigger,
+    concerned,
+    deaths,
+    is_name,
+    lately,
+    processes_on,
+    summary,
+    use_of,
+)
+from gpu_device_plugin.features.history.past_hour import encoded
+from gpu_device_plugin.features.history.ring import STEP_S
+from gpu_device_plugin.model.shares import parse_id
+from gpu_device_plugin.model.times import rfc3339
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from gpu_device_plugin.aio.http import Request
+    from gpu_device_plugin.features.history.contract import IncidentSummary
+    from gpu_device_plugin.features.history.incident_files import IncidentFiles
+    from gpu_device_plugin.features.history.past_hour import History
+    from gpu_device_plugin.features.history.ring import Selection
+    from gpu_device_plugin.features.use.node import UseWatch
+    from gpu_device_plugin.model.contract.nodereport import NodeUse
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.node.happenings import Happening
+    from gpu_device_plugin.node.node_api import NodeApi
+    from gpu_device_plugin.node.rules.holdings import Holding
+
+_log = logging.getLogger(__name__)
+
+_KINDS = {"GPUUnhealthy": IncidentKind.GPU_FAILED, "GPUError": IncidentKind.XID}
+"""By the reason of what happened; every other incident is an eviction."""
+_MOST_DECISIONS, _LONGEST_DECISION = 128, 400
+_MOST_WAITING = 8
+"""Records that wait for the disk."""
+_STORM_S = 1.0
+"""Records of the same second have the same limits and use: for a thousand containers they take 40 ms each time."""
+_MOST_ROWS = 256
+"""Processes of a record; and half as many containers in its report of use."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A record that is not encoded yet."""
+
+    incident: Incident
+    """Without its history, and with the use of all GPUs."""
+    selection: Selection | None
+    positions: frozenset[int]
+    """Of the GPUs concerned."""
+    epoch: float
+    """When monotonic time was 0, in seconds since the epoch."""
+
+
+@dataclass(eq=False, repr=False)
+class FlightRecorder:
+    """Takes down what is known at the moment of an incident, and writes it in the background."""
+
+    _node: str
+    _api: NodeApi
+    _watch: UseWatch
+    history: History
+    _use: Callable[[], NodeUse]
+    """Returns limits and use now."""
+    _files: IncidentFiles
+    _: KW_ONLY
+    clock: Callable[[], float] = time.monotonic
+    now: Callable[[], float] = time.time
+    """Seconds since the epoch."""
+
+    def __post_init__(self) -> None:
+        self._started_s = self.now()
+        self._recorded = Recorded()
+        self._pods: Mapping[str, Pod] = {}
+        self._drafts: deque[_Draft] = deque(maxlen=_MOST_WAITING)
+        self._storm: tuple[float, NodeUse, Sequence[Holding]] | None = None
+        """When limits and use were taken down last, and what they were; None: that is written."""
+        self._writer = Worker(self._write_drafts)
+        self._busy = asyncio.Lock()
+        self.decisions: deque[Decision] = deque(maxlen=_MOST_DECISIONS)
+        """What the agent did or was told lately, the newest last; everything that it tells is among it."""
+        self._api.happenings.record_by(self._incident)
+        self._api.happenings.subscribe(self._decided)
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        """The paths at which history and records are served."""
+        return (*self.history.routes, Route("GET", INCIDENTS_PATH, self._answer))
+
+    def _incident(self, happening: Happening) -> str:
+        """Record what happened, if it is an incident; return the end of its sentence."""
+        if not happening.summary:
+            return ""
+        kind = _KINDS.get(happening.reason, IncidentKind.OVER_USE_EVICTION)
+        return self.record(Trigger(kind, happening.summary, happening.gpus, happening.pod))
+
+    def _decided(self, happening: Happening) -> None:
+        about = "" if happening.pod is None else f" on {happening.pod.namespace}/{happening.pod.name}"
+        text = f"{happening.reason}{about}: {happening.note}" if happening.reason else happening.note
+        self.decisions.append(Decision(rfc3339(self.now()), text[:_LONGEST_DECISION]))
+
+    def record(self, trigger: Trigger) -> str:
+        """Record an incident; return its name in words for the end of an Event, empty if it is not recorded.
+
+        Returns at once. The name of one that is not new is that of the record that it is in.
+        """
+        name, _ = self._record(trigger)
+        return f" (incident {name})" if name else ""
+
+    def _record(self, trigger: Trigger) -> tuple[str, bool]:
+        shares, at_s = self._watch.shares(), self.now()
+        taken = {each.name for each in self._files.listing.incidents}
+        taken |= {each.name for each in self._recorded.known.values()}
+        found = summary(trigger, shares, at_s, taken)
+        before = self._recorded
+        self._recorded, name = before.after(trigger, found.name, self.clock())
+        if name != found.name:
+            return name, False
+        try:
+            self._drafts.append(self._draft(found, trigger, at_s))
+            self._writer.wake()
+        except Exception:  # noqa: BLE001 - the caller has something more important to do
+            _log.exception("an incident cannot be recorded")
+            self._recorded = before  # nobody is to be told the name of a record that is not there
+            return "", False
+        return name, True
+
+    def _draft(self, found: IncidentSummary, trigger: Trigger, at_s: float) -> _Draft:
+        shares, watch = self._watch.shares(), self._watch
+        uuids = concerned(trigger.uuids, shares)
+        if self._storm is None or self.clock() - self._storm[0] >= _STORM_S:
+            self._storm = self.clock(), self._use(), watch.holdings()
+        _, use, holdings = self._storm
+        processes = processes_on(uuids, *watch.processes_read, holdings, shares, most=_MOST_ROWS)
+        decisions, none = lately(self.decisions, at_s), NodeHistory(found.at, STEP_S)
+        return _Draft(
+            Incident(found, self._node, none, use, processes, decisions),
+            self.history.ring.select(uuids=uuids, last_s=BEFORE_S),
+            frozenset(shared.position for shared in shares.gpus if shared.gpu.uuid in uuids),
+            at_s - self.clock(),
+        )
+
+    # --- What happens to containers -----------------------------------------------------------------------------------
+
+    def pods_changed(self, pods: Mapping[str, Pod]) -> None:
+        """Record the containers on GPUs that have died, and tell of them on their pods."""
+        before, self._pods = self._pods, pods
+        of = cache(self._gpus_by_container)  # all of a node's containers may die at once
+        for trigger in deaths(before, pods, self._started_s, lambda *container: of()[container]):
+            self._tell(trigger)
+
+    def _gpus_by_container(self) -> Mapping[tuple[str, str], set[str]]:
+        """Return the GPUs that containers hold, or held within the hour, by UID of the pod and name."""
+        found = defaultdict[tuple[str, str], set[str]](set)
+        for pod_uid, container, uuid in self.history.ring.places:
+            found[pod_uid, container].add(uuid)
+        for held in self._watch.entries.value:
+            found[held.pod_uid, held.container] |= {parse_id(each)[0] for each in held.device_ids}
+        return found
+
+    def killed(self, holdings: Iterable[Holding]) -> None:
+        """Record that the kernel killed a process of each of these containers."""
+        for each in holdings:
+            sentence = f"a process of container {each.container} was killed for lack of main memory"
+            uuids = tuple(sorted(each.granted))
+            self._tell(Trigger(IncidentKind.OUT_OF_MEMORY, sentence, uuids, each.pod, each.container))
+
+    def _tell(self, trigger: Trigger) -> None:
+        name, new = self._record(trigger)
+        _log.warning("%s", trigger.sentence, extra={"incident": name, "once_per_s": 60})
+        if new and trigger.pod is not None:
+            self._api.pod_event(trigger.pod, "GPUIncident", f"{trigger.sentence} (incident {name})", "Observe")
+
+    # --- Files --------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> NoReturn:
+        """Keep history and records until cancelled, which loses those that wait."""
+        await together(self.history.run(), self.history.kills.follow(self.killed), self._writing())
+
+    async def _writing(self) -> NoReturn:
+        async with self._busy:
+            await asyncio.to_thread(self._files.load)
+        await self._writer.run()
+
+    async def _write_drafts(self) -> None:
+        while self._drafts:
+            draft = self._drafts.popleft()
+            async with self._busy:
+                await asyncio.to_thread(self._write, draft)
+        self._storm = None
+
+    def _write(self, draft: _Draft) -> None:
+        try:
+            self._files.write(draft.incident.summary, _content(draft))
+        except Exception:  # noqa: BLE001 - as for the use of GPUs: a record is for people
+            _log.exception("an incident cannot be recorded")
+
+    async def _answer(self, request: Request) -> Page:
+        """Answer with an `IncidentList` or an `Incident`; one is read after the other, however many clients ask."""
+        name = request.rest
+        if not name:
+            return Page(msgspec.json.encode(self._files.listing), content_type=JSON)
+        async with self._busy:
+            found = await asyncio.to_thread(self._files.read, name) if is_name(name) else None
+            if found is None:
+                why = "it may have made room for newer ones, or could not be written (see the agent's log)"
+                return Page(f"this node has no incident {name[:100]!r}; {why}\n", status=404)
+            return Page(await asyncio.to_thread(msgspec.json.encode, found), content_type=JSON)
+
+
+def _content(draft: _Draft) -> bytes:
+    """Return the JSON of a record, with fewer containers and processes if it were too long with all of them."""
+    whole = draft.incident
+    for share in (1, 4, 16):
+        history = whole.history
+        if draft.selection is not None:
+            content = encoded(draft.selection, draft.epoch, LARGEST_INCIDENT // 2 // share)
+            history = cast("NodeHistory", msgspec.Raw(content))
+        use = use_of(whole.use, draft.positions, _MOST_ROWS // 2 // share)
+        processes = whole.processes[: _MOST_ROWS // share]
+        found = msgspec.json.encode(replace(whole, history=history, use=use, processes=processes))
+        if len(found) <= LARGEST_INCIDENT:
+            break
+    return found

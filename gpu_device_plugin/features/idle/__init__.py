@@ -1,0 +1,1 @@
+"""Finds pods that leave their GPUs idle, and says since when."""

@@ -1,0 +1,1 @@
+"""Verifies the memory limits of containers, and sets those of running ones."""

@@ -1,0 +1,1 @@
+"""The privileged helper that sets the memory limits of running containers."""

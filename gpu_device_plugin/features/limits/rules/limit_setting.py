@@ -1,0 +1,166 @@
+"""Decide which limits of running containers are wanted, which are to be set now, and why one could not be set."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.features.limits.rules.limit_verification import by_driver
+from gpu_device_plugin.model.contract.helperfiles import LimitKey, LimitOutcome, MemoryLimit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from gpu_device_plugin.model.contract.helperfiles import LimitsState
+    from gpu_device_plugin.model.holds import Place
+    from gpu_device_plugin.node.rules.holdings import Holding
+
+CHECK_S = 60.0
+"""Seconds until a limit that was set is read again: the driver may be replaced, and root may change a limit."""
+_RETRY_S = 1.0
+"""Seconds until the first attempt after a failure; doubles up to `CHECK_S`."""
+_MOST_DOUBLINGS = 6
+
+NO_CGROUPS = (
+    "the limit helper does not see the cgroups of containers: mount the node's /sys/fs/cgroup into its pod, as "
+    "deploy/optional/limits.yaml does"
+)
+NO_LEAF = (
+    "the container's cgroup is not among the node's: it has just ended, or its runtime names cgroups in a way that the "
+    "limit helper does not know"
+)
+NO_GPU = "the driver lists no such GPU"
+NOT_THERE = (
+    "the limit helper does not run on this node, so the limit stays as it was when the container started: apply "
+    "deploy/optional/limits.yaml"
+)
+BEAT_S = 30.0
+"""After so many seconds without a beat the helper does not run any more."""
+SILENT = f"the limit helper of this node has not reported for more than {BEAT_S:g} s: look at its pod"
+NOT_YET = "the limit helper has not set it yet"
+
+_SUCCESS = 0
+# Return codes of NVML.
+_REASONS = {
+    3: "the driver does not limit memory on this GPU or in this cgroup (NVML: not supported)",
+    4: (
+        "the driver lets only callers with CAP_SYS_ADMIN set limits (NVML: no permission): run the limit helper as "
+        "deploy/optional/limits.yaml does"
+    ),
+    6: (
+        "the kernel does not account GPU memory in the container's cgroup (NVML: not found): it needs "
+        "CONFIG_CGROUP_DMEM and the controller dmem enabled on each level, or the driver loaded with RmMemacctMode=1"
+    ),
+    13: "the driver has no memory limits, which come with r615 (NVML: function not found)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """The last attempt to set one limit."""
+
+    outcome: LimitOutcome
+    due_s: float
+    """When it is repeated."""
+    failures: int = 0
+    """In a row."""
+
+
+def due(
+    wanted: Mapping[LimitKey, MemoryLimit], attempts: Mapping[LimitKey, Attempt], now_s: float
+) -> tuple[LimitKey, ...]:
+    """Return which limits are to be set or read again now, in a fixed order."""
+    return tuple(
+        sorted(
+            key
+            for key, limit in wanted.items()
+            if key not in attempts or attempts[key].outcome.limit != limit or attempts[key].due_s <= now_s
+        )
+    )
+
+
+def attempted(limit: MemoryLimit, why: str, before: Attempt | None, now_s: float) -> Attempt:
+    """Return the attempt that ended now, with `why` it failed; empty: the limit is set."""
+    outcome = LimitOutcome(limit, why)
+    if not why:
+        return Attempt(outcome, now_s + CHECK_S)
+    failures = 1 if before is None or before.outcome.limit != limit else before.failures + 1
+    return Attempt(outcome, now_s + min(_RETRY_S * 2 ** min(failures - 1, _MOST_DOUBLINGS), CHECK_S), failures)
+
+
+def refused_soft_limits(
+    wanted: Mapping[LimitKey, MemoryLimit], memory_mib: Mapping[str, int]
+) -> Mapping[LimitKey, str]:
+    """Return which limits are not set for their soft limits, and why: those of a GPU are more than its memory.
+
+    `memory_mib` is by UUID. The driver adds a soft limit to the cgroups above for good, so whoever wrote the file of
+    what is wanted could take a GPU from everybody.
+    """
+    soft = {key: limit.soft_mib for key, limit in wanted.items() if limit.soft_mib}
+    sums: Counter[str] = Counter()
+    for key, mib in soft.items():
+        sums[key.uuid] += mib
+    return {
+        key: f"the soft limits of its GPU are {sums[key.uuid]} MiB together, and it has {memory_mib[key.uuid]} MiB"
+        if key.uuid in memory_mib
+        else NO_GPU
+        for key in soft
+        if sums[key.uuid] > memory_mib.get(key.uuid, 0)
+    }
+
+
+def why_not_set(limit: MemoryLimit, code: int, hard_mib: int | None) -> str:
+    """Return why a limit is not set, by NVML's return `code` and the hard limit that was read back; empty: it is."""
+    if code != _SUCCESS:
+        return _REASONS.get(code, f"the driver fails to set the limit (NVML: error {code})")
+    if hard_mib == limit.hard_mib:
+        return ""
+    read = "none" if hard_mib is None else f"{hard_mib} MiB"
+    return f"the driver took a limit of {limit.hard_mib} MiB, and has {read} when it is read back"
+
+
+# --- In the agent -----------------------------------------------------------------------------------------------------
+
+
+def wanted_limits(
+    holdings: Iterable[Holding],
+    allowed_now: Mapping[Place, int],
+    before: Mapping[LimitKey, MemoryLimit],
+    *,
+    soft: bool = False,
+) -> Mapping[Place, tuple[LimitKey, MemoryLimit]]:
+    """Return the limits that the helper is to set, of running containers that the driver limits.
+
+    The helper leaves a limit alone that is right already, so what a container started with need not be known here.
+
+    Args:
+        holdings: what the containers of this node hold.
+        allowed_now: MiB for those whose limit may be another than when they started.
+        before: what was wanted last. A container that may not change any more gets its own limit back.
+        soft: whether what a container is guaranteed is its soft limit.
+    """
+    found = {}
+    for holding in holdings:
+        for uuid, granted_mib in holding.granted.items() if by_driver(holding) and holding.container_id else ():
+            place = (holding.pod_uid, holding.container, uuid)
+            key = LimitKey(holding.pod_uid, holding.container_id, uuid)
+            if key.plausible and (place in allowed_now or key in before):
+                hard_mib = max(1, allowed_now.get(place, holding.limit_mib(uuid)))
+                found[place] = key, MemoryLimit(hard_mib, min(granted_mib, hard_mib) if soft else 0)
+    return found
+
+
+def reasons(wanted: Mapping[Place, tuple[LimitKey, MemoryLimit]], state: LimitsState | str) -> Mapping[Place, str]:
+    """Return why each wanted limit is not set, for those that are not; `state` is the helper's, or why it has none."""
+    found = {}
+    for place, (key, limit) in wanted.items():
+        if isinstance(state, str):
+            found[place] = state
+            continue
+        outcome = state.outcomes.get(key)
+        if outcome is None or outcome.limit != limit:
+            found[place] = NOT_YET
+        elif outcome.why:
+            found[place] = outcome.why
+    return found

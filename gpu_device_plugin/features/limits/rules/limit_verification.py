@@ -1,0 +1,125 @@
+"""Decide from what the driver reads back whether a container's memory limit on a GPU holds, or why not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.model.contract.variables import DRIVER_LIMIT
+from gpu_device_plugin.model.limits import Enforcement, LimitState, LimitStatus
+
+if TYPE_CHECKING:
+    from gpu_device_plugin.node.rules.holdings import Holding
+
+NO_CGROUPS = (
+    "the agent does not see the cgroups of other pods, so it cannot read the limit back: mount the node's "
+    "/sys/fs/cgroup into the agent's pod, as deploy/daemonset.yaml shows (chart: agent.verifyLimits=true)"
+)
+NO_LEAF = (
+    "the container's cgroup is not among the node's, so its limit cannot be read back: it has just ended, or its "
+    "runtime names cgroups in a way that the agent does not know"
+)
+NO_CONTAINER = (
+    "the limit is that of the container's cgroup, and the Kubernetes API, which knows the running container, has not "
+    "told the agent of this pod: see the agent's settings api and its log"
+)
+NO_ANSWER = "the driver has not answered since the container started, so the limit could not be read back yet"
+
+_MISSING = (
+    "the driver has no limit for this container: install nvidia-container-toolkit 1.20.1 or newer, generate the node's "
+    "CDI specification again if it has one, leave the mode legacy of nvidia-container-runtime, load the driver without "
+    "RmMemacctMode=0, and then restart the pod"
+)
+
+# Return codes of NVML.
+_SUCCESS = 0
+_NO_LIMIT = frozenset({_SUCCESS, 3, 6})
+_UNREADABLE = {
+    4: (
+        "the driver does not let the agent read limits back (NVML: no permission): give the agent's container the "
+        "device nodes of the GPUs, by the runtime class nvidia"
+    ),
+    13: (
+        "the driver has no memory limits, which come with r615: it was replaced by an older one since the container "
+        "started; install a newer one, or restart the pod to have it limited by other means"
+    ),
+}
+
+_PARTITION = LimitState(Enforcement.PARTITION, LimitStatus.HELD)
+_BY_KIND = {
+    Enforcement.MPS: (
+        "NVIDIA's MPS limits each process of the container, by variables that the container itself may change, and "
+        "nothing reads that back"
+    ),
+    Enforcement.CUSTOM: "the limit is the affair of a library that the administrator added, and nothing reads it back",
+}
+
+
+def by_kind(holding: Holding) -> LimitState | None:
+    """Return the state of a limit that no reading shows; None: it can be read back, or there is none."""
+    if holding.enforcement is Enforcement.PARTITION:
+        return _PARTITION
+    if holding.enforcement is None or holding.enforcement not in _BY_KIND or holding.whole:
+        return None
+    return LimitState(holding.enforcement, why=_BY_KIND[holding.enforcement])
+
+
+def by_driver(holding: Holding) -> bool:
+    """Whether the driver was asked for a limit of the container, which can be read back while the container runs."""
+    return holding.enforcement is Enforcement.DRIVER and not holding.whole
+
+
+def unverified(why: str) -> LimitState:
+    """Return the state of a limit of the driver's that could not be read back."""
+    return LimitState(Enforcement.DRIVER, why=why)
+
+
+def verified(holding: Holding, uuid: str, code: int, hard_mib: int | None, now_mib: int | None = None) -> LimitState:
+    """Return the state of a limit on one GPU that was read back with NVML's return `code`.
+
+    Without a limit the cgroup's is not found (6), or not supported (3) where the driver does the accounting; an older
+    driver has no such function (13). `hard_mib` is the hard limit; None: there is none, or it was not read. `now_mib`
+    is what the container may use now, None: what it was granted.
+    """
+    if code != _SUCCESS or hard_mib is None:
+        if code in _NO_LIMIT:
+            return LimitState(Enforcement.DRIVER, LimitStatus.MISSING, why=_MISSING)
+        return unverified(_UNREADABLE.get(code, f"the driver fails to read the limit back (NVML: error {code})"))
+    if now_mib is not None:
+        return _of_changing(holding, uuid, hard_mib, now_mib)
+    granted_mib = holding.granted[uuid]
+    if hard_mib == granted_mib:
+        return LimitState(Enforcement.DRIVER, LimitStatus.HELD, hard_mib)
+    differs = f"the driver limits the container to {hard_mib} MiB on this GPU, and it was granted {granted_mib} MiB"
+    if hard_mib == max(holding.granted.values()):
+        why = (
+            f"{differs}: NVIDIA's runtime sets one limit on all GPUs of a container, that of its largest part; give it "
+            "equal parts"
+        )
+    else:
+        why = f"{differs}: look whether the pod itself sets the variable {DRIVER_LIMIT}, which precedes the agent's"
+    return LimitState(Enforcement.DRIVER, LimitStatus.DIFFERS, hard_mib, why)
+
+
+def _of_changing(holding: Holding, uuid: str, hard_mib: int, now_mib: int) -> LimitState:
+    """Return the state of a limit that may change while the container runs.
+
+    NVIDIA's runtime sets the limit that the container starts with. Where the limit helper runs, that sets what the
+    container may use now, some time after this has changed.
+    """
+    most_mib = holding.limit_mib(uuid)
+    started_mib = most_mib if holding.started_mib is None else holding.started_mib
+    if hard_mib in {started_mib, now_mib}:
+        return LimitState(Enforcement.DRIVER, LimitStatus.HELD, hard_mib)
+    if min(now_mib, holding.granted[uuid]) <= hard_mib <= most_mib:
+        return LimitState(
+            Enforcement.DRIVER,
+            found_mib=hard_mib,
+            why=f"the driver limits the container to {hard_mib} MiB on this GPU, and it may use {now_mib} MiB since a "
+            "moment ago; the limit helper of the node changes it, if it runs",
+        )
+    why = (
+        f"the driver limits the container to {hard_mib} MiB on this GPU; it was started with {started_mib} MiB, and "
+        f"may use {now_mib} MiB now: look whether the pod itself sets the variable {DRIVER_LIMIT}, which precedes the "
+        "agent's"
+    )
+    return LimitState(Enforcement.DRIVER, LimitStatus.DIFFERS, hard_mib, why)

@@ -1,0 +1,232 @@
+"""Read back from the driver, while containers run, whether it holds the memory limits that they were granted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import TYPE_CHECKING, TypeAlias
+
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.aio.waiting import Attempts
+from gpu_device_plugin.aio.worker import Worker
+from gpu_device_plugin.core.report.text.printing import printable
+from gpu_device_plugin.features.limits.rules import limit_verification as verifying
+from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
+from gpu_device_plugin.model.limits import LimitStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from typing import NoReturn
+
+    from gpu_device_plugin.hardware.messages import CgroupLimit
+    from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
+    from gpu_device_plugin.model.holds import Place
+    from gpu_device_plugin.model.limits import LimitState
+    from gpu_device_plugin.node.node_api import NodeApi
+    from gpu_device_plugin.node.node_state import NodeState
+    from gpu_device_plugin.node.rules.holdings import Holding
+
+_log = logging.getLogger(__name__)
+
+_Container: TypeAlias = tuple[str, str]
+"""Pod UID as the kubelet knows it, container name."""
+
+_LONGEST_INTERVAL_S = 60.0
+"""Most seconds between two readings of all limits: the driver may be replaced, and root may change a limit."""
+_SETTLE_S = 0.1
+"""Seconds in which several changes become one round; a pod's containers start one after another."""
+_RETRY_S = 1.0
+"""Seconds until limits that could not be read are read again; doubles up to the interval."""
+_MOST_AT_ONCE = 128
+"""Limits in one question to the driver, which answers no other in between."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Verified:
+    """The result for one start of one container."""
+
+    container_id: str
+    granted: Mapping[str, int]
+    states: Mapping[str, LimitState] = field(default_factory=dict)
+    """By the GPU's UUID."""
+    used_mib: Mapping[str, int] = field(default_factory=dict)
+    """What the driver says that the container's cgroup uses, by the GPU's UUID."""
+    final: bool = True
+    """Whether only the next round of all containers may show something else."""
+
+
+@dataclass(eq=False, repr=False)
+class Verification:
+    """Verifies every limit of the driver's soon after its container has started, and again at intervals.
+
+    Without the API the running containers are not known, without the node's cgroups they are not found, and a driver
+    may not answer: then a limit is unverified, or as it was read last, and nothing else is different.
+    """
+
+    _holdings: Callable[[], Iterable[Holding]]
+    """Returns what the containers of this node hold now."""
+    _read_limits: Callable[[Sequence[tuple[str, str]]], Awaitable[tuple[CgroupLimit, ...] | None]]
+    """Reads limits back: of each pair of a GPU's UUID and the path of a cgroup; None: no driver answers now."""
+    _tree: CgroupTree
+    _state: NodeState
+    _api: NodeApi
+    _: KW_ONLY
+    allowed_now: Observable[Mapping[Place, int]] = field(default_factory=lambda: Observable({}))
+    """The MiB that each container may use now, of those whose limits may change while they run."""
+    measured: Observable[Mapping[Place, int]] = field(default_factory=lambda: Observable({}))
+    """MiB that containers use by the driver's own count of their cgroups, as it was read back last; set here."""
+    states: Observable[Mapping[Place, LimitState]] = field(default_factory=lambda: Observable({}))
+    """To be set: the state of each limit of a container that runs, or may run: of all means whose limits are more than
+    told, and of no whole GPU. Set when one of them differs."""
+    interval_s: float = 0.0
+    """Seconds between two readings of all limits, and of `measured`; 0: as few as needed."""
+
+    def __post_init__(self) -> None:
+        self._verified: dict[_Container, _Verified] = {}
+        self._reported: dict[_Container, str] = {}
+        """The container ID of which an Event was posted last."""
+        self._worker = Worker(self._step, settle_s=_SETTLE_S)
+        self._everything = True
+        self._all_at = 0.0
+        """When all limits are read again."""
+        self._retry_s = _RETRY_S
+        self._attempts = Attempts(_log, "memory limits cannot be read back; trying again")
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """The number of limits in each state."""
+        found = Counter(state.held for state in self.states.value.values())
+        return {held: found[held] for held in LimitStatus}
+
+    def changed(self, _new: object = None) -> None:
+        """Verify soon the limits of containers that have started since the last time."""
+        self._retry_s = _RETRY_S
+        self._worker.wake()
+
+    def again(self, _new: object = None) -> None:
+        """Verify all limits soon: the driver may be another."""
+        self._everything = True
+        self.changed()
+
+    async def run(self) -> NoReturn:
+        """Verify until cancelled. No failure of a reading ends it."""
+        await self._worker.run()
+
+    async def _step(self) -> float:
+        clock = asyncio.get_running_loop().time
+        every_s = min(self.interval_s or _LONGEST_INTERVAL_S, _LONGEST_INTERVAL_S)
+        if self._everything or clock() >= self._all_at:
+            self._everything, self._all_at = False, clock() + every_s
+            self._verified = {each: replace(old, final=False) for each, old in self._verified.items()}
+        retry_s, self._retry_s = self._retry_s, min(2 * self._retry_s, every_s)
+        complete = await self._attempts.make(self._round(), otherwise=False)
+        left_s = max(0.0, self._all_at - clock())
+        return left_s if complete else min(left_s, retry_s)
+
+    async def _round(self) -> bool:
+        """Read back what is not known for good; return whether that succeeded."""
+        holdings = tuple(self._holdings())
+        running = {
+            (each.pod_uid, each.container): each for each in holdings if verifying.by_driver(each) and each.container_id
+        }
+        due = {key: each for key, each in running.items() if (old := self._known(key, each)) is None or not old.final}
+        found = await self._read(due, running.values()) if due else {}
+        before = self._verified
+        self._verified = {key: found[key] if key in found else before[key] for key in running}
+        used = {(*key, uuid): mib for key, each in self._verified.items() for uuid, mib in each.used_mib.items()}
+        self.measured.set(used)
+        self._reported = {key: reported for key, reported in self._reported.items() if key in running}
+        self._publish(holdings)
+        for key, holding in due.items():
+            old = before.get(key)
+            if old is None or (old.container_id, old.states) != (found[key].container_id, found[key].states):
+                self._report(key, holding, found[key])
+        return all(each.final for each in found.values())
+
+    def _known(self, key: _Container, holding: Holding) -> _Verified | None:
+        """Return what is known of the present start of a container."""
+        old = self._verified.get(key)
+        same = old is not None and (old.container_id, old.granted) == (holding.container_id, holding.granted)
+        return old if same else None
+
+    async def _read(
+        self, due: Mapping[_Container, Holding], running: Iterable[Holding]
+    ) -> Mapping[_Container, _Verified]:
+        leaves = self._tree.leaves({_owner(each) for each in running})
+        paths = {key: (leaves or {}).get(_owner(each)) for key, each in due.items()}
+        limits = await self._ask([(uuid, path) for key, path in paths.items() if path for uuid in due[key].granted])
+        found = {}
+        for key, holding in due.items():
+            path, old, used = paths[key], self._known(key, holding), {}
+            if path is None:
+                unseen = verifying.unverified(verifying.NO_CGROUPS if leaves is None else verifying.NO_LEAF)
+                states, final = dict.fromkeys(holding.granted, unseen), leaves is None
+            else:
+                states = dict.fromkeys(holding.granted, verifying.unverified(verifying.NO_ANSWER))
+                states |= {} if old is None else old.states
+                read = {uuid: limits[uuid, path] for uuid in holding.granted if (uuid, path) in limits}
+                now = {uuid: self.allowed_now.value.get((*key, uuid)) for uuid in read}
+                states |= {
+                    uuid: verifying.verified(holding, uuid, one.code, one.hard_mib, now[uuid])
+                    for uuid, one in read.items()
+                }
+                final = len(read) == len(states)
+                used = {uuid: one.used_mib for uuid, one in read.items() if one.used_mib is not None}
+            found[key] = _Verified(holding.container_id, holding.granted, states, used, final)
+        return found
+
+    async def _ask(self, wanted: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], CgroupLimit]:
+        """Return the limits that the driver has, as far as it answers."""
+        found: dict[tuple[str, str], CgroupLimit] = {}
+        for part in (wanted[begin : begin + _MOST_AT_ONCE] for begin in range(0, len(wanted), _MOST_AT_ONCE)):
+            answer = await self._read_limits(part)
+            if answer is None:
+                break
+            found |= {(each.uuid, each.path): each for each in answer}
+        return found
+
+    def _publish(self, holdings: Iterable[Holding]) -> None:
+        states = {
+            (holding.pod_uid, holding.container, uuid): state
+            for holding in holdings
+            for uuid, state in self._states_of(holding)
+        }
+        self.states.change(states)
+
+    def _states_of(self, holding: Holding) -> Iterable[tuple[str, LimitState]]:
+        if (unread := verifying.by_kind(holding)) is not None:
+            return dict.fromkeys(holding.granted, unread).items()
+        if not verifying.by_driver(holding):
+            return ()
+        if holding.pod is None:
+            return dict.fromkeys(holding.granted, verifying.unverified(verifying.NO_CONTAINER)).items()
+        verified = self._verified.get((holding.pod_uid, holding.container))
+        return () if verified is None else verified.states.items()
+
+    def _report(self, key: _Container, holding: Holding, found: _Verified) -> None:
+        """Log the states of a container's limits, and post one Event for each of its starts if they do not hold."""
+        pod = holding.pod
+        if pod is None:
+            return
+        gpus: dict[LimitState, list[str]] = {}
+        for uuid, state in found.states.items():
+            shared = self._state.node.shares.by_uuid(uuid)
+            gpus.setdefault(state, []).append(uuid if shared is None else str(shared.position))
+        faults = []
+        for state, names in gpus.items():
+            extra = {"pod": f"{pod.namespace}/{pod.name}", "container": holding.container, "gpus": sorted(names)}
+            wrong = state.held.broken
+            level = logging.WARNING if wrong else logging.INFO
+            _log.log(level, "the memory limit of a container is %s", state.held, extra={**extra, "why": state.why})
+            if wrong:
+                faults.append(f"on GPU {', '.join(sorted(names))} {state.why}")
+        if faults and self._reported.get(key) != found.container_id:
+            self._reported[key] = found.container_id
+            note = f"The memory limit of container {printable(holding.container)} does not hold: {'; '.join(faults)}."
+            self._api.pod_event(pod, "GPULimitNotHeld", note, "Verify")
+
+
+def _owner(holding: Holding) -> CgroupOwner:
+    return CgroupOwner(holding.pod_uid, holding.container_id)

@@ -1,0 +1,1 @@
+"""Limits memory by NVIDIA's MPS: which GPU gets a daemon, what its clients get, and who runs it."""

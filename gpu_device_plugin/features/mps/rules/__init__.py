@@ -1,0 +1,1 @@
+"""Which GPUs get an MPS daemon, and what happens with it: values in, values out."""

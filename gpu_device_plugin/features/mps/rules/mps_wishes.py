@@ -1,0 +1,246 @@
+"""Decide where a node needs the daemons of MPS, and which containers may be given shares or start beside them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.model.contract.mpsfiles import STATE_FILE, MpsGpu, MpsStatus
+from gpu_device_plugin.model.limits import Enforcement
+from gpu_device_plugin.model.shares import parse_id
+from gpu_device_plugin.node.rules.admission import Refused, Why
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from gpu_device_plugin.model.holds import DeviceHold
+    from gpu_device_plugin.node.rules.ledger import Ledger
+
+BEAT_S = 10.0
+"""After so many seconds without a beat the supervisor does not run any more."""
+START_S = 15.0
+"""Longest wait in Allocate for a daemon, in seconds: the kubelet admits no other pod meanwhile."""
+STOP_S = 10.0
+"""Longest wait in PreStartContainer, in seconds; the kubelet gives up after 30, and tries again later."""
+
+NOT_THERE = "the MPS supervisor does not run on this node: apply deploy/optional/mps.yaml"
+NOT_MOUNTED = (
+    "the agent has no directory of the MPS supervisor: apply deploy/optional/mps.yaml, "
+    "and patch the agent with deploy/patches/mps-agent.yaml"
+)
+SILENT = (
+    f"the MPS supervisor of this node has not reported for more than {BEAT_S:g} s: "
+    "look at its pod, or apply deploy/optional/mps.yaml"
+)
+_STOPPED = MpsGpu(MpsStatus.STOPPED)
+_BROKEN = frozenset({MpsStatus.FAULT, MpsStatus.FAILED})
+
+
+# --- Who is on a GPU --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tenants:
+    """The containers that hold one GPU, or parts of it."""
+
+    clients: bool = False
+    """There are some that were started as clients of MPS."""
+    others: bool = False
+    """There are some that were not."""
+    unknown: bool = False
+    """There are some of which neither the kubelet's checkpoint nor our memory says it."""
+    largest: int = 0
+    """The most shares that one of them has."""
+    most_mib: int = 0
+    """The most that one of them was told that it may use."""
+
+
+NOBODY = Tenants()
+
+
+def tenants(ledger: Ledger, given: Iterable[DeviceHold]) -> Mapping[str, Tenants]:
+    """Return the containers on each GPU in use, by UUID.
+
+    A container counts no longer once the kubelet's records call its devices free, although the GPU may not be released
+    yet: that waits until no process is left on it, and the server of MPS is one. `given` are the devices of containers
+    in the order of time: for a device in several of them the last one counts.
+    """
+    held = {name for name, hold in ledger.holds.items() if hold.freed_at is None}
+    plan: dict[str, bool] = {}
+    largest: dict[str, int] = {}
+    most: dict[str, int] = {}
+    for hold in given:
+        names = hold.device_ids & held
+        plan.update(dict.fromkeys(names, hold.enforcement is Enforcement.MPS))
+        # The largest ever, since an init container that runs on beside its successor may have more.
+        for uuid, count in Counter(parse_id(name)[0] for name in names).items():
+            largest[uuid] = max(count, largest.get(uuid, 0))
+            most[uuid] = max(hold.limit_mib or 0, most.get(uuid, 0))
+    kinds: dict[str, set[bool | None]] = {}
+    for name in held:
+        kinds.setdefault(parse_id(name)[0], set()).add(plan.get(name))
+    return {
+        uuid: Tenants(True in found, False in found, None in found, largest.get(uuid, 0), most.get(uuid, 0))
+        for uuid, found in kinds.items()
+    }
+
+
+def wanted(
+    ledger: Ledger, present: Mapping[str, Tenants], asked: Mapping[str, int], before: Mapping[str, int], share_mib: int
+) -> Mapping[str, int]:
+    """Return what the supervisor shall run: a daemon on each GPU with clients, or about to get its first.
+
+    The `ledger` must be certain: a daemon that is not wanted ends, and its clients with it. `present` are the
+    containers on each GPU, `asked` the GPUs for a container that is being allocated, with its shares. What was wanted
+    `before` stays for a GPU as long as its containers are not known.
+    """
+    gpus: dict[str, int] = {}
+    for uuid in sorted({*present, *asked}):
+        there = present.get(uuid, NOBODY)
+        limit = max(there.largest * share_mib, asked.get(uuid, 0) * share_mib, there.most_mib)
+        # Clients that run are not left without their daemon, whatever else is wrong.
+        if there.clients or (uuid in asked and not there.others and not ledger.use(uuid).whole):
+            gpus[uuid] = max(limit, before.get(uuid, 0)) if there.unknown else limit
+        elif there.unknown and not there.others and uuid in before and not ledger.use(uuid).whole:
+            gpus[uuid] = before[uuid]
+    return gpus
+
+
+# --- What the supervisor reports --------------------------------------------------------------------------------------
+
+
+def daemon(daemons: Mapping[str, MpsGpu] | str, uuid: str) -> MpsGpu | str:
+    """Return the daemon of one GPU, or why there is no supervisor. A GPU that the supervisor does not name has none."""
+    return daemons if isinstance(daemons, str) else daemons.get(uuid, _STOPPED)
+
+
+def troubles(daemons: Mapping[str, MpsGpu] | str, needed: Collection[str]) -> Mapping[str, str]:
+    """Return what keeps the GPUs (by UUID) that need a daemon from having it, with the reason for each.
+
+    The reason of a supervisor that does not run has the empty string as its key. A daemon that starts is no trouble.
+    """
+    if not needed:
+        return {}
+    if isinstance(daemons, str):
+        return {"": daemons}
+    found = {uuid: daemons[uuid] for uuid in sorted(needed) if uuid in daemons}
+    return {uuid: _state(gpu) for uuid, gpu in found.items() if gpu.status in _BROKEN}
+
+
+def _state(gpu: MpsGpu) -> str:
+    return f"{gpu.status}: {gpu.why}" if gpu.why else str(gpu.status)
+
+
+# --- Allocate ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """One GPU of which a container is about to be given shares."""
+
+    name: str
+    """For people, such as ``GPU 0``."""
+    asked: bool
+    """MPS is the means that the administrator wants on this GPU."""
+    tenants: Tenants
+    daemon: MpsGpu | str
+    """See `daemon`."""
+    part_mib: int = 0
+    """The container's part of this GPU."""
+
+
+def waits(situations: Sequence[Situation]) -> bool:
+    """Return whether the daemon that a container with shares of these GPUs needs has to be started first."""
+    return _concerns_mps(situations) and len(situations) == 1 and _lack(situations[0])[1]
+
+
+def _concerns_mps(situations: Sequence[Situation]) -> bool:
+    return any(situation.asked or situation.tenants.clients for situation in situations)
+
+
+def choose(situations: Sequence[Situation], *, refuse: bool, waited: str = "") -> Enforcement | Refused | None:
+    """Return the enforcement for a container with shares of these GPUs; None: MPS has no say in it.
+
+    A GPU with clients of MPS stays with MPS, whatever is wanted meanwhile: its compute mode lets no other process use
+    it. A GPU with other containers gets no daemon, which would shut them out.
+
+    With `refuse` a container that cannot have what is wanted is refused; otherwise its limit is advisory. `waited` is
+    the end of a sentence on a daemon that was waited for in vain.
+    """
+    if not _concerns_mps(situations):
+        return None
+    clients = any(situation.tenants.clients for situation in situations)
+    if len(situations) > 1:
+        names = ", ".join(situation.name for situation in situations)
+        refused = Refused(
+            Why.MPS_SEVERAL_GPUS,
+            f"GPU memory: parts of {names} asked, and under MPS a container has one daemon, which is that of one GPU; "
+            "ask for memory of one GPU, or for whole GPUs",
+        )
+        return refused if refuse or clients else Enforcement.ADVISORY
+    lack, passes = _lack(situations[0])
+    if not lack:
+        return Enforcement.MPS
+    if refuse:
+        return Refused(Why.MPS_NOT_READY, lack + waited if passes else lack)
+    # Beside clients of MPS it has to be one too. It starts when the daemon is ready, see `why_not_start`.
+    return Enforcement.MPS if clients else Enforcement.ADVISORY
+
+
+def _lack(situation: Situation) -> tuple[str, bool]:
+    """Return what a GPU lacks for a client of MPS, in a sentence (empty: nothing), and whether waiting may help."""
+    name, gpu = situation.name, situation.daemon
+    if situation.tenants.others:
+        return f"{name} has containers that were started without MPS, and gets MPS when they have ended", False
+    if isinstance(gpu, str):
+        return f"{name} needs MPS: {gpu}", False
+    if gpu.status in _BROKEN:
+        return f"the MPS daemon of {name} does not serve new clients ({_state(gpu)})", False
+    if gpu.status is not MpsStatus.READY:
+        return f"the MPS daemon of {name} is not ready ({_state(gpu)})", True
+    if 0 < gpu.limit_mib < situation.part_mib:
+        return f"the MPS daemon of {name} lets a process have {gpu.limit_mib} MiB only", True
+    return "", False
+
+
+# --- PreStartContainer ------------------------------------------------------------------------------------------------
+
+
+def why_not_start(
+    name: str,
+    uuid: str,
+    daemons: Mapping[str, MpsGpu] | str,
+    written: Mapping[str, MpsGpu],
+    *,
+    client: bool,
+    refuse: bool,
+) -> str:
+    """Return why a container with this GPU must not start now, as a sentence; empty if it may.
+
+    A client of MPS would run without a limit if it started before its daemon, or fail. Another container would fail:
+    under MPS a GPU has the compute mode EXCLUSIVE_PROCESS. A supervisor that was killed leaves that mode behind, in
+    which one process can use the GPU and a second one fails; a container with `refuse` does not start then, since a
+    sentence that names the remedy is better than an error of CUDA in the middle of its work.
+
+    `name` is the GPU's for people; `daemons` are those that the supervisor runs, or why there is none, and `written`
+    those in the last state that a supervisor wrote, even if it no longer runs. A `client` was started as one of MPS.
+    With `refuse` a container waits for a supervisor that does not run, or has failed to set the compute mode back;
+    otherwise it starts. Where nobody asks for MPS, files that somebody left behind keep no container waiting.
+    """
+    if isinstance(daemons, str) and not refuse:
+        return ""
+    if client:
+        if isinstance(daemons, str):
+            return f"{name} needs MPS: {daemons}"
+        gpu = daemons.get(uuid, _STOPPED)
+        return "" if gpu.status is MpsStatus.READY else f"the MPS daemon of {name} is not ready ({_state(gpu)})"
+    gpu = written.get(uuid, _STOPPED)
+    if gpu.status is MpsStatus.STOPPED or (gpu.status is MpsStatus.FAILED and not refuse):
+        return ""
+    if isinstance(daemons, str):
+        return (
+            f"{name} was run by MPS and may still be in the compute mode EXCLUSIVE_PROCESS: {daemons}; "
+            f"or run `nvidia-smi -i {uuid} -c DEFAULT` and remove {STATE_FILE}"
+        )
+    return f"{name} is still run by MPS ({_state(gpu)})"

@@ -1,0 +1,1 @@
+"""The supervisor of NVIDIA's MPS on a node."""

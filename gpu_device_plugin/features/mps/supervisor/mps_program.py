@@ -1,0 +1,196 @@
+"""The MPS supervisor runs what the node agent wants and tells it what runs, by the two files in which they meet."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import TYPE_CHECKING, NoReturn
+
+from gpu_device_plugin import __version__
+from gpu_device_plugin import metrics as m
+from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.core.report.exposition import Gauge
+from gpu_device_plugin.features.mps.rules.mps_daemon import QUIT_S
+from gpu_device_plugin.features.mps.supervisor.gpu import TIMINGS, GpuKeeper, MpsTimings
+from gpu_device_plugin.features.mps.supervisor.nvidia import Nvidia
+from gpu_device_plugin.features.mps.supervisor.places import Places, open_directory, share
+from gpu_device_plugin.file_link import HelperLink
+from gpu_device_plugin.kubelet.procfs import boot_time
+from gpu_device_plugin.lifetime import ReloadingProgram
+from gpu_device_plugin.model.contract.helperfiles import MPS_FILES
+from gpu_device_plugin.model.contract.mpsfiles import SHM_DIRECTORY, MpsGpu, MpsState, MpsStatus
+from gpu_device_plugin.probes import serving_probes
+from gpu_device_plugin.settings.knobs import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from gpu_device_plugin.core.report.exposition import Gauges
+    from gpu_device_plugin.features.mps.settings import MpsSettings
+    from gpu_device_plugin.settings.sources import Sources, Texts
+
+_log = logging.getLogger(__name__)
+
+UP = Gauge("gpushare_mps_up", "1 while the MPS daemon of the GPU takes clients.", ("gpu",))
+CLIENTS = Gauge("gpushare_mps_clients", "Processes that are clients of the GPU's MPS daemon.", ("gpu",))
+
+POLL_S = 0.5
+"""Seconds between two looks at what is wanted."""
+BEAT_S = 2.0
+"""Longest time between two writings of the state."""
+_AFTER_BUG_S = 5.0
+_FINISH_S = QUIT_S + 30.0
+"""Longest time in which all GPUs are given back at the end: a daemon quits or is killed, and the mode is set."""
+
+
+class Supervisor:
+    """Keeps every GPU that is wanted, or that an earlier supervisor had."""
+
+    def __init__(self, directory: Path, driver: Nvidia, *, timings: MpsTimings = TIMINGS) -> None:
+        """Prepare, and read what an earlier supervisor left below `directory`. Raises OSError."""
+        open_directory(directory)
+        self.files = HelperLink(directory, MPS_FILES)
+        self._driver = driver
+        self._timings = timings
+        self._places = Places(directory)
+        self._before = dict(self._places.before)
+        self._running: dict[str, GpuKeeper] = {}
+        self._gpus: dict[str, MpsGpu] = {}
+        self._finishing = False
+        self._ended = asyncio.Event()
+
+    @property
+    def gpus(self) -> Mapping[str, MpsGpu]:
+        """The GPUs that are or were kept, by UUID."""
+        return {**self._gpus, **{uuid: keeper.told for uuid, keeper in self._running.items()}}
+
+    async def unready(self) -> tuple[str, ...]:
+        """Return why the agent does not get what it wants; a GPU that starts is no reason."""
+        broken = (
+            f"{uuid}: {gpu.status}: {gpu.why}"
+            for uuid, gpu in self.gpus.items()
+            if gpu.status in {MpsStatus.FAILED, MpsStatus.FAULT}
+        )
+        return tuple(filter(None, (self.files.refused, self.files.unwritten, *broken)))
+
+    async def run(self) -> NoReturn:
+        """Supervise, until cancelled; the daemons run on. Before that, `finish` ends them."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.files.publish(self._state, BEAT_S), name="tell what runs")
+            while True:
+                if not self._finishing:
+                    self.files.read()
+                self._distribute(tasks)
+                await asyncio.sleep(POLL_S)
+
+    async def finish(self) -> None:
+        """End every daemon and set the compute modes back, while `run` still runs."""
+        self._finishing = True
+        if self.files.wanted is None:
+            return
+        self.files.wanted = {}
+        for keeper in self._running.values():
+            keeper.want(None)
+        if not await within(_FINISH_S, self._all_done()):
+            left = [uuid for uuid, gpu in self.gpus.items() if gpu.status is not MpsStatus.STOPPED]
+            _log.error("GPUs are left as they are; the next supervisor goes on", extra={"gpus": left})
+
+    async def _all_done(self) -> None:
+        while self._running:
+            await self._ended.wait()
+            self._ended.clear()
+
+    async def write_last(self) -> None:
+        """Write the state once more, when `run` has ended."""
+        if (state := self._state()) is not None:
+            self.files.write(state)
+
+    def _state(self) -> MpsState | None:
+        """Return the state for the agent; None: nothing is touched before it is known what is wanted."""
+        return None if self.files.wanted is None else MpsState(self.gpus, boot_time())
+
+    def _distribute(self, tasks: asyncio.TaskGroup) -> None:
+        """Tell every GPU what is wanted of it, beginning with those that an earlier supervisor may have left."""
+        if self.files.wanted is None:
+            return
+        limits: dict[str, int | None] = {**dict.fromkeys(self._before), **dict.fromkeys(self._running)}
+        limits.update(self.files.wanted)
+        for uuid, limit_mib in limits.items():
+            if uuid not in self._running:
+                keeper = GpuKeeper(
+                    self._places.of(uuid),
+                    self._driver,
+                    self.files.changed.set,
+                    before=self._before.pop(uuid, ""),
+                    timings=self._timings,
+                )
+                self._running[uuid] = keeper
+                keeper.want(limit_mib)
+                tasks.create_task(self._keep(uuid, keeper), name=f"keep {uuid}")
+            else:
+                self._running[uuid].want(limit_mib)
+
+    async def _keep(self, uuid: str, keeper: GpuKeeper) -> None:
+        while True:
+            try:
+                await keeper.run()
+                break
+            except Exception:  # noqa: BLE001 - see below
+                # A fault of one GPU's keeper must not end this program: in a container the daemons of all other GPUs
+                # would end with it, and the work of their clients.
+                _log.exception("an error in the program itself", extra={"gpu": uuid})
+                await asyncio.sleep(_AFTER_BUG_S)
+        # Without a pause in between: who is wanted from now on gets a keeper of its own.
+        del self._running[uuid]
+        self._gpus[uuid] = keeper.told
+        self.files.changed.set()
+        self._ended.set()
+
+
+def gauges(gpus: Mapping[str, MpsGpu]) -> Gauges:
+    """Return the gauges of the daemons with their values."""
+    yield UP, [((uuid,), gpu.status is MpsStatus.READY) for uuid, gpu in gpus.items()]
+    yield CLIENTS, [((uuid,), gpu.clients) for uuid, gpu in gpus.items()]
+
+
+def main(sources: Sources[MpsSettings], texts: Texts, settings: MpsSettings) -> int:
+    """Run the supervisor until SIGTERM or SIGINT; return its exit code.
+
+    At the end all daemons are told to quit, and the GPUs get their compute modes back. Raises UsageError.
+    """
+    try:
+        share(settings.mps_dir / SHM_DIRECTORY, settings.shm_size_mib)
+        driver = Nvidia(os.environ)
+        supervisor = Supervisor(settings.mps_dir, driver)
+    except OSError as error:
+        where = error.filename or settings.mps_dir
+        raise UsageError(
+            f"mps_dir: {where}: {error.strerror or error}; the supervisor's container has to be privileged, with a "
+            "writable directory of the node at mps_dir, as in deploy/optional/mps.yaml"
+        ) from error
+    for why in driver.missing():
+        _log.warning("no GPU can be limited by MPS here", extra={"why": why})
+    life = ReloadingProgram(settings).follow_settings(
+        sources,
+        texts,
+        _serve(settings, supervisor),
+        "MPS supervisor",
+        announce_shutdown=supervisor.finish,
+        cleanup=supervisor.write_last,
+    )
+    return asyncio.run(life)
+
+
+async def _serve(settings: MpsSettings, supervisor: Supervisor) -> NoReturn:
+    _log.info("the MPS supervisor starts", extra={"version": __version__, "mps_dir": str(settings.mps_dir)})
+    metrics = None if settings.http is None else m.PrometheusMetrics(lambda: gauges(supervisor.gpus), (), ())
+    async with serving_probes(
+        settings.http,
+        m.alive,  # a restart would end the daemons, and their clients
+        supervisor.unready,
+        lambda: [f"{uuid}: {gpu.status}, clients: {gpu.clients}" for uuid, gpu in supervisor.gpus.items()],
+        metrics=metrics,
+    ):
+        await supervisor.run()

@@ -1,0 +1,157 @@
+"""Act on containers that use more GPU memory than they may."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin import metrics as m
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.core.report.text.use_texts import annotation, event_note, outlook, use_of
+from gpu_device_plugin.features.eviction.node import Evictions
+from gpu_device_plugin.features.over_use.rules import OverUseRules, Response, Watch
+from gpu_device_plugin.features.use.node import Use
+from gpu_device_plugin.model.contract.keys import OVER_USE
+from gpu_device_plugin.model.times import rfc3339
+from gpu_device_plugin.node.extension import NodeFeature
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpu_device_plugin.core.report.gauges import NodeMetrics
+    from gpu_device_plugin.features.eviction.node import Evictor
+    from gpu_device_plugin.features.over_use.rules import Excess
+    from gpu_device_plugin.features.use.rules.process_use import UseReading
+    from gpu_device_plugin.model.holds import Place
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.node.extension import Tasks
+    from gpu_device_plugin.node.feature_context import NodeContext
+    from gpu_device_plugin.node.node_api import NodeApi
+    from gpu_device_plugin.node.node_state import NodeState
+    from gpu_device_plugin.settings.node import NodeSettings
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, repr=False)
+class OverUse:
+    """Acts on the readings of use, and publishes the containers that exceed.
+
+    Each container is told once when it exceeds, and again when something else will happen to its pod. A new agent
+    begins anew with the grace, so that it tells nothing twice within it.
+    """
+
+    _state: NodeState
+    _settings: Observable[NodeSettings]
+    _api: NodeApi
+    _evictor: Evictor | None = None
+
+    def __post_init__(self) -> None:
+        self._watch = Watch()
+        self._first: float | None = None
+        self._outlooks: dict[Place, str] = {}
+        """What was last told about each container."""
+        self.excesses: Observable[Mapping[Place, Excess]] = Observable({})
+        """The containers that exceed; set when one begins or ends, or uses another amount."""
+
+    def act_on(self, reading: UseReading) -> None:
+        """Act on a reading, if it is newer than the last one."""
+        if reading.at <= self._watch.at:
+            return  # what it shows is known already
+        settings = self._settings.value
+        response = Response(settings.over_use)
+        if response is not Response.REPORT and self._evictor is not None and not self._evictor.alone():
+            response = Response.SUSPENDED
+        rules = OverUseRules(settings.over_use_slack_mib, settings.over_use_grace_s, response)
+        pods = {pod.kubelet_uid: pod for pod in self._api.pods.values()}
+        self._first = reading.at if self._first is None else self._first
+        self._watch = self._watch.after(reading, rules)
+        excesses = self._watch.excesses(rules, pods)
+        told_anew = self._publish(excesses, rules, reading.at)
+        over = [place for place in self.excesses.value if place not in excesses]
+        for place in over:
+            self._outlooks.pop(place, None)
+            _log.info("no longer more GPU memory than allowed", extra=self._facts(self.excesses.value[place]))
+        self.excesses.change(excesses)
+        self._annotate(excesses, rules, {place[0] for place in (*told_anew, *over)}, pods)
+        self._remove_stale(reading, rules, pods)
+        self._evict(excesses, reading, rules)
+
+    def _publish(self, excesses: Mapping[Place, Excess], rules: OverUseRules, now: float) -> tuple[Place, ...]:
+        """Log and post what is new; return the places of which that was so."""
+        new = []
+        for place, excess in excesses.items():
+            expected = outlook(excess, rules.response)
+            ending = place in self._outlooks and excess.pod is not None and excess.pod.deleting
+            if ending or self._outlooks.get(place) == expected:
+                continue
+            self._outlooks[place] = expected
+            new.append(place)
+            note = event_note(excess, self._gpu(place[2]), now, rules.response)
+            _log.warning("%s", note, extra=self._facts(excess))
+            if excess.pod is not None:
+                reason = "GPUMemoryExceeded" if excess.granted_mib else "GPUTrespass"
+                self._api.pod_event(excess.pod, reason, note, "Observe")
+        return tuple(new)
+
+    def _annotate(
+        self, excesses: Mapping[Place, Excess], rules: OverUseRules, changed: set[str], pods: Mapping[str, Pod]
+    ) -> None:
+        """Write the sentence on the pods about which something is new, or remove it."""
+        for uid in changed & pods.keys():
+            booted_s = time.time() - time.monotonic()
+            told = [
+                (excess, self._gpu(place[2]), rfc3339(booted_s + excess.since))
+                for place, excess in excesses.items()
+                if place[0] == uid
+            ]
+            self._api.annotate(pods[uid], {OVER_USE: annotation(told, rules.response) if told else None})
+
+    def _remove_stale(self, reading: UseReading, rules: OverUseRules, pods: Mapping[str, Pod]) -> None:
+        """Remove the sentences that an earlier agent wrote, once a reading or a whole grace does not confirm them."""
+        waited = self._first is not None and reading.at - self._first >= rules.grace_s
+        if reading.blind and not waited:
+            return
+        suspects = {place[0] for place in self._watch.evidence}
+        for uid, pod in pods.items():
+            if OVER_USE in pod.annotations and uid not in suspects and not pod.ended:
+                self._api.annotate(pod, {OVER_USE: None})
+
+    def _evict(self, excesses: Mapping[Place, Excess], reading: UseReading, rules: OverUseRules) -> None:
+        if self._evictor is None or not excesses:
+            return
+        capacity_mib = self._state.node.shares.capacity_mib
+        candidates = self._watch.candidates(excesses.values(), reading, rules, capacity_mib)
+        victims = self._evictor.next_victims(candidates)
+        for pod, uuids in victims.values():
+            ours = [excess for excess in excesses.values() if excess.pod == pod and excess.place[2] in uuids]
+            why = "; ".join(use_of(excess, self._gpu(excess.place[2])) for excess in ours[:4])
+            self._evictor.order(pod, uuids, "GPUMemoryEvicted", why, m.OVER_USE_EVICTIONS)
+
+    def _gpu(self, uuid: str) -> str:
+        shared = self._state.node.shares.by_uuid(uuid)
+        return f"the GPU {uuid}" if shared is None else shared.name
+
+    def _facts(self, excess: Excess) -> dict[str, object]:
+        pod = excess.pod
+        name = excess.place[0] if pod is None else f"{pod.namespace}/{pod.name}"
+        return {"pod": name, "used_mib": excess.used_mib, "granted_mib": excess.granted_mib}
+
+
+class OverUseOfMemory(NodeFeature):
+    """Follows the readings of use."""
+
+    def __init__(self, node: NodeContext) -> None:
+        """Prepare to follow the use of `node`."""
+        evictions = node.get(Evictions)
+        self.over_use = OverUse(node.state, node.settings, node.api, None if evictions is None else evictions.evictor)
+        self._use = node.of(Use)
+        self._use.reports.over = self.over_use.excesses
+
+    def tasks(self) -> Tasks:  # noqa: D102
+        return [self._use.watch.reading.follow(self.over_use.act_on)]
+
+    def measured(self, metrics: NodeMetrics) -> NodeMetrics:  # noqa: D102
+        return replace(metrics, containers_over=len(self.over_use.excesses.value))

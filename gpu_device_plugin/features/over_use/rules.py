@@ -1,0 +1,176 @@
+"""Decide which containers have used more GPU memory than they may, in every reading for the grace.
+
+A container may use what it was granted, or as much as its limit if its owner lets it borrow. One that was told another
+one's limit, because the kubelet names nobody when it asks, may use that.
+
+A reading that does not tell the use of a container neither proves nor clears: the time until the next reading that
+tells it does not count, and after a whole grace without one the evidence is too old, so that the grace begins anew.
+A container with whole GPUs never exceeds. One that was granted nothing of a GPU trespasses there; it has the same slack
+and the same grace. Times are monotonic seconds, and a reading that is not newer than the last one is ignored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.features.elastic.rules.reclaiming import shortage_mib
+from gpu_device_plugin.features.eviction.rules import Candidate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
+    from gpu_device_plugin.model.holds import Place
+    from gpu_device_plugin.model.pods import Pod
+
+SLACK_PERCENT = 5
+"""The least slack, in percent of what may be used."""
+
+
+class Response(StrEnum):
+    """The setting `over_use`: what happens to a pod that uses more than it may."""
+
+    REPORT = "report"
+    EVICT = "evict"
+    EVICT_WHEN_SHORT = "evict-when-short"
+    """Only while its GPU has too little free memory for what the other containers were granted."""
+    SUSPENDED = "suspended"
+    """No value of the setting: nobody is evicted while another plugin hands out GPUs of the node."""
+
+
+@dataclass(frozen=True, slots=True)
+class OverUseRules:
+    """The settings of over-use. They may change between two readings; the newest apply to the evidence there is."""
+
+    slack_mib: int
+    grace_s: float
+    response: Response = Response.REPORT
+
+    def exceeded(self, used_mib: int, allowed_mib: int) -> bool:
+        """Return whether this use is beyond the slack."""
+        return used_mib - allowed_mib > max(self.slack_mib, allowed_mib * SLACK_PERCENT / 100)
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """A container that has used more than it may, beyond the slack, in every reading for the grace."""
+
+    place: Place
+    used_mib: int
+    granted_mib: int
+    """0: it was not given the GPU."""
+    since: float
+    """Monotonic seconds of the first reading that showed it."""
+    pod: Pod | None = None
+    """None: not known in the API."""
+    limit_mib: int | None = None
+    """The most that it may use; None: what it was granted."""
+
+    @property
+    def excess_mib(self) -> int:
+        """The memory beyond what it may use."""
+        return self.used_mib - (self.granted_mib if self.limit_mib is None else self.limit_mib)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The use of one place beyond what it may use, as far as consecutive readings have told it."""
+
+    since: float
+    last: float
+    """Monotonic seconds of the last reading that told it."""
+    used_mib: int
+    granted_mib: int
+    limit_mib: int | None = None
+    proven_s: float = 0.0
+    """Seconds between consecutive readings that all told it."""
+    certain: bool = True
+    """The newest reading told it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """The evidence of over-use on a node."""
+
+    at: float = float("-inf")
+    """Monotonic seconds of the newest reading."""
+    evidence: Mapping[Place, Evidence] = field(default_factory=dict)
+
+    def after(self, reading: UseReading, rules: OverUseRules) -> Watch:
+        """Return the evidence after one more reading."""
+        if reading.at <= self.at:
+            return self
+        uses = {use.place: use for use in reading.containers}
+        evidence = {}
+        for place, use in uses.items():
+            if (found := _seen(self.evidence.get(place), use, reading.at, rules)) is not None:
+                evidence[place] = found
+        for place, before in self.evidence.items():
+            if place not in uses and _untold(place[2], reading) and (kept := _kept(before, reading.at, rules)):
+                evidence[place] = kept
+        return Watch(reading.at, evidence)
+
+    def excesses(self, rules: OverUseRules, pods: Mapping[str, Pod]) -> Mapping[Place, Excess]:
+        """Return the containers that exceed; `pods` are those of this node by the UID that the kubelet knows."""
+        return {
+            place: Excess(place, found.used_mib, found.granted_mib, found.since, pods.get(place[0]), found.limit_mib)
+            for place, found in self.evidence.items()
+            if found.proven_s >= rules.grace_s
+        }
+
+    def candidates(
+        self, excesses: Iterable[Excess], reading: UseReading, rules: OverUseRules, capacity_mib: Mapping[str, int]
+    ) -> tuple[Candidate, ...]:
+        """Return the exceeding containers that the settings want evicted now, each with its pod and GPU.
+
+        A container whose newest use is unknown is none of them. `capacity_mib` is the memory of each GPU by UUID,
+        without the driver's reservation.
+        """
+        if rules.response is Response.REPORT:
+            return ()
+        return tuple(
+            Candidate(excess.pod, excess.place[2], excess.excess_mib)
+            for excess in excesses
+            if excess.pod is not None
+            and self.evidence[excess.place].certain
+            and (
+                rules.response is Response.EVICT
+                or is_short(reading, excess.place[2], excess.place[0], capacity_mib.get(excess.place[2]))
+            )
+        )
+
+
+def is_short(reading: UseReading, uuid: str, pod_uid: str, capacity_mib: int | None) -> bool:
+    """Return whether a GPU has less free memory than the other pods there may still take of their grants."""
+    others = (use for use in reading.containers if use.uuid == uuid and use.pod_uid != pod_uid)
+    return shortage_mib(others, reading.used_mib.get(uuid), capacity_mib) > 0
+
+
+def _seen(before: Evidence | None, use: AttributedUse, at: float, rules: OverUseRules) -> Evidence | None:
+    if use.holding is not None and use.holding.whole:
+        return None
+    if use.used_mib is None:
+        return before and _kept(before, at, rules)
+    if not rules.exceeded(use.used_mib, use.told_mib):
+        return None
+    limit_mib = use.limit_mib if use.told_mib == use.allowed_mib else use.told_mib
+    now = Evidence(at, at, use.used_mib, use.granted_mib, limit_mib)
+    if before is None:
+        return now
+    more_s = at - before.last if before.certain else 0.0
+    return replace(now, since=before.since, proven_s=before.proven_s + more_s)
+
+
+def _kept(before: Evidence, at: float, rules: OverUseRules) -> Evidence | None:
+    return replace(before, certain=False) if at - before.last <= rules.grace_s else None
+
+
+def _untold(uuid: str, reading: UseReading) -> bool:
+    """Return whether a reading without an entry for a container tells nothing about it on this GPU.
+
+    The reading of a GPU that was not read has no processes. A GPU that is not in the reading at all is gone, and
+    nothing is used there.
+    """
+    return bool(reading.blind) or reading.used_mib.get(uuid, 0) is None

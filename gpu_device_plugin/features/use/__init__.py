@@ -1,0 +1,1 @@
+"""Reads which container uses how much of which GPU, and reports it."""

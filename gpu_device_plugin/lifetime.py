@@ -1,0 +1,201 @@
+"""Run a program until it fails or a signal stops it, and reload its settings when their files change."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
+
+from gpu_device_plugin.aio.waiting import together, within
+from gpu_device_plugin.settings.knobs import Settings, UsageError, reload
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping
+
+    from gpu_device_plugin.features.limits.settings import LimitSettings
+    from gpu_device_plugin.features.mps.settings import MpsSettings
+    from gpu_device_plugin.settings.common import ProgramSettings
+    from gpu_device_plugin.settings.sources import Sources, Texts
+
+S = TypeVar("S", bound=Settings)
+P = TypeVar("P", bound="ProgramSettings | MpsSettings | LimitSettings")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, repr=False)
+class Rereading(Generic[S]):
+    """Watches the files of settings, and passes each change on."""
+
+    _sources: Sources[S]
+    seen: Texts | str
+    """The last content of the files, at first that when the program started; or why they could not be read."""
+    _: KW_ONLY
+    take: Callable[[S], None]
+    """Called with changed settings."""
+    refuse: Callable[[str], None]
+    """Called with a sentence that says why the files are unusable."""
+    read: Callable[[Texts], S] | None = None
+    """Parses the content of the files, or raises UsageError; None: they are parsed without a profile."""
+    look_s: float = 10.0
+    """Seconds between two looks without a notification."""
+    settle_s: float = 0.2
+    """Seconds from a notification to the look: a writer takes a moment to finish."""
+
+    @property
+    def _folder(self) -> Path:
+        path = Path(self._sources.config)
+        return path if path.is_dir() else path.parent
+
+    def look(self, *, anyway: bool = False) -> None:
+        """Read the files now; if they changed, or `anyway`, pass their settings to `take` or the error to `refuse`."""
+        try:
+            found = self._sources.texts()
+        except UsageError as error:
+            if str(error) != self.seen or anyway:
+                self.seen = str(error)
+                self.refuse(self.seen)
+            return
+        if found == self.seen and not anyway:
+            return
+        self.seen = found
+        try:
+            settings = self._sources.read(texts=found) if self.read is None else self.read(found)
+        except UsageError as error:
+            self.refuse(str(error))
+        else:
+            self.take(settings)
+
+    async def run(self) -> NoReturn:
+        """Look at each change notification, and at least every `look_s` seconds. Ends only by cancellation."""
+        changed = asyncio.Event()
+        if not self._sources.config:
+            await changed.wait()
+        from gpu_device_plugin.aio.directory_watch import CONTENTS, watching  # noqa: PLC0415 - only needed with a file
+
+        # A mounted ConfigMap is a directory of links through one link, ..data; an update renames a new one over it.
+        with watching(self._folder, changed, CONTENTS):
+            while True:
+                self.look()
+                if await within(self.look_s, changed.wait()):
+                    await asyncio.sleep(self.settle_s)
+                changed.clear()
+
+
+# --- A program --------------------------------------------------------------------------------------------------------
+
+
+async def _nothing() -> None:
+    pass
+
+
+class ReloadingProgram(Generic[P]):
+    """A program that runs permanently, with settings that can change meanwhile."""
+
+    def __init__(self, settings: P) -> None:
+        self.settings = settings
+
+    def reload(self, wanted: P) -> None:
+        """Apply the settings that can change at run time."""
+        outcome = reload(self.settings, wanted)
+        self.settings = outcome.settings
+        logging.getLogger("gpu_device_plugin").setLevel(outcome.settings.log_level.upper())
+        _log.info("%s", outcome.sentence, extra=outcome.changes)
+
+    def keep_settings(self, why: str) -> None:
+        """Log that new settings are invalid, and that the present ones stay in force."""
+        _log.error("the configuration stays as it was", extra={"why": why})
+
+    async def follow_settings(
+        self,
+        sources: Sources[P],
+        texts: Texts,
+        work: Coroutine[None, None, NoReturn],
+        name: str,
+        *,
+        announce_shutdown: Callable[[], Awaitable[None]] = _nothing,
+        cleanup: Callable[[], Awaitable[None]] = _nothing,
+        restart_after: tuple[type[Exception], ...] = (),
+    ) -> int:
+        """Run `work` as `until_stopped` does, and apply changed settings meanwhile.
+
+        `texts` are the contents of the files among `sources` from which the present settings were read.
+        """
+        rereading = Rereading(sources, texts, take=self.reload, refuse=self.keep_settings)
+        return await until_stopped(
+            together(work, rereading.run()),
+            name,
+            {signal.SIGHUP: partial(rereading.look, anyway=True)},
+            announce_shutdown=announce_shutdown,
+            cleanup=cleanup,
+            restart_after=restart_after,
+        )
+
+
+def tls_of(cert: Path | None, key: Path | None, client_ca: Path | None = None) -> ssl.SSLContext | None:
+    """Return the context of a TLS server, None without certificate and key.
+
+    Raises:
+        UsageError: a file cannot be used.
+    """
+    if cert is None or key is None:
+        return None
+    from gpu_device_plugin.aio.tls import server_tls  # noqa: PLC0415 - 5 MB of OpenSSL that not every agent needs
+
+    try:
+        return server_tls(cert, key, client_ca)
+    except OSError as error:
+        raise UsageError(str(error)) from error
+
+
+async def until_stopped(
+    work: Coroutine[None, None, NoReturn],
+    name: str,
+    handlers: Mapping[signal.Signals, Callable[[], None]],
+    *,
+    announce_shutdown: Callable[[], Awaitable[None]] = _nothing,
+    cleanup: Callable[[], Awaitable[None]] = _nothing,
+    restart_after: tuple[type[Exception], ...] = (),
+) -> int:
+    """Run `work` as a task until SIGTERM, SIGINT or its own failure, and return the exit code once it has ended.
+
+    After SIGTERM or SIGINT `announce_shutdown` is awaited while `work` still runs, and `cleanup` once it has ended.
+    `restart_after` are the errors that a new process or container may resolve, besides OSError.
+
+    Returns:
+        0 if a signal stopped the program, 1 if it needs a restart. A UsageError is raised, and leads to 2.
+
+    Raises:
+        Exception: any other error that ended `work`; of a group of errors the first.
+    """
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for each, act in {signal.SIGTERM: stop.set, signal.SIGINT: stop.set, **handlers}.items():
+        loop.add_signal_handler(each, act)
+    running = asyncio.create_task(work, name=name)
+    stopping = asyncio.create_task(stop.wait(), name="stop signal")
+    await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopped = stopping.done()
+    if stopped:
+        _log.info("stopping")
+        await announce_shutdown()
+    stopping.cancel()
+    running.cancel()
+    (outcome,) = await asyncio.gather(running, return_exceptions=True)
+    if stopped:
+        await cleanup()
+    error = outcome
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, asyncio.CancelledError):
+        return 0
+    if isinstance(error, (OSError, *restart_after)):
+        trace = error if isinstance(error, OSError) else None
+        _log.critical("exits for a restart", extra={"why": str(error)}, exc_info=trace)
+        return 1
+    raise error

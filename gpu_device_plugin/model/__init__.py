@@ -1,0 +1,1 @@
+"""The values: GPU, share, pod, placement."""

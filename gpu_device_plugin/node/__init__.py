@@ -1,0 +1,1 @@
+"""The node agent: finds GPUs, divides them into shares, advertises and allocates them."""

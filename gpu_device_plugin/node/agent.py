@@ -1,0 +1,392 @@
+"""The node agent: its parts, and how they are wired together; in one piece, as both ends of a wire are to be seen."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from gpu_device_plugin import __version__
+from gpu_device_plugin import metrics as m
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.aio.waiting import together
+from gpu_device_plugin.core.report.gauges import NodeMetrics
+from gpu_device_plugin.features.claims.serving_mode_switch import ServingModeSwitch
+from gpu_device_plugin.features.conflicts.node import ConflictingPlugins
+from gpu_device_plugin.features.mps.node import Mps
+from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
+from gpu_device_plugin.hardware.gpu_health_tracker import State
+from gpu_device_plugin.hardware.monitor import Hardware
+from gpu_device_plugin.kubelet import cgroupfs, procfs
+from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
+from gpu_device_plugin.kubelet.records import KubeletRecords
+from gpu_device_plugin.kubelet.registration_loop import RegistrationLoop
+from gpu_device_plugin.kubelet.rounds import RegistrationEvent
+from gpu_device_plugin.kubelet.servicer import PluginServicer
+from gpu_device_plugin.kubelet.sockets import DirectoryError, NodeLock, check_directory, remove_stale_sockets
+from gpu_device_plugin.kubelet.statefile import ENDED_PODS, SHARE_SIZE, WAY, StateFile
+from gpu_device_plugin.model.gpus import NO_LINKS
+from gpu_device_plugin.model.memory import format_mib
+from gpu_device_plugin.model.shares import SHARES, Shares
+from gpu_device_plugin.node.advertiser import Advertiser
+from gpu_device_plugin.node.allocation_handler import AllocationHandler, Starts
+from gpu_device_plugin.node.configuration import Configuration, initial, initial_share_mib
+from gpu_device_plugin.node.extension import Features
+from gpu_device_plugin.node.feature_context import NodeContext, make_features
+from gpu_device_plugin.node.node_api import NodeApi, reach_api
+from gpu_device_plugin.node.node_events import OrphanedInstances, Reports
+from gpu_device_plugin.node.node_state import NodeState
+from gpu_device_plugin.node.reconciler import ForgottenPods, Reconciler
+from gpu_device_plugin.node.rules.ended_pods import PodsInApi
+from gpu_device_plugin.node.rules.node import Node
+from gpu_device_plugin.probes import serving_probes
+from gpu_device_plugin.settings.knobs import UsageError, reload
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterable, Mapping
+    from typing import Any
+
+    from gpu_device_plugin.features.claims.dra_driver import DraDriver
+    from gpu_device_plugin.model.holds import DeviceHold, Place
+    from gpu_device_plugin.model.limits import LimitState
+    from gpu_device_plugin.model.resources import Resource
+    from gpu_device_plugin.node.extension import F
+    from gpu_device_plugin.node.feature_context import FeatureSpec
+    from gpu_device_plugin.node.node_cluster import NodeCluster
+    from gpu_device_plugin.node.rules.node_config import NodeConfig
+    from gpu_device_plugin.settings.node import NodeSettings
+
+_log = logging.getLogger(__name__)
+
+
+class NodeAgent:
+    """The parts of an agent, which follow each other's published values."""
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        features: Iterable[FeatureSpec] = (),
+        *,
+        dev: Path = Path("/dev"),
+        proc: Path = procfs.PROC,
+        cgroups: Path = cgroupfs.ROOT,
+    ) -> None:
+        """Prepare an agent with these features; no file, socket or GPU is opened before `run`.
+
+        `dev` is the directory of the device nodes, `proc` that of the processes, `cgroups` that of the cgroups.
+        """
+        self.settings = Observable(settings)
+        self.config = config = Observable(initial(settings))
+        """How the node gives its GPUs to pods."""
+        self.state = NodeState(Node(config.value.shares))
+        self.metrics = m.PrometheusMetrics(lambda: self.metrics_state().gauges()) if settings.http else m.Metrics()
+        self.cluster = cluster = self._reach_cluster()
+        self.api = api = NodeApi() if cluster is None else cluster
+        self.reports = Reports(self.state, self.metrics, api)
+        try:
+            self.hardware = Hardware(settings.gpus, on_change=self.reports.health_changed, on_xid=self.reports.xid_seen)
+        except DescriptionError as error:
+            raise UsageError(str(error)) from error
+        self.conflicting_plugins = ConflictingPlugins(
+            self.settings,
+            api,
+            lambda: {hold.through for hold in self.reconciler.checkpoint_entries.value if hold.gpus is not None},
+        )
+        self.advertiser = Advertiser(self.state, config, self.reports, settings.refusal_limit)
+        self.kubelet_records = KubeletRecords(
+            settings.device_plugin_dir,
+            settings.pod_resources_socket,
+            settings.names,
+            listener=lambda: self.registration.listener,
+            in_api=PodsInApi if cluster is None else cluster.pods_in_api,
+        )
+        self._forgotten = ForgottenPods(
+            self.kubelet_records, None if cluster is None else cluster.living, self.reports.allocations_lost, proc
+        )
+        self.reconciler = Reconciler(
+            self.state,
+            self.kubelet_records,
+            self.metrics,
+            self._forgotten,
+            resend=self.advertiser.resend,
+            readings=lambda: self.hardware.readings.value,
+            read_again=self.hardware.read_again,
+            interval_s=settings.reconcile_interval_s,
+            process_wait_s=settings.process_wait_s,
+        )
+        self.entries: Observable[tuple[DeviceHold, ...]] = Observable(())
+        """What each container holds: by the kubelet's checkpoint, and by the claims that were prepared."""
+        self.limit_states: Observable[Mapping[Place, LimitState]] = Observable({})
+        """The state of each limit of a container that runs."""
+        self.features = Features()
+        context = NodeContext(
+            settings=self.settings,
+            config=config,
+            state=self.state,
+            entries=self.entries,
+            checkpoint_entries=self.reconciler.checkpoint_entries,
+            hardware=self.hardware,
+            records=self.kubelet_records,
+            metrics=self.metrics,
+            api=api,
+            cluster=cluster,
+            reports=self.reports,
+            limit_states=self.limit_states,
+            alone=self.conflicting_plugins.alone,
+            features=self.features,
+            proc=proc,
+            cgroups=CgroupTree(cgroups),
+        )
+        make_features(features, context)
+        self._answers = AllocationHandler(
+            self.state,
+            None if cluster is None else cluster.waiting,
+            self.metrics,
+            config=config,
+            dev=dev,
+            on_refusal=self.advertiser.refused,
+            on_grant=self.reconciler.granted,
+            features=self.features,
+            starts=Starts(self.state, self.entries, api, self.kubelet_records.listed),
+        )
+        self.registration = RegistrationLoop(
+            settings.device_plugin_dir,
+            lambda: config.value.resources,
+            self._servicer,
+            self._prepare,
+            self._registration_event,
+        )
+        self._stranding = OrphanedInstances(config, self.entries, self.kubelet_records, api, self.reports)
+        self._lock = NodeLock(settings.device_plugin_dir)
+        self._share_size = StateFile(settings.device_plugin_dir, SHARE_SIZE)
+        # Without it the share size stays what it was, so a power cut does no harm.
+        self._ended_pods = StateFile(settings.device_plugin_dir, ENDED_PODS, lasting=False)
+        self.serving_switch = ServingModeSwitch(
+            config,
+            self.state,
+            api,
+            self.reports,
+            registration=self.registration,
+            reconciler=self.reconciler,
+            conflicting_plugins=self.conflicting_plugins,
+            last_mode=StateFile(settings.device_plugin_dir, WAY),
+        )
+        self.configuration = Configuration(
+            config,
+            self.settings,
+            self.state,
+            self.metrics,
+            self.reports,
+            hardware=self.hardware,
+            api=api,
+            mps=None if (mps := self.features.get(Mps)) is None else mps.link,
+            serving=self.serving_switch.serving,
+            conflicting_plugins=self.conflicting_plugins,
+            reconciler=self.reconciler,
+        )
+        self.dra: DraDriver | None = None
+        if cluster is not None:
+            from gpu_device_plugin.features.claims.dra_driver import DraDriver  # noqa: PLC0415 - see node_api.reach_api
+
+            self.dra = self.serving_switch.dra = DraDriver(
+                settings,
+                self.state,
+                cluster,
+                self.metrics,
+                self.reports,
+                config=config,
+                reconciler=self.reconciler,
+                conflicting_plugins=self.conflicting_plugins,
+                dev=dev,
+                features=self.features,
+                changed=self.serving_switch.look,
+            )
+        self._paused = Observable(value=False)
+
+    def __repr__(self) -> str:
+        return f"<NodeAgent {self.settings.value.node_name or 'standalone'}: {self.state!r}>"
+
+    async def run(self) -> NoReturn:
+        """Serve this node until cancelled.
+
+        Raises:
+            UsageError: the settings do not fit this node, or the address of the probes cannot be listened on.
+            HardwareContextLost: this container has lost its access to the GPUs.
+            DirectoryGoneError: a directory of the kubelet that this container has mounted was deleted.
+            ListFullError: the device list is full of MIG instances that are not offered any more.
+        """
+        self._begin()
+        try:
+            async with serving_probes(
+                self.settings.value.http,
+                self.serving_switch.alive,
+                self.serving_switch.ready,
+                lambda: self.config.value.notes,
+                metrics=self.metrics,
+                routes=[route for feature in self.features for route in feature.routes()],
+            ):
+                await together(*self._parts())
+        finally:
+            self._lock.release()
+
+    def _parts(self) -> list[Coroutine[Any, Any, NoReturn]]:
+        entries = self.reconciler.checkpoint_entries
+        parts = [
+            self.hardware.run(),
+            self.configuration.run(),
+            self.config.follow(self._take_config),
+            self._paused.follow(self._pause_or_resume),
+            self.advertiser.run(),
+            self.conflicting_plugins.run(),
+            self.serving_switch.run(),
+            *(task for feature in self.features for task in feature.tasks()),
+            self.reconciler.rounds.follow(self._round_over),
+            entries.follow(self._holders_changed),
+            entries.follow(lambda _: self.conflicting_plugins.look()),
+        ]
+        if self.cluster is not None and self.dra is not None:
+            parts += [
+                self.dra.entries.follow(self._holders_changed),
+                self.dra.follow(),
+                self.config.follow(self.dra.update),
+                self.limit_states.follow(self.dra.limits_read),
+                self.cluster.run(self.dra.run_api),
+                self.api.node.follow(self._stranding.look),
+                self.cluster.users.follow(self.reconciler.users_changed),
+                entries.follow(self.cluster.learn),
+            ]
+        return parts
+
+    def of(self, kind: type[F]) -> F:
+        """Return a feature of this agent.
+
+        Raises:
+            LookupError: it has none of that kind.
+        """
+        return self.features.of(kind)
+
+    def reload(self, wanted: NodeSettings) -> None:
+        """Apply those changes of settings that need no restart, and report the others."""
+        outcome = reload(self.settings.value, wanted)
+        self.settings.set(settings := outcome.settings)
+        self.reconciler.interval_s = settings.reconcile_interval_s
+        self.reconciler.process_wait_s = settings.process_wait_s
+        self.advertiser.limit(settings.refusal_limit)
+        logging.getLogger("gpu_device_plugin").setLevel(settings.log_level.upper())
+        self.configuration.reload()
+        self.reports.settings_read(outcome)
+
+    def toggle_pause(self) -> None:
+        """Release the GPUs so that they can be reset, or take them up again."""
+        self._paused.set(not self._paused.value)
+
+    def metrics_state(self) -> NodeMetrics:
+        """Return the state of the node for the metrics."""
+        config = self.config.value
+        metrics = NodeMetrics(
+            node=self.state.node,
+            limits=config.limits,
+            inventory=config.facts.inventory,
+            fenced={offer.shared.gpu.uuid: len(offer.fenced) for offer in self.advertiser.offers.get(SHARES, ())},
+            streams=self.registration.outages(),
+            use=None,
+            limit_states=None,
+            containers_over=None,
+            mps=None,
+            conditions=None,
+        )
+        for feature in self.features:
+            metrics = feature.measured(metrics)
+        return metrics
+
+    # --- Callbacks ------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Take the lock, and keep the share size that is in use, even if our settings name another."""
+        settings = self.settings.value
+        try:
+            check_directory(settings.device_plugin_dir)
+            self._lock.take()
+        except DirectoryError as error:
+            raise UsageError(str(error)) from error
+        claims = () if self.dra is None else self.dra.holders_of_shares()
+        others, files = (*claims, *self._forgotten.load()), (self._share_size, self._ended_pods)
+        share_mib = initial_share_mib(settings.share_size_mib, self.kubelet_records, others, *files)
+        if share_mib != settings.share_size_mib:
+            shares = Shares(share_mib, settings.reserve_mib)
+            self.settings.set(replace(settings, share_size_mib=share_mib))
+            self.state.refresh_inventory(shares, {}, NO_LINKS)
+            self.config.set(replace(self.config.value, shares=shares))
+            self.reload(settings)
+        self._share_size.write(str(share_mib))
+        started = {"version": __version__, "gpus": settings.gpus, "share": format_mib(share_mib)}
+        _log.info("node agent starts", extra=started)
+
+    async def _pause_or_resume(self, paused: bool) -> None:  # noqa: FBT001 - a value that is followed
+        if paused:
+            await self.hardware.pause()
+            _log.warning("paused: GPUs can be reset now; send SIGUSR1 again to resume")
+        elif self.hardware.view.value.state is State.PAUSED:
+            self.hardware.resume()
+
+    async def _prepare(self) -> None:
+        """Bring ledger and device lists up to date before any resource is registered."""
+        self._lock.take()
+        self._tell_kubelet()
+        self._share_size.write(str(self.state.node.shares.share_mib))
+        remove_stale_sockets(self.settings.value.device_plugin_dir)
+        await self.reconciler.prepare()
+        for feature in self.features:
+            feature.ledger_complete()
+        self.advertiser.refresh()
+
+    def _servicer(self, resource: Resource) -> PluginServicer:
+        return PluginServicer(
+            resource,
+            self._answers,
+            self.advertiser.list_of(resource),
+            pre_start=self.settings.value.pre_start and not self.serving_switch.deregistering,
+            observe=lambda _resource, rpc, seconds: self.metrics.took(m.RPCS, seconds, rpc),
+        )
+
+    def _registration_event(self, event: RegistrationEvent, details: dict[str, object]) -> None:
+        if event is RegistrationEvent.REGISTERED:
+            self._tell_kubelet()  # it may have started while the plugin was being prepared
+            self.reconciler.registered()
+            self.serving_switch.registered.set()
+        self.reports.registration(event, details)
+
+    def _tell_kubelet(self) -> None:
+        if self.cluster is not None:
+            self.cluster.followed.kubelet_is(self.kubelet_records.kubelet)
+
+    def _round_over(self, _round: int) -> None:
+        ended = " ".join(sorted(self.kubelet_records.over))
+        if ended or self._ended_pods.read():
+            self._ended_pods.write(ended)  # for the next agent, which has not seen them end
+        if self.cluster is not None and all(self.registration.registrations.values()):
+            self.cluster.announce_ready()
+
+    def _holders_changed(self, _new: object) -> None:
+        claims = () if self.dra is None else self.dra.entries.value
+        self.entries.set((*self.reconciler.checkpoint_entries.value, *claims))
+        self.serving_switch.look()
+        if self._stranding.possible:
+            self._stranding.look()
+            if self.cluster is not None:
+                self.cluster.note()  # who has an instance decides in which list of the node it is
+
+    def _take_config(self, config: NodeConfig) -> None:
+        if not config.claims and not self.registration.registrations.keys() >= {each.name for each in config.resources}:
+            self.advertiser.refresh()
+            self.registration.serve_more()
+        self._stranding.look()
+
+    def _reach_cluster(self) -> NodeCluster | None:
+        server = reach_api(self.settings.value)
+        if server is None:
+            return None
+        from gpu_device_plugin.node.node_cluster import NodeCluster  # noqa: PLC0415 - see node_api.reach_api
+
+        return NodeCluster(server, self.settings.value, self.config, self.state, self.metrics)

@@ -1,0 +1,280 @@
+"""Keep the node's configuration, its GPUs and what follows from them, in step with hardware, settings and labels."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin import metrics as m
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.aio.waiting import together
+from gpu_device_plugin.features.limits.extra_grant_file import read_extra_grant
+from gpu_device_plugin.features.mps.rules.mps_wishes import NOT_THERE
+from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
+from gpu_device_plugin.hardware.monitor import MonitorTimings
+from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
+from gpu_device_plugin.kubelet.statefile import PUT_ASIDE, StateFile
+from gpu_device_plugin.model.contract.cordons import LONGEST_CORDONS, cordons_of, write_cordons
+from gpu_device_plugin.model.contract.keys import CORDONS
+from gpu_device_plugin.model.contract.mpsfiles import SHM_DIRECTORY
+from gpu_device_plugin.model.mig import MigMode
+from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.model.shares import Shares, TooManySharesError
+from gpu_device_plugin.node.rules.container_grants import Delivery
+from gpu_device_plugin.node.rules.enforcement import REFUSE
+from gpu_device_plugin.node.rules.health.gpu_health import HealthRules
+from gpu_device_plugin.node.rules.node_config import NodeChoices, NodeConfig, NodeFacts, derive, share_size
+from gpu_device_plugin.settings.knobs import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import NoReturn
+
+    from gpu_device_plugin.features.conflicts.node import ConflictingPlugins
+    from gpu_device_plugin.features.mps.node import MpsLink
+    from gpu_device_plugin.hardware.monitor import Hardware
+    from gpu_device_plugin.kubelet.records import KubeletRecords
+    from gpu_device_plugin.model.contract.cordons import Cordon
+    from gpu_device_plugin.node.node_api import NodeApi
+    from gpu_device_plugin.node.node_events import Reports
+    from gpu_device_plugin.node.node_state import NodeState
+    from gpu_device_plugin.node.reconciler import Reconciler
+    from gpu_device_plugin.node.rules.extra_grant import ExtraGrant
+    from gpu_device_plugin.node.rules.serving_mode import Serving
+    from gpu_device_plugin.settings.node import NodeSettings
+
+_log = logging.getLogger(__name__)
+
+_REMEMBER_S = 2.0
+"""How long new GPUs wait for the positions that they had before, in seconds. Pods fail until we register."""
+
+
+_MOST_BYTES = 4
+"""Of a character in UTF-8."""
+
+
+class ListFullError(Exception):
+    """The device list is full of MIG instances that are not offered any more; a new process lists them no longer."""
+
+
+UNIFIED = "its memory is the machine's; --unified-memory says how much of that is shared"
+
+
+def initial(settings: NodeSettings) -> NodeConfig:
+    """Return the configuration of a node of which nothing but the settings is known yet.
+
+    Raises:
+        UsageError: the file of the setting `extra_grant` cannot be used.
+    """
+    choices = _choices(settings, read_extra_grant(settings.extra_grant))
+    nothing = NodeConfig(shares=Shares(settings.share_size_mib, settings.reserve_mib))
+    return derive(choices, NodeFacts(sentence=HardwareView().sentence), nothing)
+
+
+def initial_share_mib(
+    wanted_mib: int, records: KubeletRecords, others: Iterable[str], in_use: StateFile, ended: StateFile
+) -> int:
+    """Return the initial share size, in MiB: the one in use as long as a container or a claim holds shares of it.
+
+    `others` are the UIDs of the claims, and of the pods that the kubelet has forgotten, that hold shares.
+    """
+    try:
+        holders = {*records.recorded().by_pod({Kind.MEMORY}), *others}
+    except CheckpointUnreadableError:
+        holders = None
+    return share_size(wanted_mib, in_use.number(), holders, (ended.read() or "").split())
+
+
+def _choices(settings: NodeSettings, extra: ExtraGrant | None) -> NodeChoices:
+    delivery = Delivery(
+        mps_shm=str(settings.mps_dir / SHM_DIRECTORY),
+        mps_compute=settings.mps_compute == "by-share",
+        soft_is_share=settings.soft_limit == "share",
+        extra=extra,
+        refuse=settings.limits_fallback == REFUSE,
+        methods=frozenset(settings.devices),
+        cdi_kind=settings.cdi_kind,
+    )
+    return NodeChoices(
+        policy=settings.policy,
+        mig=settings.mig,
+        serve=settings.serve,
+        limits=settings.limits,
+        excluded=settings.exclude_gpus,
+        resources=settings.offered,
+        mig_domain=settings.domain_of_mig,
+        delivery=delivery,
+        condition=settings.node_condition,
+        evict=settings.on_gpu_failure == "evict",
+    )
+
+
+@dataclass(eq=False, repr=False)
+class Configuration:
+    """Derives the configuration anew whenever something that it follows from has changed, and publishes it."""
+
+    _config: Observable[NodeConfig]
+    """To be set; it is `initial` until now."""
+    _settings: Observable[NodeSettings]
+    _state: NodeState
+    _metrics: m.Metrics
+    _reports: Reports
+    _: KW_ONLY
+    hardware: Hardware
+    api: NodeApi
+    mps: MpsLink | None
+    serving: Observable[Serving]
+    conflicting_plugins: ConflictingPlugins
+    reconciler: Reconciler
+
+    def __post_init__(self) -> None:
+        self._view = HardwareView()
+        """The view of the hardware that was taken over last."""
+        self._saved_cordons = StateFile(
+            self._settings.value.device_plugin_dir, PUT_ASIDE, longest=LONGEST_CORDONS * _MOST_BYTES
+        )
+        self._cordons_read: Observable[str | None] = Observable(None)
+        """What our node said last, for the next agent; None: nothing that the file does not have."""
+        self._set_up_hardware()
+
+    async def run(self) -> NoReturn:
+        """Follow all that the configuration follows from, until cancelled.
+
+        Raises:
+            UsageError: the share size cuts the first GPUs into more shares than a kubelet can handle, or containers
+                cannot get them in the way of the setting.
+            ListFullError: only a restart of the process can help.
+        """
+        # Those that the previous agent read hold until our node was read: no GPU is known before.
+        cordons, _ = cordons_of({CORDONS: self._saved_cordons.read() or ""})
+        config = self._config.value
+        self._config.change(replace(config, facts=replace(config.facts, cordons=cordons)))
+        await together(
+            self._follow_hardware(),
+            self.api.node.follow(self._take_node),
+            self.conflicting_plugins.others.follow(self.update),
+            *(() if self.mps is None else (self.mps.daemons.follow(self.update), self.mps.others.follow(self.update))),
+            self.serving.follow(self.update),
+            self._saved_cordons.keep(self._cordons_read),
+        )
+
+    def update(self, _new: object = None) -> None:
+        """Derive the configuration from the present state of all that, report what is new, and publish it."""
+        mps = self.mps
+        if mps is not None:
+            mps.look()  # who asks for MPS only now does not hear that there was no supervisor before
+        before, view, settings, node = self._config.value, self._view, self._settings.value, self.api.node.value
+        choices = _choices(settings, before.choices.delivery.extra)
+        facts = NodeFacts(
+            cordons=before.facts.cordons if node is None else self._cordons(node.annotations),
+            inventory=view.inventory.with_unified(settings.unified_memory_mib),
+            started=view.state is not State.STARTING,
+            watched=view.state is State.WATCHING,
+            sentence=view.sentence,
+            serving=self.serving.value,
+            others=tuple(other.found for other in self.conflicting_plugins.others.value),
+        )
+        try:
+            config = derive(
+                choices,
+                facts,
+                before,
+                labels=None if node is None else node.labels,
+                health=view.beliefs,
+                mps=NOT_THERE if mps is None else mps.daemons.value,
+                without_mps=frozenset() if mps is None else mps.others.value,
+            )
+        except TooManySharesError as error:
+            raise (ListFullError if before.shares.gpus else UsageError)(str(error)) from error
+        if config.undeliverable and not before.shares.gpus:
+            raise UsageError(config.undeliverable)
+        if config == before:
+            return
+        self._report_gpus(config, before)
+        self._report(config, before)
+        links = config.shares.links(facts.inventory.links)
+        self._state.refresh_inventory(config.shares, config.blocks, links)
+        self.reconciler.find_foreign()  # before anybody else sees the new GPUs
+        if mps is not None:
+            mps.refuse = config.delivery.refuse
+            mps.ask_for(config.mps_gpus)
+        self._config.set(config)
+
+    def _cordons(self, annotations: Mapping[str, str]) -> Mapping[str, Cordon]:
+        """Return the cordons of our node; those of before where they cannot be read."""
+        cordons, fault = cordons_of(annotations)
+        return self._config.value.facts.cordons if fault else cordons
+
+    def reload(self) -> None:
+        """Take over changed settings."""
+        self._set_up_hardware()
+        self.conflicting_plugins.look()
+        self.update()
+
+    async def _follow_hardware(self) -> NoReturn:
+        logged: tuple[object, ...] = ()
+        restarts, remembered = 0, False
+        async for view in self.hardware.view.values():
+            if view.state is not State.STARTING and (view.state, view.sentence) != logged:
+                logged = (view.state, view.sentence)
+                usual = view.state in {State.WATCHING, State.PAUSED}
+                _log.log(logging.INFO if usual else logging.WARNING, "%s", view.sentence)
+            if view.child_restarts > restarts:
+                self._metrics.count(m.CHILD_RESTARTS, str(view.state), times=view.child_restarts - restarts)
+            restarts = view.child_restarts
+            if view.inventory.gpus and not remembered:
+                if (before := await self.api.gpus_before(_REMEMBER_S)) is not None:
+                    self.hardware.restore_order(before)
+                remembered = True
+            self._view = self.hardware.view.value
+            self.update()
+        raise AssertionError  # pragma: no cover (an Observable never ends)
+
+    def _set_up_hardware(self) -> None:
+        settings = self._settings.value
+        self.hardware.timings = MonitorTimings(
+            probe_every_s=settings.probe_interval_s,
+            answer_within_s=settings.nvml_timeout_s,
+            blind_after_s=settings.blind_after_s,
+        )
+        self.hardware.rules = HealthRules(
+            ignored_xids=frozenset(settings.ignored_xids),
+            fatal_xids=frozenset(settings.fatal_xids),
+            remap_pending_is_fatal=settings.row_remap_pending == "unhealthy",
+        )
+
+    def _take_node(self, _new: object) -> None:
+        # The node may show another plugin's resources, which is to be reported with its labels.
+        self.conflicting_plugins.look()
+        self.update()
+
+    def _report_gpus(self, config: NodeConfig, before: NodeConfig) -> None:
+        shares = config.shares
+        for gpu, reason in shares.left_out:
+            if (gpu, reason) not in before.shares.left_out:
+                _log.warning("%s is not shared: %s", shares.name_of(gpu), reason, extra={"uuid": gpu.uuid})
+        for shared in shares.gpus[len(before.shares.gpus) :]:
+            extra = {"uuid": shared.gpu.uuid, "model": shared.gpu.product, "shares": len(shared.shares)}
+            if shared.offered:
+                whole = shared.gpu.instance is not None and shares.mig is MigMode.WHOLE
+                given = f"given whole: {UNIFIED}" if shared.gpu.unified else "given whole" if whole else "shared"
+                _log.info("%s is %s", shared.name, given, extra=extra)
+        if config.too_many not in {"", before.too_many}:
+            _log.error("new GPUs are not shared", extra={"why": config.too_many})
+        if shares.mig is not before.shares.mig:
+            _log.info("the way of giving MIG instances to pods changed", extra={"mig": shares.mig.value})
+
+    def _report(self, config: NodeConfig, before: NodeConfig) -> None:
+        for remark in config.remarks:
+            if remark not in before.remarks:
+                _log.log(logging.ERROR if remark in config.facts.inventory.unread else logging.WARNING, "%s", remark)
+        if config.policy != before.policy:
+            _log.info("the policy for choosing GPUs changed", extra={"policy": config.policy})
+        if config.limits_summary not in {"", before.limits_summary}:
+            _log.info("memory limits: %s", config.limits_summary)
+        if config.missing not in {"", before.missing}:
+            self._reports.limits_missing(config.missing)
+        if (cordons := config.facts.cordons) != before.facts.cordons:
+            self._cordons_read.set(write_cordons(cordons) or "")
+            self._reports.cordons_changed(before.facts.cordons, cordons)

@@ -1,0 +1,179 @@
+"""The points at which a feature of the node agent plugs in.
+
+The agent's own parts (discovery, shares, matching, admission, health, registration) know no feature. They call each
+method below for every feature, in the order of the agent's list of features.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+from gpu_device_plugin.node.rules.admission import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+    from contextlib import AbstractAsyncContextManager
+    from typing import Any, NoReturn
+
+    from gpu_device_plugin.aio.http import Route
+    from gpu_device_plugin.core.report.gauges import NodeMetrics
+    from gpu_device_plugin.model.holds import DeviceHold
+    from gpu_device_plugin.model.placing import Placement
+    from gpu_device_plugin.model.resources import Kind
+    from gpu_device_plugin.node.rules.container_grants import Delivery
+    from gpu_device_plugin.node.rules.extra_grant import GrantOwner, Mount
+    from gpu_device_plugin.node.rules.matching import Match
+
+F = TypeVar("F", bound="NodeFeature")
+Tasks: TypeAlias = "Iterable[Coroutine[Any, Any, NoReturn]]"
+
+
+@dataclass(frozen=True, slots=True)
+class GrantDraft:
+    """What a container is about to be given, as far as it is decided."""
+
+    device_ids: frozenset[str]
+    placement: Placement
+    owner: GrantOwner
+    """The container, as far as it is known, and the most that it may use."""
+    delivery: Delivery
+    """How it gets its GPUs, and what keeps it within its part of them."""
+
+
+Contribution: TypeAlias = "Callable[[GrantDraft], GrantDraft | Refused]"
+"""Adds a feature's part to a draft, or refuses the container. It may be called more than once, and changes nothing."""
+
+
+class GrantRequest:
+    """A request for devices: of a container in Allocate, or of a claim in NodePrepareResources."""
+
+    def __init__(self, judge: Callable[[], GrantDraft | Refused], *, running: bool = False) -> None:
+        """`judge` decides by the ledger and the health of the GPUs at the moment of the call."""
+        self._judge = judge
+        self.running = running
+        """Whether the containers of a claim may run already. Then nothing is waited for, and nothing refused."""
+        self.match: Match | None = None
+        """The container that Allocate is called for, by the pods that wait; None: unknown, or this is a claim's."""
+        self.contributions: list[Contribution] = []
+        self.granted: DeviceHold | None = None
+        """What was given in the end; None: nothing."""
+
+    def draft(self) -> GrantDraft | Refused:
+        """Return the answer as it would be now, with the contributions made so far."""
+        draft = self._judge()
+        for contribute in self.contributions:
+            if isinstance(draft, Refused):
+                break
+            draft = contribute(draft)
+        return draft
+
+
+@dataclass(frozen=True, slots=True)
+class StartRequest:
+    """A container that the kubelet is about to start, or a claim whose containers it is about to start."""
+
+    kind: Kind
+    device_ids: Sequence[str]
+    deadline: float
+    """When the kubelet has to be answered, in monotonic seconds."""
+    lost: Callable[[], object] = lambda: ""
+    """Returns something true once the container has lost its devices: nothing is to be done for it any more."""
+
+
+def _unchanged(draft: GrantDraft) -> GrantDraft:
+    return draft
+
+
+class NodeFeature:
+    """What one capability adds to the node agent. Each method does nothing unless a feature says otherwise.
+
+    All are called on the agent's event loop.
+    """
+
+    def granting(self, request: GrantRequest) -> AbstractAsyncContextManager[Contribution]:  # noqa: ARG002
+        """Take part in the answer to Allocate or NodePrepareResources.
+
+        Before it yields a feature may wait for what the container needs; the kubelet waits meanwhile, so for 25 s at
+        most. It refuses by what it yields, and raises nothing. After the yield `request.granted` tells whether the
+        devices were given; if not, the feature takes back what it did for the container.
+        """
+        return nullcontext(_unchanged)
+
+    def mounts(self, owner: GrantOwner, device_ids: Sequence[str]) -> tuple[Mount, ...]:  # noqa: ARG002
+        """Return further mounts of a container whose devices are in the ledger, and make what they show.
+
+        Also called when a claim is prepared anew, as after a boot of the node. Raises nothing.
+        """
+        return ()
+
+    async def before_start(self, start: StartRequest) -> Refused | None:  # noqa: ARG002
+        """Wait, until the deadline at most, for what a container needs to start; return why it must not start yet."""
+        return None
+
+    def ledger_complete(self) -> None:
+        """Take up what needs the whole ledger: the kubelet's records have just been read, and nothing is allocated yet.
+
+        Called before each registration.
+        """
+
+    def tasks(self) -> Tasks:
+        """Return what runs as long as the agent does. An exception of one ends the agent."""
+        return ()
+
+    def routes(self) -> Iterable[Route]:
+        """Return the paths at which the agent serves something of the feature, beside its metrics."""
+        return ()
+
+    def measured(self, metrics: NodeMetrics) -> NodeMetrics:
+        """Return the state of the node for the gauges with what the feature knows. Called for each scrape."""
+        return metrics
+
+
+class Features:
+    """The features of an agent, in their order."""
+
+    def __init__(self, *features: NodeFeature) -> None:
+        self._features = list(features)
+
+    def add(self, feature: NodeFeature) -> None:
+        """Append a feature."""
+        self._features.append(feature)
+
+    def __iter__(self) -> Iterator[NodeFeature]:
+        return iter(self._features)
+
+    def get(self, kind: type[F]) -> F | None:
+        """Return the feature of a kind, if the agent has it."""
+        return next((feature for feature in self._features if isinstance(feature, kind)), None)
+
+    def of(self, kind: type[F]) -> F:
+        """Return the feature of a kind.
+
+        Raises:
+            LookupError: the agent does not have it.
+        """
+        found = self.get(kind)
+        if found is None:
+            raise LookupError(f"this agent has no {kind.__name__}; a feature that needs it has to say so in its list")
+        return found
+
+    @asynccontextmanager
+    async def granting(self, request: GrantRequest) -> AsyncIterator[GrantDraft | Refused]:
+        """Yield the draft of an answer with the contribution of each feature, or why there is none."""
+        async with AsyncExitStack() as stack:
+            for feature in self._features:
+                request.contributions.append(await stack.enter_async_context(feature.granting(request)))
+            yield request.draft()
+
+    def mounts(self, owner: GrantOwner, device_ids: Sequence[str]) -> tuple[Mount, ...]:
+        """Return the mounts that the features add."""
+        return tuple(mount for feature in self._features for mount in feature.mounts(owner, device_ids))
+
+    async def before_start(self, start: StartRequest) -> Refused | None:
+        """Return the first reason why a container must not start."""
+        for feature in self._features:
+            if (refused := await feature.before_start(start)) is not None:
+                return refused
+        return None

@@ -1,0 +1,97 @@
+"""Make the features of an agent: which there may be, and what each knows of its node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+    from gpu_device_plugin import metrics as m
+    from gpu_device_plugin.aio.observable import Observable
+    from gpu_device_plugin.hardware.monitor import Hardware
+    from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
+    from gpu_device_plugin.kubelet.records import KubeletRecords
+    from gpu_device_plugin.model.holds import DeviceHold, Place
+    from gpu_device_plugin.model.limits import LimitState
+    from gpu_device_plugin.node.extension import F, Features, NodeFeature
+    from gpu_device_plugin.node.node_api import NodeApi
+    from gpu_device_plugin.node.node_cluster import NodeCluster
+    from gpu_device_plugin.node.node_events import Reports
+    from gpu_device_plugin.node.node_state import NodeState
+    from gpu_device_plugin.node.rules.node_config import NodeConfig
+    from gpu_device_plugin.settings.node import NodeSettings
+
+
+@dataclass(frozen=True, eq=False)
+class NodeContext:
+    """What a feature knows of its node: published values to follow, and the agent's ways to kubelet, API and driver."""
+
+    settings: Observable[NodeSettings]
+    config: Observable[NodeConfig]
+    state: NodeState
+    """To be read; only the ledger's reservations may be changed."""
+    entries: Observable[tuple[DeviceHold, ...]]
+    """What each container holds."""
+    checkpoint_entries: Observable[tuple[DeviceHold, ...]]
+    """Those of them that are in the kubelet's checkpoint."""
+    hardware: Hardware
+    records: KubeletRecords
+    metrics: m.Metrics
+    api: NodeApi
+    cluster: NodeCluster | None
+    """The same with all that only an agent with the Kubernetes API has; None: this one has none."""
+    reports: Reports
+    limit_states: Observable[Mapping[Place, LimitState]]
+    """The state of each limit of a container that runs, as the feature that verifies limits publishes it."""
+    alone: Callable[[], bool]
+    """Returns whether nobody else hands out GPUs of this node at this moment."""
+    features: Features
+    """Those made so far: the ones before it in the list."""
+    proc: Path
+    cgroups: CgroupTree
+
+    @property
+    def reached_cluster(self) -> NodeCluster:
+        """The API, for a feature that needs it."""
+        if self.cluster is None:
+            raise LookupError("this feature needs the Kubernetes API")
+        return self.cluster
+
+    def of(self, kind: type[F]) -> F:
+        """Return another feature, which the list says that this one needs."""
+        return self.features.of(kind)
+
+    def get(self, kind: type[F]) -> F | None:
+        """Return another feature, if the agent has it."""
+        return self.features.get(kind)
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureSpec:
+    """A feature that an agent may have."""
+
+    name: str
+    path: str
+    """Module and class of its `NodeFeature`, imported only where the agent has it: ``package.module:Class``."""
+    needs: tuple[str, ...] = ()
+    """The features without which it cannot be."""
+    needs_api: bool = False
+
+    def make(self, node: NodeContext) -> NodeFeature:
+        """Return the feature for a node."""
+        module, _, name = self.path.partition(":")
+        made: NodeFeature = getattr(import_module(module), name)(node)
+        return made
+
+
+def make_features(specs: Iterable[FeatureSpec], node: NodeContext) -> None:
+    """Add features to those of a node, in order, but those that need an API or a feature that it does not have."""
+    names: set[str] = set()
+    for spec in specs:
+        if names.issuperset(spec.needs) and (node.cluster is not None or not spec.needs_api):
+            node.features.add(spec.make(node))
+            names.add(spec.name)

@@ -1,0 +1,116 @@
+"""The Kubernetes API as the parts of an agent use it for their node, if the agent has access to it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from logging import WARNING
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.aio import low_memory_imports
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.node.happenings import Happening, Happenings
+from gpu_device_plugin.settings.knobs import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpu_device_plugin.cluster.client.config import ClusterConfig
+    from gpu_device_plugin.cluster.objects.decoding import NodeRecord
+    from gpu_device_plugin.model.contract.cordons import Cordon
+    from gpu_device_plugin.model.gpus import Gpu
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.settings.node import NodeSettings
+
+_log = logging.getLogger(__name__)
+
+
+class NodeApi:
+    """That of an agent without the API, which knows no pod and posts no Event; see `NodeCluster`."""
+
+    def __init__(self) -> None:
+        self.node: Observable[NodeRecord | None] = Observable(None)
+        """Our node as last read, with all labels and its allocatable resources; None: not yet."""
+        self.happenings = Happenings()
+
+    @property
+    def pods(self) -> Mapping[str, Pod]:
+        """The pods bound to our node, by UID."""
+        return {}
+
+    @property
+    def current(self) -> bool:
+        """Whether `pods` are all pods bound to our node now, as far as we know."""
+        return False
+
+    def event(
+        self,
+        reason: str,
+        note: str,
+        action: str,
+        *,
+        warning: bool = True,
+        summary: str = "",
+        gpus: tuple[str, ...] = (),
+    ) -> None:
+        """Tell what happened on our node, see `Happening`."""
+        self.happenings.tell(Happening(reason, note, action, None, warning, summary, gpus))
+
+    def pod_event(
+        self,
+        pod: Pod,
+        reason: str,
+        note: str,
+        action: str,
+        *,
+        warning: bool = True,
+        summary: str = "",
+        gpus: tuple[str, ...] = (),
+    ) -> None:
+        """Tell what happened to a pod of our node, see `Happening`."""
+        self.happenings.tell(Happening(reason, note, action, pod, warning, summary, gpus))
+
+    def announce(self, log: logging.Logger, reason: str, sentence: str, action: str, level: int = WARNING) -> None:
+        """Log a sentence without a full stop, and tell it as something that happened on our node."""
+        log.log(level, "%s", sentence)
+        self.event(reason, f"{sentence[0].upper()}{sentence[1:]}.", action, warning=level > logging.INFO)
+
+    def annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:
+        """Write annotations on a pod in the background; None removes one."""
+
+    async def cordon(self, _uuid: str, _cordon: Cordon) -> bool:
+        """Put a GPU of our node aside, unless it is; return whether it is now."""
+        return False
+
+    async def namespace_labels(self, _namespace: str) -> Mapping[str, str] | str | None:
+        """Return the labels of a namespace, or a sentence on why they cannot be read; None: they may be known later."""
+        return None
+
+    async def gpus_before(self, _within_s: float) -> tuple[Gpu, ...] | None:
+        """Return the GPUs that our node listed before we started, by position, within so many seconds; None: unknown.
+
+        Empty if the node cannot be read in time.
+        """
+        return None
+
+
+def reach_api(settings: NodeSettings) -> ClusterConfig | None:
+    """Return how an agent with these settings reaches the API server, None if it runs without the API.
+
+    Raises:
+        UsageError: the setting `api` cannot be used.
+    """
+    if not settings.reaches_api(os.environ):
+        return None
+    low_memory_imports.import_aiohttp()
+    # 12 MB that an agent without API access does not pay.
+    from gpu_device_plugin.cluster.client.config import ClusterConfigError, config_if_any  # noqa: PLC0415
+
+    try:
+        config = config_if_any(settings.api, os.environ)
+    except ClusterConfigError as error:
+        raise UsageError(f"--api {settings.api}: {error}") from error
+    if config is not None and not settings.node_name:
+        _log.warning("runs without the Kubernetes API: set NODE_NAME (from the field spec.nodeName)")
+        return None
+    return config

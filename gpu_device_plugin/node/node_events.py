@@ -1,0 +1,202 @@
+"""Report the events of a node in log, metrics and Kubernetes Events."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin import metrics as m
+from gpu_device_plugin.kubelet.rounds import RegistrationEvent
+from gpu_device_plugin.model.memory import format_mib
+from gpu_device_plugin.node.rules.health.gpu_health import Cause, judge
+from gpu_device_plugin.node.rules.holdings import INSTANCE, stranded
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from gpu_device_plugin.aio.observable import Observable
+    from gpu_device_plugin.hardware.gpu_health_tracker import HealthChange
+    from gpu_device_plugin.kubelet.records import KubeletRecords
+    from gpu_device_plugin.model.contract.cordons import Cordon
+    from gpu_device_plugin.model.holds import DeviceHold
+    from gpu_device_plugin.node.node_api import NodeApi
+    from gpu_device_plugin.node.node_state import NodeState
+    from gpu_device_plugin.node.rules.health.gpu_health import Xid
+    from gpu_device_plugin.node.rules.holdings import Stranded
+    from gpu_device_plugin.node.rules.node_config import NodeConfig
+    from gpu_device_plugin.node.rules.serving_mode import Serving
+    from gpu_device_plugin.settings.knobs import Reload
+    from gpu_device_plugin.settings.node import NodeSettings
+
+_log = logging.getLogger(__name__)
+
+_NAMED = 3
+"""The number of pods that a sentence names."""
+_DRAIN_FIRST = frozenset({"share_size", "domain", "memory_resource", "count_resource"})
+"""Settings that determine the device IDs and resource names under which the kubelet records running pods."""
+
+
+@dataclass(eq=False, repr=False)
+class Reports:
+    """One method for each kind of event."""
+
+    _state: NodeState
+    _metrics: m.Metrics
+    _api: NodeApi
+
+    def health_changed(self, change: HealthChange) -> None:
+        """A GPU has become healthy or unhealthy."""
+        self._metrics.count(m.HEALTH_CHANGES, "healthy" if change.healthy else "unhealthy", change.cause)
+        level, name = logging.INFO if change.healthy else logging.ERROR, self.name_of(change.uuid)
+        _log.log(level, "%s is %s", name, change.reason, extra={"uuid": change.uuid})
+        reason = "GPUHealthy" if change.healthy else "GPUUnhealthy"
+        failed = not change.healthy and change.cause is not Cause.UNWATCHED  # that is no fault of the GPU
+        summary = f"{name} is {change.reason}" if failed else ""
+        note, gpus = f"{name} ({change.uuid}) is {change.reason}", (change.uuid,)
+        self._api.event(reason, note, "Observe", warning=not change.healthy, summary=summary, gpus=gpus)
+
+    def xid_seen(self, seen: Xid) -> None:
+        """The driver has reported an XID."""
+        self._metrics.count(m.XIDS, seen.uuid, str(seen.code))
+        name, what = self.name_of(seen.uuid), f"XID {seen.code}: {judge(seen.code).meaning}"
+        _log.warning("%s: %s", name, what, extra={"uuid": seen.uuid, "once_per_s": 60})
+        note, gpus = f"{name} ({seen.uuid}) reported {what}", (seen.uuid,)
+        self._api.event("GPUError", note, "Observe", summary=f"{name} reported {what}", gpus=gpus)
+
+    def registration(self, event: RegistrationEvent, details: dict[str, object]) -> None:
+        """A registration with the kubelet succeeded, failed, or has to be repeated for all resources."""
+        registered = event is RegistrationEvent.REGISTERED
+        if registered or event is RegistrationEvent.NOT_REGISTERED:
+            self._metrics.count(m.REGISTRATIONS, str(details["resource"]), "registered" if registered else "failed")
+        _log.log(logging.INFO if registered else logging.WARNING, "%s", event, extra=details)
+
+    def shares_unknown_to_api(self, fields: Iterable[str]) -> None:
+        """The API server does not know the fields by which parts of GPUs are offered."""
+        note = (
+            f"The API server does not know {', '.join(fields)} of ResourceSlices, which Kubernetes has from 1.36 on: "
+            "claims get whole GPUs of this node only. Serve it by device-plugin to share its GPUs."
+        )
+        self._api.event("GPUSharesUnavailable", note, "Publish")
+
+    def serving_changed(self, serving: Serving) -> None:
+        """The node serves in another mode than before, or waits to do so."""
+        if serving.waits:
+            self._tell("ServingWaits", serving.waits, "Serve")
+        else:
+            self._tell("Serving", f"this node gives GPUs by {serving.mode}", "Serve", logging.INFO)
+
+    def allocations_lost(self, lost: Collection[DeviceHold], names: Mapping[str, str]) -> None:
+        """The kubelet has lost its record of these allocations; `names` are those of pods by UID, as far as known."""
+        devices = frozenset[str]().union(*(each.device_ids for each in lost))
+        self._metrics.count(m.LEDGER_DRIFT, "unknown_to_the_kubelet", times=len(devices))
+        holders = sorted({names.get(each.pod_uid, f"the pod with UID {each.pod_uid}") for each in lost})
+        more = f" and {len(holders) - _NAMED} more" if len(holders) > _NAMED else ""
+        why = (
+            f"the kubelet has lost its record of {len(devices)} devices of {', '.join(holders[:_NAMED])}{more}: before "
+            "it started its checkpoint was deleted or damaged, or those pods were deleted by force; the devices stay "
+            "in use until the pods end. Delete the pods, one after another, to have them start again with devices that "
+            "the kubelet knows"
+        )
+        self._tell("DevicesForgotten", why, "Observe", logging.ERROR)
+
+    def refused_again_and_again(self, shares: int, advice: str) -> None:
+        """Containers that request `shares` shares are refused so often that a person should act."""
+        asked = format_mib(shares * self._state.node.shares.share_mib)
+        self._tell("GPUMemoryFragmented", f"pods of {asked} are refused again and again: {advice}", "Refuse")
+
+    def instance_gone(self, found: Stranded) -> None:
+        """A container holds a MIG instance that exists no more."""
+        pod = (
+            f"the pod with the UID {found.pod_uid}" if found.pod is None else f"{found.pod.namespace}/{found.pod.name}"
+        )
+        _log.warning("%s: %s", pod, found.sentence)
+        self._api.event("MigInstanceGone", f"{pod}: {found.sentence}.", "Observe")
+        if found.pod is not None:
+            self._api.pod_event(found.pod, "MigInstanceGone", f"{found.sentence}.", "Observe")
+
+    def cordons_changed(self, before: Mapping[str, Cordon], now: Mapping[str, Cordon]) -> None:
+        """GPUs, by UUID, were put aside, or taken back into use."""
+        for uuid, cordon in now.items():
+            if before.get(uuid) != cordon:
+                self._tell("GPUCordoned", f"{self.name_of(uuid)} ({uuid}) is {cordon}", "Cordon")
+        for uuid in before.keys() - now.keys():
+            self._tell("GPUUncordoned", f"{self.name_of(uuid)} ({uuid}) takes pods again", "Uncordon", logging.INFO)
+
+    def limits_missing(self, sentence: str) -> None:
+        """The means of limiting memory that the administrator wants is not there."""
+        self._tell("GPULimitsUnavailable", f"memory limits are not there: {sentence}", "Limit")
+
+    def settings_read(self, outcome: Reload[NodeSettings]) -> None:
+        """Settings were read again, and those that need no restart were applied."""
+        _log.info("%s", outcome.sentence, extra=outcome.changes)
+        if outcome.waiting:
+            _log.warning("these changes need a restart of the agent", extra={"settings": list(outcome.waiting)})
+            drain = "drain the node, then " if _DRAIN_FIRST.intersection(outcome.waiting) else ""
+            restart = (
+                "kubectl -n gpushare delete pod -l app.kubernetes.io/component=node "
+                f"--field-selector spec.nodeName={outcome.settings.node_name}"
+            )
+            note = f"The settings {', '.join(outcome.waiting)} wait for a restart of the agent: {drain}{restart}"
+            self._api.event("SettingsWait", note, "Reload")
+
+    def settings_refused(self, why: str) -> None:
+        """Changed settings cannot be used; the current ones stay in force."""
+        _log.error("the configuration stays as it was", extra={"why": why})
+        self._api.event("SettingsRefused", f"The settings of the agent stay as they were: {why}", "Reload")
+
+    def _tell(self, reason: str, sentence: str, action: str, level: int = logging.WARNING) -> None:
+        """Log a sentence without a full stop, and post it as an Event."""
+        _log.log(level, "%s", sentence)
+        self._api.event(reason, f"{sentence[0].upper()}{sentence[1:]}.", action, warning=level > logging.INFO)
+
+    def name_of(self, uuid: str) -> str:
+        """Return what people call a GPU."""
+        shares = self._state.node.shares
+        shared = shares.by_uuid(uuid)
+        if shared is not None:
+            return shared.name
+        instances = [str(each.position) for each in shares.gpus if each.gpu.card == uuid and not each.gone]
+        return f"the GPU with the MIG instances GPU {', '.join(instances)}" if instances else "a GPU"
+
+
+@dataclass(eq=False, repr=False)
+class OrphanedInstances:
+    """Tells of containers that hold MIG instances which exist no more, each once.
+
+    It compares what containers hold with the instances that exist.
+    """
+
+    _config: Observable[NodeConfig]
+    _entries: Observable[tuple[DeviceHold, ...]]
+    """What containers hold."""
+    _records: KubeletRecords
+    _api: NodeApi
+    _reports: Reports
+
+    def __post_init__(self) -> None:
+        self._told: frozenset[tuple[str, str, str]] = frozenset()
+
+    @property
+    def possible(self) -> bool:
+        """Whether the node has instances, or had some that somebody may hold."""
+        return any(shared.gpu.instance is not None for shared in self._config.value.shares.gpus) or any(
+            device.startswith(INSTANCE) for entry in self._entries.value for device in entry.device_ids
+        )
+
+    def look(self, _new: object = None) -> None:
+        """Look at the present state. A pod that the API shows only later is told of again, with its name."""
+        config, ended = self._config.value, self._records.over
+        if not config.facts.watched:
+            return
+        held = [hold for hold in self._entries.value if hold.kind is not None and hold.pod_uid not in ended]
+        present = {gpu.uuid for gpu in config.facts.inventory.gpus}
+        alive = {pod.kubelet_uid: pod for pod in self._api.pods.values() if not pod.ended}
+        strandings = {
+            (one.pod_uid if one.pod is None else one.pod.name, one.container, one.uuid): one
+            for one in stranded(held, present, config.shares, alive)
+        }
+        for key, one in strandings.items():
+            if key not in self._told:
+                self._reports.instance_gone(one)
+        self._told = frozenset(strandings)

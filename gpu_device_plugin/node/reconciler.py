@@ -1,0 +1,330 @@
+"""Reconcile our ledger with the kubelet's records: before registering, after every grant, and periodically."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin import metrics as m
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.aio.waiting import in_thread, together, within
+from gpu_device_plugin.kubelet import procfs
+from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
+from gpu_device_plugin.kubelet.statefile import SavedAllocations
+from gpu_device_plugin.node.rules.ended_pods import Remembered
+from gpu_device_plugin.node.rules.holdings import held_through_others
+from gpu_device_plugin.node.rules.ledger import SETTLING_S, Hold, Ledger
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+    from pathlib import Path
+    from typing import NoReturn
+
+    from gpu_device_plugin.kubelet.checkpoint import Checkpoint, Stamp
+    from gpu_device_plugin.kubelet.records import KubeletRecords
+    from gpu_device_plugin.model.holds import DeviceHold
+    from gpu_device_plugin.node.node_state import NodeState
+    from gpu_device_plugin.node.rules.ledger import Reading
+
+_log = logging.getLogger(__name__)
+
+_WRITTEN_S = 0.05
+"""Seconds from a grant to the first reading: a kubelet writes its checkpoint in milliseconds, on a slow disk later."""
+_BETWEEN_S = 0.2
+"""Least seconds between two readings after grants: each delays the kubelet's next call by about a millisecond."""
+_SLOWEST = 6
+"""The longest interval between rounds, in units of `interval_s`. The IDs of an ordinary init container are never listed
+and stay in the checkpoint as long as their pod; every round that asks for them has the kubelet write a file in vain."""
+
+
+@dataclass(eq=False, repr=False)
+class ForgottenPods:
+    """What the kubelet has shown of its allocations in this boot, and what it has lost of it.
+
+    A forgotten pod has ended once the API does not show it and no process of it runs. An agent that can see neither
+    takes pods for forgotten only if it has found the checkpoint missing or damaged itself.
+    """
+
+    _records: KubeletRecords
+    _in_api: Callable[[], Mapping[str, str] | None] | None
+    """Returns the names of the node's pods that have not ended in the API, by UID, None: not known now; None: there is
+    no API."""
+    _lost: Callable[[Collection[DeviceHold], Mapping[str, str]], None]
+    """Called once with each allocation that the kubelet has lost, and the names of pods by UID."""
+    _proc: Path = procfs.PROC
+
+    def __post_init__(self) -> None:
+        self._saved: SavedAllocations | None = None
+        self._saving = asyncio.Lock()
+        self._remembered: Remembered = Remembered()
+        self._reported: frozenset[DeviceHold] = frozenset()
+        self._doubtful: frozenset[DeviceHold] = frozenset()
+        """Allocations that another kubelet than before does not show in a checkpoint that can be read. It has lost
+        them, or all of their pods have ended since."""
+
+    @property
+    def holds(self) -> Collection[DeviceHold]:
+        """The lost allocations, in the order of their pods' UIDs."""
+        return sorted(self._remembered.forgotten, key=lambda hold: (hold.pod_uid, hold.container, hold.through))
+
+    @property
+    def device_ids(self) -> frozenset[str]:
+        """The devices of forgotten pods that the kubelet takes for free."""
+        return self._remembered.lost_ids
+
+    def load(self) -> Collection[str]:
+        """Take over what the previous agent saved; return the UIDs of the pods that the kubelet has forgotten.
+
+        Needs the node's lock. Nothing is saved before.
+        """
+        self._saved = SavedAllocations(self._records.directory, procfs.boot_id(self._proc), self._records.names)
+        self._remembered = self._saved.load()
+        try:
+            found = self._records.recorded()
+        except CheckpointUnreadableError:
+            found = None
+        self.learn(found, its_own=False)
+        return {hold.pod_uid for hold in self._remembered.forgotten}
+
+    def learn(self, found: Checkpoint | None, *, its_own: bool) -> None:
+        """Compare a reading of the checkpoint with those before; None: it cannot be read.
+
+        `its_own`: the kubelet process that runs now has written it, or shows devices in it.
+        """
+        # Every kubelet that has allocated a device has written the file.
+        readable = found is not None and found.stamp is not None
+        record = [hold for hold in found.holds if hold.kind is not None] if found and readable else None
+        before = self._remembered
+        self._remembered = before.after(record, self._records.kubelet, its_own=its_own)
+        if record is not None:
+            self._doubtful |= self._remembered.forgotten - before.forgotten
+
+    async def save(self) -> None:
+        """Save for the next agent what was learned."""
+        if self._saved is not None:
+            async with self._saving:
+                await in_thread(self._saved.save, self._remembered)
+
+    async def forget_ended(self) -> None:
+        """Leave out the pods that have ended, and report the others."""
+        if not self._remembered.forgotten:
+            return
+        processes = await asyncio.to_thread(procfs.running_pods, self._proc)
+        in_api = None if self._in_api is None else self._in_api()
+        if processes is not None or in_api is not None:
+            self._remembered = self._remembered.among({*(processes or ()), *(in_api or ())})
+        elif self._in_api is None:
+            certain = self._remembered.forgotten - self._doubtful
+            self._remembered = self._remembered.among({hold.pod_uid for hold in certain})
+        if new := self._remembered.forgotten - self._reported:
+            self._reported = self._remembered.forgotten
+            self._lost(new, in_api or {})
+
+
+@dataclass(eq=False, repr=False)
+class Reconciler:
+    """Brings our ledger up to date with the kubelet's records."""
+
+    _state: NodeState
+    _records: KubeletRecords
+    _metrics: m.Metrics
+    _forgotten: ForgottenPods
+    _: KW_ONLY
+    resend: Callable[[], None]
+    """Sends a device list again."""
+    readings: Callable[[], Mapping[str, Reading]]
+    """Returns the newest reading of each GPU, by UUID."""
+    read_again: Callable[[], Awaitable[None]]
+    """Returns when all GPUs were read again, or cannot be."""
+    interval_s: float
+    """Seconds between two rounds, unless something happens."""
+    process_wait_s: float
+    """As for `Ledger.reconciled`."""
+
+    def __post_init__(self) -> None:
+        self.checkpoint_entries: Observable[tuple[DeviceHold, ...]] = Observable(())
+        """What containers hold by the checkpoint that was read last, or by the record that the kubelet has lost; set
+        with every reading of the checkpoint."""
+        self.rounds: Observable[int] = Observable(0)
+        """The number of rounds, whether they succeeded or failed."""
+        self._granted = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._complaint = ""
+        self._ever_read = False
+        self._at_grant: Stamp | None = None
+        self._at_start: Stamp | None = None
+        """The checkpoint that was there before we registered."""
+        self._slower = 1
+        self._in_vain: frozenset[str] = frozenset()
+        self._users: frozenset[str] = frozenset()
+
+    def granted(self) -> None:
+        """Read the checkpoint soon: a container was just given devices, which the current checkpoint lacks."""
+        with contextlib.suppress(CheckpointUnreadableError):
+            self._at_grant = self._records.stamp()
+        self._slower = 1
+        self._granted.set()
+
+    def registered(self) -> None:
+        """Start a round soon: containers may have ended while no agent ran.
+
+        And read the checkpoint, which the kubelet writes at the first list: it may have been unreadable so far, and
+        another kubelet process may list the pods now.
+        """
+        self._changed.set()
+        self._granted.set()
+
+    def users_changed(self, users: frozenset[str]) -> None:
+        """Start a round soon if one of the pods (by UID) that requested devices was deleted or has ended."""
+        if self._users - users:
+            self._changed.set()
+        self._users = users
+
+    async def prepare(self) -> None:
+        """Read both records, before any resource is registered, so that no device can be allocated meanwhile.
+
+        Releases nothing: a device that is missing in the records is released later, when it is proven free.
+        """
+        self._at_start = None
+        with contextlib.suppress(CheckpointUnreadableError):
+            self._at_start = self._records.stamp()
+        found = self._read()
+        listed = await self._records.listed()
+        if listed is not None:
+            self._state.update(Ledger.seen, listed)
+            if found is not None and not listed.isdisjoint(self._records.held(found)):
+                self._learn(found, its_own=True)  # this kubelet has restored the checkpoint
+        await self._forget_ended()
+
+    async def run(self) -> NoReturn:
+        """Reconcile. Ends only by cancellation."""
+        await together(self._rounds(), self._after_grants())
+
+    async def _after_grants(self) -> NoReturn:
+        """Read the checkpoint soon after each grant, and again at growing intervals until it shows all grants.
+
+        The same after each registration; and until the kubelet has listed all pods of the checkpoint, too.
+        """
+        patience_s = math.inf
+        while True:
+            if await within(patience_s, self._granted.wait()):
+                patience_s = _WRITTEN_S
+                self._granted.clear()  # a grant from here on may be missing in what we read
+                await asyncio.sleep(_WRITTEN_S)
+            else:
+                patience_s *= 3
+            found = self._read()
+            await self._forget_ended()
+            seen = found is not None and await self._records.look(found)
+            await asyncio.sleep(_BETWEEN_S)
+            ledger = self._state.node.ledger
+            confirmed = seen and ledger.certain and all(hold.granted_at is None for hold in ledger.holds.values())
+            if confirmed or patience_s > SETTLING_S:
+                patience_s = math.inf
+
+    async def _rounds(self) -> NoReturn:
+        while True:
+            if await within(self.interval_s * self._slower, self._changed.wait()):
+                self._slower = 1
+            self._changed.clear()
+            in_vain = await self._round()
+            self.rounds.set(self.rounds.value + 1)
+            # As long as the same IDs stay unlisted and recorded, a round has no change to find.
+            self._slower = min(self._slower + 1, _SLOWEST) if in_vain and in_vain == self._in_vain else 1
+            self._in_vain = in_vain
+
+    async def _round(self) -> frozenset[str]:
+        """Reconcile once; return the IDs for which the kubelet wrote its checkpoint in vain."""
+        self._read()
+        await self._forget_ended()
+        if self._state.node.ledger.foreign:  # no other event says when they become free
+            self.resend()
+        try:
+            found = await self._records.evidence(self._held, self.resend)
+        except CheckpointUnreadableError as error:
+            self._complain(error)
+            return frozenset()
+        if found is None:
+            return frozenset()
+        evidence, written = found
+        unknown = evidence.held - self._state.node.ledger.holds.keys()
+        if unknown:
+            self._metrics.count(m.LEDGER_DRIFT, "unknown_to_us", times=len(unknown))
+            _log.warning("the kubelet allocated devices unknown to this agent", extra={"devices": len(unknown)})
+            self._state.update(Ledger.seen, unknown)
+        if written is not None:
+            self._take_over(written)
+        self._state.update(Ledger.reconciled, evidence, self.readings(), time.monotonic(), self.process_wait_s)
+        if any(hold.freed_at is not None for hold in self._state.node.ledger.holds.values()):
+            await self.read_again()
+            self._state.update(Ledger.released, self.readings(), time.monotonic(), self.process_wait_s)
+        holds = self._state.node.ledger.holds
+        return frozenset(
+            name for name, hold in holds.items() if hold == Hold() and name in evidence.recorded - evidence.listed
+        )
+
+    def _read(self) -> Checkpoint | None:
+        try:
+            found = self._records.recorded()
+        except CheckpointUnreadableError as error:
+            self._complain(error)
+            self._learn(None, its_own=False)
+            # Once complete, our ledger stays complete: from then on every ID is allocated by us.
+            if not self._ever_read:
+                self._state.update(Ledger.seen, (), certain=False)
+            return None
+        self._take_over(found)
+        return found
+
+    def _take_over(self, found: Checkpoint) -> None:
+        self._complaint = ""
+        self._ever_read = True
+        ids = self._records.held(found)
+        if found.stamp is not None and found.stamp == self._at_grant:
+            # Written before our last grant: an ID in it that we hold is listed for its former holder.
+            ids -= self._state.node.ledger.holds.keys()
+        self._state.update(Ledger.seen, ids, certain=True)
+        self._learn(found, its_own=found.stamp != self._at_start and self._records.heard)
+        holds = (*found.holds, *self._forgotten.holds)
+        self.find_foreign(holds)
+        self.checkpoint_entries.set(holds)
+
+    def _learn(self, found: Checkpoint | None, *, its_own: bool) -> None:
+        """Find out whether the kubelet has lost allocations, by one more reading of the checkpoint."""
+        self._forgotten.learn(found, its_own=its_own)
+        self._state.update(Ledger.with_forgotten, self._forgotten.device_ids)
+
+    async def _forget_ended(self) -> None:
+        await self._forgotten.save()
+        await self._forgotten.forget_ended()
+        self._state.update(Ledger.with_forgotten, self._forgotten.device_ids)
+
+    def _held(self) -> Collection[str]:
+        """Return the IDs that we hold and the kubelet should show."""
+        ledger = self._state.node.ledger
+        return ledger.holds.keys() - ledger.forgotten
+
+    def find_foreign(self, holds: Iterable[DeviceHold] | None = None) -> None:
+        """Find our GPUs that containers hold through other resources: of former settings, or of another plugin.
+
+        `holds` are those of the kubelet's checkpoint; None: as last read.
+        """
+        holds = self.checkpoint_entries.value if holds is None else holds
+        foreign = held_through_others(holds, self._state.node.shares)
+        if foreign != self._state.node.ledger.foreign:
+            for uuid in foreign.keys() - self._state.node.ledger.foreign.keys():
+                _log.error(
+                    "a GPU is in use through a resource that this agent does not offer, and is not shared meanwhile",
+                    extra={"uuid": uuid, "resource": foreign[uuid]},
+                )
+            self._state.update(Ledger.with_foreign, foreign)
+
+    def _complain(self, error: CheckpointUnreadableError) -> None:
+        if str(error) != self._complaint:
+            self._complaint = str(error)
+            _log.error("the kubelet's checkpoint cannot be read", extra={"why": self._complaint})

@@ -1,0 +1,1 @@
+"""The node agent's decisions: values in, values out."""

@@ -1,0 +1,1 @@
+"""Whether a GPU is healthy, and what an XID means."""

@@ -1,0 +1,294 @@
+"""What held devices come to: memory of GPUs, GPUs that other resources gave, MIG instances that exist no more."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeAlias
+
+from gpu_device_plugin.features.elastic.contract import MemoryRequests, is_elastic
+from gpu_device_plugin.model.holds import HoldSource
+from gpu_device_plugin.model.mig import is_mig_resource, resource_name
+from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.model.shares import parse_id
+from gpu_device_plugin.node.rules.preferred_allocation import spread_over
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from gpu_device_plugin.model.holds import DeviceHold
+    from gpu_device_plugin.model.limits import Enforcement
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.model.resources import Resource
+    from gpu_device_plugin.model.shares import SharedGpu, Shares
+    from gpu_device_plugin.node.rules.ledger import Reservation, Reservations
+    from gpu_device_plugin.node.rules.node import Node
+
+_NONE: Reservations = MappingProxyType({})
+
+Slot: TypeAlias = tuple[str, str, Kind]
+"""One container's use of one resource: pod UID as in the kubelet's records, container name, kind."""
+
+INSTANCE = "MIG-"
+"""The beginning of the UUID of an instance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """The GPUs of one container."""
+
+    pod_uid: str
+    """As the kubelet knows the pod, and as cgroups name it."""
+    container: str
+    granted: Mapping[str, int] = field(default_factory=dict)
+    """MiB of each GPU that it is guaranteed, by UUID, what it has beyond its request included; of a whole GPU all of
+    it."""
+    pod_granted: Mapping[str, int] = field(default_factory=dict)
+    """MiB of each of these GPUs that all containers of the pod have together. The device IDs that an ordinary init
+    container hands on to a later container count once."""
+    whole: bool = False
+    """It was given whole GPUs, or MIG instances, which have no limit of ours."""
+    enforcement: Enforcement | None = None
+    """See `DeviceHold.enforcement`."""
+    pod: Pod | None = None
+    """The pod in the API; None: not known (yet), or the agent runs without the API."""
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """MiB of each GPU that it may use at most, where that is not what it is guaranteed."""
+    started_mib: int | None = None
+    """The limit that it was started with on its GPUs, see `DeviceHold.limit_mib`."""
+    lent: bool = False
+    """It was started with more than it is guaranteed of its GPU, on a node that lends."""
+    misdirected: bool = False
+    """See `DeviceHold.misdirected`."""
+
+    def limit_mib(self, uuid: str) -> int:
+        """Return the MiB that it may use of a GPU at most: more than it is guaranteed if it may borrow."""
+        return self.limits.get(uuid, self.granted.get(uuid, 0))
+
+    def told_mib(self, uuid: str) -> int:
+        """Return the MiB of a GPU that nobody may hold against it: another one's larger limit, if it was told that."""
+        limit_mib = self.limit_mib(uuid)
+        return max(limit_mib, self.started_mib or 0) if self.misdirected and not self.whole else limit_mib
+
+    @property
+    def container_id(self) -> str:
+        """The ID of the running container, 64 hexadecimal digits; empty: not known, or it does not run."""
+        return "" if self.pod is None else self.pod.container_ids.get(self.container, "")
+
+
+def holdings(
+    holds: Iterable[DeviceHold],
+    pods: Iterable[Pod],
+    shares: Shares,
+    ended: Collection[str] = frozenset(),
+    reservations: Reservations = _NONE,
+    *,
+    may_borrow: bool = True,
+) -> tuple[Holding, ...]:
+    """Return the GPUs of each container that holds some, but for containers that have ended as far as is known.
+
+    A GPU that a container was given through a resource that is not ours, of another plugin or of former settings,
+    counts as given whole: the container has a right to it, and nothing that we granted limits it. Devices of GPUs that
+    are not among `shares` (any more) are left out.
+
+    `pods` are those of this node in the API; none without the API. The kubelet's checkpoint keeps what an ordinary init
+    container was given as long as its pod, and may still show pods that have `ended` (UIDs). `reservations` are
+    the ledger's; `may_borrow` says whether the node lets containers use more than their guarantee.
+    """
+    known = {pod.kubelet_uid: pod for pod in pods}
+    kept = [hold for hold in holds if hold.pod_uid not in ended and not _over(hold, known.get(hold.pod_uid))]
+    ids: dict[tuple[str, str], set[str]] = defaultdict(set)
+    extra = Counter[tuple[str, str]]()
+    reserved = [_reservation(hold, reservations) for hold in kept]
+    for hold, reservation in zip(kept, reserved, strict=True):
+        for name in hold.device_ids:
+            ids[hold.pod_uid, parse_id(name)[0]].add(name)
+        if reservation is not None:
+            extra[hold.pod_uid, reservation.uuid] += reservation.shares * shares.share_mib
+    requests: dict[str, MemoryRequests] = {}
+    found = []
+    for hold, reservation in zip(kept, reserved, strict=True):
+        whole = hold.kind is not Kind.MEMORY
+        granted = {
+            uuid: mib
+            for uuid, count in Counter(parse_id(name)[0] for name in (*hold.device_ids, *(hold.gpus or ()))).items()
+            if (mib := _mib(shares, uuid, count, whole=whole))
+        }
+        if reservation is not None and reservation.uuid in granted:
+            granted[reservation.uuid] += reservation.shares * shares.share_mib
+        together = {
+            uuid: _mib(shares, uuid, len(ids[hold.pod_uid, uuid]), whole=whole)
+            + (0 if whole else extra[hold.pod_uid, uuid])
+            for uuid in granted
+        }
+        if granted:
+            pod = known.get(hold.pod_uid)
+            limits = _limits(hold, pod, granted, shares, requests, may_borrow=may_borrow)
+            found.append(
+                Holding(
+                    hold.pod_uid,
+                    hold.container,
+                    granted,
+                    together,
+                    whole,
+                    hold.enforcement,
+                    pod,
+                    limits,
+                    hold.limit_mib,
+                    may_borrow and not whole and len(granted) == 1 and (hold.limit_mib or 0) > max(granted.values()),
+                    hold.misdirected,
+                )
+            )
+    return tuple(found)
+
+
+def _reservation(hold: DeviceHold, reservations: Reservations) -> Reservation | None:
+    """Return what a container is guaranteed beyond the shares that it holds, if these are the plugin's."""
+    ours = hold.kind is Kind.MEMORY and hold.source is not HoldSource.CLAIM
+    return reservations.get((hold.pod_uid, hold.container)) if ours else None
+
+
+def _limits(
+    hold: DeviceHold,
+    pod: Pod | None,
+    granted: Mapping[str, int],
+    shares: Shares,
+    requests: dict[str, MemoryRequests],
+    *,
+    may_borrow: bool,
+) -> Mapping[str, int]:
+    """Return `Holding.limits` of a container; `requests` are those by the UID of each pod that were parsed so far."""
+    if hold.source is HoldSource.CLAIM:  # it does not change
+        return dict.fromkeys(granted, hold.limit_mib) if hold.limit_mib and may_borrow else {}
+    if pod is None:
+        return {}
+    shared = elastic_gpu(hold, pod, shares) if is_elastic(pod.annotations) else None
+    if shared is None:
+        return {}
+    uuid, share_mib = shared.gpu.uuid, shares.share_mib
+    if pod.uid not in requests:
+        requests[pod.uid] = MemoryRequests.of(pod.annotations)
+    guaranteed = granted[uuid] // share_mib
+    limit = requests[pod.uid].limit_of(hold.container, guaranteed, len(shared.shares), may_borrow=may_borrow)
+    return {} if limit == guaranteed else {uuid: limit * share_mib}
+
+
+def elastic_gpu(hold: DeviceHold, pod: Pod, shares: Shares) -> SharedGpu | None:
+    """Return the GPU of which a container may get more while it runs; None: its devices allow none.
+
+    It has shares of one GPU through the device plugin, and is no ordinary init container: containers after such a one
+    reuse its devices. A MIG instance is never larger than it is.
+    """
+    uuids = {parse_id(name)[0] for name in hold.device_ids}
+    if hold.kind is not Kind.MEMORY or hold.source is HoldSource.CLAIM or len(uuids) != 1:
+        return None
+    shared = shares.by_uuid(uuids.pop())
+    if shared is None or shared.gpu.instance is not None:
+        return None
+    stays = any(each.name == hold.container and not each.hands_on for each in pod.containers)
+    return shared if stays else None
+
+
+def _over(hold: DeviceHold, pod: Pod | None) -> bool:
+    """Return whether a container has ended, or is an ordinary init container that does not run (yet)."""
+    if pod is None:
+        return False
+    init = {container.name for container in pod.containers if container.hands_on}
+    return pod.ended or (hold.container in init and hold.container not in pod.container_ids)
+
+
+def _mib(shares: Shares, uuid: str, count: int, *, whole: bool) -> int:
+    """Return the memory of `count` devices of a GPU, in MiB; 0 for a GPU that is not known."""
+    shared = shares.by_uuid(uuid)
+    if shared is None:
+        return 0
+    return shared.gpu.total_mib if whole else count * shares.share_mib
+
+
+def assigned_shares(
+    pod: Pod, records: Mapping[Slot, frozenset[str]], node: Node, resources: Sequence[Resource]
+) -> Mapping[tuple[str, Kind], Mapping[int, int]]:
+    """Return the shares by GPU position of each container and kind of a pod; empty unless all of them are known.
+
+    `records` are the device IDs in the kubelet's checkpoint.
+    """
+    found = {}
+    for container in pod.containers:
+        for resource in resources:
+            if container.limits.get(resource.name, 0) > 0:
+                ids = records.get((pod.kubelet_uid, container.name, resource.kind), frozenset())
+                places = spread_over(node, ids)
+                if not ids or sum(places.values()) < len(ids):
+                    return {}
+                whole = resource.kind is Kind.COUNT
+                found[container.name, resource.kind] = {
+                    position: len(node.shares.gpus[position].shares) if whole else count
+                    for position, count in places.items()
+                }
+    return found
+
+
+def held_through_others(holds: Iterable[DeviceHold], shares: Shares) -> dict[str, str]:
+    """Return the GPUs (by UUID) that containers hold through resources that are not ours, or not theirs any more.
+
+    Each with the name of the resource. The driver may give a MIG instance of another profile the UUID of an earlier
+    one, which a container may still hold: the kubelet counts the ID in each resource for itself.
+    """
+    held = (
+        (shares.by_uuid(parse_id(name)[0]), hold)
+        for hold in holds
+        for name in (*hold.device_ids, *sorted(hold.gpus or ()))
+    )
+    return {
+        shared.gpu.uuid: hold.through
+        for shared, hold in held
+        if shared is not None and (hold.kind is None or _is_of_another_profile(shared, hold))
+    }
+
+
+def _is_of_another_profile(shared: SharedGpu, hold: DeviceHold) -> bool:
+    instance = shared.gpu.instance
+    if instance is None or shared.gone or not is_mig_resource(hold.through):
+        return False
+    return hold.through.partition("/")[2] != resource_name(instance.profile)
+
+
+@dataclass(frozen=True, slots=True)
+class Stranded:
+    """A container that holds an instance which exists no more."""
+
+    pod_uid: str
+    container: str
+    uuid: str
+    """Of the instance."""
+    name: str
+    """The instance for people; empty: an earlier agent gave it, and nothing but its UUID is known."""
+    pod: Pod | None
+    """None: not known (yet), or the agent runs without the API."""
+
+    @property
+    def sentence(self) -> str:
+        """The finding, for the owner of the pod."""
+        which = f"{self.name} ({self.uuid})" if self.name else self.uuid
+        return (
+            f"container {self.container} was given {which}, a MIG instance that exists no more: "
+            "delete the pod, so that it gets another"
+        )
+
+
+def stranded(
+    holds: Iterable[DeviceHold], there: Collection[str], shares: Shares, pods: Mapping[str, Pod]
+) -> tuple[Stranded, ...]:
+    """Return the containers of a node that hold instances which exist no more.
+
+    `there` are the UUIDs of all GPUs and instances of the node, those included that cannot be read; `pods` those that
+    have not ended, by the UID by which the kubelet knows them.
+    """
+    return tuple(
+        Stranded(hold.pod_uid, hold.container, uuid, "" if shared is None else shared.name, pods.get(hold.pod_uid))
+        for hold in holds
+        for uuid in sorted({parse_id(device)[0] for device in hold.device_ids})
+        if uuid.startswith(INSTANCE) and uuid not in there
+        for shared in (shares.by_uuid(uuid),)
+    )

@@ -1,1 +1,0 @@
-"""The limit helper, which changes the memory limits of running containers."""

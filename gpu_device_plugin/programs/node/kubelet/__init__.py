@@ -1,1 +1,0 @@
-"""The agent's side of the device plugin: lists, answers and the ledger's upkeep."""

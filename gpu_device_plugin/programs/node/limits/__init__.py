@@ -1,1 +1,0 @@
-"""How memory limits are enforced on this node, kept up to date and verified."""

@@ -1,0 +1,71 @@
+"""Audit records as attributes of log lines."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_device_plugin.features.audit.contract import LOGGER, MESSAGE, AuditKind, AuditRecord
+from gpu_device_plugin.logs import JsonFormatter
+
+TEXTS, NUMBERS = st.text(max_size=8), st.none() | st.integers(0, 1 << 20)
+_BY_TYPE = {"str": TEXTS, "int | None": NUMBERS, "bool | None": st.none() | st.booleans()}
+RECORDS = st.builds(
+    AuditRecord,
+    kind=st.sampled_from(AuditKind),
+    **{each.name: _BY_TYPE[str(each.type)] for each in fields(AuditRecord) if each.name != "kind"},
+)
+
+
+@given(RECORDS)
+def test_the_json_form_of_the_log_carries_every_field(record: AuditRecord) -> None:
+    line = logging.makeLogRecord({"name": LOGGER, "msg": MESSAGE % record.kind, **record.attributes()})
+    assert AuditRecord.of(json.loads(JsonFormatter().format(line))) == record
+
+
+def test_the_names_of_attributes_are_stable() -> None:
+    record = AuditRecord(
+        AuditKind.RESIZED, "n1", "ml", "web-0", "u1", "StatefulSet", "web", "main", "GPU-a", "Tesla T4", 15109,
+        shares=6, share_mib=1024, memory_mib=6144, whole=False, before=4, event="GPUMemoryResized",
+        began="2026-10-03T02:40:00Z",
+    )  # fmt: skip
+    assert record.attributes() == {
+        "event.name": "gpushare.resized",
+        "gpushare.audit.version": 1,
+        "k8s.node.name": "n1",
+        "k8s.namespace.name": "ml",
+        "k8s.pod.name": "web-0",
+        "k8s.pod.uid": "u1",
+        "gpushare.owner.kind": "StatefulSet",
+        "gpushare.owner.name": "web",
+        "k8s.container.name": "main",
+        "gpu.uuid": "GPU-a",
+        "gpu.model": "Tesla T4",
+        "gpu.memory_mib": 15109,
+        "gpushare.shares": 6,
+        "gpushare.share_mib": 1024,
+        "gpushare.memory_mib": 6144,
+        "gpushare.whole": False,
+        "gpushare.shares_before": 4,
+        "k8s.event.reason": "GPUMemoryResized",
+        "gpushare.from": "2026-10-03T02:40:00Z",
+    }
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {},
+        {"event.name": 3},
+        {"event.name": "gpushare.melted"},
+        {"event.name": "gpushare.ended", "k8s.pod.name": 7},
+        {"event.name": "gpushare.ended", "gpushare.shares": "7"},
+    ],
+)
+def test_a_line_that_is_no_record_that_we_know_is_none(attributes: dict[str, object]) -> None:
+    assert AuditRecord.of(attributes) is None

@@ -1,0 +1,64 @@
+"""The directory with the file of a container is its own, and is there as long as the container."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.features.elastic.memory_file import DIRECTORY, NAME, MemoryFile, slot
+from gpu_device_plugin.features.elastic.memory_files import MemoryFiles
+from gpu_device_plugin.node.rules.extra_grant import Mount
+from tests.memory import read_memory_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+IDS, OTHER = frozenset({"GPU-a::1", "GPU-a::2"}), frozenset({"GPU-a::3"})
+MEMORY = MemoryFile(2048, 4096, 4096)
+
+
+def test_a_directory_is_made_and_its_file_replaced_until_the_container_has_ended(tmp_path: Path) -> None:
+    files = MemoryFiles(tmp_path / "memory")
+    folder = tmp_path / "memory" / slot(IDS)
+    assert files.make(IDS, MEMORY) == (Mount(str(folder), DIRECTORY),)
+    files.update(IDS, MemoryFile(2048, 2048, 4096, 512))
+    assert read_memory_file((folder / NAME).read_text()).return_mib == 512
+    files.update(OTHER, MEMORY)  # it has none
+    assert [each.name for each in (tmp_path / "memory").iterdir()] == [folder.name]
+    files.keep([], IDS)  # not in the kubelet's records yet
+    files.keep([IDS], ())
+    assert folder.exists()
+    files.keep([OTHER], ())
+    assert not folder.exists()
+
+
+def test_an_agent_that_starts_anew_knows_directories_by_the_devices_and_touches_nothing_else(tmp_path: Path) -> None:
+    MemoryFiles(tmp_path).make(IDS, MEMORY)
+    MemoryFiles(tmp_path).make(OTHER, MEMORY)
+    (tmp_path / "mps").mkdir()
+    MemoryFiles(tmp_path).keep([IDS], ())
+    assert {each.name for each in tmp_path.iterdir()} == {slot(IDS), "mps"}
+
+
+def test_without_a_directory_there_are_no_files(tmp_path: Path) -> None:
+    files = MemoryFiles(None)
+    assert files.make(IDS, MEMORY) == ()
+    files.update(IDS, MEMORY)
+    files.keep([], ())
+    MemoryFiles(tmp_path / "none").keep([], ())
+
+
+def test_a_file_that_cannot_be_written_harms_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert MemoryFiles(tmp_path / "file").make(IDS, MEMORY) == ()
+    files = MemoryFiles(tmp_path)
+    files.make(IDS, MEMORY)
+    (tmp_path / slot(IDS) / NAME).unlink()
+    (tmp_path / slot(IDS) / NAME).mkdir()
+    files.update(IDS, MemoryFile(1, 1, 1))
+
+
+def test_a_directory_that_cannot_be_listed_ends_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    MemoryFiles(tmp_path / "file").keep([IDS], ())
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    MemoryFiles(tmp_path / "loop").keep([IDS], ())

@@ -1,0 +1,115 @@
+"""Each feature of the agent can be left out: pods get their GPUs, and only what is the feature's own is missing."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from gpu_device_plugin.core.report.gauges import NodeMetrics
+from gpu_device_plugin.features import NODE_FEATURES, without
+from gpu_device_plugin.model.condition import GpuTelemetry
+from gpu_device_plugin.model.contract.keys import NODE_GPUS, NODE_USE
+from tests import names
+from tests.node.cluster_harness import Cluster, cluster, promise
+from tests.node.harness import T4, gpus_of, pod
+from tests.nodes import node
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gpu_device_plugin.node.feature_context import FeatureSpec
+
+
+class Traces(NamedTuple):
+    """Families of metrics, paths, and annotations of the node."""
+
+    families: set[str] = set()  # noqa: RUF012 - never changed
+    routes: set[str] = set()  # noqa: RUF012 - never changed
+    annotations: set[str] = set()  # noqa: RUF012 - never changed
+
+
+CONDITIONS = {
+    f"{gauge.name.removesuffix('_total')}_total" if gauge.grows else gauge.name
+    for gauge, _ in NodeMetrics(node(8), conditions={"G": GpuTelemetry("G")}).gauges()
+    if gauge not in dict(NodeMetrics(node(8), conditions=None).gauges())
+}
+NAMES = [spec.name for spec in NODE_FEATURES]
+
+OWN: Mapping[str, Traces] = {
+    "use": Traces(
+        {
+            "gpushare_container_gpu_idle_seconds",
+            "gpushare_container_gpu_memory_allocated_bytes",
+            "gpushare_container_gpu_memory_borrowed_bytes",
+            "gpushare_container_gpu_memory_limit_bytes",
+            "gpushare_container_gpu_memory_return_asked",
+            "gpushare_container_gpu_memory_used_bytes",
+            "gpushare_container_gpu_utilization_ratio",
+            "gpushare_gpu_memory_unattributed_bytes",
+            "gpushare_gpu_memory_used_bytes",
+            "gpushare_pods_short_of_memory",
+        },
+        {"/use"},
+        {NODE_USE},
+    ),
+    "over_use": Traces({"gpushare_containers_over"}),
+    "mps": Traces({"gpushare_mps_ready"}),
+    "limits": Traces({"gpushare_limit_states"}),
+    "history": Traces(CONDITIONS, {"/history", "/incidents"}),
+}
+"""What is a feature's own; of the others nothing is seen on a node where nothing happens."""
+
+
+def absent(name: str) -> set[str]:
+    """Return the names of the features that an agent without this one does not have."""
+    return {spec.name for spec in NODE_FEATURES} - {spec.name for spec in without(name)}
+
+
+async def traces(there: Cluster) -> Traces:
+    """Return what an agent with some pods shows."""
+    agent = there.node.agent
+    assert agent is not None
+    await there.node.until(lambda: NODE_GPUS in annotations_of_node(there))
+    if any(spec.name == "use" for spec in there.node.features):
+        await there.node.until(lambda: NODE_USE in annotations_of_node(there))
+    families = re.findall(r"^# HELP (\w+)", await there.metrics(), re.MULTILINE)
+    routes = {route.path.rstrip("/") for feature in agent.features for route in feature.routes()}
+    return Traces(set(families), routes, annotations_of_node(there))
+
+
+def annotations_of_node(there: Cluster) -> set[str]:
+    return set(there.api.get("nodes", "node")["metadata"]["annotations"])
+
+
+async def run(features: Sequence[FeatureSpec]) -> Traces:
+    """Give a container shares and another one a GPU, restart the kubelet, and do it again."""
+    async with cluster([T4 | {"temperature": 40}] * 4) as there:
+        there.node.features = features
+        there.node.settings |= {"http": "127.0.0.1:0", "usage_interval": "50ms"}
+        await there.start_agent()
+        for turn in ("first", "second"):
+            shared = await there.run(pod(f"{turn}-shares", mem=5), promise(0, 5))
+            whole = await there.run(pod(f"{turn}-whole", count=1))
+            assert len(gpus_of(shared, names.MEM)) == len(gpus_of(whole, names.COUNT)) == 1
+            assert shared.only.received.envs["GPUSHARE_MEMORY_LIMIT_MIB"] == "5120"
+            assert whole.only.received.envs["NVIDIA_VISIBLE_DEVICES"] not in shared.only.received.envs.values()
+            if turn == "first":
+                await there.node.kubelet.restart()
+                await there.node.ready()
+        return await traces(there)
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_an_agent_without_a_feature_lacks_nothing_but_what_is_the_features_own(name: str) -> None:
+    everything, left = await run(NODE_FEATURES), await run(without(name))
+    own = [OWN.get(each, Traces()) for each in absent(name)]
+    for found, kept, owned in zip(everything, left, zip(*own, strict=True), strict=True):
+        assert found - kept == set().union(*owned)
+        assert kept <= found
+
+
+def test_a_feature_comes_after_those_that_it_needs() -> None:
+    for number, spec in enumerate(NODE_FEATURES):
+        assert {each.name for each in NODE_FEATURES[:number]} >= set(spec.needs)
