@@ -69,7 +69,7 @@ def _node(arguments: argparse.Namespace) -> int:
     sources, texts, settings = _begin(NodeSettings, arguments)
     if settings.http is None and not settings.reaches_api(os.environ):
         low_memory_imports.without_tls()
-    from gpu_device_plugin.features import NODE_FEATURES  # noqa: PLC0415 - with it
+    from gpu_device_plugin.features.node_features import NODE_FEATURES  # noqa: PLC0415 - with it
     from gpu_device_plugin.node import node_program as program  # noqa: PLC0415 - half a second that --help need not take
 
     return program.main(sources, texts, settings, NODE_FEATURES)

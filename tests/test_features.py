@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from gpu_device_plugin.core.report.gauges import NodeMetrics
-from gpu_device_plugin.features import NODE_FEATURES, without
+from gpu_device_plugin.features.node_features import NODE_FEATURES, without
 from gpu_device_plugin.model.condition import GpuTelemetry
 from gpu_device_plugin.model.contract.keys import NODE_GPUS, NODE_USE
 from tests import names

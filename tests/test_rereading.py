@@ -7,11 +7,8 @@ import shutil
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-import pytest
-
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.lifetime import Rereading
-from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from tests.configmap import mount
@@ -125,22 +122,3 @@ async def test_without_a_file_there_is_nothing_to_follow() -> None:
     assert told.said() == ()
     told.rereading.look(anyway=True)
     assert told.said() == ("fit",)
-
-
-async def test_a_former_name_in_a_file_is_warned_of_when_it_is_read_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The extender's, for the agent has no setting that was renamed."""
-    (tmp_path / "extender.yaml").touch()
-    sources = Sources(ExtenderSettings, {"config": f"{tmp_path}/extender.yaml"}, {})
-    taken: list[float] = []
-    rereading = Rereading(
-        sources, sources.texts(), take=lambda settings: taken.append(settings.vanished_grace_s), refuse=pytest.fail
-    )
-    (tmp_path / "extender.yaml").write_text("drain: 1s\n", encoding="utf-8")
-    rereading.look()
-    rereading.look()
-    assert taken == [1.0]
-    assert [record.message for record in caplog.records] == [
-        f"{tmp_path}/extender.yaml, line 1, drain: the next release removes this name; write vanished_grace"
-    ]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.features import NODE_FEATURES
+from gpu_device_plugin.features.node_features import NODE_FEATURES
 from gpu_device_plugin.kubelet.rounds import RoundTimings
 from gpu_device_plugin.model.pods import ContainerKind
 from gpu_device_plugin.node.agent import NodeAgent

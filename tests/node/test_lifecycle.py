@@ -19,8 +19,8 @@ import grpc
 import pytest
 
 from gpu_device_plugin import files
-from gpu_device_plugin.features import NODE_FEATURES
 from gpu_device_plugin.features.history.node import PastHour
+from gpu_device_plugin.features.node_features import NODE_FEATURES
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import HardwareContextLost

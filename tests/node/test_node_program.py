@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from gpu_device_plugin.features import NODE_FEATURES
+from gpu_device_plugin.features.node_features import NODE_FEATURES
 from gpu_device_plugin.node.agent import NodeAgent
 from gpu_device_plugin.node.node_program import NodeProgram
 from gpu_device_plugin.settings.node import NodeSettings

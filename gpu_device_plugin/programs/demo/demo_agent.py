@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import logs
-from gpu_device_plugin.features import NODE_FEATURES
+from gpu_device_plugin.features.node_features import NODE_FEATURES
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.node import node_program as program
 from gpu_device_plugin.node.agent import NodeAgent

@@ -1,0 +1,32 @@
+"""The features of the node agent: which there are, in which order, and what each needs of others."""
+
+from gpu_device_plugin.node.feature_context import FeatureSpec
+
+NODE_FEATURES = (
+    FeatureSpec("use", "gpu_device_plugin.features.use.node:Use"),
+    FeatureSpec("eviction", "gpu_device_plugin.features.eviction.node:Evictions", needs=("use",), needs_api=True),
+    FeatureSpec("over_use", "gpu_device_plugin.features.over_use.node:OverUseOfMemory", needs=("use",)),
+    FeatureSpec("elastic", "gpu_device_plugin.features.elastic.node:Elastic", needs=("use",)),
+    FeatureSpec("mps", "gpu_device_plugin.features.mps.node:Mps"),
+    FeatureSpec("limits", "gpu_device_plugin.features.limits.node:Limits", needs=("use",)),
+    FeatureSpec("idle", "gpu_device_plugin.features.idle.node:Idle", needs=("use",)),
+    FeatureSpec("history", "gpu_device_plugin.features.history.node:PastHour", needs=("use",)),
+    FeatureSpec(
+        "cordon", "gpu_device_plugin.features.cordon.node:AutomaticCordons", needs=("history",), needs_api=True
+    ),
+    FeatureSpec("audit", "gpu_device_plugin.features.audit.node:Audit", needs=("use",)),
+)
+"""In the order in which they are made, and take part in answers: what a container may use is known before MPS limits it
+to that, and what is required of its limits comes last. A feature that is absent because another is, or without the
+Kubernetes API, is missed by nobody."""
+
+
+def without(*names: str) -> tuple[FeatureSpec, ...]:
+    """Return the features but these and those that need them."""
+    absent, left = set(names), []
+    for spec in NODE_FEATURES:
+        if spec.name in absent or absent.intersection(spec.needs):
+            absent.add(spec.name)
+        else:
+            left.append(spec)
+    return tuple(left)
