@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from gpu_device_plugin.node.rules.admission import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Sequence
     from contextlib import AbstractAsyncContextManager
     from typing import Any, NoReturn
 
     from gpu_device_plugin.aio.http import Route
+    from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.core.report.gauges import NodeMetrics
     from gpu_device_plugin.model.holds import DeviceHold
     from gpu_device_plugin.model.placing import Placement
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.node.rules.container_grants import Delivery
     from gpu_device_plugin.node.rules.extra_grant import GrantOwner, Mount
     from gpu_device_plugin.node.rules.matching import Match
+    from gpu_device_plugin.node.serving import Server
 
 F = TypeVar("F", bound="NodeFeature")
 Tasks: TypeAlias = "Iterable[Coroutine[Any, Any, NoReturn]]"
@@ -110,6 +112,22 @@ class NodeFeature:
 
     async def before_start(self, start: StartRequest) -> Refused | None:  # noqa: ARG002
         """Wait, until the deadline at most, for what a container needs to start; return why it must not start yet."""
+        return None
+
+    def recover(self) -> Collection[str]:
+        """Take up who held devices before this agent; return the UIDs of those pods and claims beyond the checkpoint.
+
+        Called once, with the node's lock and before the first registration: while one of them may hold shares, the
+        share size stays what it was. Raises nothing.
+        """
+        return ()
+
+    def entries(self) -> Iterable[Observable[tuple[DeviceHold, ...]]]:
+        """Return what containers hold in another way than by the kubelet's checkpoint. Called once, and followed."""
+        return ()
+
+    def server(self) -> Server | None:
+        """Return who serves pods instead of the device plugin alone. Called once, before `tasks`; the first counts."""
         return None
 
     def ledger_complete(self) -> None:

@@ -48,8 +48,8 @@ from gpu_device_plugin.node.rules.positions import listed_before
 from gpu_device_plugin.node.waiting_pods import WaitingPods
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Coroutine, Mapping, Sequence
-    from typing import Any, NoReturn
+    from collections.abc import Container, Mapping, Sequence
+    from typing import NoReturn
 
     from gpu_device_plugin.cluster.client.config import ClusterConfig
     from gpu_device_plugin.cluster.writers.evictions import Eviction
@@ -131,8 +131,8 @@ class NodeCluster(NodeApi):
         self._use: Mapping[str, str] = {}
         """The annotation about the use of the GPUs; empty: not known yet, what an earlier agent wrote stays."""
 
-    async def run(self, more: Callable[[], Coroutine[Any, Any, NoReturn]] | None = None) -> NoReturn:
-        """Follow and publish until cancelled; owns the connections, which `more` may use as well."""
+    async def run(self) -> NoReturn:
+        """Follow and publish until cancelled; owns the connections."""
         async with self.client:
             await together(
                 self.followed.reflector.run(),
@@ -143,7 +143,6 @@ class NodeCluster(NodeApi):
                 self.condition.run(),
                 self._look_at_node(),
                 self.followed.changes.follow(self._pods_changed),
-                *(() if more is None else (more(),)),
             )
 
     async def announce_shutdown(self, within_s: float = 1.0) -> None:

@@ -270,7 +270,7 @@ class Use(NodeFeature):
             pods=None if cluster is None else lambda: tuple(cluster.followed.pods.values()),
             may_borrow=lambda: False,
             ended=lambda: node.records.over,
-            alone=node.alone,
+            alone=node.other_plugins.alone,
             processes=procfs.ProcessOwners(node.proc),
             host_pids=partial(procfs.in_nodes_namespace, node.proc),
         )
