@@ -37,7 +37,7 @@ from gpu_device_plugin.node.feature_context import NodeContext, make_features
 from gpu_device_plugin.node.node_api import NodeApi, reach_api
 from gpu_device_plugin.node.node_events import OrphanedInstances, Reports
 from gpu_device_plugin.node.node_state import NodeState
-from gpu_device_plugin.node.reconciler import ForgottenPods, Reconciler
+from gpu_device_plugin.node.reconciler import Reconciler
 from gpu_device_plugin.node.rules.ended_pods import PodsInApi
 from gpu_device_plugin.node.rules.node import Node
 from gpu_device_plugin.probes import serving_probes
@@ -101,14 +101,12 @@ class NodeAgent:
             listener=lambda: self.registration.listener,
             in_api=PodsInApi if cluster is None else cluster.pods_in_api,
         )
-        self._forgotten = ForgottenPods(
-            self.kubelet_records, None if cluster is None else cluster.living, self.reports.allocations_lost, proc
-        )
+        self.features = Features()
         self.reconciler = Reconciler(
             self.state,
             self.kubelet_records,
             self.metrics,
-            self._forgotten,
+            self.features,
             resend=self.advertiser.resend,
             readings=lambda: self.hardware.readings.value,
             read_again=self.hardware.read_again,
@@ -119,7 +117,6 @@ class NodeAgent:
         """What each container holds: by the kubelet's checkpoint, and by the claims that were prepared."""
         self.limit_states: Observable[Mapping[Place, LimitState]] = Observable({})
         """The state of each limit of a container that runs."""
-        self.features = Features()
         context = NodeContext(
             settings=self.settings,
             config=config,
@@ -311,7 +308,8 @@ class NodeAgent:
         except DirectoryError as error:
             raise UsageError(str(error)) from error
         claims = () if self.dra is None else self.dra.holders_of_shares()
-        others, files = (*claims, *self._forgotten.load()), (self._share_size, self._ended_pods)
+        others = (*claims, *(uid for feature in self.features for uid in feature.recover()))
+        files = self._share_size, self._ended_pods
         share_mib = initial_share_mib(settings.share_size_mib, self.kubelet_records, others, *files)
         if share_mib != settings.share_size_mib:
             shares = Shares(share_mib, settings.reserve_mib)

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from gpu_device_plugin.node.rules.admission import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Sequence
     from contextlib import AbstractAsyncContextManager
     from typing import Any, NoReturn
 
     from gpu_device_plugin.aio.http import Route
     from gpu_device_plugin.core.report.gauges import NodeMetrics
+    from gpu_device_plugin.kubelet.checkpoint import Checkpoint
     from gpu_device_plugin.model.holds import DeviceHold
     from gpu_device_plugin.model.placing import Placement
     from gpu_device_plugin.model.resources import Kind
@@ -111,6 +112,34 @@ class NodeFeature:
     async def before_start(self, start: StartRequest) -> Refused | None:  # noqa: ARG002
         """Wait, until the deadline at most, for what a container needs to start; return why it must not start yet."""
         return None
+
+    def recover(self) -> Collection[str]:
+        """Take up who held devices before this agent; return the UIDs of those pods and claims beyond the checkpoint.
+
+        Called once, with the node's lock and before the first registration: while one of them may hold shares, the
+        share size stays what it was. Raises nothing.
+        """
+        return ()
+
+    def checkpoint_read(self, found: Checkpoint | None, *, its_own: bool) -> None:
+        """Learn from one more reading of the kubelet's checkpoint; None: it cannot be read. Must not wait for anything.
+
+        `its_own`: the kubelet process that runs now has written it, or shows devices in it.
+        """
+
+    def unrecorded(self) -> Collection[DeviceHold]:
+        """Return what containers hold although the kubelet's checkpoint does not show it. Asked after each reading."""
+        return ()
+
+    def unrecorded_ids(self) -> frozenset[str]:
+        """Return the device IDs of `unrecorded` that the kubelet takes for free; they stay in use. Asked as often."""
+        return frozenset()
+
+    async def check_unrecorded(self) -> None:
+        """Find out which containers of `unrecorded` have ended. Awaited after each reading, before a registration too.
+
+        May read files and processes, in threads. Raises nothing.
+        """
 
     def ledger_complete(self) -> None:
         """Take up what needs the whole ledger: the kubelet's records have just been read, and nothing is allocated yet.
