@@ -13,7 +13,7 @@ from gpu_device_plugin.node.rules.health.gpu_health import Cause, judge
 from gpu_device_plugin.node.rules.holdings import INSTANCE, stranded
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.hardware.gpu_health_tracker import HealthChange
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_NAMED = 3
-"""The number of pods that a sentence names."""
 _DRAIN_FIRST = frozenset({"share_size", "domain", "memory_resource", "count_resource"})
 """Settings that determine the device IDs and resource names under which the kubelet records running pods."""
 
@@ -85,20 +83,6 @@ class Reports:
             self._tell("ServingWaits", serving.waits, "Serve")
         else:
             self._tell("Serving", f"this node gives GPUs by {serving.mode}", "Serve", logging.INFO)
-
-    def allocations_lost(self, lost: Collection[DeviceHold], names: Mapping[str, str]) -> None:
-        """The kubelet has lost its record of these allocations; `names` are those of pods by UID, as far as known."""
-        devices = frozenset[str]().union(*(each.device_ids for each in lost))
-        self._metrics.count(m.LEDGER_DRIFT, "unknown_to_the_kubelet", times=len(devices))
-        holders = sorted({names.get(each.pod_uid, f"the pod with UID {each.pod_uid}") for each in lost})
-        more = f" and {len(holders) - _NAMED} more" if len(holders) > _NAMED else ""
-        why = (
-            f"the kubelet has lost its record of {len(devices)} devices of {', '.join(holders[:_NAMED])}{more}: before "
-            "it started its checkpoint was deleted or damaged, or those pods were deleted by force; the devices stay "
-            "in use until the pods end. Delete the pods, one after another, to have them start again with devices that "
-            "the kubelet knows"
-        )
-        self._tell("DevicesForgotten", why, "Observe", logging.ERROR)
 
     def refused_again_and_again(self, shares: int, advice: str) -> None:
         """Containers that request `shares` shares are refused so often that a person should act."""
