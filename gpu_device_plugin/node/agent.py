@@ -38,7 +38,6 @@ from gpu_device_plugin.node.node_api import NodeApi, reach_api
 from gpu_device_plugin.node.node_events import OrphanedInstances, Reports
 from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.node.reconciler import Reconciler
-from gpu_device_plugin.node.rules.ended_pods import PodsInApi
 from gpu_device_plugin.node.rules.node import Node
 from gpu_device_plugin.probes import serving_probes
 from gpu_device_plugin.settings.knobs import UsageError, reload
@@ -99,7 +98,7 @@ class NodeAgent:
             settings.pod_resources_socket,
             settings.names,
             listener=lambda: self.registration.listener,
-            in_api=PodsInApi if cluster is None else cluster.pods_in_api,
+            in_api=api.pods_in_api,
         )
         self.features = Features()
         self.reconciler = Reconciler(
@@ -356,15 +355,14 @@ class NodeAgent:
         self.reports.registration(event, details)
 
     def _tell_kubelet(self) -> None:
-        if self.cluster is not None:
-            self.cluster.followed.kubelet_is(self.kubelet_records.kubelet)
+        self.api.kubelet_is(self.kubelet_records.kubelet)
 
     def _round_over(self, _round: int) -> None:
         ended = " ".join(sorted(self.kubelet_records.over))
         if ended or self._ended_pods.read():
             self._ended_pods.write(ended)  # for the next agent, which has not seen them end
-        if self.cluster is not None and all(self.registration.registrations.values()):
-            self.cluster.announce_ready()
+        if all(self.registration.registrations.values()):
+            self.api.announce_ready()
 
     def _holders_changed(self, _new: object) -> None:
         claims = () if self.dra is None else self.dra.entries.value
@@ -372,8 +370,7 @@ class NodeAgent:
         self.serving_switch.look()
         if self._stranding.possible:
             self._stranding.look()
-            if self.cluster is not None:
-                self.cluster.note()  # who has an instance decides in which list of the node it is
+            self.api.note()  # who has an instance decides in which list of the node it is
 
     def _take_config(self, config: NodeConfig) -> None:
         if not config.claims and not self.registration.registrations.keys() >= {each.name for each in config.resources}:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.aio import low_memory_imports
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.node.happenings import Happening, Happenings
+from gpu_device_plugin.node.rules.ended_pods import PodsInApi
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
@@ -29,16 +30,19 @@ class NodeApi:
     """That of an agent without the API, which knows no pod and posts no Event; see `NodeCluster`."""
 
     has_access = False
+    """Whether there is an API."""
 
     def __init__(self) -> None:
         self.node: Observable[NodeRecord | None] = Observable(None)
         """Our node as last read, with all labels and its allocatable resources; None: not yet."""
         self.happenings = Happenings()
+        self.pod_changes: Observable[Mapping[str, Pod]] = Observable({})
+        """The pods bound to our node, by UID, set with every change of one."""
 
     @property
     def pods(self) -> Mapping[str, Pod]:
         """The pods bound to our node, by UID."""
-        return {}
+        return self.pod_changes.value
 
     @property
     def current(self) -> bool:
@@ -83,6 +87,28 @@ class NodeApi:
 
     def annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:
         """Write annotations on a pod in the background; None removes one."""
+
+    def annotate_node(self, annotations: Mapping[str, str | None]) -> None:
+        """Publish annotations of a feature on our node from now on, beside all others; None removes one.
+
+        Their keys are in `AGENT_ANNOTATIONS`, so that they are removed from a node that shares no GPUs any more.
+        """
+
+    def note(self) -> None:
+        """Publish on our node its GPUs and how they are given to pods, as they are now."""
+
+    def announce_ready(self) -> None:
+        """Publish on our node that it accepts pods: its kubelet listens to us, and the free shares are known."""
+
+    async def announce_shutdown(self, _within_s: float = 1.0) -> None:
+        """Publish on our node that its agent is about to end, and linger for pods that are being bound."""
+
+    def kubelet_is(self, identity: str) -> None:
+        """Learn which kubelet process runs, see `NodePods.kubelet_is`."""
+
+    def pods_in_api(self) -> PodsInApi | None:
+        """Return the pods of our node in the API, see `node.rules.ended_pods.pods_in_api`."""
+        return PodsInApi()
 
     async def cordon(self, _uuid: str, _cordon: Cordon) -> bool:
         """Put a GPU of our node aside, unless it is; return whether it is now."""

@@ -66,13 +66,11 @@ class Elastic(NodeFeature):
 
     def tasks(self) -> Tasks:  # noqa: D102
         node, borrowing = self._node, self.borrowing
-        tasks = [
+        return [
             self._use.watch.reading.follow(borrowing.act_on),
             node.entries.follow(borrowing.holders_changed),
             node.settings.follow(borrowing.look),
             self.guarantees.run(),
+            node.api.pod_changes.follow(self.guarantees.wake),
+            node.api.pod_changes.follow(borrowing.look, settle_s=0.1),
         ]
-        if node.cluster is not None:
-            pods = node.cluster.followed.changes
-            tasks += [pods.follow(self.guarantees.wake), pods.follow(borrowing.look, settle_s=0.1)]
-        return tasks

@@ -63,9 +63,8 @@ class Limits(NodeFeature):
             node.entries.follow(verification.changed),
             node.hardware.view.follow(verification.again),
             node.settings.follow(self._interval),
+            node.api.pod_changes.follow(verification.changed),
         ]
-        if node.cluster is not None:
-            tasks.append(node.cluster.followed.changes.follow(verification.changed))
         if self.link is not None:
             changed = self.link.changed
             tasks += [self.link.run(), node.entries.follow(changed), node.settings.follow(changed)]
