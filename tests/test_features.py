@@ -62,9 +62,9 @@ OWN: Mapping[str, Traces] = {
 """What is a feature's own; of the others nothing is seen on a node where nothing happens."""
 
 
-def absent(name: str) -> set[str]:
-    """Return the names of the features that an agent without this one does not have."""
-    return {spec.name for spec in NODE_FEATURES} - {spec.name for spec in without(name)}
+def absent(*names: str) -> set[str]:
+    """Return the names of the features that an agent without these does not have."""
+    return {spec.name for spec in NODE_FEATURES} - {spec.name for spec in without(*names)}
 
 
 async def traces(there: Cluster) -> Traces:
@@ -101,10 +101,10 @@ async def run(features: Sequence[FeatureSpec]) -> Traces:
         return await traces(there)
 
 
-@pytest.mark.parametrize("name", NAMES)
-async def test_an_agent_without_a_feature_lacks_nothing_but_what_is_the_features_own(name: str) -> None:
-    everything, left = await run(NODE_FEATURES), await run(without(name))
-    own = [OWN.get(each, Traces()) for each in absent(name)]
+@pytest.mark.parametrize("names", [[name] for name in NAMES] + [NAMES], ids=[*NAMES, "all"])
+async def test_an_agent_without_features_lacks_nothing_but_what_is_their_own(names: list[str]) -> None:
+    everything, left = await run(NODE_FEATURES), await run(without(*names))
+    own = [OWN.get(each, Traces()) for each in absent(*names)]
     for found, kept, owned in zip(everything, left, zip(*own, strict=True), strict=True):
         assert found - kept == set().union(*owned)
         assert kept <= found

@@ -4,6 +4,7 @@ from gpu_device_plugin.node.feature_context import FeatureSpec
 
 NODE_FEATURES = (
     FeatureSpec("forgotten", "gpu_device_plugin.features.forgotten.node:ForgottenPods"),
+    FeatureSpec("conflicts", "gpu_device_plugin.features.conflicts.node:ConflictingPlugins"),
     FeatureSpec("use", "gpu_device_plugin.features.use.node:Use"),
     FeatureSpec("eviction", "gpu_device_plugin.features.eviction.node:Evictions", needs=("use",), needs_api=True),
     FeatureSpec("over_use", "gpu_device_plugin.features.over_use.node:OverUseOfMemory", needs=("use",)),
@@ -16,6 +17,7 @@ NODE_FEATURES = (
         "cordon", "gpu_device_plugin.features.cordon.node:AutomaticCordons", needs=("history",), needs_api=True
     ),
     FeatureSpec("audit", "gpu_device_plugin.features.audit.node:Audit", needs=("use",)),
+    FeatureSpec("claims", "gpu_device_plugin.features.claims.node:Claims", needs_api=True),
 )
 """In the order in which they are made, and take part in answers: what a container may use is known before MPS limits it
 to that, and what is required of its limits comes last. A feature that is absent because another is, or without the

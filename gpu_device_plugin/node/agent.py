@@ -12,8 +12,6 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together
 from gpu_device_plugin.core.report.gauges import NodeMetrics
-from gpu_device_plugin.features.claims.serving_mode_switch import ServingModeSwitch
-from gpu_device_plugin.features.conflicts.node import ConflictingPlugins
 from gpu_device_plugin.features.mps.node import Mps
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.gpu_health_tracker import State
@@ -39,6 +37,7 @@ from gpu_device_plugin.node.node_events import OrphanedInstances, Reports
 from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.node.reconciler import Reconciler
 from gpu_device_plugin.node.rules.node import Node
+from gpu_device_plugin.node.serving import DevicePlugin, OtherPlugins
 from gpu_device_plugin.probes import serving_probes
 from gpu_device_plugin.settings.knobs import UsageError, reload
 
@@ -46,11 +45,10 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Mapping
     from typing import Any
 
-    from gpu_device_plugin.features.claims.dra_driver import DraDriver
     from gpu_device_plugin.model.holds import DeviceHold, Place
     from gpu_device_plugin.model.limits import LimitState
     from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.node.extension import F
+    from gpu_device_plugin.node.extension import F, Server
     from gpu_device_plugin.node.feature_context import FeatureSpec
     from gpu_device_plugin.node.node_cluster import NodeCluster
     from gpu_device_plugin.node.rules.node_config import NodeConfig
@@ -87,11 +85,7 @@ class NodeAgent:
             self.hardware = Hardware(settings.gpus, on_change=self.reports.health_changed, on_xid=self.reports.xid_seen)
         except DescriptionError as error:
             raise UsageError(str(error)) from error
-        self.conflicting_plugins = ConflictingPlugins(
-            self.settings,
-            api,
-            lambda: {hold.through for hold in self.reconciler.checkpoint_entries.value if hold.gpus is not None},
-        )
+        self.other_plugins = OtherPlugins(api)
         self.advertiser = Advertiser(self.state, config, self.reports, settings.refusal_limit)
         self.kubelet_records = KubeletRecords(
             settings.device_plugin_dir,
@@ -112,8 +106,23 @@ class NodeAgent:
             interval_s=settings.reconcile_interval_s,
             process_wait_s=settings.process_wait_s,
         )
+        self.registration = RegistrationLoop(
+            settings.device_plugin_dir,
+            lambda: config.value.resources,
+            self._servicer,
+            self._prepare,
+            self._registration_event,
+        )
+        self.plugin = DevicePlugin(
+            config,
+            self.state,
+            registration=self.registration,
+            reconciler=self.reconciler,
+            other_plugins=self.other_plugins,
+            last_mode=StateFile(settings.device_plugin_dir, WAY),
+        )
         self.entries: Observable[tuple[DeviceHold, ...]] = Observable(())
-        """What each container holds: by the kubelet's checkpoint, and by the claims that were prepared."""
+        """What each container holds: by the kubelet's checkpoint, and in other ways."""
         self.limit_states: Observable[Mapping[Place, LimitState]] = Observable({})
         """The state of each limit of a container that runs."""
         context = NodeContext(
@@ -129,12 +138,19 @@ class NodeAgent:
             cluster=cluster,
             reports=self.reports,
             limit_states=self.limit_states,
-            alone=self.conflicting_plugins.alone,
+            other_plugins=self.other_plugins,
+            plugin=self.plugin,
             features=self.features,
+            dev=dev,
             proc=proc,
             cgroups=CgroupTree(cgroups),
         )
         make_features(features, context)
+        self._further_entries = [entries for feature in self.features for entries in feature.entries()]
+        """What containers hold in another way than by the kubelet's checkpoint."""
+        servers = (server for feature in self.features if (server := feature.server()) is not None)
+        self.server: Server = next(servers, self.plugin)
+        """Who serves pods."""
         self._answers = AllocationHandler(
             self.state,
             None if cluster is None else cluster.waiting,
@@ -146,28 +162,11 @@ class NodeAgent:
             features=self.features,
             starts=Starts(self.state, self.entries, api, self.kubelet_records.listed),
         )
-        self.registration = RegistrationLoop(
-            settings.device_plugin_dir,
-            lambda: config.value.resources,
-            self._servicer,
-            self._prepare,
-            self._registration_event,
-        )
         self._stranding = OrphanedInstances(config, self.entries, self.kubelet_records, api, self.reports)
         self._lock = NodeLock(settings.device_plugin_dir)
         self._share_size = StateFile(settings.device_plugin_dir, SHARE_SIZE)
         # Without it the share size stays what it was, so a power cut does no harm.
         self._ended_pods = StateFile(settings.device_plugin_dir, ENDED_PODS, lasting=False)
-        self.serving_switch = ServingModeSwitch(
-            config,
-            self.state,
-            api,
-            self.reports,
-            registration=self.registration,
-            reconciler=self.reconciler,
-            conflicting_plugins=self.conflicting_plugins,
-            last_mode=StateFile(settings.device_plugin_dir, WAY),
-        )
         self.configuration = Configuration(
             config,
             self.settings,
@@ -177,27 +176,10 @@ class NodeAgent:
             hardware=self.hardware,
             api=api,
             mps=None if (mps := self.features.get(Mps)) is None else mps.link,
-            serving=self.serving_switch.serving,
-            conflicting_plugins=self.conflicting_plugins,
+            serving=self.server.serving,
+            other_plugins=self.other_plugins,
             reconciler=self.reconciler,
         )
-        self.dra: DraDriver | None = None
-        if cluster is not None:
-            from gpu_device_plugin.features.claims.dra_driver import DraDriver  # noqa: PLC0415 - see node_api.reach_api
-
-            self.dra = self.serving_switch.dra = DraDriver(
-                settings,
-                self.state,
-                cluster,
-                self.metrics,
-                self.reports,
-                config=config,
-                reconciler=self.reconciler,
-                conflicting_plugins=self.conflicting_plugins,
-                dev=dev,
-                features=self.features,
-                changed=self.serving_switch.look,
-            )
         self._paused = Observable(value=False)
 
     def __repr__(self) -> str:
@@ -216,8 +198,8 @@ class NodeAgent:
         try:
             async with serving_probes(
                 self.settings.value.http,
-                self.serving_switch.alive,
-                self.serving_switch.ready,
+                self.server.alive,
+                self.server.ready,
                 lambda: self.config.value.notes,
                 metrics=self.metrics,
                 routes=[route for feature in self.features for route in feature.routes()],
@@ -234,20 +216,15 @@ class NodeAgent:
             self.config.follow(self._take_config),
             self._paused.follow(self._pause_or_resume),
             self.advertiser.run(),
-            self.conflicting_plugins.run(),
-            self.serving_switch.run(),
+            self.server.run(),
             *(task for feature in self.features for task in feature.tasks()),
             self.reconciler.rounds.follow(self._round_over),
             entries.follow(self._holders_changed),
-            entries.follow(lambda _: self.conflicting_plugins.look()),
+            *(more.follow(self._holders_changed) for more in self._further_entries),
         ]
-        if self.cluster is not None and self.dra is not None:
+        if self.cluster is not None:
             parts += [
-                self.dra.entries.follow(self._holders_changed),
-                self.dra.follow(),
-                self.config.follow(self.dra.update),
-                self.limit_states.follow(self.dra.limits_read),
-                self.cluster.run(self.dra.run_api),
+                self.cluster.run(),
                 self.api.node.follow(self._stranding.look),
                 self.cluster.users.follow(self.reconciler.users_changed),
                 entries.follow(self.cluster.learn),
@@ -306,8 +283,7 @@ class NodeAgent:
             self._lock.take()
         except DirectoryError as error:
             raise UsageError(str(error)) from error
-        claims = () if self.dra is None else self.dra.holders_of_shares()
-        others = (*claims, *(uid for feature in self.features for uid in feature.recover()))
+        others = [uid for feature in self.features for uid in feature.recover()]
         files = self._share_size, self._ended_pods
         share_mib = initial_share_mib(settings.share_size_mib, self.kubelet_records, others, *files)
         if share_mib != settings.share_size_mib:
@@ -343,7 +319,7 @@ class NodeAgent:
             resource,
             self._answers,
             self.advertiser.list_of(resource),
-            pre_start=self.settings.value.pre_start and not self.serving_switch.deregistering,
+            pre_start=self.settings.value.pre_start and not self.plugin.deregistering,
             observe=lambda _resource, rpc, seconds: self.metrics.took(m.RPCS, seconds, rpc),
         )
 
@@ -351,7 +327,7 @@ class NodeAgent:
         if event is RegistrationEvent.REGISTERED:
             self._tell_kubelet()  # it may have started while the plugin was being prepared
             self.reconciler.registered()
-            self.serving_switch.registered.set()
+            self.plugin.registered.set()
         self.reports.registration(event, details)
 
     def _tell_kubelet(self) -> None:
@@ -365,9 +341,8 @@ class NodeAgent:
             self.api.announce_ready()
 
     def _holders_changed(self, _new: object) -> None:
-        claims = () if self.dra is None else self.dra.entries.value
-        self.entries.set((*self.reconciler.checkpoint_entries.value, *claims))
-        self.serving_switch.look()
+        observed = (self.reconciler.checkpoint_entries, *self._further_entries)
+        self.entries.set(tuple(hold for entries in observed for hold in entries.value))
         if self._stranding.possible:
             self._stranding.look()
             self.api.note()  # who has an instance decides in which list of the node it is

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import NoReturn
 
-    from gpu_device_plugin.features.conflicts.node import ConflictingPlugins
     from gpu_device_plugin.features.mps.node import MpsLink
     from gpu_device_plugin.hardware.monitor import Hardware
     from gpu_device_plugin.kubelet.records import KubeletRecords
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.node.reconciler import Reconciler
     from gpu_device_plugin.node.rules.extra_grant import ExtraGrant
     from gpu_device_plugin.node.rules.serving_mode import Serving
+    from gpu_device_plugin.node.serving import OtherPlugins
     from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ class Configuration:
     api: NodeApi
     mps: MpsLink | None
     serving: Observable[Serving]
-    conflicting_plugins: ConflictingPlugins
+    other_plugins: OtherPlugins
     reconciler: Reconciler
 
     def __post_init__(self) -> None:
@@ -153,7 +153,7 @@ class Configuration:
         await together(
             self._follow_hardware(),
             self.api.node.follow(self._take_node),
-            self.conflicting_plugins.others.follow(self.update),
+            self.other_plugins.others.follow(self.update),
             *(() if self.mps is None else (self.mps.daemons.follow(self.update), self.mps.others.follow(self.update))),
             self.serving.follow(self.update),
             self._saved_cordons.keep(self._cordons_read),
@@ -173,7 +173,7 @@ class Configuration:
             watched=view.state is State.WATCHING,
             sentence=view.sentence,
             serving=self.serving.value,
-            others=tuple(other.found for other in self.conflicting_plugins.others.value),
+            others=tuple(other.found for other in self.other_plugins.others.value),
         )
         try:
             config = derive(
@@ -209,7 +209,7 @@ class Configuration:
     def reload(self) -> None:
         """Take over changed settings."""
         self._set_up_hardware()
-        self.conflicting_plugins.look()
+        self.other_plugins.look()
         self.update()
 
     async def _follow_hardware(self) -> NoReturn:
@@ -246,7 +246,7 @@ class Configuration:
 
     def _take_node(self, _new: object) -> None:
         # The node may show another plugin's resources, which is to be reported with its labels.
-        self.conflicting_plugins.look()
+        self.other_plugins.look()
         self.update()
 
     def _report_gpus(self, config: NodeConfig, before: NodeConfig) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from gpu_device_plugin.node.rules.admission import Refused
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from gpu_device_plugin.aio.http import Route
+    from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.core.report.gauges import NodeMetrics
     from gpu_device_plugin.kubelet.checkpoint import Checkpoint
     from gpu_device_plugin.model.holds import DeviceHold
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.node.rules.container_grants import Delivery
     from gpu_device_plugin.node.rules.extra_grant import GrantOwner, Mount
     from gpu_device_plugin.node.rules.matching import Match
+    from gpu_device_plugin.node.rules.serving_mode import Serving
 
 F = TypeVar("F", bound="NodeFeature")
 Tasks: TypeAlias = "Iterable[Coroutine[Any, Any, NoReturn]]"
@@ -81,6 +83,22 @@ class StartRequest:
     """When the kubelet has to be answered, in monotonic seconds."""
     lost: Callable[[], object] = lambda: ""
     """Returns something true once the container has lost its devices: nothing is to be done for it any more."""
+
+
+class Server(Protocol):
+    """Serves pods, in a way that may change."""
+
+    serving: Observable[Serving]
+    """The mode in force. Not set before the first decision."""
+
+    async def alive(self) -> tuple[str, ...]:
+        """Return the faults that only a restart can resolve, as sentences."""
+
+    async def ready(self) -> tuple[str, ...]:
+        """Return the conditions that this node lacks to serve pods, as sentences."""
+
+    async def run(self) -> NoReturn:
+        """Serve until cancelled."""
 
 
 def _unchanged(draft: GrantDraft) -> GrantDraft:
@@ -140,6 +158,14 @@ class NodeFeature:
 
         May read files and processes, in threads. Raises nothing.
         """
+
+    def entries(self) -> Iterable[Observable[tuple[DeviceHold, ...]]]:
+        """Return what containers hold in another way than by the kubelet's checkpoint. Called once, and followed."""
+        return ()
+
+    def server(self) -> Server | None:
+        """Return who serves pods instead of the device plugin alone. Called once, before `tasks`; the first counts."""
+        return None
 
     def ledger_complete(self) -> None:
         """Take up what needs the whole ledger: the kubelet's records have just been read, and nothing is allocated yet.

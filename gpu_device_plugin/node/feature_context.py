@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from gpu_device_plugin import metrics as m
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.node.node_events import Reports
     from gpu_device_plugin.node.node_state import NodeState
     from gpu_device_plugin.node.rules.node_config import NodeConfig
+    from gpu_device_plugin.node.serving import DevicePlugin, OtherPlugins
     from gpu_device_plugin.settings.node import NodeSettings
 
 
@@ -47,10 +48,11 @@ class NodeContext:
     reports: Reports
     limit_states: Observable[Mapping[Place, LimitState]]
     """The state of each limit of a container that runs, as the feature that verifies limits publishes it."""
-    alone: Callable[[], bool]
-    """Returns whether nobody else hands out GPUs of this node at this moment."""
+    other_plugins: OtherPlugins
+    plugin: DevicePlugin
     features: Features
     """Those made so far: the ones before it in the list."""
+    dev: Path
     proc: Path
     cgroups: CgroupTree
 

@@ -28,8 +28,8 @@ from gpu_device_plugin.node.rules.ended_pods import pods_in_api
 from gpu_device_plugin.node.waiting_pods import WaitingPods
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
-    from typing import Any, NoReturn
+    from collections.abc import Mapping, Sequence
+    from typing import NoReturn
 
     from gpu_device_plugin.cluster.client.config import ClusterConfig
     from gpu_device_plugin.cluster.writers.evictions import Eviction
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.gpus import Gpu
     from gpu_device_plugin.model.holds import DeviceHold
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.node.happenings import Happening
+    from gpu_device_plugin.node.node_api import Happening
     from gpu_device_plugin.node.node_state import NodeState
     from gpu_device_plugin.node.rules.ended_pods import PodsInApi
     from gpu_device_plugin.node.rules.node_config import NodeConfig
@@ -93,8 +93,8 @@ class NodeCluster(NodeApi):
         self.users: Observable[frozenset[str]] = Observable(frozenset())
         """UIDs of the pods that request devices and have not ended."""
 
-    async def run(self, more: Callable[[], Coroutine[Any, Any, NoReturn]] | None = None) -> NoReturn:
-        """Follow and publish until cancelled; owns the connections, which `more` may use as well."""
+    async def run(self) -> NoReturn:
+        """Follow and publish until cancelled; owns the connections."""
         async with self.client:
             await together(
                 self.followed.reflector.run(),
@@ -103,7 +103,6 @@ class NodeCluster(NodeApi):
                 self.published.run(),
                 self._look_at_node(),
                 self.followed.changes.follow(self._pods_changed),
-                *(() if more is None else (more(),)),
             )
 
     def _post(self, happening: Happening) -> None:

@@ -107,8 +107,8 @@ async def test_without_gpus_nothing_is_registered_until_there_are_some() -> None
         agent = node.launch()
         await node.until(lambda: agent.hardware.view.value.state is State.WATCHING)
         assert node.kubelet.registrations == []
-        assert await agent.serving_switch.alive() == ()
-        assert "lists no GPU" in (await agent.serving_switch.ready())[0]
+        assert await agent.server.alive() == ()
+        assert "lists no GPU" in (await agent.server.ready())[0]
         await agent.hardware.pause()  # whoever resumes looks afresh, at once
         node.hardware(T4)
         agent.hardware.resume()
@@ -122,7 +122,7 @@ async def test_paused_the_gpus_are_let_go_of_and_resumed_they_serve_again() -> N
         agent.toggle_pause()
         await node.healthy_is(MEM, 0)
         await node.until(lambda: agent.hardware.view.value.state is State.PAUSED)
-        assert await agent.serving_switch.ready() == ("paused: the agent does not use the GPUs",)
+        assert await agent.server.ready() == ("paused: the agent does not use the GPUs",)
         agent.toggle_pause()
         await node.healthy_is(MEM, 28)
 
@@ -312,11 +312,11 @@ async def test_an_agent_whose_sockets_do_not_answer_is_not_alive(monkeypatch: py
     monkeypatch.setattr(PluginServicer, "GetDevicePluginOptions", options)
     async with world() as node:
         agent = await node.start_agent()
-        assert await agent.serving_switch.alive() == ()
+        assert await agent.server.alive() == ()
         deaf.set()
-        assert await agent.serving_switch.alive() == ("the agent's sockets do not answer",)
+        assert await agent.server.alive() == ("the agent's sockets do not answer",)
         deaf.clear()
-        assert await agent.serving_switch.alive() == ()
+        assert await agent.server.alive() == ()
 
 
 async def test_an_agent_that_waits_for_the_kubelets_directory_is_alive_and_not_ready() -> None:
@@ -327,11 +327,11 @@ async def test_an_agent_that_waits_for_the_kubelets_directory_is_alive_and_not_r
         directory.rename(directory.with_name("away"))
         missing = f"the device-plugin directory {directory} is missing"
         await node.until(lambda: missing in agent.registration.unmet())
-        assert await agent.serving_switch.alive() == ()
-        assert missing in await agent.serving_switch.ready()
+        assert await agent.server.alive() == ()
+        assert missing in await agent.server.ready()
         directory.with_name("away").rename(directory)
         await node.ready()
-        assert await agent.serving_switch.alive() == ()
+        assert await agent.server.alive() == ()
 
 
 async def test_no_disk_keeps_the_kubelet_waiting_for_an_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import metrics as m
@@ -26,18 +25,11 @@ from gpu_device_plugin.model.resources import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
-    from pathlib import Path
 
-    from gpu_device_plugin.features.conflicts.node import ConflictingPlugins
     from gpu_device_plugin.model.holds import DeviceHold, Place
     from gpu_device_plugin.model.limits import LimitState, LimitStatus
-    from gpu_device_plugin.node.extension import Features
-    from gpu_device_plugin.node.node_cluster import NodeCluster
-    from gpu_device_plugin.node.node_events import Reports
-    from gpu_device_plugin.node.node_state import NodeState
-    from gpu_device_plugin.node.reconciler import Reconciler
+    from gpu_device_plugin.node.feature_context import NodeContext
     from gpu_device_plugin.node.rules.node_config import NodeConfig
-    from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)
 
@@ -47,32 +39,23 @@ _SETTLE_S = 0.02
 the kubelet gets its answers before we work out who holds what."""
 
 
-@dataclass(eq=False, repr=False)
 class DraDriver:
     """Offers GPUs to claims while it is told to, and prepares those that are allocated here at any time."""
 
-    _settings: NodeSettings
-    _state: NodeState
-    cluster: NodeCluster
-    _metrics: m.Metrics
-    _reports: Reports
-    _: KW_ONLY
-    config: Observable[NodeConfig]
-    """How GPUs reach containers."""
-    reconciler: Reconciler
-    conflicting_plugins: ConflictingPlugins
-    dev: Path
-    features: Features
-    changed: Callable[[], None]
-    """Called when `holders` may have changed."""
-
-    def __post_init__(self) -> None:
+    def __init__(self, node: NodeContext) -> None:
+        """Prepare for `node`, which has the API."""
+        self._settings, self._state, self.cluster = node.settings.value, node.state, node.reached_cluster
+        self._metrics, self._features, self._config = node.metrics, node.features, node.config
+        self._limit_states = node.limit_states
+        self._reconciler, self._other_plugins = node.plugin.reconciler, node.other_plugins
+        self.changed: Callable[[], None] = lambda: None
+        """Called when `holders` may have changed. To be set before `run`."""
         self.directories = DraDirectories(self._settings.kubelet_root)
         self.store = ClaimStore(self.directories.claims, self._settings.cdi_dir)
         self.api = ClaimsApi(self.cluster.client, self._settings.node_name)
-        self.loop = DraLoop(self.directories, self._servicer, self._reports.registration)
+        self.loop = DraLoop(self.directories, self._servicer, node.reports.registration)
         self.offer = DeviceOffer(
-            self._state, self.cluster.client, self._settings.node_name, self._reports, self.loop.reached
+            self._state, self.cluster.client, self._settings.node_name, node.reports, self.loop.reached
         )
         self.claims = NodeClaims(
             self._state,
@@ -81,9 +64,9 @@ class DraDriver:
             self.cluster.followed,
             self._metrics,
             node_name=self._settings.node_name,
-            delivery=lambda: self.config.value.delivery,
-            dev=self.dev,
-            features=self.features,
+            delivery=lambda: node.config.value.delivery,
+            dev=node.dev,
+            features=node.features,
         )
         self.entries: Observable[tuple[DeviceHold, ...]] = Observable(())
         """What containers hold by claims."""
@@ -105,7 +88,7 @@ class DraDriver:
         self._allocated: frozenset[str] | None = frozenset()
         """The names of the claims that are allocated here; None: not known."""
 
-    def update(self, config: NodeConfig) -> None:
+    def _update(self, config: NodeConfig) -> None:
         """Take over what the devices say beside the GPUs and their health."""
         facts = SliceInputs(
             order=(),
@@ -189,15 +172,15 @@ class DraDriver:
     async def run(self) -> NoReturn:
         """Serve the kubelet until cancelled. `take_over` has to be done."""
         self._allocated = None
-        self.conflicting_plugins.look()
+        self._other_plugins.look()
         self._offer()
-        for feature in self.features:
+        for feature in self._features:
             feature.ledger_complete()
         await together(
             self.loop.run(),
             self.offer.run(),
             self._sweep(),
-            self.conflicting_plugins.others.follow(self._others_changed),
+            self._other_plugins.others.follow(self._others_changed),
             self._leave(),
             self._announce_ready(),
             self._read_records(),
@@ -214,10 +197,10 @@ class DraDriver:
 
     def _offer(self) -> None:
         self._needed.set()
-        self.offer.offer(offering=not self.closing.value and not self.conflicting_plugins.others.value)
+        self.offer.offer(offering=not self.closing.value and not self._other_plugins.others.value)
 
     def _others_changed(self, _new: object) -> None:
-        self.conflicting_plugins.report()
+        self._other_plugins.report()
         self._offer()
 
     async def _announce_ready(self) -> None:
@@ -229,10 +212,10 @@ class DraDriver:
     async def _read_records(self) -> NoReturn:
         """Read the kubelet's records again while containers hold, or get, GPUs through resources that are not ours."""
         while True:
-            await asyncio.sleep(self.reconciler.interval_s)
+            await asyncio.sleep(self._reconciler.interval_s)
             ledger = self._state.node.ledger
-            if ledger.foreign or not ledger.certain or self.conflicting_plugins.others.value:
-                await self.reconciler.prepare()
+            if ledger.foreign or not ledger.certain or self._other_plugins.others.value:
+                await self._reconciler.prepare()
 
     async def _leave(self) -> NoReturn:
         """While the node waits to serve in another mode, find the claims that are allocated here, prepared or not."""
@@ -266,11 +249,13 @@ class DraDriver:
     async def follow(self) -> NoReturn:
         """Keep `entries` in step with claims and pods, in whichever mode the node serves. Ends only by cancellation."""
         await together(
+            self._config.follow(self._update),
+            self._limit_states.follow(self._limits_read),
             self.claims.prepared.follow(self._holders_changed, settle_s=_SETTLE_S),
             self.cluster.followed.changes.follow(self._holders_changed, settle_s=_SETTLE_S),
         )
 
-    def limits_read(self, states: Mapping[Place, LimitState]) -> None:
+    def _limits_read(self, states: Mapping[Place, LimitState]) -> None:
         """Take over which limits were seen to hold, for the status of claims."""
         self._limits = states
         self._show()

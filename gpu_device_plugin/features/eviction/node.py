@@ -269,7 +269,7 @@ class Evictions(NodeFeature):
 
     def __init__(self, node: NodeContext) -> None:
         """Prepare to evict pods of `node`, which has the API."""
-        self.evictor = Evictor(node.reached_cluster, node.metrics, node.settings, alone=node.alone)
+        self.evictor = Evictor(node.reached_cluster, node.metrics, node.settings, alone=node.other_plugins.alone)
         holdings = node.of(Use).watch.holdings
         self.failures = GpuFailures(node.hardware.view, node.state, node.settings, holdings, self.evictor)
 

@@ -270,7 +270,7 @@ class Use(NodeFeature):
             pods=(lambda: tuple(node.api.pods.values())) if node.api.has_access else None,
             may_borrow=lambda: False,
             ended=lambda: node.records.over,
-            alone=node.alone,
+            alone=node.other_plugins.alone,
             processes=procfs.ProcessOwners(node.proc),
             host_pids=partial(procfs.in_nodes_namespace, node.proc),
         )

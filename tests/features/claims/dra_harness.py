@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.features.claims.contract import DRIVER
+from gpu_device_plugin.features.claims.node import Claims as ClaimsFeature
 from gpu_device_plugin.kubelet.rounds import RoundTimings
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
@@ -43,17 +44,17 @@ class Claims(Cluster):
     def launch(self, **changed: str) -> None:
         """Start an agent with quick intervals, and wait for nothing."""
         self.node.settings |= changed
-        agent = self.node.launch()
-        assert agent.dra is not None
-        agent.dra.loop.timings = RoundTimings(
+        self.node.launch()
+        dra = self.dra
+        dra.loop.timings = RoundTimings(
             poll=0.05, stream_grace=stretched(1.0), retry_first=0.05, retry_most=0.05, self_check=0.1, stop=0.2
         )
-        agent.dra.retry_s = 0.1
-        agent.dra.sweep_s = 3600
-        agent.dra.claims.pod_within_s = 0.05
-        agent.dra.claims.wait_s = 0.0
+        dra.retry_s = 0.1
+        dra.sweep_s = 3600
+        dra.claims.pod_within_s = 0.05
+        dra.claims.wait_s = 0.0
         self.cluster.look_s = 0.05
-        agent.dra.withdrawn_s, agent.dra.list_s = 0.05, 0.05
+        dra.withdrawn_s, dra.list_s = 0.05, 0.05
 
     async def start(self, **changed: str) -> None:
         """Start an agent, and wait until claims can get its GPUs."""
@@ -70,8 +71,7 @@ class Claims(Cluster):
     def dra(self) -> DraDriver:
         """The driver of the agent."""
         assert self.node.agent is not None
-        assert self.node.agent.dra is not None
-        return self.node.agent.dra
+        return self.node.agent.of(ClaimsFeature).dra
 
     def slices(self) -> list[dict[str, Any]]:
         """Return the spec of every slice, by name."""

@@ -64,7 +64,7 @@ class World:
         """Run a pod that asks in the way that the node serves."""
         agent = self.here.node.agent
         assert agent is not None
-        serving = agent.serving_switch.serving
+        serving = agent.server.serving
         await self.here.node.until(
             lambda: (
                 bool(serving.value.waits)
@@ -143,17 +143,17 @@ class World:
         agent = self.here.node.agent
         assert agent is not None
         await self.here.node.until(
-            lambda: bool(agent.serving_switch.serving.version) or not agent.config.value.shares.any_listed
+            lambda: bool(agent.server.serving.version) or not agent.config.value.shares.any_listed
         )
         await self.settled()
 
     async def settled(self) -> None:
         agent = self.here.node.agent
         assert agent is not None
-        if agent.serving_switch.serving.value.mode is ServingMode.DRA:
+        if agent.server.serving.value.mode is ServingMode.DRA:
             await self.here.node.until(
                 lambda: (
-                    agent.serving_switch.serving.value.mode is not ServingMode.DRA
+                    agent.server.serving.value.mode is not ServingMode.DRA
                     or not agent.config.value.shares.any_listed  # a damaged file is adopted once its GPU is known
                     or (not self.here.dra.loop.unmet() and self.here.kubelet.reaches(DRIVER))
                 )
@@ -206,7 +206,7 @@ class World:
         self.here.label(mode)
         agent = self.here.node.agent
         assert agent is not None
-        serving = agent.serving_switch.serving
+        serving = agent.server.serving
         await self.here.node.until(
             lambda: serving.value.mode is mode or (bool(serving.value.waits) and UNKNOWN not in serving.value.waits)
         )

@@ -144,7 +144,7 @@ async def test_an_agent_that_waits_for_the_api_with_the_damaged_file_of_a_claim_
         here.api.fail(Answer(503), resources=["resourceclaims"])
         here.launch(serve=serve)
         assert here.node.agent is not None
-        switch = here.node.agent.serving_switch
+        switch = here.node.agent.server
         await here.node.until(lambda: bool(here.dra.unrecovered))
         assert await switch.alive() == ()
         assert any("claims that were prepared on this node are not known yet" in why for why in await switch.ready())
@@ -405,7 +405,7 @@ async def test_a_driver_of_which_a_socket_does_not_answer_gets_new_ones(
     async with claims() as here:
         await here.start()
         assert here.node.agent is not None
-        alive = here.node.agent.serving_switch.alive
+        alive = here.node.agent.server.alive
         assert await alive() == ()
         before = set(here.kubelet.plugins.rglob("*.sock")) | set(here.kubelet.registry.glob("*.sock"))
         deaf = True

@@ -30,9 +30,8 @@ async def way_is(here: Claims, mode: ServingMode, *, waits: bool = False) -> Non
     assert agent is not None
     await here.node.until(
         lambda: (
-            bool(agent.serving_switch.serving.version)
-            and (agent.serving_switch.serving.value.mode, bool(agent.serving_switch.serving.value.waits))
-            == (mode, waits)
+            bool(agent.server.serving.version)
+            and (agent.server.serving.value.mode, bool(agent.server.serving.value.waits)) == (mode, waits)
         )
     )
 
@@ -90,7 +89,7 @@ async def test_a_node_waits_for_the_pods_of_the_plugin_and_gives_nothing_meanwhi
         agent = here.node.agent
         assert agent is not None
         waits = "this node waits to serve by dra instead of device-plugin: pod default/p1 still holds GPUs of it"
-        await here.node.until(lambda: agent.serving_switch.serving.value.waits.startswith(waits))
+        await here.node.until(lambda: agent.server.serving.value.waits.startswith(waits))
         await here.node.until(lambda: bool(here.events("ServingWaits")))
         await here.node.until(lambda: "waits to serve" in here.said_of_node()["gpus"][0].get("reason", ""))
         ended(here, made)
@@ -123,7 +122,7 @@ async def test_a_node_that_waits_for_a_static_pod_of_the_plugin_names_it() -> No
         here.label("dra")
         agent = here.node.agent
         assert agent is not None
-        await here.node.until(lambda: "pod default/static still holds" in agent.serving_switch.serving.value.waits)
+        await here.node.until(lambda: "pod default/static still holds" in agent.server.serving.value.waits)
 
 
 async def test_a_node_waits_for_claims_and_offers_nothing_meanwhile() -> None:
@@ -152,7 +151,7 @@ async def test_a_claim_that_is_allocated_and_not_prepared_keeps_its_gpu_from_the
         here.label("device-plugin")
         agent = here.node.agent
         assert agent is not None
-        await here.node.until(lambda: "claim default/c1 still holds" in agent.serving_switch.serving.value.waits)
+        await here.node.until(lambda: "claim default/c1 still holds" in agent.server.serving.value.waits)
         here.scheduler.release("c1")
         await way_is(here, ServingMode.DEVICE_PLUGIN)
 
@@ -247,7 +246,7 @@ async def test_a_missing_directory_of_the_kubelet_is_told_and_tried_again() -> N
         here.launch()
         await here.node.until(lambda: any("mount the kubelet's directories" in why for why in here.dra.unmet()))
         assert here.node.agent is not None
-        assert await here.node.agent.serving_switch.alive() == (), "a restart would not bring it back"
+        assert await here.node.agent.server.alive() == (), "a restart would not bring it back"
         here.kubelet.registry.mkdir()
         await here.kubelet.start()
         await here.serves()

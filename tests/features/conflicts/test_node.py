@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.features.conflicts.node import ConflictingPlugins
 from gpu_device_plugin.features.over_use.node import OverUseOfMemory
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 def launch(node: NodeWorld) -> None:
     """Start an agent that looks often."""
-    node.launch().conflicting_plugins.look_s = 0.05
+    node.launch().of(ConflictingPlugins).look_s = 0.05
 
 
 async def test_beside_another_device_plugin_nothing_is_registered(caplog: pytest.LogCaptureFixture) -> None:
@@ -41,12 +42,12 @@ async def test_beside_another_device_plugin_nothing_is_registered(caplog: pytest
             agent = node.agent
             await node.until(lambda: "GPUs of this node are not shared: NVIDIA's device plugin" in caplog.text)
             assert node.kubelet.registrations == []
-            missing = await agent.serving_switch.ready()
+            missing = await agent.server.ready()
             assert "nvidia.com/gpu.deploy.device-plugin=false" in missing[0]
             assert "--allow-other-plugins" in missing[0]
-            assert await agent.serving_switch.alive() == (), "a restart would not help"
+            assert await agent.server.alive() == (), "a restart would not help"
         await node.ready()  # the file is still there, and nobody listens
-        assert await agent.serving_switch.ready() == ()
+        assert await agent.server.ready() == ()
         assert node.healthy(MEM) == 28
         assert "GPUs are shared again: no other plugin hands them out" in caplog.text
 
@@ -73,15 +74,15 @@ async def test_one_that_restarts_is_not_believed_gone() -> None:
         with listening(path):
             launch(node)
             assert node.agent is not None
-            others = node.agent.conflicting_plugins
-            await node.until(lambda: bool(others.others.value))
-            others.look_s = 60
+            found, others = node.agent.of(ConflictingPlugins), node.agent.other_plugins.others
+            await node.until(lambda: bool(others.value))
+            found.look_s = 60
         path.unlink()
-        others.look()
-        assert others.others.value
-        others.look_s = 0
-        others.look()
-        assert others.others.value == ()
+        found.look()
+        assert others.value
+        found.look_s = 0
+        found.look()
+        assert others.value == ()
 
 
 async def test_a_dra_driver_beside_the_pod_resources_socket_counts_too() -> None:
@@ -91,8 +92,8 @@ async def test_a_dra_driver_beside_the_pod_resources_socket_counts_too() -> None
             launch(node)
             assert node.agent is not None
             agent = node.agent
-            await node.until(lambda: bool(agent.conflicting_plugins.others.value))
-            assert "nvidia.com/gpu.deploy.dra-driver=false" in agent.conflicting_plugins.unmet()[0]
+            await node.until(lambda: bool(agent.other_plugins.others.value))
+            assert "nvidia.com/gpu.deploy.dra-driver=false" in agent.other_plugins.unmet()[0]
 
 
 async def test_who_allows_it_shares_beside_others_also_without_a_restart() -> None:
@@ -104,7 +105,7 @@ async def test_who_allows_it_shares_beside_others_also_without_a_restart() -> No
             await node.stop_agent()
             node.settings["allow_other_plugins"] = "false"
             agent = node.launch()
-            await node.until(lambda: bool(agent.conflicting_plugins.others.value))
+            await node.until(lambda: bool(agent.other_plugins.others.value))
             agent.reload(allowing)
             await node.ready()
 
@@ -113,7 +114,7 @@ async def test_what_the_node_offers_by_the_api_counts_and_people_are_told_in_an_
     async with cluster() as there:
         there.api.patch("nodes", NODE, {"status": {"allocatable": {"nvidia.com/gpu": "2"}}}, subresource="status")
         agent = there.node.launch()
-        agent.conflicting_plugins.look_s = 0.05
+        agent.of(ConflictingPlugins).look_s = 0.05
         there.cluster.look_s = 0.05
         await there.node.until(lambda: bool(there.events("OtherDevicePlugin")))
         (event,) = there.events("OtherDevicePlugin")
@@ -124,7 +125,7 @@ async def test_what_the_node_offers_by_the_api_counts_and_people_are_told_in_an_
         assert there.said_of_node()["gpus"][0]["reason"].endswith("(the node offers 2 nvidia.com/gpu)")
         there.api.patch("nodes", NODE, {"status": {"allocatable": {"nvidia.com/gpu": "0"}}}, subresource="status")
         await there.node.ready()
-        assert agent.conflicting_plugins.others.value == ()
+        assert agent.other_plugins.others.value == ()
         await there.node.until(lambda: [gpu["healthy"] for gpu in there.said_of_node()["gpus"]] == [True] * 2)
 
 
@@ -164,7 +165,7 @@ async def test_beside_another_plugin_its_pods_do_not_trespass_and_nobody_is_evic
             await theirs(there)  # the agent has not looked for others since, and will not for a minute
             await reading_of(there, agent)
             assert nobody_is_accused(there, agent)
-        agent.conflicting_plugins.look_s = 0.0
+        agent.of(ConflictingPlugins).look_s = 0.0
         await there.node.ready()
         await reading_of(there, agent)
         assert nobody_is_accused(there, agent), "the other plugin is gone, and its pod still runs"
@@ -192,7 +193,7 @@ async def test_beside_another_plugin_the_kubelets_records_are_read_on() -> None:
         agent = await node.start_agent()
         await node.kubelet.admit(pod("ours", mem=3))
         with listening(node.kubelet.device_plugin_dir / "nvidia-gpu.sock"):
-            agent.conflicting_plugins.look()
+            agent.other_plugins.look()
             await node.until(lambda: node.sockets == set())
             path = node.kubelet.device_plugin_dir / "kubelet_internal_checkpoint"
             content = json.loads(path.read_text())

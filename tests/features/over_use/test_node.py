@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.features.conflicts.node import ConflictingPlugins
 from gpu_device_plugin.features.eviction.node import Evictions
 from gpu_device_plugin.features.over_use.node import OverUse, OverUseOfMemory
 from gpu_device_plugin.features.use.node import Use
@@ -294,7 +295,7 @@ async def test_beside_another_plugin_an_over_use_is_told_and_nobody_is_evicted()
             ((_, note),) = its.told("GPUMemoryExceeded")
             assert note.endswith("nobody is evicted while another plugin hands out GPUs of this node")
             assert its.it.api.count("create", "pods/eviction") == 0
-        agent.conflicting_plugins.look_s = 0.0
+        agent.of(ConflictingPlugins).look_s = 0.0
         its.read({"big": 6120, "small": 0})
         await its.it.node.until(its.going)
 
