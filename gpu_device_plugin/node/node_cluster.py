@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.gpus import Gpu
     from gpu_device_plugin.model.holds import DeviceHold
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.node.happenings import Happening
+    from gpu_device_plugin.node.node_api import Happening
     from gpu_device_plugin.node.node_state import NodeState
     from gpu_device_plugin.node.rules.ended_pods import PodsInApi
     from gpu_device_plugin.node.rules.node_config import NodeConfig

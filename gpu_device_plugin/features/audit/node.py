@@ -14,7 +14,7 @@ from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.kubelet.statefile import AUDITED, StateFile
 from gpu_device_plugin.model.times import epoch_s, rfc3339
 from gpu_device_plugin.node.extension import NodeFeature
-from gpu_device_plugin.node.happenings import Happening
+from gpu_device_plugin.node.node_api import Happening
 
 if TYPE_CHECKING:
     from collections.abc import Callable
