@@ -17,6 +17,7 @@ NODE_FEATURES = (
         "cordon", "gpu_device_plugin.features.cordon.node:AutomaticCordons", needs=("history",), needs_api=True
     ),
     FeatureSpec("audit", "gpu_device_plugin.features.audit.node:Audit", needs=("use",)),
+    FeatureSpec("mig", "gpu_device_plugin.features.mig.node:OrphanedInstances"),
     FeatureSpec("claims", "gpu_device_plugin.features.claims.node:Claims", needs_api=True),
 )
 """In the order in which they are made, and take part in answers: what a container may use is known before MPS limits it

@@ -33,7 +33,7 @@ from gpu_device_plugin.node.configuration import Configuration, initial, initial
 from gpu_device_plugin.node.extension import Features
 from gpu_device_plugin.node.feature_context import NodeContext, make_features
 from gpu_device_plugin.node.node_api import NodeApi, reach_api
-from gpu_device_plugin.node.node_events import OrphanedInstances, Reports
+from gpu_device_plugin.node.node_events import Reports
 from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.node.reconciler import Reconciler
 from gpu_device_plugin.node.rules.node import Node
@@ -162,7 +162,6 @@ class NodeAgent:
             features=self.features,
             starts=Starts(self.state, self.entries, api, self.kubelet_records.listed),
         )
-        self._stranding = OrphanedInstances(config, self.entries, self.kubelet_records, api, self.reports)
         self._lock = NodeLock(settings.device_plugin_dir)
         self._share_size = StateFile(settings.device_plugin_dir, SHARE_SIZE)
         # Without it the share size stays what it was, so a power cut does no harm.
@@ -225,7 +224,6 @@ class NodeAgent:
         if self.cluster is not None:
             parts += [
                 self.cluster.run(),
-                self.api.node.follow(self._stranding.look),
                 self.cluster.users.follow(self.reconciler.users_changed),
                 entries.follow(self.cluster.learn),
             ]
@@ -343,15 +341,13 @@ class NodeAgent:
     def _holders_changed(self, _new: object) -> None:
         observed = (self.reconciler.checkpoint_entries, *self._further_entries)
         self.entries.set(tuple(hold for entries in observed for hold in entries.value))
-        if self._stranding.possible:
-            self._stranding.look()
+        if any(shared.gpu.instance is not None for shared in self.state.node.shares.gpus):
             self.api.note()  # who has an instance decides in which list of the node it is
 
     def _take_config(self, config: NodeConfig) -> None:
         if not config.claims and not self.registration.registrations.keys() >= {each.name for each in config.resources}:
             self.advertiser.refresh()
             self.registration.serve_more()
-        self._stranding.look()
 
     def _reach_cluster(self) -> NodeCluster | None:
         server = reach_api(self.settings.value)

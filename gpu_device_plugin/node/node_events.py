@@ -10,21 +10,15 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.kubelet.rounds import RegistrationEvent
 from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.node.rules.health.gpu_health import Cause, judge
-from gpu_device_plugin.node.rules.holdings import INSTANCE, stranded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.hardware.gpu_health_tracker import HealthChange
-    from gpu_device_plugin.kubelet.records import KubeletRecords
     from gpu_device_plugin.model.contract.cordons import Cordon
-    from gpu_device_plugin.model.holds import DeviceHold
     from gpu_device_plugin.node.node_api import NodeApi
     from gpu_device_plugin.node.node_state import NodeState
     from gpu_device_plugin.node.rules.health.gpu_health import Xid
-    from gpu_device_plugin.node.rules.holdings import Stranded
-    from gpu_device_plugin.node.rules.node_config import NodeConfig
     from gpu_device_plugin.node.rules.serving_mode import Serving
     from gpu_device_plugin.settings.knobs import Reload
     from gpu_device_plugin.settings.node import NodeSettings
@@ -89,16 +83,6 @@ class Reports:
         asked = format_mib(shares * self._state.node.shares.share_mib)
         self._tell("GPUMemoryFragmented", f"pods of {asked} are refused again and again: {advice}", "Refuse")
 
-    def instance_gone(self, found: Stranded) -> None:
-        """A container holds a MIG instance that exists no more."""
-        pod = (
-            f"the pod with the UID {found.pod_uid}" if found.pod is None else f"{found.pod.namespace}/{found.pod.name}"
-        )
-        _log.warning("%s: %s", pod, found.sentence)
-        self._api.event("MigInstanceGone", f"{pod}: {found.sentence}.", "Observe")
-        if found.pod is not None:
-            self._api.pod_event(found.pod, "MigInstanceGone", f"{found.sentence}.", "Observe")
-
     def cordons_changed(self, before: Mapping[str, Cordon], now: Mapping[str, Cordon]) -> None:
         """GPUs, by UUID, were put aside, or taken back into use."""
         for uuid, cordon in now.items():
@@ -142,45 +126,3 @@ class Reports:
             return shared.name
         instances = [str(each.position) for each in shares.gpus if each.gpu.card == uuid and not each.gone]
         return f"the GPU with the MIG instances GPU {', '.join(instances)}" if instances else "a GPU"
-
-
-@dataclass(eq=False, repr=False)
-class OrphanedInstances:
-    """Tells of containers that hold MIG instances which exist no more, each once.
-
-    It compares what containers hold with the instances that exist.
-    """
-
-    _config: Observable[NodeConfig]
-    _entries: Observable[tuple[DeviceHold, ...]]
-    """What containers hold."""
-    _records: KubeletRecords
-    _api: NodeApi
-    _reports: Reports
-
-    def __post_init__(self) -> None:
-        self._told: frozenset[tuple[str, str, str]] = frozenset()
-
-    @property
-    def possible(self) -> bool:
-        """Whether the node has instances, or had some that somebody may hold."""
-        return any(shared.gpu.instance is not None for shared in self._config.value.shares.gpus) or any(
-            device.startswith(INSTANCE) for entry in self._entries.value for device in entry.device_ids
-        )
-
-    def look(self, _new: object = None) -> None:
-        """Look at the present state. A pod that the API shows only later is told of again, with its name."""
-        config, ended = self._config.value, self._records.over
-        if not config.facts.watched:
-            return
-        held = [hold for hold in self._entries.value if hold.kind is not None and hold.pod_uid not in ended]
-        present = {gpu.uuid for gpu in config.facts.inventory.gpus}
-        alive = {pod.kubelet_uid: pod for pod in self._api.pods.values() if not pod.ended}
-        strandings = {
-            (one.pod_uid if one.pod is None else one.pod.name, one.container, one.uuid): one
-            for one in stranded(held, present, config.shares, alive)
-        }
-        for key, one in strandings.items():
-            if key not in self._told:
-                self._reports.instance_gone(one)
-        self._told = frozenset(strandings)

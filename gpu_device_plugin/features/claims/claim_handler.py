@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpu_device_plugin.cluster.node_pods import NodePods
-    from gpu_device_plugin.cluster.writers.resource_slices import ClaimsApi
     from gpu_device_plugin.features.claims.claim_store import ClaimStore
+    from gpu_device_plugin.features.claims.resource_slices import ClaimsApi
     from gpu_device_plugin.kubelet._proto import dra_v1_pb2
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resource_claims import Claim
