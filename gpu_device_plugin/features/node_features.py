@@ -13,9 +13,7 @@ NODE_FEATURES = (
     FeatureSpec("limits", "gpu_device_plugin.features.limits.node:Limits", needs=("use",)),
     FeatureSpec("idle", "gpu_device_plugin.features.idle.node:Idle", needs=("use",)),
     FeatureSpec("history", "gpu_device_plugin.features.history.node:PastHour", needs=("use",)),
-    FeatureSpec(
-        "cordon", "gpu_device_plugin.features.cordon.node:AutomaticCordons", needs=("history",), needs_api=True
-    ),
+    FeatureSpec("cordon", "gpu_device_plugin.features.cordon.node:Cordons", needs_api=True),
     FeatureSpec("audit", "gpu_device_plugin.features.audit.node:Audit", needs=("use",)),
     FeatureSpec("mig", "gpu_device_plugin.features.mig.node:OrphanedInstances"),
     FeatureSpec("claims", "gpu_device_plugin.features.claims.node:Claims", needs_api=True),

@@ -277,4 +277,3 @@ class Configuration:
             self._reports.limits_missing(config.missing)
         if (cordons := config.facts.cordons) != before.facts.cordons:
             self._cordons_read.set(write_cordons(cordons) or "")
-            self._reports.cordons_changed(before.facts.cordons, cordons)

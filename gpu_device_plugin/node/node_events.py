@@ -12,10 +12,9 @@ from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.node.rules.health.gpu_health import Cause, judge
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from gpu_device_plugin.hardware.gpu_health_tracker import HealthChange
-    from gpu_device_plugin.model.contract.cordons import Cordon
     from gpu_device_plugin.node.node_api import NodeApi
     from gpu_device_plugin.node.node_state import NodeState
     from gpu_device_plugin.node.rules.health.gpu_health import Xid
@@ -74,26 +73,19 @@ class Reports:
     def serving_changed(self, serving: Serving) -> None:
         """The node serves in another mode than before, or waits to do so."""
         if serving.waits:
-            self._tell("ServingWaits", serving.waits, "Serve")
+            self._api.announce(_log, "ServingWaits", serving.waits, "Serve")
         else:
-            self._tell("Serving", f"this node gives GPUs by {serving.mode}", "Serve", logging.INFO)
+            self._api.announce(_log, "Serving", f"this node gives GPUs by {serving.mode}", "Serve", logging.INFO)
 
     def refused_again_and_again(self, shares: int, advice: str) -> None:
         """Containers that request `shares` shares are refused so often that a person should act."""
         asked = format_mib(shares * self._state.node.shares.share_mib)
-        self._tell("GPUMemoryFragmented", f"pods of {asked} are refused again and again: {advice}", "Refuse")
-
-    def cordons_changed(self, before: Mapping[str, Cordon], now: Mapping[str, Cordon]) -> None:
-        """GPUs, by UUID, were put aside, or taken back into use."""
-        for uuid, cordon in now.items():
-            if before.get(uuid) != cordon:
-                self._tell("GPUCordoned", f"{self.name_of(uuid)} ({uuid}) is {cordon}", "Cordon")
-        for uuid in before.keys() - now.keys():
-            self._tell("GPUUncordoned", f"{self.name_of(uuid)} ({uuid}) takes pods again", "Uncordon", logging.INFO)
+        sentence = f"pods of {asked} are refused again and again: {advice}"
+        self._api.announce(_log, "GPUMemoryFragmented", sentence, "Refuse")
 
     def limits_missing(self, sentence: str) -> None:
         """The means of limiting memory that the administrator wants is not there."""
-        self._tell("GPULimitsUnavailable", f"memory limits are not there: {sentence}", "Limit")
+        self._api.announce(_log, "GPULimitsUnavailable", f"memory limits are not there: {sentence}", "Limit")
 
     def settings_read(self, outcome: Reload[NodeSettings]) -> None:
         """Settings were read again, and those that need no restart were applied."""
@@ -112,11 +104,6 @@ class Reports:
         """Changed settings cannot be used; the current ones stay in force."""
         _log.error("the configuration stays as it was", extra={"why": why})
         self._api.event("SettingsRefused", f"The settings of the agent stay as they were: {why}", "Reload")
-
-    def _tell(self, reason: str, sentence: str, action: str, level: int = logging.WARNING) -> None:
-        """Log a sentence without a full stop, and post it as an Event."""
-        _log.log(level, "%s", sentence)
-        self._api.event(reason, f"{sentence[0].upper()}{sentence[1:]}.", action, warning=level > logging.INFO)
 
     def name_of(self, uuid: str) -> str:
         """Return what people call a GPU."""
