@@ -1,4 +1,8 @@
-"""The node agent: its parts, and how they are wired together; in one piece, as both ends of a wire are to be seen."""
+"""Builds the node agent and connects its components.
+
+From top to bottom: what is built in which order, what runs, what is told from outside, and what one component's news
+means for the others.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +62,7 @@ _log = logging.getLogger(__name__)
 
 
 class NodeAgent:
-    """The parts of an agent, which follow each other's published values."""
+    """The components of an agent. They follow each other's published values; what none of them knows is here."""
 
     def __init__(
         self,
@@ -73,6 +77,7 @@ class NodeAgent:
 
         `dev` is the directory of the device nodes, `proc` that of the processes, `cgroups` that of the cgroups.
         """
+        # What is known of the node, and whom to tell.
         self.settings = Observable(settings)
         self.config = config = Observable(initial(settings))
         """How the node gives its GPUs to pods."""
@@ -85,6 +90,7 @@ class NodeAgent:
             self.hardware = Hardware(settings.gpus, on_change=self.reports.health_changed, on_xid=self.reports.xid_seen)
         except DescriptionError as error:
             raise UsageError(str(error)) from error
+        # The device plugin: what it offers, what the kubelet says of it, and how it is registered.
         self.other_plugins = OtherPlugins(api)
         self.advertiser = Advertiser(self.state, config, self.reports, settings.refusal_limit)
         self.kubelet_records = KubeletRecords(
@@ -121,6 +127,7 @@ class NodeAgent:
             other_plugins=self.other_plugins,
             last_mode=StateFile(settings.device_plugin_dir, WAY),
         )
+        # The features, and what they and the rest share.
         self.entries: Observable[tuple[DeviceHold, ...]] = Observable(())
         """What each container holds: by the kubelet's checkpoint, and in other ways."""
         self.limit_states: Observable[Mapping[Place, LimitState]] = Observable({})
@@ -151,9 +158,10 @@ class NodeAgent:
         servers = (server for feature in self.features if (server := feature.server()) is not None)
         self.server: Server = next(servers, self.plugin)
         """Who serves pods."""
+        # What needs the features.
         self._answers = AllocationHandler(
             self.state,
-            None if cluster is None else cluster.waiting,
+            api.waiting,
             self.metrics,
             config=config,
             dev=dev,
@@ -162,10 +170,6 @@ class NodeAgent:
             features=self.features,
             starts=Starts(self.state, self.entries, api, self.kubelet_records.listed),
         )
-        self._lock = NodeLock(settings.device_plugin_dir)
-        self._share_size = StateFile(settings.device_plugin_dir, SHARE_SIZE)
-        # Without it the share size stays what it was, so a power cut does no harm.
-        self._ended_pods = StateFile(settings.device_plugin_dir, ENDED_PODS, lasting=False)
         self.configuration = Configuration(
             config,
             self.settings,
@@ -179,6 +183,11 @@ class NodeAgent:
             other_plugins=self.other_plugins,
             reconciler=self.reconciler,
         )
+        # What stays on the node for the next agent, and what people ask of this one.
+        self._lock = NodeLock(settings.device_plugin_dir)
+        self._share_size = StateFile(settings.device_plugin_dir, SHARE_SIZE)
+        # Without it the share size stays what it was, so a power cut does no harm.
+        self._ended_pods = StateFile(settings.device_plugin_dir, ENDED_PODS, lasting=False)
         self._paused = Observable(value=False)
 
     def __repr__(self) -> str:
@@ -208,8 +217,9 @@ class NodeAgent:
             self._lock.release()
 
     def _parts(self) -> list[Coroutine[Any, Any, NoReturn]]:
+        """Return what runs together; tasks of features start after the configuration's."""
         entries = self.reconciler.checkpoint_entries
-        parts = [
+        return [
             self.hardware.run(),
             self.configuration.run(),
             self.config.follow(self._take_config),
@@ -220,14 +230,10 @@ class NodeAgent:
             self.reconciler.rounds.follow(self._round_over),
             entries.follow(self._holders_changed),
             *(more.follow(self._holders_changed) for more in self._further_entries),
+            *(() if self.cluster is None else (self.cluster.run(),)),
+            self.api.users.follow(self.reconciler.users_changed),
+            entries.follow(self.api.learn),
         ]
-        if self.cluster is not None:
-            parts += [
-                self.cluster.run(),
-                self.cluster.users.follow(self.reconciler.users_changed),
-                entries.follow(self.cluster.learn),
-            ]
-        return parts
 
     def of(self, kind: type[F]) -> F:
         """Return a feature of this agent.
@@ -304,7 +310,7 @@ class NodeAgent:
     async def _prepare(self) -> None:
         """Bring ledger and device lists up to date before any resource is registered."""
         self._lock.take()
-        self._tell_kubelet()
+        self.api.kubelet_is(self.kubelet_records.kubelet)
         self._share_size.write(str(self.state.node.shares.share_mib))
         remove_stale_sockets(self.settings.value.device_plugin_dir)
         await self.reconciler.prepare()
@@ -323,13 +329,10 @@ class NodeAgent:
 
     def _registration_event(self, event: RegistrationEvent, details: dict[str, object]) -> None:
         if event is RegistrationEvent.REGISTERED:
-            self._tell_kubelet()  # it may have started while the plugin was being prepared
+            self.api.kubelet_is(self.kubelet_records.kubelet)  # it may have started while the plugin was being prepared
             self.reconciler.registered()
             self.plugin.registered.set()
         self.reports.registration(event, details)
-
-    def _tell_kubelet(self) -> None:
-        self.api.kubelet_is(self.kubelet_records.kubelet)
 
     def _round_over(self, _round: int) -> None:
         ended = " ".join(sorted(self.kubelet_records.over))

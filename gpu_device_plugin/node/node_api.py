@@ -14,13 +14,15 @@ from gpu_device_plugin.node.rules.ended_pods import PodsInApi
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from gpu_device_plugin.cluster.client.config import ClusterConfig
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
     from gpu_device_plugin.model.contract.cordons import Cordon
     from gpu_device_plugin.model.gpus import Gpu
+    from gpu_device_plugin.model.holds import DeviceHold
     from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.node.waiting_pods import WaitingPods
     from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)
@@ -80,6 +82,10 @@ class NodeApi:
         self.happenings = Happenings()
         self.pod_changes: Observable[Mapping[str, Pod]] = Observable({})
         """The pods bound to our node, by UID, set with every change of one."""
+        self.users: Observable[frozenset[str]] = Observable(frozenset())
+        """UIDs of the pods that request devices and have not ended."""
+        self.waiting: WaitingPods | None = None
+        """The pods that wait for devices; None: no API shows them."""
 
     @property
     def pods(self) -> Mapping[str, Pod]:
@@ -144,6 +150,9 @@ class NodeApi:
 
     async def announce_shutdown(self, _within_s: float = 1.0) -> None:
         """Publish on our node that its agent is about to end, and linger for pods that are being bound."""
+
+    def learn(self, holds: Sequence[DeviceHold]) -> None:
+        """Take over from the kubelet's checkpoint which container has which devices, and settle the promises by it."""
 
     def kubelet_is(self, identity: str) -> None:
         """Learn which kubelet process runs, see `NodePods.kubelet_is`."""

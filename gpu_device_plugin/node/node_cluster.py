@@ -7,7 +7,6 @@ import logging
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together
 from gpu_device_plugin.cluster.client.answers import translated
 from gpu_device_plugin.cluster.client.api_client import Client
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import NoReturn
 
+    from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.cluster.client.config import ClusterConfig
     from gpu_device_plugin.cluster.writers.evictions import Eviction
     from gpu_device_plugin.model.contract.cordons import Cordon
@@ -71,7 +71,7 @@ class NodeCluster(NodeApi):
         reader = PodReader(names, READ_BY_AGENT.__contains__, ids=True, claims=True, mig=True, owners=True)
         self.followed = NodePods(self.client, reader, settings.node_name)
         self.pod_changes = self.followed.changes
-        self.waiting = WaitingPods(self.followed, settings.offered, metrics, state)
+        self.waiting: WaitingPods = WaitingPods(self.followed, settings.offered, metrics, state)
         self._writer = PodWriter(self.client, node=settings.node_name, refused=self._refused)
         self._events = EventWriter(self.client, instance=settings.node_name)
         self._self = OwnNode(self.client, settings.node_name)
@@ -90,8 +90,6 @@ class NodeCluster(NodeApi):
         """Seconds for the answer to an eviction."""
         self.look_s = 60.0
         """Seconds between two readings of our node, for changed labels and for notes that another client removed."""
-        self.users: Observable[frozenset[str]] = Observable(frozenset())
-        """UIDs of the pods that request devices and have not ended."""
 
     async def run(self) -> NoReturn:
         """Follow and publish until cancelled; owns the connections."""
@@ -159,8 +157,7 @@ class NodeCluster(NodeApi):
         )
         self.event("PodNotAnnotated", note, "Annotating")
 
-    def learn(self, holds: Sequence[DeviceHold]) -> None:
-        """Take over from the kubelet's checkpoint which container has which devices, and settle the promises by it."""
+    def learn(self, holds: Sequence[DeviceHold]) -> None:  # noqa: D102
         self.waiting.learn(holds)
         self._pod_annotations.learn(holds)
 

@@ -27,7 +27,7 @@ class Elastic(NodeFeature):
 
     def __init__(self, node: NodeContext) -> None:
         """Prepare for `node`."""
-        settings, cluster, use = node.settings.value, node.cluster, node.of(Use)
+        settings, use = node.settings.value, node.of(Use)
         self._node, self._use = node, use
         use.watch.may_borrow = lambda: node.settings.value.borrowers != "off"
         self.guarantees = Guarantees(
@@ -35,7 +35,7 @@ class Elastic(NodeFeature):
             node.api,
             node.checkpoint_entries,
             SavedGuarantees(settings.device_plugin_dir),
-            waiting=tuple if cluster is None else cluster.waiting.waiting,
+            waiting=tuple if node.api.waiting is None else node.api.waiting.waiting,
             withheld=lambda: node.config.value.why_not_offered,
         )
         evictions = node.get(Evictions)
