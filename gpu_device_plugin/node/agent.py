@@ -14,7 +14,6 @@ from gpu_device_plugin.aio.waiting import together
 from gpu_device_plugin.core.report.gauges import NodeMetrics
 from gpu_device_plugin.features.claims.serving_mode_switch import ServingModeSwitch
 from gpu_device_plugin.features.conflicts.node import ConflictingPlugins
-from gpu_device_plugin.features.mps.node import Mps
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import Hardware
@@ -180,7 +179,7 @@ class NodeAgent:
             self.reports,
             hardware=self.hardware,
             api=api,
-            mps=None if (mps := self.features.get(Mps)) is None else mps.link,
+            features=self.features,
             serving=self.serving_switch.serving,
             conflicting_plugins=self.conflicting_plugins,
             reconciler=self.reconciler,
