@@ -9,8 +9,8 @@ NODE_FEATURES = (
     FeatureSpec("eviction", "gpu_device_plugin.features.eviction.node:Evictions", needs=("use",), needs_api=True),
     FeatureSpec("over_use", "gpu_device_plugin.features.over_use.node:OverUseOfMemory", needs=("use",)),
     FeatureSpec("elastic", "gpu_device_plugin.features.elastic.node:Elastic", needs=("use",)),
-    FeatureSpec("mps", "gpu_device_plugin.features.mps.node:Mps"),
     FeatureSpec("limits", "gpu_device_plugin.features.limits.node:Limits", needs=("use",)),
+    FeatureSpec("mps", "gpu_device_plugin.features.mps.node:Mps", needs=("use", "limits")),
     FeatureSpec("idle", "gpu_device_plugin.features.idle.node:Idle", needs=("use",)),
     FeatureSpec("history", "gpu_device_plugin.features.history.node:PastHour", needs=("use",)),
     FeatureSpec("cordon", "gpu_device_plugin.features.cordon.node:Cordons", needs_api=True),
@@ -18,8 +18,8 @@ NODE_FEATURES = (
     FeatureSpec("mig", "gpu_device_plugin.features.mig.node:OrphanedInstances"),
     FeatureSpec("claims", "gpu_device_plugin.features.claims.node:Claims", needs_api=True),
 )
-"""In the order in which they are made, and take part in answers: what a container may use is known before MPS limits it
-to that, and what is required of its limits comes last. A feature that is absent because another is, or without the
+"""In the order in which they are made, and take part in answers: what a container may use is known before it is
+limited to that. A feature that is absent because another is, or without the
 Kubernetes API, is missed by nobody."""
 
 

@@ -16,7 +16,6 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together
 from gpu_device_plugin.core.report.gauges import NodeMetrics
-from gpu_device_plugin.features.mps.node import Mps
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import Hardware
@@ -178,7 +177,7 @@ class NodeAgent:
             self.reports,
             hardware=self.hardware,
             api=api,
-            mps=None if (mps := self.features.get(Mps)) is None else mps.link,
+            features=self.features,
             serving=self.server.serving,
             other_plugins=self.other_plugins,
             reconciler=self.reconciler,

@@ -93,7 +93,7 @@ class DraDriver:
         facts = SliceInputs(
             order=(),
             driver_version=config.facts.inventory.driver_version,
-            enforcements={uuid: gpu.enforcement for uuid, gpu in config.delivery.enforcements.items()},
+            enforcements={uuid: gpu.enforcement for uuid, gpu in config.means.gpus.items()},
             evict=config.choices.evict,
             kinds=frozenset(self._settings.resources),
         )

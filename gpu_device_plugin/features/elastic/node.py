@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.node.extension import Contribution, GrantRequest, StartRequest, Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
     from gpu_device_plugin.node.rules.admission import Refused
-    from gpu_device_plugin.node.rules.extra_grant import GrantOwner, Mount
+    from gpu_device_plugin.node.rules.container_grants import GrantOwner, Mount
 
 
 class Elastic(NodeFeature):

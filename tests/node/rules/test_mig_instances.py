@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan, refuse_unlimited
 from gpu_device_plugin.features.limits.rules.limit_verification import by_kind
 from gpu_device_plugin.model.contract.promises import Promise
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
@@ -16,15 +17,15 @@ from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.placing import POLICIES, Demand, Placement
 from gpu_device_plugin.model.resources import Kind, Names, Resource
 from gpu_device_plugin.model.shares import SHARES, WHOLE_GPUS, Listing, parse_id
-from gpu_device_plugin.node.rules.admission import Refused, Why, admit, refuse_unlimited
+from gpu_device_plugin.node.rules.admission import Refused, Why, admit
 from gpu_device_plugin.node.rules.advertised_devices import offers
-from gpu_device_plugin.node.rules.container_grants import Delivery, grant
-from gpu_device_plugin.node.rules.extra_grant import NOBODY
+from gpu_device_plugin.node.rules.container_grants import NOBODY, Delivery, grant
 from gpu_device_plugin.node.rules.health.gpu_health import Cause, GpuHealth, Problem, with_cards
 from gpu_device_plugin.node.rules.holdings import Holding
 from gpu_device_plugin.node.rules.node import Block, Node
 from gpu_device_plugin.node.rules.node_config import out_of_service
 from gpu_device_plugin.node.rules.preferred_allocation import PreferredAllocationRequest
+from tests.limiting import granted
 from tests.mig import instance, inventory, mig_node
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ def test_two_instances_of_one_gpu_need_each_device_node_once() -> None:
 @pytest.mark.parametrize(("amount", "enforcement"), [(4, "advisory"), (10, "partition")])
 def test_all_shares_of_an_instance_are_held_by_the_hardware(amount: int, enforcement: str) -> None:
     node = mig_node((10, 10))
-    made = grant(Placement(Demand(MEMORY, amount), ((1, amount),)), node.shares, Delivery())
+    made = granted(Placement(Demand(MEMORY, amount), ((1, amount),)), node.shares)
     assert made.envs == {
         "NVIDIA_VISIBLE_DEVICES": "MIG-0-1",
         "GPUSHARE_MEMORY_LIMIT_BY": enforcement,
@@ -204,7 +205,7 @@ def test_all_shares_of_an_instance_are_held_by_the_hardware(amount: int, enforce
 
 def test_limits_that_are_not_there_refuse_a_part_of_an_instance_and_not_all_of_it() -> None:
     node = mig_node((10,))
-    plan = Delivery(
+    plan = LimitPlan(
         {"MIG-0-0": GpuEnforcement(Enforcement.ADVISORY, "no means", "limits are required here")}, refuse=True
     )
     part = refuse_unlimited(node, MEMORY, ["MIG-0-0::0"], plan, NOBODY)
