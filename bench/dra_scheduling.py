@@ -22,7 +22,7 @@ from bench.extender import running
 from bench.kubeapi import Bound, KubeApi, following
 from bench.node_agent import Row
 from bench.scheduler import PREFIX
-from gpu_device_plugin.cluster.objects.resource_claims import read_claim
+from gpu_device_plugin.features.claims.claim_objects import read_claim
 from gpu_device_plugin.features.claims.contract import DRIVER, SHARED_CLASS, WHOLE_CLASS, parse_device_name
 from gpu_device_plugin.features.claims.rules.devices import SliceInputs
 from gpu_device_plugin.features.claims.rules.pool import contents, writes

@@ -8,7 +8,7 @@ import signal
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Generic, NoReturn, Protocol, TypeVar
 
 from gpu_device_plugin.aio.waiting import together, within
 from gpu_device_plugin.settings.knobs import Settings, UsageError, reload
@@ -17,13 +17,19 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
-    from gpu_device_plugin.features.limits.settings import LimitSettings
-    from gpu_device_plugin.features.mps.settings import MpsSettings
-    from gpu_device_plugin.settings.common import ProgramSettings
     from gpu_device_plugin.settings.sources import Sources, Texts
 
+
+class LoggingSettings(Settings, Protocol):
+    """The settings of a program that runs permanently."""
+
+    @property
+    def log_level(self) -> str:
+        """The least severity that is logged."""
+
+
 S = TypeVar("S", bound=Settings)
-P = TypeVar("P", bound="ProgramSettings | MpsSettings | LimitSettings")
+P = TypeVar("P", bound=LoggingSettings)
 
 _log = logging.getLogger(__name__)
 

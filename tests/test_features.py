@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,7 +11,7 @@ import pytest
 from gpu_device_plugin.core.report.gauges import NodeMetrics
 from gpu_device_plugin.features.node_features import NODE_FEATURES, without
 from gpu_device_plugin.model.condition import GpuTelemetry
-from gpu_device_plugin.model.contract.keys import NODE_GPUS, NODE_USE
+from gpu_device_plugin.model.contract.keys import NODE_GPUS, NODE_LIMITS, NODE_USE
 from tests import names
 from tests.node.cluster_harness import Cluster, cluster, promise
 from tests.node.harness import T4, gpus_of, pod
@@ -18,16 +19,18 @@ from tests.nodes import node
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from gpu_device_plugin.node.feature_context import FeatureSpec
 
 
 class Traces(NamedTuple):
-    """Families of metrics, paths, and annotations of the node."""
+    """Families of metrics, paths, annotations of the node, and variables of containers."""
 
     families: set[str] = set()  # noqa: RUF012 - never changed
     routes: set[str] = set()  # noqa: RUF012 - never changed
     annotations: set[str] = set()  # noqa: RUF012 - never changed
+    variables: set[str] = set()  # noqa: RUF012 - never changed
 
 
 CONDITIONS = {
@@ -56,7 +59,7 @@ OWN: Mapping[str, Traces] = {
     ),
     "over_use": Traces({"gpushare_containers_over"}),
     "mps": Traces({"gpushare_mps_ready"}),
-    "limits": Traces({"gpushare_limit_states"}),
+    "limits": Traces({"gpushare_limit_states"}, set(), {NODE_LIMITS}, {"GPUSHARE_MEMORY_LIMIT_BY"}),
     "history": Traces(CONDITIONS, {"/history", "/incidents"}),
 }
 """What is a feature's own; of the others nothing is seen on a node where nothing happens."""
@@ -67,7 +70,7 @@ def absent(*names: str) -> set[str]:
     return {spec.name for spec in NODE_FEATURES} - {spec.name for spec in without(*names)}
 
 
-async def traces(there: Cluster) -> Traces:
+async def traces(there: Cluster, variables: set[str]) -> Traces:
     """Return what an agent with some pods shows."""
     agent = there.node.agent
     assert agent is not None
@@ -76,7 +79,7 @@ async def traces(there: Cluster) -> Traces:
         await there.node.until(lambda: NODE_USE in annotations_of_node(there))
     families = re.findall(r"^# HELP (\w+)", await there.metrics(), re.MULTILINE)
     routes = {route.path.rstrip("/") for feature in agent.features for route in feature.routes()}
-    return Traces(set(families), routes, annotations_of_node(there))
+    return Traces(set(families), routes, annotations_of_node(there), variables)
 
 
 def annotations_of_node(there: Cluster) -> set[str]:
@@ -98,7 +101,7 @@ async def run(features: Sequence[FeatureSpec]) -> Traces:
             if turn == "first":
                 await there.node.kubelet.restart()
                 await there.node.ready()
-        return await traces(there)
+        return await traces(there, set(shared.only.received.envs))
 
 
 @pytest.mark.parametrize("names", [[name] for name in NAMES] + [NAMES], ids=[*NAMES, "all"])
@@ -108,6 +111,32 @@ async def test_an_agent_without_features_lacks_nothing_but_what_is_their_own(nam
     for found, kept, owned in zip(everything, left, zip(*own, strict=True), strict=True):
         assert found - kept == set().union(*owned)
         assert kept <= found
+
+
+@pytest.mark.parametrize(("name", "limits"), [("limits", "driver"), ("limits", "mps"), ("mps", "mps")])
+async def test_without_limits_or_mps_a_container_gets_nothing_of_them(name: str, limits: str, tmp_path: Path) -> None:
+    async with cluster([T4 | {"memory_limits": True}]) as there:
+        there.node.features = without(name)
+        there.node.settings |= {"limits": limits, "limits_fallback": "advisory", "mps_dir": str(tmp_path)}
+        await there.start_agent()
+        received = (await there.run(pod("a", mem=5), promise(0, 5))).only.received
+        by = received.envs.get("GPUSHARE_MEMORY_LIMIT_BY")
+        assert by == ("advisory" if name == "mps" else None)
+        assert not [each for each in received.envs if each.startswith(("NVIDIA_GPU_MEMORY", "CUDA_MPS"))]
+        assert not received.mounts
+    assert not os.listdir(tmp_path)  # noqa: PTH208 - nothing else runs any more
+
+
+async def test_an_agent_without_mps_refuses_shares_where_mps_is_required() -> None:
+    async with cluster([T4]) as there:
+        there.node.features = without("mps")
+        there.node.settings |= {"limits": "mps"}
+        await there.start_agent()
+        assert there.node.agent is not None
+        assert (
+            "asks for mps: this agent has no mps; containers are refused" in there.node.agent.config.value.means.missing
+        )
+        assert (await there.run(pod("a", mem=5), promise(0, 5))).phase == "Failed"
 
 
 def test_a_feature_comes_after_those_that_it_needs() -> None:

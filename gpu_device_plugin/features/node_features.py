@@ -3,24 +3,23 @@
 from gpu_device_plugin.node.feature_context import FeatureSpec
 
 NODE_FEATURES = (
-    FeatureSpec("conflicts", "gpu_device_plugin.features.conflicts.node:ConflictingPlugins"),
     FeatureSpec("forgotten", "gpu_device_plugin.features.forgotten.node:ForgottenPods"),
+    FeatureSpec("conflicts", "gpu_device_plugin.features.conflicts.node:ConflictingPlugins"),
     FeatureSpec("use", "gpu_device_plugin.features.use.node:Use"),
     FeatureSpec("eviction", "gpu_device_plugin.features.eviction.node:Evictions", needs=("use",), needs_api=True),
     FeatureSpec("over_use", "gpu_device_plugin.features.over_use.node:OverUseOfMemory", needs=("use",)),
     FeatureSpec("elastic", "gpu_device_plugin.features.elastic.node:Elastic", needs=("use",)),
-    FeatureSpec("mps", "gpu_device_plugin.features.mps.node:Mps"),
     FeatureSpec("limits", "gpu_device_plugin.features.limits.node:Limits", needs=("use",)),
+    FeatureSpec("mps", "gpu_device_plugin.features.mps.node:Mps", needs=("use", "limits")),
     FeatureSpec("idle", "gpu_device_plugin.features.idle.node:Idle", needs=("use",)),
     FeatureSpec("history", "gpu_device_plugin.features.history.node:PastHour", needs=("use",)),
-    FeatureSpec(
-        "cordon", "gpu_device_plugin.features.cordon.node:AutomaticCordons", needs=("history",), needs_api=True
-    ),
+    FeatureSpec("cordon", "gpu_device_plugin.features.cordon.node:Cordons", needs_api=True),
     FeatureSpec("audit", "gpu_device_plugin.features.audit.node:Audit", needs=("use",)),
+    FeatureSpec("mig", "gpu_device_plugin.features.mig.node:OrphanedInstances"),
     FeatureSpec("claims", "gpu_device_plugin.features.claims.node:Claims", needs_api=True),
 )
-"""In the order in which they are made, and take part in answers: what a container may use is known before MPS limits it
-to that, and what is required of its limits comes last. A feature that is absent because another is, or without the
+"""In the order in which they are made, and take part in answers: what a container may use is known before it is
+limited to that. A feature that is absent because another is, or without the
 Kubernetes API, is missed by nobody."""
 
 

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntFlag, StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 
 class ConditionGroup(StrEnum):
@@ -136,3 +141,17 @@ class GpuReading:
     """None: the driver does not list processes on this GPU (MIG, an old driver), or the GPU cannot be read."""
     used_mib: int | None = None
     """Memory in use by anybody, without the driver's own reservation; None: unknown."""
+
+
+FAULTS: Mapping[str, tuple[str, Callable[[GpuTelemetry], bool]]] = MappingProxyType(
+    {
+        "ecc-uncorrected": ("uncorrected memory errors", lambda gpu: bool(gpu.ecc_uncorrected)),
+        "memory-repair-pending": ("a repair of its memory waits for a reset", lambda gpu: bool(gpu.repair_pending)),
+        "memory-not-repaired": ("a repair of its memory failed", lambda gpu: bool(gpu.repair_failed)),
+        "slowed-by-heat": (
+            "its clocks are lowered by heat",
+            lambda gpu: bool((gpu.throttle or 0) & BY_HEAT),
+        ),
+    }
+)
+"""The faults that an administrator can choose, by their codes, each with a clause about the GPU."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Enforcement(StrEnum):
@@ -29,6 +33,12 @@ class Enforcement(StrEnum):
 
 CHOOSABLE = tuple(enforcement for enforcement in Enforcement if enforcement is not Enforcement.PARTITION)
 """The means that a setting or a label can ask for, the strongest first. A partition is a matter of what a pod asks."""
+
+
+AUTO = "auto"
+"""A value of the setting `limits`: the driver's limits where they are, and nothing is asked for where they are not."""
+LIMITS = (AUTO, *CHOOSABLE)
+"""The values of the setting `limits` and of the node label `SET_LIMITS_LABEL`."""
 
 
 class LimitStatus(StrEnum):
@@ -77,3 +87,33 @@ class GpuEnforcement:
     refusal: str = ""
     """Why containers are refused shares of this GPU: the wanted means is not there, and none other may take its place.
     Empty: they are not refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitMeans:
+    """The means of limiting on a node's GPUs, as a feature chooses them."""
+
+    gpus: Mapping[str, GpuEnforcement] = field(default_factory=dict)
+    """By the UUIDs of the GPUs that are shared."""
+    closed: Mapping[str, str] = field(default_factory=dict)
+    """Why GPUs (by UUID) are given whole only, as a clause."""
+    missing: str = ""
+    """The wanted means that are not there, in a sentence for an Event; empty: all are there."""
+    names_pods: bool = False
+    """What a container gets for its limits is wrong for any other."""
+
+
+def summary(gpus: Mapping[int, GpuEnforcement]) -> str:
+    """Return the means of a node with their reasons in a sentence for a log; empty for a node without GPUs."""
+    alike: dict[tuple[Enforcement, str, bool], list[int]] = {}
+    for position, gpu in sorted(gpus.items()):
+        alike.setdefault((gpu.enforcement, gpu.why, bool(gpu.refusal)), []).append(position)
+    return "; ".join(
+        f"{'refused' if refused else enforcement}{f' on GPU {numbered(positions)}' if len(alike) > 1 else ''}: {why}"
+        for (enforcement, why, refused), positions in alike.items()
+    )
+
+
+def numbered(positions: list[int]) -> str:
+    """Return the numbers of some GPUs for a sentence."""
+    return ", ".join(map(str, positions))

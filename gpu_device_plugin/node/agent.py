@@ -1,4 +1,8 @@
-"""The node agent: its parts, and how they are wired together; in one piece, as both ends of a wire are to be seen."""
+"""Builds the node agent and connects its components.
+
+From top to bottom: what is built in which order, what runs, what is told from outside, and what one component's news
+means for the others.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,6 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together
 from gpu_device_plugin.core.report.gauges import NodeMetrics
-from gpu_device_plugin.features.mps.node import Mps
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import Hardware
@@ -33,10 +36,9 @@ from gpu_device_plugin.node.configuration import Configuration, initial, initial
 from gpu_device_plugin.node.extension import Features
 from gpu_device_plugin.node.feature_context import NodeContext, make_features
 from gpu_device_plugin.node.node_api import NodeApi, reach_api
-from gpu_device_plugin.node.node_events import OrphanedInstances, Reports
+from gpu_device_plugin.node.node_events import Reports
 from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.node.reconciler import Reconciler
-from gpu_device_plugin.node.rules.ended_pods import PodsInApi
 from gpu_device_plugin.node.rules.node import Node
 from gpu_device_plugin.node.serving import DevicePlugin, OtherPlugins
 from gpu_device_plugin.probes import serving_probes
@@ -59,7 +61,7 @@ _log = logging.getLogger(__name__)
 
 
 class NodeAgent:
-    """The parts of an agent, which follow each other's published values."""
+    """The components of an agent. They follow each other's published values; what none of them knows is here."""
 
     def __init__(
         self,
@@ -74,6 +76,7 @@ class NodeAgent:
 
         `dev` is the directory of the device nodes, `proc` that of the processes, `cgroups` that of the cgroups.
         """
+        # What is known of the node, and whom to tell.
         self.settings = Observable(settings)
         self.config = config = Observable(initial(settings))
         """How the node gives its GPUs to pods."""
@@ -86,6 +89,7 @@ class NodeAgent:
             self.hardware = Hardware(settings.gpus, on_change=self.reports.health_changed, on_xid=self.reports.xid_seen)
         except DescriptionError as error:
             raise UsageError(str(error)) from error
+        # The device plugin: what it offers, what the kubelet says of it, and how it is registered.
         self.other_plugins = OtherPlugins(api)
         self.advertiser = Advertiser(self.state, config, self.reports, settings.refusal_limit)
         self.kubelet_records = KubeletRecords(
@@ -93,7 +97,7 @@ class NodeAgent:
             settings.pod_resources_socket,
             settings.names,
             listener=lambda: self.registration.listener,
-            in_api=PodsInApi if cluster is None else cluster.pods_in_api,
+            in_api=api.pods_in_api,
         )
         self.features = Features()
         self.reconciler = Reconciler(
@@ -122,6 +126,7 @@ class NodeAgent:
             other_plugins=self.other_plugins,
             last_mode=StateFile(settings.device_plugin_dir, WAY),
         )
+        # The features, and what they and the rest share.
         self.entries: Observable[tuple[DeviceHold, ...]] = Observable(())
         """What each container holds: by the kubelet's checkpoint, and in other ways."""
         self.limit_states: Observable[Mapping[Place, LimitState]] = Observable({})
@@ -152,9 +157,10 @@ class NodeAgent:
         servers = (server for feature in self.features if (server := feature.server()) is not None)
         self.server: Server = next(servers, self.plugin)
         """Who serves pods."""
+        # What needs the features.
         self._answers = AllocationHandler(
             self.state,
-            None if cluster is None else cluster.waiting,
+            api.waiting,
             self.metrics,
             config=config,
             dev=dev,
@@ -163,11 +169,6 @@ class NodeAgent:
             features=self.features,
             starts=Starts(self.state, self.entries, api, self.kubelet_records.listed),
         )
-        self._stranding = OrphanedInstances(config, self.entries, self.kubelet_records, api, self.reports)
-        self._lock = NodeLock(settings.device_plugin_dir)
-        self._share_size = StateFile(settings.device_plugin_dir, SHARE_SIZE)
-        # Without it the share size stays what it was, so a power cut does no harm.
-        self._ended_pods = StateFile(settings.device_plugin_dir, ENDED_PODS, lasting=False)
         self.configuration = Configuration(
             config,
             self.settings,
@@ -176,11 +177,16 @@ class NodeAgent:
             self.reports,
             hardware=self.hardware,
             api=api,
-            mps=None if (mps := self.features.get(Mps)) is None else mps.link,
+            features=self.features,
             serving=self.server.serving,
             other_plugins=self.other_plugins,
             reconciler=self.reconciler,
         )
+        # What stays on the node for the next agent, and what people ask of this one.
+        self._lock = NodeLock(settings.device_plugin_dir)
+        self._share_size = StateFile(settings.device_plugin_dir, SHARE_SIZE)
+        # Without it the share size stays what it was, so a power cut does no harm.
+        self._ended_pods = StateFile(settings.device_plugin_dir, ENDED_PODS, lasting=False)
         self._paused = Observable(value=False)
 
     def __repr__(self) -> str:
@@ -210,8 +216,9 @@ class NodeAgent:
             self._lock.release()
 
     def _parts(self) -> list[Coroutine[Any, Any, NoReturn]]:
+        """Return what runs together; tasks of features start after the configuration's."""
         entries = self.reconciler.checkpoint_entries
-        parts = [
+        return [
             self.hardware.run(),
             self.configuration.run(),
             self.config.follow(self._take_config),
@@ -222,15 +229,10 @@ class NodeAgent:
             self.reconciler.rounds.follow(self._round_over),
             entries.follow(self._holders_changed),
             *(more.follow(self._holders_changed) for more in self._further_entries),
+            *(() if self.cluster is None else (self.cluster.run(),)),
+            self.api.users.follow(self.reconciler.users_changed),
+            entries.follow(self.api.learn),
         ]
-        if self.cluster is not None:
-            parts += [
-                self.cluster.run(),
-                self.api.node.follow(self._stranding.look),
-                self.cluster.users.follow(self.reconciler.users_changed),
-                entries.follow(self.cluster.learn),
-            ]
-        return parts
 
     def of(self, kind: type[F]) -> F:
         """Return a feature of this agent.
@@ -284,7 +286,7 @@ class NodeAgent:
             self._lock.take()
         except DirectoryError as error:
             raise UsageError(str(error)) from error
-        others = tuple(uid for feature in self.features for uid in feature.recover())
+        others = [uid for feature in self.features for uid in feature.recover()]
         files = self._share_size, self._ended_pods
         share_mib = initial_share_mib(settings.share_size_mib, self.kubelet_records, others, *files)
         if share_mib != settings.share_size_mib:
@@ -307,7 +309,7 @@ class NodeAgent:
     async def _prepare(self) -> None:
         """Bring ledger and device lists up to date before any resource is registered."""
         self._lock.take()
-        self._tell_kubelet()
+        self.api.kubelet_is(self.kubelet_records.kubelet)
         self._share_size.write(str(self.state.node.shares.share_mib))
         remove_stale_sockets(self.settings.value.device_plugin_dir)
         await self.reconciler.prepare()
@@ -326,35 +328,28 @@ class NodeAgent:
 
     def _registration_event(self, event: RegistrationEvent, details: dict[str, object]) -> None:
         if event is RegistrationEvent.REGISTERED:
-            self._tell_kubelet()  # it may have started while the plugin was being prepared
+            self.api.kubelet_is(self.kubelet_records.kubelet)  # it may have started while the plugin was being prepared
             self.reconciler.registered()
             self.plugin.registered.set()
         self.reports.registration(event, details)
-
-    def _tell_kubelet(self) -> None:
-        if self.cluster is not None:
-            self.cluster.followed.kubelet_is(self.kubelet_records.kubelet)
 
     def _round_over(self, _round: int) -> None:
         ended = " ".join(sorted(self.kubelet_records.over))
         if ended or self._ended_pods.read():
             self._ended_pods.write(ended)  # for the next agent, which has not seen them end
-        if self.cluster is not None and all(self.registration.registrations.values()):
-            self.cluster.announce_ready()
+        if all(self.registration.registrations.values()):
+            self.api.announce_ready()
 
     def _holders_changed(self, _new: object) -> None:
         observed = (self.reconciler.checkpoint_entries, *self._further_entries)
         self.entries.set(tuple(hold for entries in observed for hold in entries.value))
-        if self._stranding.possible:
-            self._stranding.look()
-            if self.cluster is not None:
-                self.cluster.note()  # who has an instance decides in which list of the node it is
+        if any(shared.gpu.instance is not None for shared in self.state.node.shares.gpus):
+            self.api.note()  # who has an instance decides in which list of the node it is
 
     def _take_config(self, config: NodeConfig) -> None:
         if not config.claims and not self.registration.registrations.keys() >= {each.name for each in config.resources}:
             self.advertiser.refresh()
             self.registration.serve_more()
-        self._stranding.look()
 
     def _reach_cluster(self) -> NodeCluster | None:
         server = reach_api(self.settings.value)

@@ -24,8 +24,7 @@ from gpu_device_plugin.node.rules.admission import (
     refuse_without_nodes,
     why_not_its_own,
 )
-from gpu_device_plugin.node.rules.container_grants import CONTROL_NODES, OPTIONAL_NODES, grant
-from gpu_device_plugin.node.rules.extra_grant import NOBODY, GrantOwner
+from gpu_device_plugin.node.rules.container_grants import CONTROL_NODES, NOBODY, OPTIONAL_NODES, GrantOwner, grant
 from gpu_device_plugin.node.rules.ledger import Ledger
 from gpu_device_plugin.node.rules.matching import Call
 from gpu_device_plugin.node.rules.preferred_allocation import UNMATCHED, PreferredAllocationRequest, spread_over
@@ -74,10 +73,6 @@ class AllocationHandler:
         self._preferred: tuple[frozenset[str], Match | None] = _NOTHING
         """The last answer to GetPreferredAllocation, until Allocate comes; the kubelet makes one call at a time."""
 
-    @property
-    def _delivery(self) -> Delivery:
-        return self.config.value.delivery
-
     async def prefer(
         self, resource: Resource, available: Iterable[str], must: Iterable[str], amount: int, *, waits: bool = True
     ) -> Sequence[str]:
@@ -125,6 +120,7 @@ class AllocationHandler:
                 match.pod.total_shares if match is not None else None,
                 device_nodes(self.dev, draft.delivery),
                 owner=owner,
+                added=draft.added,
             )
             request.granted = DeviceHold(
                 owner.pod_uid,
@@ -173,7 +169,7 @@ class AllocationHandler:
         return None if resource.kind is Kind.INSTANCE else self._waiting
 
     def _named(self, call: Call) -> Call:
-        return replace(call, names_pod=call.kind is Kind.MEMORY and self._delivery.names_pods)
+        return replace(call, names_pod=call.kind is Kind.MEMORY and self.config.value.means.names_pods)
 
     def _judge(self, resource: Resource, device_ids: Sequence[str], request: GrantRequest) -> GrantDraft | Refused:
         """Find the container that these devices are for, as far as it is known, and decide whether it may have them.
@@ -181,7 +177,7 @@ class AllocationHandler:
         It is the one that `prefer` matched, else the one that fits now: the kubelet calls Allocate alone if the devices
         of an init container suffice for the container after it.
         """
-        node, kind, ids, delivery = self._state.node, resource.kind, frozenset(device_ids), self._delivery
+        node, kind, ids, delivery = self._state.node, resource.kind, frozenset(device_ids), self.config.value.delivery
         preferred, match = self._preferred
         if match is None or ids != preferred:
             waiting, call = self._waiting_for(resource), self._named(Call(kind, len(ids), spread_over(node, ids)))

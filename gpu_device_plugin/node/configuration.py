@@ -9,20 +9,16 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together
-from gpu_device_plugin.features.limits.extra_grant_file import read_extra_grant
-from gpu_device_plugin.features.mps.rules.mps_wishes import NOT_THERE
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
 from gpu_device_plugin.hardware.monitor import MonitorTimings
 from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
 from gpu_device_plugin.kubelet.statefile import PUT_ASIDE, StateFile
 from gpu_device_plugin.model.contract.cordons import LONGEST_CORDONS, cordons_of, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS
-from gpu_device_plugin.model.contract.mpsfiles import SHM_DIRECTORY
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import Shares, TooManySharesError
 from gpu_device_plugin.node.rules.container_grants import Delivery
-from gpu_device_plugin.node.rules.enforcement import REFUSE
 from gpu_device_plugin.node.rules.health.gpu_health import HealthRules
 from gpu_device_plugin.node.rules.node_config import NodeChoices, NodeConfig, NodeFacts, derive, share_size
 from gpu_device_plugin.settings.knobs import UsageError
@@ -31,15 +27,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import NoReturn
 
-    from gpu_device_plugin.features.mps.node import MpsLink
     from gpu_device_plugin.hardware.monitor import Hardware
     from gpu_device_plugin.kubelet.records import KubeletRecords
     from gpu_device_plugin.model.contract.cordons import Cordon
+    from gpu_device_plugin.node.extension import Features
     from gpu_device_plugin.node.node_api import NodeApi
     from gpu_device_plugin.node.node_events import Reports
     from gpu_device_plugin.node.node_state import NodeState
     from gpu_device_plugin.node.reconciler import Reconciler
-    from gpu_device_plugin.node.rules.extra_grant import ExtraGrant
     from gpu_device_plugin.node.rules.serving_mode import Serving
     from gpu_device_plugin.node.serving import OtherPlugins
     from gpu_device_plugin.settings.node import NodeSettings
@@ -62,14 +57,9 @@ UNIFIED = "its memory is the machine's; --unified-memory says how much of that i
 
 
 def initial(settings: NodeSettings) -> NodeConfig:
-    """Return the configuration of a node of which nothing but the settings is known yet.
-
-    Raises:
-        UsageError: the file of the setting `extra_grant` cannot be used.
-    """
-    choices = _choices(settings, read_extra_grant(settings.extra_grant))
+    """Return the configuration of a node of which nothing but the settings is known yet."""
     nothing = NodeConfig(shares=Shares(settings.share_size_mib, settings.reserve_mib))
-    return derive(choices, NodeFacts(sentence=HardwareView().sentence), nothing)
+    return derive(_choices(settings), NodeFacts(sentence=HardwareView().sentence), nothing)
 
 
 def initial_share_mib(
@@ -86,25 +76,15 @@ def initial_share_mib(
     return share_size(wanted_mib, in_use.number(), holders, (ended.read() or "").split())
 
 
-def _choices(settings: NodeSettings, extra: ExtraGrant | None) -> NodeChoices:
-    delivery = Delivery(
-        mps_shm=str(settings.mps_dir / SHM_DIRECTORY),
-        mps_compute=settings.mps_compute == "by-share",
-        soft_is_share=settings.soft_limit == "share",
-        extra=extra,
-        refuse=settings.limits_fallback == REFUSE,
-        methods=frozenset(settings.devices),
-        cdi_kind=settings.cdi_kind,
-    )
+def _choices(settings: NodeSettings) -> NodeChoices:
     return NodeChoices(
         policy=settings.policy,
         mig=settings.mig,
         serve=settings.serve,
-        limits=settings.limits,
         excluded=settings.exclude_gpus,
         resources=settings.offered,
         mig_domain=settings.domain_of_mig,
-        delivery=delivery,
+        delivery=Delivery(methods=frozenset(settings.devices), cdi_kind=settings.cdi_kind),
         condition=settings.node_condition,
         evict=settings.on_gpu_failure == "evict",
     )
@@ -123,7 +103,7 @@ class Configuration:
     _: KW_ONLY
     hardware: Hardware
     api: NodeApi
-    mps: MpsLink | None
+    features: Features
     serving: Observable[Serving]
     other_plugins: OtherPlugins
     reconciler: Reconciler
@@ -154,18 +134,14 @@ class Configuration:
             self._follow_hardware(),
             self.api.node.follow(self._take_node),
             self.other_plugins.others.follow(self.update),
-            *(() if self.mps is None else (self.mps.daemons.follow(self.update), self.mps.others.follow(self.update))),
+            *(value.follow(self.update) for feature in self.features for value in feature.means_follow()),
             self.serving.follow(self.update),
             self._saved_cordons.keep(self._cordons_read),
         )
 
     def update(self, _new: object = None) -> None:
         """Derive the configuration from the present state of all that, report what is new, and publish it."""
-        mps = self.mps
-        if mps is not None:
-            mps.look()  # who asks for MPS only now does not hear that there was no supervisor before
         before, view, settings, node = self._config.value, self._view, self._settings.value, self.api.node.value
-        choices = _choices(settings, before.choices.delivery.extra)
         facts = NodeFacts(
             cordons=before.facts.cordons if node is None else self._cordons(node.annotations),
             inventory=view.inventory.with_unified(settings.unified_memory_mib),
@@ -177,13 +153,12 @@ class Configuration:
         )
         try:
             config = derive(
-                choices,
+                _choices(settings),
                 facts,
                 before,
                 labels=None if node is None else node.labels,
                 health=view.beliefs,
-                mps=NOT_THERE if mps is None else mps.daemons.value,
-                without_mps=frozenset() if mps is None else mps.others.value,
+                means=self.features.means,
             )
         except TooManySharesError as error:
             raise (ListFullError if before.shares.gpus else UsageError)(str(error)) from error
@@ -196,9 +171,6 @@ class Configuration:
         links = config.shares.links(facts.inventory.links)
         self._state.refresh_inventory(config.shares, config.blocks, links)
         self.reconciler.find_foreign()  # before anybody else sees the new GPUs
-        if mps is not None:
-            mps.refuse = config.delivery.refuse
-            mps.ask_for(config.mps_gpus)
         self._config.set(config)
 
     def _cordons(self, annotations: Mapping[str, str]) -> Mapping[str, Cordon]:
@@ -273,8 +245,7 @@ class Configuration:
             _log.info("the policy for choosing GPUs changed", extra={"policy": config.policy})
         if config.limits_summary not in {"", before.limits_summary}:
             _log.info("memory limits: %s", config.limits_summary)
-        if config.missing not in {"", before.missing}:
-            self._reports.limits_missing(config.missing)
+        if config.means.missing not in {"", before.means.missing}:
+            self._reports.limits_missing(config.means.missing)
         if (cordons := config.facts.cordons) != before.facts.cordons:
             self._cordons_read.set(write_cordons(cordons) or "")
-            self._reports.cordons_changed(before.facts.cordons, cordons)

@@ -7,13 +7,15 @@ method below for every feature, in the order of the agent's list of features.
 from __future__ import annotations
 
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
+from gpu_device_plugin.model.limits import LimitMeans
 from gpu_device_plugin.node.rules.admission import Refused
+from gpu_device_plugin.node.rules.container_grants import NOTHING
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
     from typing import Any, NoReturn
 
@@ -22,10 +24,11 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.report.gauges import NodeMetrics
     from gpu_device_plugin.kubelet.checkpoint import Checkpoint
     from gpu_device_plugin.model.holds import DeviceHold
+    from gpu_device_plugin.model.limits import GpuEnforcement
     from gpu_device_plugin.model.placing import Placement
     from gpu_device_plugin.model.resources import Kind
-    from gpu_device_plugin.node.rules.container_grants import Delivery
-    from gpu_device_plugin.node.rules.extra_grant import GrantOwner, Mount
+    from gpu_device_plugin.model.shares import Shares
+    from gpu_device_plugin.node.rules.container_grants import Delivery, Grant, GrantOwner, Mount
     from gpu_device_plugin.node.rules.matching import Match
     from gpu_device_plugin.node.rules.serving_mode import Serving
 
@@ -42,7 +45,11 @@ class GrantDraft:
     owner: GrantOwner
     """The container, as far as it is known, and the most that it may use."""
     delivery: Delivery
-    """How it gets its GPUs, and what keeps it within its part of them."""
+    """How it gets its GPUs."""
+    enforcements: Mapping[str, GpuEnforcement] = field(default_factory=dict)
+    """What is to keep it within its part of each GPU, by UUID; none: nothing is."""
+    added: Grant = NOTHING
+    """The variables and mounts of features."""
 
 
 Contribution: TypeAlias = "Callable[[GrantDraft], GrantDraft | Refused]"
@@ -120,6 +127,18 @@ class NodeFeature:
         """
         return nullcontext(_unchanged)
 
+    def means(self, shares: Shares, cgroup: int | None, labels: Mapping[str, str]) -> LimitMeans | None:  # noqa: ARG002
+        """Choose what keeps containers within their parts of these GPUs; None: that is not the feature's.
+
+        Called whenever the node's configuration is derived, so it costs little, and gives the same for the same facts.
+        `cgroup` is the node's cgroup version, None if unknown; `labels` are the node's.
+        """
+        return None
+
+    def means_follow(self) -> Iterable[Observable[Any]]:
+        """Return the values on whose changes the feature may choose other means. The settings are not needed here."""
+        return ()
+
     def mounts(self, owner: GrantOwner, device_ids: Sequence[str]) -> tuple[Mount, ...]:  # noqa: ARG002
         """Return further mounts of a container whose devices are in the ledger, and make what they show.
 
@@ -138,14 +157,6 @@ class NodeFeature:
         share size stays what it was. Raises nothing.
         """
         return ()
-
-    def entries(self) -> Iterable[Observable[tuple[DeviceHold, ...]]]:
-        """Return what containers hold in another way than by the kubelet's checkpoint. Called once, and followed."""
-        return ()
-
-    def server(self) -> Server | None:
-        """Return who serves pods instead of the device plugin alone. Called once, before `tasks`; the first counts."""
-        return None
 
     def checkpoint_read(self, found: Checkpoint | None, *, its_own: bool) -> None:
         """Learn from one more reading of the kubelet's checkpoint; None: it cannot be read. Must not wait for anything.
@@ -166,6 +177,14 @@ class NodeFeature:
 
         May read files and processes, in threads. Raises nothing.
         """
+
+    def entries(self) -> Iterable[Observable[tuple[DeviceHold, ...]]]:
+        """Return what containers hold in another way than by the kubelet's checkpoint. Called once, and followed."""
+        return ()
+
+    def server(self) -> Server | None:
+        """Return who serves pods instead of the device plugin alone. Called once, before `tasks`; the first counts."""
+        return None
 
     def ledger_complete(self) -> None:
         """Take up what needs the whole ledger: the kubelet's records have just been read, and nothing is allocated yet.
@@ -221,6 +240,11 @@ class Features:
             for feature in self._features:
                 request.contributions.append(await stack.enter_async_context(feature.granting(request)))
             yield request.draft()
+
+    def means(self, shares: Shares, cgroup: int | None, labels: Mapping[str, str]) -> LimitMeans:
+        """Return the first feature's choice of what keeps containers within their parts; of none, if there is none."""
+        chosen = (feature.means(shares, cgroup, labels) for feature in self._features)
+        return next((means for means in chosen if means is not None), LimitMeans())
 
     def mounts(self, owner: GrantOwner, device_ids: Sequence[str]) -> tuple[Mount, ...]:
         """Return the mounts that the features add."""

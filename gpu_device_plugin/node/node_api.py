@@ -1,44 +1,96 @@
-"""The Kubernetes API as the parts of an agent use it for their node, if the agent has access to it."""
+"""What happens on a node, and the Kubernetes API as the parts of an agent use it, if the agent has access to it."""
 
 from __future__ import annotations
 
 import logging
 import os
+from dataclasses import dataclass, replace
 from logging import WARNING
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio import low_memory_imports
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.node.happenings import Happening, Happenings
+from gpu_device_plugin.node.rules.ended_pods import PodsInApi
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from gpu_device_plugin.cluster.client.config import ClusterConfig
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
     from gpu_device_plugin.model.contract.cordons import Cordon
     from gpu_device_plugin.model.gpus import Gpu
+    from gpu_device_plugin.model.holds import DeviceHold
     from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.node.waiting_pods import WaitingPods
     from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """Something that happened on the node, or that its agent did."""
+
+    reason: str
+    """Of the Event, in CamelCase; `deploy/policies.yaml` lists those about pods. Empty: no Event is posted."""
+    note: str
+    """What happened, in a sentence."""
+    action: str = ""
+    """What the agent did, in the field `action` of the Event."""
+    pod: Pod | None = None
+    """The pod of our node that it is about; None: the node itself."""
+    warning: bool = True
+    summary: str = ""
+    """The sentence by which a record of this incident is listed; empty: it is no incident."""
+    gpus: tuple[str, ...] = ()
+    """The UUIDs of the GPUs concerned by the incident."""
+
+
+class Happenings:
+    """Calls its listeners at once and on the event loop, in the order in which they subscribed."""
+
+    def __init__(self) -> None:
+        self._recorders: list[Callable[[Happening], str]] = []
+        self._listeners: list[Callable[[Happening], None]] = []
+
+    def tell(self, happening: Happening) -> None:
+        """Tell all listeners."""
+        for record in self._recorders:
+            happening = replace(happening, note=happening.note + record(happening))
+        for listen in self._listeners:
+            listen(happening)
+
+    def record_by(self, recorder: Callable[[Happening], str]) -> None:
+        """Have a recorder called before all listeners; it returns the end of the sentence, such as a record's name."""
+        self._recorders.append(recorder)
+
+    def subscribe(self, listener: Callable[[Happening], None]) -> None:
+        """Have a listener called with each happening."""
+        self._listeners.append(listener)
 
 
 class NodeApi:
     """That of an agent without the API, which knows no pod and posts no Event; see `NodeCluster`."""
 
     has_access = False
+    """Whether there is an API."""
 
     def __init__(self) -> None:
         self.node: Observable[NodeRecord | None] = Observable(None)
         """Our node as last read, with all labels and its allocatable resources; None: not yet."""
         self.happenings = Happenings()
+        self.pod_changes: Observable[Mapping[str, Pod]] = Observable({})
+        """The pods bound to our node, by UID, set with every change of one."""
+        self.users: Observable[frozenset[str]] = Observable(frozenset())
+        """UIDs of the pods that request devices and have not ended."""
+        self.waiting: WaitingPods | None = None
+        """The pods that wait for devices; None: no API shows them."""
 
     @property
     def pods(self) -> Mapping[str, Pod]:
         """The pods bound to our node, by UID."""
-        return {}
+        return self.pod_changes.value
 
     @property
     def current(self) -> bool:
@@ -83,6 +135,31 @@ class NodeApi:
 
     def annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:
         """Write annotations on a pod in the background; None removes one."""
+
+    def annotate_node(self, annotations: Mapping[str, str | None]) -> None:
+        """Publish annotations of a feature on our node from now on, beside all others; None removes one.
+
+        Their keys are in `AGENT_ANNOTATIONS`, so that they are removed from a node that shares no GPUs any more.
+        """
+
+    def note(self) -> None:
+        """Publish on our node its GPUs and how they are given to pods, as they are now."""
+
+    def announce_ready(self) -> None:
+        """Publish on our node that it accepts pods: its kubelet listens to us, and the free shares are known."""
+
+    async def announce_shutdown(self, _within_s: float = 1.0) -> None:
+        """Publish on our node that its agent is about to end, and linger for pods that are being bound."""
+
+    def learn(self, holds: Sequence[DeviceHold]) -> None:
+        """Take over from the kubelet's checkpoint which container has which devices, and settle the promises by it."""
+
+    def kubelet_is(self, identity: str) -> None:
+        """Learn which kubelet process runs, see `NodePods.kubelet_is`."""
+
+    def pods_in_api(self) -> PodsInApi | None:
+        """Return the pods of our node in the API, see `node.rules.ended_pods.pods_in_api`."""
+        return PodsInApi()
 
     async def cordon(self, _uuid: str, _cordon: Cordon) -> bool:
         """Put a GPU of our node aside, unless it is; return whether it is now."""

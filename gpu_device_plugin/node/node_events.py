@@ -10,21 +10,14 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.kubelet.rounds import RegistrationEvent
 from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.node.rules.health.gpu_health import Cause, judge
-from gpu_device_plugin.node.rules.holdings import INSTANCE, stranded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
-    from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.hardware.gpu_health_tracker import HealthChange
-    from gpu_device_plugin.kubelet.records import KubeletRecords
-    from gpu_device_plugin.model.contract.cordons import Cordon
-    from gpu_device_plugin.model.holds import DeviceHold
     from gpu_device_plugin.node.node_api import NodeApi
     from gpu_device_plugin.node.node_state import NodeState
     from gpu_device_plugin.node.rules.health.gpu_health import Xid
-    from gpu_device_plugin.node.rules.holdings import Stranded
-    from gpu_device_plugin.node.rules.node_config import NodeConfig
     from gpu_device_plugin.node.rules.serving_mode import Serving
     from gpu_device_plugin.settings.knobs import Reload
     from gpu_device_plugin.settings.node import NodeSettings
@@ -80,36 +73,19 @@ class Reports:
     def serving_changed(self, serving: Serving) -> None:
         """The node serves in another mode than before, or waits to do so."""
         if serving.waits:
-            self._tell("ServingWaits", serving.waits, "Serve")
+            self._api.announce(_log, "ServingWaits", serving.waits, "Serve")
         else:
-            self._tell("Serving", f"this node gives GPUs by {serving.mode}", "Serve", logging.INFO)
+            self._api.announce(_log, "Serving", f"this node gives GPUs by {serving.mode}", "Serve", logging.INFO)
 
     def refused_again_and_again(self, shares: int, advice: str) -> None:
         """Containers that request `shares` shares are refused so often that a person should act."""
         asked = format_mib(shares * self._state.node.shares.share_mib)
-        self._tell("GPUMemoryFragmented", f"pods of {asked} are refused again and again: {advice}", "Refuse")
-
-    def instance_gone(self, found: Stranded) -> None:
-        """A container holds a MIG instance that exists no more."""
-        pod = (
-            f"the pod with the UID {found.pod_uid}" if found.pod is None else f"{found.pod.namespace}/{found.pod.name}"
-        )
-        _log.warning("%s: %s", pod, found.sentence)
-        self._api.event("MigInstanceGone", f"{pod}: {found.sentence}.", "Observe")
-        if found.pod is not None:
-            self._api.pod_event(found.pod, "MigInstanceGone", f"{found.sentence}.", "Observe")
-
-    def cordons_changed(self, before: Mapping[str, Cordon], now: Mapping[str, Cordon]) -> None:
-        """GPUs, by UUID, were put aside, or taken back into use."""
-        for uuid, cordon in now.items():
-            if before.get(uuid) != cordon:
-                self._tell("GPUCordoned", f"{self.name_of(uuid)} ({uuid}) is {cordon}", "Cordon")
-        for uuid in before.keys() - now.keys():
-            self._tell("GPUUncordoned", f"{self.name_of(uuid)} ({uuid}) takes pods again", "Uncordon", logging.INFO)
+        sentence = f"pods of {asked} are refused again and again: {advice}"
+        self._api.announce(_log, "GPUMemoryFragmented", sentence, "Refuse")
 
     def limits_missing(self, sentence: str) -> None:
         """The means of limiting memory that the administrator wants is not there."""
-        self._tell("GPULimitsUnavailable", f"memory limits are not there: {sentence}", "Limit")
+        self._api.announce(_log, "GPULimitsUnavailable", f"memory limits are not there: {sentence}", "Limit")
 
     def settings_read(self, outcome: Reload[NodeSettings]) -> None:
         """Settings were read again, and those that need no restart were applied."""
@@ -129,11 +105,6 @@ class Reports:
         _log.error("the configuration stays as it was", extra={"why": why})
         self._api.event("SettingsRefused", f"The settings of the agent stay as they were: {why}", "Reload")
 
-    def _tell(self, reason: str, sentence: str, action: str, level: int = logging.WARNING) -> None:
-        """Log a sentence without a full stop, and post it as an Event."""
-        _log.log(level, "%s", sentence)
-        self._api.event(reason, f"{sentence[0].upper()}{sentence[1:]}.", action, warning=level > logging.INFO)
-
     def name_of(self, uuid: str) -> str:
         """Return what people call a GPU."""
         shares = self._state.node.shares
@@ -142,45 +113,3 @@ class Reports:
             return shared.name
         instances = [str(each.position) for each in shares.gpus if each.gpu.card == uuid and not each.gone]
         return f"the GPU with the MIG instances GPU {', '.join(instances)}" if instances else "a GPU"
-
-
-@dataclass(eq=False, repr=False)
-class OrphanedInstances:
-    """Tells of containers that hold MIG instances which exist no more, each once.
-
-    It compares what containers hold with the instances that exist.
-    """
-
-    _config: Observable[NodeConfig]
-    _entries: Observable[tuple[DeviceHold, ...]]
-    """What containers hold."""
-    _records: KubeletRecords
-    _api: NodeApi
-    _reports: Reports
-
-    def __post_init__(self) -> None:
-        self._told: frozenset[tuple[str, str, str]] = frozenset()
-
-    @property
-    def possible(self) -> bool:
-        """Whether the node has instances, or had some that somebody may hold."""
-        return any(shared.gpu.instance is not None for shared in self._config.value.shares.gpus) or any(
-            device.startswith(INSTANCE) for entry in self._entries.value for device in entry.device_ids
-        )
-
-    def look(self, _new: object = None) -> None:
-        """Look at the present state. A pod that the API shows only later is told of again, with its name."""
-        config, ended = self._config.value, self._records.over
-        if not config.facts.watched:
-            return
-        held = [hold for hold in self._entries.value if hold.kind is not None and hold.pod_uid not in ended]
-        present = {gpu.uuid for gpu in config.facts.inventory.gpus}
-        alive = {pod.kubelet_uid: pod for pod in self._api.pods.values() if not pod.ended}
-        strandings = {
-            (one.pod_uid if one.pod is None else one.pod.name, one.container, one.uuid): one
-            for one in stranded(held, present, config.shares, alive)
-        }
-        for key, one in strandings.items():
-            if key not in self._told:
-                self._reports.instance_gone(one)
-        self._told = frozenset(strandings)

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin import metrics as m
+from gpu_device_plugin.model.contract.frameworks import read_frameworks
 from gpu_device_plugin.model.contract.keys import (
     FRAMEWORKS,
     MEMORY_GUARANTEE,
@@ -20,7 +21,6 @@ from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS, promises
 from gpu_device_plugin.model.contract.wishes import NO_WISHES, read_wishes
 from gpu_device_plugin.model.pods import ContainerKind
 from gpu_device_plugin.model.resources import OF_GPUS, Kind
-from gpu_device_plugin.node.rules.container_grants import read_frameworks
 from gpu_device_plugin.node.rules.ledger import SETTLING_S
 from gpu_device_plugin.node.rules.matching import ContainerRequest, Matched, WaitingPod, match
 

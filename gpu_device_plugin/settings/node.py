@@ -6,8 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from gpu_device_plugin.features.cordon.rules import FAULTS
-from gpu_device_plugin.model.condition import ConditionGroup
+from gpu_device_plugin.model.condition import FAULTS, ConditionGroup
 from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
 from gpu_device_plugin.model.limits import CHOOSABLE, Enforcement
 from gpu_device_plugin.model.mig import MigMode

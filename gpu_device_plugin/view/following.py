@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin.cluster.objects.decoding import NodeReader, NodeRecord, PodReader
-from gpu_device_plugin.cluster.objects.resource_claims import read_claim
 from gpu_device_plugin.cluster.store import Store, Versioned
 from gpu_device_plugin.core.cluster.claimed_gpus import pools, waits_for_ours, with_claims
 from gpu_device_plugin.core.cluster.held_instances import instance_pod
 from gpu_device_plugin.core.cluster.node_report import NodeView
 from gpu_device_plugin.core.cluster.usage import Occupant
+from gpu_device_plugin.features.claims.claim_objects import read_claim
 from gpu_device_plugin.fleet import Fleet, FleetEntry
 from gpu_device_plugin.model.contract.keys import READ_BY_AGENT, READ_BY_INSPECT
 from gpu_device_plugin.model.contract.nodegpus import gpus_of_node

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.objects.decoding import PodReader
-from gpu_device_plugin.cluster.objects.resource_claims import GROUP, read_claim
 from gpu_device_plugin.core.cluster.held_instances import instance_pod
 from gpu_device_plugin.core.cluster.usage import NOTHING, usage_of
+from gpu_device_plugin.features.claims.claim_objects import GROUP, read_claim
 from gpu_device_plugin.model.contract.keys import READ_BY_AGENT
 from gpu_device_plugin.view.following import FollowedCluster
 from gpu_device_plugin.view.objects import readable

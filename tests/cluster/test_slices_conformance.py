@@ -15,7 +15,7 @@ import pytest
 from gpu_device_plugin.cluster.client.api_client import Client, PatchType, Timing
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.client.errors import ConflictError, InvalidError
-from gpu_device_plugin.cluster.objects.resource_claims import CLAIMS, SLICES, read_slice
+from gpu_device_plugin.features.claims.claim_objects import CLAIMS, SLICES, read_slice
 from gpu_device_plugin.features.claims.rules.devices import SliceInputs
 from gpu_device_plugin.features.claims.rules.pool import contents, dropped, plain_contents, writes
 from gpu_device_plugin.model.mig import MigMode

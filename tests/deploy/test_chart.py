@@ -15,11 +15,12 @@ import pytest
 
 from gpu_device_plugin import __version__, cli
 from gpu_device_plugin.features.limits.extra_grant_file import read_extra_grant
+from gpu_device_plugin.features.limits.rules.extra_grant import ExtraGrant
 from gpu_device_plugin.features.limits.rules.limit_verification import NO_CGROUPS
 from gpu_device_plugin.features.limits.settings import LimitSettings
 from gpu_device_plugin.features.mps.settings import MpsSettings
 from gpu_device_plugin.kubelet import cgroupfs
-from gpu_device_plugin.node.rules.extra_grant import ExtraGrant, Mount
+from gpu_device_plugin.node.rules.container_grants import Mount
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import knobs_of
 from gpu_device_plugin.settings.node import NodeSettings, settings_for

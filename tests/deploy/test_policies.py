@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.cluster.writers.events import CONTROLLER
+from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan
+from gpu_device_plugin.features.mps.rules.mps_wishes import Clients
 from gpu_device_plugin.model.contract import keys as wire
+from gpu_device_plugin.model.contract.frameworks import VARIABLES
 from gpu_device_plugin.model.contract.keys import SWITCH_LABEL
 from gpu_device_plugin.model.contract.mpsfiles import MpsGpu, MpsStatus
 from gpu_device_plugin.model.contract.nodelabels import node_labels, our_annotations, our_labels
@@ -23,8 +26,7 @@ from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.placing import Demand, Placement
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.model.shares import Shares
-from gpu_device_plugin.node.rules.container_grants import DELIVERIES, VARIABLES, Delivery, grant
-from gpu_device_plugin.node.rules.extra_grant import GrantOwner
+from gpu_device_plugin.node.rules.container_grants import DELIVERIES, Delivery, GrantOwner
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.testing.builders import container, pod
 from tests.deploy.manifests import DEPLOY, Json, documents, the
@@ -53,6 +55,7 @@ from tests.deploy.policies_world import (
 )
 from tests.docs.pages import blocks
 from tests.kubeconfig import kubeconfig
+from tests.limiting import granted
 from tests.mig_gpus import SMALL, in_mig_mode
 from tests.node import harness
 from tests.patience import eventually
@@ -138,18 +141,22 @@ def test_variables_are_those_that_the_agent_sets() -> None:
     daemon = MpsGpu(MpsStatus.READY, pipe_directory="/run/gpushare/mps/a")
     every = GrantOwner(frameworks=tuple(VARIABLES))
 
-    def plan(enforcement: Enforcement) -> Delivery:
-        return Delivery({"GPU-a": GpuEnforcement(enforcement, "")}, {"GPU-a": daemon}, mps_compute=True)
+    clients = Clients({"GPU-a": daemon}, "/run/gpushare/mps/shm", compute=True)
+
+    def plan(enforcement: Enforcement) -> LimitPlan:
+        others = {Enforcement.MPS: clients.grant}
+        return LimitPlan({"GPU-a": GpuEnforcement(enforcement, "")}, others=others)
 
     set_by_us = {
         variable
         for placement in placements
         for way in DELIVERIES
         for enforcement in Enforcement
-        for variable in grant(
+        for variable in granted(
             placement,
             shares,
-            replace(plan(enforcement), methods=frozenset({way}), cgpu_disable=True),
+            plan(enforcement),
+            Delivery(methods=frozenset({way}), cgpu_disable=True),
             owner=every,
         ).envs
     } - {variable for variable, _ in VARIABLES.values()}

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from gpu_device_plugin.cluster.objects.resource_claims import read_claim
 from gpu_device_plugin.features.claims import contract as dra
+from gpu_device_plugin.features.claims.claim_objects import read_claim
 from gpu_device_plugin.features.claims.rules.devices import SliceInputs
 from gpu_device_plugin.features.claims.rules.pool import contents, slice_name
 from gpu_device_plugin.model.gpus import Closeness, Gpu, Inventory, Link, MigInstance

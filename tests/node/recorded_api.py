@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.node.happenings import Happening
+    from gpu_device_plugin.node.node_api import Happening
 
 
 class RecordedApi(NodeApi):

@@ -112,7 +112,7 @@ async def test_the_next_agent_says_that_it_is_there() -> None:
 async def test_a_pod_that_is_being_bound_when_the_agent_ends_gets_its_gpu() -> None:
     async with cluster(node_labels=SWITCHED_ON) as there:
         await published(there)
-        there.cluster.linger_s = 60
+        there.cluster.published.linger_s = 60
         shutdown = asyncio.create_task(there.cluster.announce_shutdown(5), name="announce shutdown")
         await there.node.until(lambda: "away" in there.said_of_node())
         made = await there.run(pod("late", mem=4), promise(1, 4))
@@ -124,7 +124,7 @@ async def test_an_agent_that_ends_invites_no_pod_again_whatever_it_learns_meanwh
     """Its hardware changes, its node is looked at, other settings apply, and the kubelet listens to it once more."""
     async with cluster([T4, T4], node_labels=SWITCHED_ON) as there:
         agent, ours = there.node.launch(), there.cluster
-        ours.linger_s, ours.look_s = 0, 0.05
+        ours.published.linger_s, ours.look_s = 0, 0.05
         await there.node.until(there.takes_pods)
         await ours.announce_shutdown(5)
         assert there.said_of_node()["away"]

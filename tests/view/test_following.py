@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from gpu_device_plugin.cluster.objects.decoding import PodReader
-from gpu_device_plugin.cluster.objects.resource_claims import read_claim
 from gpu_device_plugin.core.capacity.terms import NO_TERMS
 from gpu_device_plugin.core.cluster.usage import Usage
+from gpu_device_plugin.features.claims.claim_objects import read_claim
 from gpu_device_plugin.model.contract.keys import ALLOCATION, INSTANCES, NODE_GPUS, NODE_USE
 from gpu_device_plugin.model.contract.nodegpus import NodeGpus, write_node_gpus
 from gpu_device_plugin.settings.common import ResourceSettings

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from gpu_device_plugin.core.cluster.held_instances import readable_instances
 from gpu_device_plugin.core.cluster.node_report import sums_of
 from gpu_device_plugin.core.cluster.usage import Occupant
+from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan, added_for_limits
 from gpu_device_plugin.model.contract import variables
+from gpu_device_plugin.model.contract.frameworks import read_frameworks
 from gpu_device_plugin.model.contract.keys import FRAMEWORKS, POD
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu
 from gpu_device_plugin.model.contract.nodereport import ContainerUse, GpuUse, trespasses
@@ -24,8 +26,7 @@ from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.placing import Demand, Placement
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import SharedGpu, Shares
-from gpu_device_plugin.node.rules.container_grants import Delivery, grant, read_frameworks
-from gpu_device_plugin.node.rules.extra_grant import GrantOwner
+from gpu_device_plugin.node.rules.container_grants import Delivery, GrantOwner, grant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -372,9 +373,10 @@ def _variables(
         grant(
             placement,
             shares,
-            Delivery(enforcements),
+            Delivery(),
             int(whole) if whole.isascii() and whole.isdigit() and len(whole) < 10 else None,
             owner=owner,
+            added=added_for_limits(placement, shares, LimitPlan(enforcements), owner),
         ).envs
     )
     if variables.LIMITS in envs and foreign:

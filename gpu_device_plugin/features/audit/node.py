@@ -14,7 +14,7 @@ from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.kubelet.statefile import StateFile
 from gpu_device_plugin.model.times import epoch_s, rfc3339
 from gpu_device_plugin.node.extension import NodeFeature
-from gpu_device_plugin.node.happenings import Happening
+from gpu_device_plugin.node.node_api import Happening
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.features.use.node import UseWatch
     from gpu_device_plugin.node.extension import Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
-    from gpu_device_plugin.node.node_cluster import NodeCluster
+    from gpu_device_plugin.node.node_api import NodeApi
     from gpu_device_plugin.node.node_state import NodeState
     from gpu_device_plugin.node.rules.node_config import NodeConfig
     from gpu_device_plugin.settings.node import NodeSettings
@@ -46,8 +46,8 @@ class AuditLog:
     _state: NodeState
     _use: UseWatch
     """Knows what each container holds; nothing is recorded before it does."""
-    _cluster: NodeCluster | None = None
-    """Knows the names of pods."""
+    _api: NodeApi
+    """Knows the names of pods, if there is an API."""
     _evictor: Evictor | None = None
     _note: Callable[[str], None] = lambda _: None
     """Takes grants and their ends as sentences."""
@@ -72,8 +72,7 @@ class AuditLog:
         """Record until cancelled."""
         self._began_s = self.clock()
         await self._use.entries.after(0)
-        pods = () if self._cluster is None else (self._cluster.followed.changes,)
-        sources: tuple[Observable[Any], ...] = (self._use.entries, self._state.nodes, *pods)
+        sources: tuple[Observable[Any], ...] = (self._use.entries, self._state.nodes, self._api.pod_changes)
         try:
             await Worker(self._record, settle_s=0.2).run(*sources)
         finally:
@@ -82,7 +81,7 @@ class AuditLog:
 
     def _record(self) -> float:
         """Record what has changed, once it has a name; return in how many seconds to look again."""
-        named = self._cluster is None or self._cluster.living() is not None
+        named = not self._api.has_access or self._api.living() is not None
         if named or self.clock() - self._began_s >= self.names_within_s:
             self._look()
             self._life_sign.write(rfc3339(self.clock()))
@@ -124,7 +123,7 @@ class Audit(NodeFeature):
             node.config,
             node.state,
             node.of(Use).watch,
-            node.cluster,
+            node.api,
             None if evictions is None else evictions.evictor,
             lambda text: node.api.happenings.tell(Happening("", text)),
         )

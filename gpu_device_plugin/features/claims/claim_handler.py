@@ -30,7 +30,7 @@ from gpu_device_plugin.model.holds import DeviceHold, HoldSource
 from gpu_device_plugin.node.allocation_handler import device_nodes
 from gpu_device_plugin.node.extension import Features, GrantDraft, GrantRequest, StartRequest
 from gpu_device_plugin.node.rules.admission import Refused, Why, refuse_without_nodes
-from gpu_device_plugin.node.rules.extra_grant import GrantOwner
+from gpu_device_plugin.node.rules.container_grants import GrantOwner
 from gpu_device_plugin.node.rules.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -38,14 +38,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpu_device_plugin.cluster.node_pods import NodePods
-    from gpu_device_plugin.cluster.writers.resource_slices import ClaimsApi
     from gpu_device_plugin.features.claims.claim_store import ClaimStore
+    from gpu_device_plugin.features.claims.resource_slices import ClaimsApi
     from gpu_device_plugin.kubelet._proto import dra_v1_pb2
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resource_claims import Claim
     from gpu_device_plugin.node.node_state import NodeState
-    from gpu_device_plugin.node.rules.container_grants import Delivery, Grant
-    from gpu_device_plugin.node.rules.extra_grant import Mount
+    from gpu_device_plugin.node.rules.container_grants import Delivery, Grant, Mount
 
 _log = logging.getLogger(__name__)
 
@@ -235,9 +234,9 @@ class NodeClaims:
                 return draft
             preparation = replace(preparations[-1], limit_shares=draft.owner.limit_shares)
             shares = self._state.node.shares
-            if not running and (unlimited := refuse_limits(preparation, shares, draft.delivery)) is not None:
+            if not running and (unlimited := refuse_limits(preparation, shares, draft.enforcements)) is not None:
                 return unlimited
-            grant = claim_grant(claim, preparation, shares, draft.delivery, present)
+            grant = claim_grant(claim, preparation, shares, draft.delivery, present, added=draft.added)
             made = self._made(claim, preparation, grant)
             request.granted = DeviceHold(
                 "",

@@ -11,13 +11,13 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together, within
 from gpu_device_plugin.cluster.client.errors import ApiError, NotFoundError
-from gpu_device_plugin.cluster.writers.resource_slices import ClaimsApi
 from gpu_device_plugin.features.claims.claim_handler import NodeClaims
 from gpu_device_plugin.features.claims.claim_store import ClaimStore, ClaimStoreError
 from gpu_device_plugin.features.claims.contract import DRIVER, is_former_name
 from gpu_device_plugin.features.claims.dra_loop import DraDirectories, DraLoop
 from gpu_device_plugin.features.claims.dra_offer import DeviceOffer
 from gpu_device_plugin.features.claims.dra_servicer import DraServicer, NotPreparedError
+from gpu_device_plugin.features.claims.resource_slices import ClaimsApi
 from gpu_device_plugin.features.claims.rules.devices import SliceInputs
 from gpu_device_plugin.features.claims.rules.prepared import claim_holds
 from gpu_device_plugin.kubelet.calls import PodResourcesUnavailableError, listed_claims
@@ -93,7 +93,7 @@ class DraDriver:
         facts = SliceInputs(
             order=(),
             driver_version=config.facts.inventory.driver_version,
-            enforcements={uuid: gpu.enforcement for uuid, gpu in config.delivery.enforcements.items()},
+            enforcements={uuid: gpu.enforcement for uuid, gpu in config.means.gpus.items()},
             evict=config.choices.evict,
             kinds=frozenset(self._settings.resources),
         )

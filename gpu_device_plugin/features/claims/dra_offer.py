@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NoReturn
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import any_of
 from gpu_device_plugin.cluster.client.errors import NotFoundError
-from gpu_device_plugin.cluster.writers.resource_slices import NodeSlices
 from gpu_device_plugin.features.claims.contract import device_name
+from gpu_device_plugin.features.claims.resource_slices import NodeSlices
 from gpu_device_plugin.features.claims.rules.devices import Order, SliceInputs, reordered
 from gpu_device_plugin.features.claims.rules.pool import contents, plain_contents
 

@@ -1,7 +1,8 @@
-"""Put GPUs aside that have shown a fault of the setting `cordon_on` for long enough; only a person takes them back."""
+"""Tell of cordons, and put GPUs aside that have shown a fault of the setting `cordon_on` for long enough."""
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
@@ -23,10 +24,15 @@ if TYPE_CHECKING:
     from gpu_device_plugin.node.rules.node_config import NodeConfig
     from gpu_device_plugin.settings.node import NodeSettings
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(eq=False, repr=False)
 class AutoCordon:
-    """Follows the conditions of the GPUs, by UUID. A new agent begins anew: it has not seen how long a fault lasts."""
+    """Follows the conditions of the GPUs, by UUID. Only a person takes a GPU back into use.
+
+    A new agent begins anew: it has not seen how long a fault lasts.
+    """
 
     _conditions: Observable[Mapping[str, GpuTelemetry]]
     _settings: Observable[NodeSettings]
@@ -52,12 +58,32 @@ class AutoCordon:
                 self._faults = self._faults.answer(uuid, now)
 
 
-class AutomaticCordons(NodeFeature):
-    """Follows the conditions of the GPUs."""
+class Cordons(NodeFeature):
+    """Tells of GPUs that are put aside or taken back, by whomever, and puts some aside itself."""
 
     def __init__(self, node: NodeContext) -> None:
         """Prepare for `node`, which has the API."""
-        self.cordons = AutoCordon(node.of(PastHour).history.conditions, node.settings, node.config, node.api)
+        self._config, self._api, self._name_of = node.config, node.api, node.reports.name_of
+        self._told: Mapping[str, Cordon] = {}
+        history = node.get(PastHour)
+        self.automatic = (
+            None if history is None else AutoCordon(history.history.conditions, node.settings, node.config, node.api)
+        )
 
     def tasks(self) -> Tasks:  # noqa: D102
-        return [self.cordons.run()]
+        return [self._follow(), *(() if self.automatic is None else (self.automatic.run(),))]
+
+    async def _follow(self) -> NoReturn:
+        self._told = self._config.value.facts.cordons  # those that an earlier agent told of
+        await self._config.follow(self._tell)
+
+    def _tell(self, config: NodeConfig) -> None:
+        before, now = self._told, config.facts.cordons
+        self._told = now
+        for uuid, cordon in now.items():
+            if before.get(uuid) != cordon:
+                sentence = f"{self._name_of(uuid)} ({uuid}) is {cordon}"
+                self._api.announce(_log, "GPUCordoned", sentence, "Cordon")
+        for uuid in before.keys() - now.keys():
+            sentence = f"{self._name_of(uuid)} ({uuid}) takes pods again"
+            self._api.announce(_log, "GPUUncordoned", sentence, "Uncordon", logging.INFO)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.model.condition import BY_HEAT
+from gpu_device_plugin.model.condition import FAULTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Collection, Mapping
 
     from gpu_device_plugin.model.condition import GpuTelemetry
 
@@ -17,19 +16,6 @@ AGENT = "gpu-device-plugin"
 """Who put aside a GPU that an agent puts aside."""
 KEPT_FOR_S = 600.0
 """A fault counts once every reading of so many seconds has shown it."""
-
-FAULTS: Mapping[str, tuple[str, Callable[[GpuTelemetry], bool]]] = MappingProxyType(
-    {
-        "ecc-uncorrected": ("uncorrected memory errors", lambda gpu: bool(gpu.ecc_uncorrected)),
-        "memory-repair-pending": ("a repair of its memory waits for a reset", lambda gpu: bool(gpu.repair_pending)),
-        "memory-not-repaired": ("a repair of its memory failed", lambda gpu: bool(gpu.repair_failed)),
-        "slowed-by-heat": (
-            "its clocks are lowered by heat",
-            lambda gpu: bool((gpu.throttle or 0) & BY_HEAT),
-        ),
-    }
-)
-"""The faults that an administrator can choose, by their codes, each with a clause about the GPU."""
 
 
 @dataclass(frozen=True, slots=True)

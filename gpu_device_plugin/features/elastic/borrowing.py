@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.node.extension import Contribution, GrantDraft, GrantRequest, StartRequest
     from gpu_device_plugin.node.node_api import NodeApi
     from gpu_device_plugin.node.node_state import NodeState
-    from gpu_device_plugin.node.rules.extra_grant import GrantOwner, Mount
+    from gpu_device_plugin.node.rules.container_grants import GrantOwner, Mount
     from gpu_device_plugin.node.rules.matching import Match
     from gpu_device_plugin.settings.node import NodeSettings
 

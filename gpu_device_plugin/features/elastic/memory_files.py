@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import files
 from gpu_device_plugin.features.elastic.memory_file import DIRECTORY, NAME, SLOT, slot, write_memory_file
-from gpu_device_plugin.node.rules.extra_grant import Mount
+from gpu_device_plugin.node.rules.container_grants import Mount
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable

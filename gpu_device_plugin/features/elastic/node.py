@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.node.extension import Contribution, GrantRequest, StartRequest, Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
     from gpu_device_plugin.node.rules.admission import Refused
-    from gpu_device_plugin.node.rules.extra_grant import GrantOwner, Mount
+    from gpu_device_plugin.node.rules.container_grants import GrantOwner, Mount
 
 
 class Elastic(NodeFeature):
@@ -27,7 +27,7 @@ class Elastic(NodeFeature):
 
     def __init__(self, node: NodeContext) -> None:
         """Prepare for `node`."""
-        settings, cluster, use = node.settings.value, node.cluster, node.of(Use)
+        settings, use = node.settings.value, node.of(Use)
         self._node, self._use = node, use
         use.watch.may_borrow = lambda: node.settings.value.borrowers != "off"
         self.guarantees = Guarantees(
@@ -35,7 +35,7 @@ class Elastic(NodeFeature):
             node.api,
             node.checkpoint_entries,
             SavedGuarantees(settings.device_plugin_dir),
-            waiting=tuple if cluster is None else cluster.waiting.waiting,
+            waiting=tuple if node.api.waiting is None else node.api.waiting.waiting,
             withheld=lambda: node.config.value.why_not_offered,
         )
         evictions = node.get(Evictions)
@@ -66,13 +66,11 @@ class Elastic(NodeFeature):
 
     def tasks(self) -> Tasks:  # noqa: D102
         node, borrowing = self._node, self.borrowing
-        tasks = [
+        return [
             self._use.watch.reading.follow(borrowing.act_on),
             node.entries.follow(borrowing.holders_changed),
             node.settings.follow(borrowing.look),
             self.guarantees.run(),
+            node.api.pod_changes.follow(self.guarantees.wake),
+            node.api.pod_changes.follow(borrowing.look, settle_s=0.1),
         ]
-        if node.cluster is not None:
-            pods = node.cluster.followed.changes
-            tasks += [pods.follow(self.guarantees.wake), pods.follow(borrowing.look, settle_s=0.1)]
-        return tasks

@@ -51,8 +51,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.features.use.node import UseWatch
     from gpu_device_plugin.model.contract.nodereport import NodeUse
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.node.happenings import Happening
-    from gpu_device_plugin.node.node_api import NodeApi
+    from gpu_device_plugin.node.node_api import Happening, NodeApi
     from gpu_device_plugin.node.rules.holdings import Holding
 
 _log = logging.getLogger(__name__)

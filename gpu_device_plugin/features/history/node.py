@@ -24,16 +24,13 @@ class PastHour(NodeFeature):
     def __init__(self, node: NodeContext) -> None:
         """Prepare for `node`."""
         settings, use = node.settings.value, node.of(Use)
-        self._cluster = node.cluster
+        self._api = node.api
         self.history = History(use.watch, node.hardware.condition, lambda: node.settings.value.condition, node.cgroups)
         files = IncidentFiles(settings.device_plugin_dir)
         self.recorder = FlightRecorder(settings.node_name, node.api, use.watch, self.history, use.reports.now, files)
 
     def tasks(self) -> Tasks:  # noqa: D102
-        tasks = [self.recorder.run()]
-        if self._cluster is not None:
-            tasks.append(self._cluster.followed.changes.follow(self.recorder.pods_changed))
-        return tasks
+        return [self.recorder.run(), self._api.pod_changes.follow(self.recorder.pods_changed)]
 
     def routes(self) -> tuple[Route, ...]:  # noqa: D102
         return self.recorder.routes

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin import files
-from gpu_device_plugin.node.rules.extra_grant import (
+from gpu_device_plugin.features.limits.rules.extra_grant import (
     ExtraGrant,
-    Mount,
     wrong_mount,
     wrong_name,
     wrong_path,
     wrong_text,
 )
+from gpu_device_plugin.node.rules.container_grants import Mount
 from gpu_device_plugin.settings.knobs import SettingsError, nearest, refuse
 from gpu_device_plugin.settings.sources import composed
 

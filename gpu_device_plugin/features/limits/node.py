@@ -1,34 +1,63 @@
-"""Memory limits: required ones, the extra grant, whether the driver holds them, and limits that change later."""
+"""Memory limits: the means, what they add to grants, whether the driver holds them, and limits that change later."""
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from gpu_device_plugin.features.limits.extra_grant_file import read_extra_grant
 from gpu_device_plugin.features.limits.limit_link import LimitLink
+from gpu_device_plugin.features.limits.rules.enforcement import REFUSE
+from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan, added_for_limits, refuse_unlimited
+from gpu_device_plugin.features.limits.rules.limit_means import OtherMeans, derive_means
 from gpu_device_plugin.features.limits.verification import Verification
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.node.extension import NodeFeature
-from gpu_device_plugin.node.rules.admission import refuse_unlimited
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable, Mapping
+    from contextlib import AbstractAsyncContextManager
+    from typing import Any
 
+    from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.core.report.gauges import NodeMetrics
+    from gpu_device_plugin.model.limits import LimitMeans
+    from gpu_device_plugin.model.shares import Shares
     from gpu_device_plugin.node.extension import Contribution, GrantDraft, GrantRequest, Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
     from gpu_device_plugin.node.rules.admission import Refused
     from gpu_device_plugin.settings.node import NodeSettings
 
 
+class Means(OtherMeans, Protocol):
+    """A means of limiting that is a feature of its own, with what it does on a node."""
+
+    @property
+    def follows(self) -> Iterable[Observable[Any]]:
+        """The values on whose changes it may be there, or be there no more."""
+
+    def look(self) -> None:
+        """Find out now whether it is there."""
+
+    def granting(self, request: GrantRequest) -> AbstractAsyncContextManager[Contribution]:
+        """Take part in an answer, as `NodeFeature.granting` does; it may choose what keeps the container."""
+
+
 class Limits(NodeFeature):
-    """Comes after the features that choose what keeps a container within its part."""
+    """Chooses what keeps containers within their parts, adds it to their grants, and verifies it."""
 
     def __init__(self, node: NodeContext) -> None:
-        """Prepare for `node`."""
+        """Prepare for `node`.
+
+        Raises:
+            SettingsError: the file of the setting `extra_grant` cannot be used.
+        """
         settings, use = node.settings.value, node.of(Use)
         self._node = node
+        self._others: list[Means] = []
+        self._extra = read_extra_grant(settings.extra_grant)
+        self._plan = LimitPlan()
         self.verification = Verification(
             use.watch.holdings,
             node.hardware.limits,
@@ -45,16 +74,55 @@ class Limits(NodeFeature):
             soft = lambda: node.settings.value.soft_limit == "share"  # noqa: E731 - the setting may change
             self.link = LimitLink(settings.memory_dir, use.watch.holdings, use.allowed_now, soft=soft)
 
+    def add(self, means: Means) -> None:
+        """Let a feature's own means be one to choose from; it then takes part in grants before they are limited."""
+        self._others.append(means)
+
+    def means(self, shares: Shares, cgroup: int | None, labels: Mapping[str, str]) -> LimitMeans:  # noqa: D102
+        settings = self._node.settings.value
+        for other in self._others:
+            other.look()
+        self._plan, chosen = derive_means(
+            shares,
+            cgroup,
+            labels,
+            self._others,
+            limits=settings.limits,
+            refuse=settings.limits_fallback == REFUSE,
+            compute=settings.mps_compute == "by-share",
+            soft_is_share=settings.soft_limit == "share",
+            extra=self._extra,
+        )
+        return chosen
+
+    def means_follow(self) -> Iterable[Observable[Any]]:  # noqa: D102
+        return [value for other in self._others for value in other.follows]
+
     @asynccontextmanager
     async def granting(self, request: GrantRequest) -> AsyncIterator[Contribution]:
-        """Refuse containers whose memory cannot be limited although the administrator requires it."""
+        """Limit a container, or refuse it if its memory cannot be limited although the administrator requires it.
 
-        def contribution(draft: GrantDraft) -> GrantDraft | Refused:
-            kind, ids, state = draft.placement.demand.kind, draft.device_ids, self._node.state
-            refused = None if request.running else refuse_unlimited(state.node, kind, ids, draft.delivery, draft.owner)
-            return refused or draft
+        Of the means of others each may first choose itself, and its refusal counts before ours.
+        """
+        async with AsyncExitStack() as stack:
+            request.contributions.append(self._begin)
+            for other in self._others:
+                request.contributions.append(await stack.enter_async_context(other.granting(request)))
 
-        yield contribution
+            def contribution(draft: GrantDraft) -> GrantDraft | Refused:
+                shares, owner = self._node.state.node.shares, draft.owner
+                plan = replace(self._plan, enforcements=draft.enforcements)
+                if not request.running:
+                    kind, ids = draft.placement.demand.kind, draft.device_ids
+                    refused = refuse_unlimited(self._node.state.node, kind, ids, plan, owner)
+                    if refused is not None:
+                        return refused
+                return replace(draft, added=added_for_limits(draft.placement, shares, plan, owner))
+
+            yield contribution
+
+    def _begin(self, draft: GrantDraft) -> GrantDraft:
+        return replace(draft, enforcements=self._plan.enforcements)
 
     def tasks(self) -> Tasks:  # noqa: D102
         node, verification = self._node, self.verification
@@ -63,9 +131,8 @@ class Limits(NodeFeature):
             node.entries.follow(verification.changed),
             node.hardware.view.follow(verification.again),
             node.settings.follow(self._interval),
+            node.api.pod_changes.follow(verification.changed),
         ]
-        if node.cluster is not None:
-            tasks.append(node.cluster.followed.changes.follow(verification.changed))
         if self.link is not None:
             changed = self.link.changed
             tasks += [self.link.run(), node.entries.follow(changed), node.settings.follow(changed)]

@@ -7,16 +7,17 @@ import logging
 import time
 from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together, within
+from gpu_device_plugin.features.limits.node import Limits
 from gpu_device_plugin.features.mps.rules import mps_wishes as mps
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.file_link import FileLink, HelperWords
 from gpu_device_plugin.kubelet.procfs import boot_time
 from gpu_device_plugin.model.contract.helperfiles import MPS_FILES
-from gpu_device_plugin.model.contract.mpsfiles import MpsStatus
+from gpu_device_plugin.model.contract.mpsfiles import SHM_DIRECTORY, MpsStatus
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.extension import NodeFeature
@@ -24,18 +25,21 @@ from gpu_device_plugin.node.rules.admission import Refused, Why
 from gpu_device_plugin.node.rules.preferred_allocation import spread_over
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
     from gpu_device_plugin.core.report.gauges import NodeMetrics
+    from gpu_device_plugin.features.limits.rules.enforcement import WantedEnforcement
+    from gpu_device_plugin.features.limits.rules.extra_grant import Part
     from gpu_device_plugin.model.contract.mpsfiles import MpsGpu
+    from gpu_device_plugin.model.gpus import Gpu
     from gpu_device_plugin.model.holds import DeviceHold
     from gpu_device_plugin.model.shares import SharedGpu
     from gpu_device_plugin.node.extension import Contribution, GrantDraft, GrantRequest, StartRequest, Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
     from gpu_device_plugin.node.node_state import NodeState
+    from gpu_device_plugin.node.rules.container_grants import Grant
 
 _log = logging.getLogger(__name__)
 
@@ -79,11 +83,13 @@ class MpsLink(NodeFeature):
         """The UUIDs of GPUs with containers that were started without MPS, as last looked at: with every change of
         those who hold GPUs while MPS plays a part."""
         self.refuse = True
-        """The setting `limits_fallback` is `refuse`."""
+        """Containers are refused where MPS is required and not there."""
+        self._compute = False
         self.start_s, self.stop_s = mps.START_S, mps.STOP_S
         self.grace_s = mps.BEAT_S
         """How long a supervisor may be missing before that is reported: it may start together with us."""
-        self._asked_for: frozenset[str] = frozenset()
+        self.asked_for: frozenset[str] = frozenset()
+        """The GPUs (by UUID) on which MPS is the means that the administrator wants."""
         self._files = FileLink(self._directory, MPS_FILES, _WORDS, self.clock)
         self._directories: Mapping[str, MpsGpu] = {}
         """Of the last state that was read: a GPU keeps its directory, also while its supervisor or the file is gone."""
@@ -101,7 +107,7 @@ class MpsLink(NodeFeature):
     def on(self) -> bool:
         """Whether MPS plays a part on this node: it is asked for, or somebody still has to be rid of it."""
         known = self._files.wanted or self._files.unwritten or self._files.last
-        return bool(self._asked_for or self._clients or known)
+        return bool(self.asked_for or self._clients or known)
 
     @property
     def _given(self) -> Sequence[DeviceHold]:
@@ -133,11 +139,42 @@ class MpsLink(NodeFeature):
         """Return the PIDs of the servers of all daemons."""
         return frozenset(pid for gpu in self.gpus.values() for pid in gpu.server_pids)
 
+    # --- As a means of limiting -----------------------------------------------------------------------------------
+
+    enforcement: ClassVar[Enforcement] = Enforcement.MPS
+
+    @property
+    def follows(self) -> Sequence[Observable[Any]]:
+        """What says where it is there."""
+        return self.daemons, self.others
+
+    def lack(self, gpu: Gpu) -> str:
+        """Return what MPS lacks on a GPU, as a clause; empty: it is there."""
+        return mps.lack(self.daemons.value, gpu)
+
+    def grant(self, parts: Sequence[Part]) -> Grant | None:
+        """Return what makes a container with these parts a client; None: it cannot be one."""
+        return mps.Clients(self._directories, str(self._directory / SHM_DIRECTORY), self._compute).grant(parts)
+
+    def chosen(
+        self,
+        want: WantedEnforcement,
+        gpus: Collection[Gpu],
+        enforcements: Mapping[str, GpuEnforcement],
+        *,
+        refuse: bool,
+    ) -> Mapping[str, str]:
+        """Ask for MPS where it is wanted; return which of these GPUs cannot have it for those on them, and why."""
+        asked = mps.wanted_on(gpus, enforcements, want)
+        self.refuse, self._compute = refuse, want.compute
+        self.ask_for(asked)
+        return dict.fromkeys(asked & self.others.value if refuse else (), mps.WITHOUT_MPS)
+
     def ask_for(self, uuids: Iterable[str]) -> None:
         """Let MPS be the means that the administrator wants on these GPUs."""
         asked = frozenset(uuids)
-        if asked != self._asked_for:
-            self._asked_for = asked
+        if asked != self.asked_for:
+            self.asked_for = asked
             self._wake.set()
 
     def ledger_complete(self) -> None:
@@ -164,13 +201,13 @@ class MpsLink(NodeFeature):
     async def granting(self, request: GrantRequest) -> AsyncIterator[Contribution]:
         """Have the daemon started that a container needs, and let it be a client of it."""
         if not self.on:
-            yield _without_mps
+            yield _unchanged
             return
         draft = request.draft()
         if not request.running and not isinstance(draft, Refused) and draft.placement.demand.kind is Kind.MEMORY:
             await self._until_ready(draft)
         try:
-            yield self._with_daemons if request.running else self._contribution
+            yield _unchanged if request.running else self._contribution
         finally:
             if request.granted is not None and request.granted.device_ids:
                 self.granted(request.granted)
@@ -188,11 +225,7 @@ class MpsLink(NodeFeature):
         if isinstance(choice, Refused):
             return choice
         chosen = {} if choice is None else {shared.gpu.uuid: GpuEnforcement(choice, "") for shared in gpus}
-        enforcements = {**draft.delivery.enforcements, **chosen}
-        return self._with_daemons(replace(draft, delivery=replace(draft.delivery, enforcements=enforcements)))
-
-    def _with_daemons(self, draft: GrantDraft) -> GrantDraft:
-        return replace(draft, delivery=replace(draft.delivery, mps=self._directories))
+        return replace(draft, enforcements={**draft.enforcements, **chosen})
 
     async def _until_ready(self, draft: GrantDraft) -> None:
         """Have the daemon started that a container needs, and wait for it, for a while."""
@@ -254,7 +287,7 @@ class MpsLink(NodeFeature):
                 self.daemons.value,
                 {} if last is None else last.gpus,
                 client=client,
-                refuse=self.refuse and (client or uuid in self._asked_for),
+                refuse=self.refuse and (client or uuid in self.asked_for),
             )
             if why:
                 return why
@@ -265,7 +298,7 @@ class MpsLink(NodeFeature):
         return [
             mps.Situation(
                 f"GPU {shared.position}",
-                shared.gpu.uuid in self._asked_for,
+                shared.gpu.uuid in self.asked_for,
                 tenants.get(shared.gpu.uuid, mps.NOBODY),
                 mps.daemon(self.daemons.value, shared.gpu.uuid),
                 shares[shared.position] * self._state.node.shares.share_mib,
@@ -337,11 +370,11 @@ class MpsLink(NodeFeature):
         self.daemons.change(state if isinstance(state, str) else state.gpus)
         self.others.change(_others(self._tenants))
         runs = last is not None and any(gpu.status is not MpsStatus.STOPPED for gpu in last.gpus.values())
-        if not (self._asked_for or self._files.wanted or runs):
+        if not (self.asked_for or self._files.wanted or runs):
             self._files.forget()  # nobody needs to know more of it
 
     def _report(self) -> None:
-        needed = self._asked_for | self._files.wanted.keys()
+        needed = self.asked_for | self._files.wanted.keys()
         now, found = time.monotonic(), dict(mps.troubles(self.daemons.value, needed))
         if self._files.unwritten and needed:
             found.setdefault("", self._files.unwritten)
@@ -360,7 +393,7 @@ class MpsLink(NodeFeature):
         self._troubles = found
 
 
-def _without_mps(draft: GrantDraft) -> GrantDraft:
+def _unchanged(draft: GrantDraft) -> GrantDraft:
     return draft
 
 
@@ -369,17 +402,14 @@ def _others(present: Mapping[str, mps.Tenants]) -> frozenset[str]:
 
 
 class Mps(NodeFeature):
-    """Takes part in grants (containers are clients of a daemon), in starts, and in the node's configuration."""
+    """Is a means of limiting (containers are clients of a daemon), and takes part in starts."""
 
     def __init__(self, node: NodeContext) -> None:
         """Prepare to meet the supervisor of `node`."""
         self._api, self._name_of = node.api, node.reports.name_of
         self.link = MpsLink(node.settings.value.mps_dir, node.state, node.entries, self._changed)
-        if (use := node.get(Use)) is not None:
-            use.watch.mps_servers = self.link.server_pids
-
-    def granting(self, request: GrantRequest) -> AbstractAsyncContextManager[Contribution]:  # noqa: D102
-        return self.link.granting(request)
+        node.of(Limits).add(self.link)
+        node.of(Use).watch.mps_servers = self.link.server_pids
 
     async def before_start(self, start: StartRequest) -> Refused | None:  # noqa: D102
         return await self.link.before_start(start)

@@ -18,6 +18,7 @@ from gpu_device_plugin.features.use.rules.process_use import NOT_READ, UseReadin
 from gpu_device_plugin.features.use.rules.use_report import SELDOM_S, SOON_S, due_in_s, fresh, names, node_use
 from gpu_device_plugin.kubelet import procfs
 from gpu_device_plugin.kubelet.procfs import ProcessOwners, boot_time, in_nodes_namespace
+from gpu_device_plugin.model.contract.keys import NODE_USE
 from gpu_device_plugin.model.contract.nodereport import SERVED, USE_PATH, write_node_use
 from gpu_device_plugin.node.extension import NodeFeature
 from gpu_device_plugin.node.rules.holdings import holdings
@@ -258,7 +259,6 @@ class Use(NodeFeature):
 
     def __init__(self, node: NodeContext) -> None:
         """Prepare to read the GPUs of `node`."""
-        cluster = node.cluster
         self._settings = node.settings
         self.allowed_now: Observable[Mapping[Place, int]] = Observable({})
         """The MiB that each container may use now, of those that may use something else than when they started."""
@@ -267,7 +267,7 @@ class Use(NodeFeature):
             node.entries,
             node.state,
             interval_s=node.settings.value.usage_interval_s,
-            pods=None if cluster is None else lambda: tuple(cluster.followed.pods.values()),
+            pods=(lambda: tuple(node.api.pods.values())) if node.api.has_access else None,
             may_borrow=lambda: False,
             ended=lambda: node.records.over,
             alone=node.other_plugins.alone,
@@ -275,9 +275,9 @@ class Use(NodeFeature):
             host_pids=partial(procfs.in_nodes_namespace, node.proc),
         )
         self.reports = UseReports(
-            self.watch, node.limit_states, Observable({}), (lambda _: None) if cluster is None else cluster.show_use
+            self.watch, node.limit_states, Observable({}), lambda text: node.api.annotate_node({NODE_USE: text})
         )
-        self._published = cluster is not None
+        self._published = node.api.has_access
 
     def tasks(self) -> Tasks:  # noqa: D102
         tasks = [self.watch.run(), self._settings.follow(self._interval)]

@@ -53,7 +53,7 @@ USE_UUID = "gpu-device-plugin/use-uuid"
 AVOID_UUID = "gpu-device-plugin/avoid-uuid"
 FRAMEWORKS = "gpu-device-plugin/frameworks"
 """Frameworks of the pod's programs that its containers' variables keep within their parts, separated by commas: names
-in `node.rules.container_grants`."""
+in `model.contract.frameworks`."""
 WISHES = frozenset({GPU_POLICY, NODE_POLICY, USE_MODEL, AVOID_MODEL, USE_UUID, AVOID_UUID})
 
 # --- On a pod: memory that changes while it runs (`elastic`) ----------------------------------------------------------
@@ -212,8 +212,8 @@ SERVE_LABEL = "gpu-device-plugin/serve"
 MIG_LABEL = "gpu-device-plugin/mig"
 """The setting `mig` of this node, which it takes precedence over: how pods get its MIG instances."""
 SCHEDULE_LABEL = "ack.node.gpu.schedule"
-"""Of Alibaba's ACK: how GPUs of this node are shared; `node.rules.enforcement` says what each value means for
-limits."""
+"""Of Alibaba's ACK: how GPUs of this node are shared; `features.limits.rules.enforcement` says what each value means
+for limits."""
 
 READ_ON_NODES = frozenset({NODE_GPUS, PLACEMENT_LABEL, CORDONS})
 """The annotations and labels of a node that the programs which place pods keep."""

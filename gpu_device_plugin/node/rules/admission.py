@@ -16,7 +16,7 @@ from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.model.placing import POLICIES, Demand, Placement, Refusal, place
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.node.rules.container_grants import CONTROL_NODES, parts, refusal
+from gpu_device_plugin.node.rules.container_grants import CONTROL_NODES
 from gpu_device_plugin.node.rules.preferred_allocation import spread_over
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.shares import SharedGpu
     from gpu_device_plugin.node.rules.container_grants import Delivery
-    from gpu_device_plugin.node.rules.extra_grant import GrantOwner
     from gpu_device_plugin.node.rules.ledger import Ledger
     from gpu_device_plugin.node.rules.matching import Match
     from gpu_device_plugin.node.rules.node import Node
@@ -145,21 +144,6 @@ def refuse_without_nodes(delivery: Delivery, present: Collection[str]) -> Refuse
         f"{missing[0]} is not on this node yet; run `nvidia-modprobe -u -c 0` there, or let the driver's persistence "
         "daemon do it at boot",
     )
-
-
-def refuse_unlimited(
-    node: Node, kind: Kind, device_ids: Collection[str], delivery: Delivery, owner: GrantOwner
-) -> Refused | None:
-    """Refuse a container whose memory cannot be limited although the administrator requires it.
-
-    Whole GPUs have no limits. `owner` is the container, as far as it is known.
-    """
-    given = sorted(spread_over(node, device_ids).items()) if kind is Kind.MEMORY else []
-    if not given or not (why := refusal(parts(given, node.shares), delivery, owner)):
-        return None
-    gpus = [node.shares.gpus[position] for position, _ in given]
-    refusing = [shared for shared in gpus if shared.gpu.uuid in delivery.refusals]
-    return Refused(Why.NO_LIMIT, f"{', '.join(shared.name for shared in refusing or gpus)}: {why}")
 
 
 def _closed(node: Node, kind: Kind, shared: SharedGpu) -> Refused | None:

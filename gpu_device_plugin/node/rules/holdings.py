@@ -1,4 +1,4 @@
-"""What held devices come to: memory of GPUs, GPUs that other resources gave, MIG instances that exist no more."""
+"""What held devices come to: memory of GPUs, and GPUs that other resources gave."""
 
 from __future__ import annotations
 
@@ -29,9 +29,6 @@ _NONE: Reservations = MappingProxyType({})
 
 Slot: TypeAlias = tuple[str, str, Kind]
 """One container's use of one resource: pod UID as in the kubelet's records, container name, kind."""
-
-INSTANCE = "MIG-"
-"""The beginning of the UUID of an instance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,43 +249,3 @@ def _is_of_another_profile(shared: SharedGpu, hold: DeviceHold) -> bool:
     if instance is None or shared.gone or not is_mig_resource(hold.through):
         return False
     return hold.through.partition("/")[2] != resource_name(instance.profile)
-
-
-@dataclass(frozen=True, slots=True)
-class Stranded:
-    """A container that holds an instance which exists no more."""
-
-    pod_uid: str
-    container: str
-    uuid: str
-    """Of the instance."""
-    name: str
-    """The instance for people; empty: an earlier agent gave it, and nothing but its UUID is known."""
-    pod: Pod | None
-    """None: not known (yet), or the agent runs without the API."""
-
-    @property
-    def sentence(self) -> str:
-        """The finding, for the owner of the pod."""
-        which = f"{self.name} ({self.uuid})" if self.name else self.uuid
-        return (
-            f"container {self.container} was given {which}, a MIG instance that exists no more: "
-            "delete the pod, so that it gets another"
-        )
-
-
-def stranded(
-    holds: Iterable[DeviceHold], there: Collection[str], shares: Shares, pods: Mapping[str, Pod]
-) -> tuple[Stranded, ...]:
-    """Return the containers of a node that hold instances which exist no more.
-
-    `there` are the UUIDs of all GPUs and instances of the node, those included that cannot be read; `pods` those that
-    have not ended, by the UID by which the kubelet knows them.
-    """
-    return tuple(
-        Stranded(hold.pod_uid, hold.container, uuid, "" if shared is None else shared.name, pods.get(hold.pod_uid))
-        for hold in holds
-        for uuid in sorted({parse_id(device)[0] for device in hold.device_ids})
-        if uuid.startswith(INSTANCE) and uuid not in there
-        for shared in (shares.by_uuid(uuid),)
-    )

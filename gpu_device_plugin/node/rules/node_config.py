@@ -1,4 +1,4 @@
-"""Derive from settings, labels, hardware and MPS how a node gives its GPUs to pods: one value, in one order."""
+"""Derive from settings, labels and hardware how a node gives its GPUs to pods: one value, in one order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.mps.rules.mps_wishes import NOT_THERE
 from gpu_device_plugin.model.contract.cordons import cordon_of
 from gpu_device_plugin.model.contract.keys import (
     CGPU_DISABLE_LABEL,
@@ -18,36 +17,26 @@ from gpu_device_plugin.model.contract.keys import (
 )
 from gpu_device_plugin.model.contract.nodereport import NodeLimits
 from gpu_device_plugin.model.gpus import Inventory
+from gpu_device_plugin.model.limits import LIMITS, LimitMeans, summary
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.placing import FIT, POLICIES
-from gpu_device_plugin.model.resources import Kind, Resource
+from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.model.shares import TooManySharesError, misread_exclusions, unknown_exclusions
 from gpu_device_plugin.node.rules.container_grants import DEVICE_SPECS, ENVVAR, Delivery
-from gpu_device_plugin.node.rules.enforcement import (
-    AUTO,
-    LIMITS,
-    Abilities,
-    enforcements,
-    mps_gpus,
-    summary,
-    wanted_enforcement,
-)
 from gpu_device_plugin.node.rules.health.gpu_health import GpuHealth, with_cards
 from gpu_device_plugin.node.rules.health.node_condition import gpu_condition
 from gpu_device_plugin.node.rules.node import OPEN, Block
-from gpu_device_plugin.node.rules.serving_mode import SERVING_MODES, Serving, ServingMode, wanted_mode
+from gpu_device_plugin.node.rules.serving_mode import AUTO, SERVING_MODES, Serving, ServingMode, wanted_mode
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.model.contract.cordons import Cordon
-    from gpu_device_plugin.model.contract.mpsfiles import MpsGpu
     from gpu_device_plugin.model.shares import Shares
     from gpu_device_plugin.node.rules.health.node_condition import GpuHealthyCondition
 
 GONE = "the MIG instance exists no more"
 IN_MIG_MODE = "it is in MIG mode now"
-_WITHOUT_MPS = "it has containers that were started without MPS"
 
 _LABEL_VALUES: Mapping[str, Collection[str]] = MappingProxyType(
     {PLACEMENT_LABEL: POLICIES, SET_LIMITS_LABEL: LIMITS, MIG_LABEL: tuple(MigMode), SERVE_LABEL: SERVING_MODES}
@@ -62,7 +51,6 @@ class NodeChoices:
     policy: str = FIT
     mig: str = MigMode.OFF
     serve: str = AUTO
-    limits: str = AUTO
     excluded: tuple[str, ...] = ()
     """UUIDs or NVML indexes of the GPUs that are not shared."""
     resources: tuple[Resource, ...] = ()
@@ -70,7 +58,7 @@ class NodeChoices:
     mig_domain: str = ""
     """Domain of the resources of MIG profiles."""
     delivery: Delivery = field(default_factory=Delivery)
-    """How GPUs reach containers, and what is said of limiting them, without the GPUs' means."""
+    """How GPUs reach containers, but for what follows from the node's labels."""
     condition: bool = False
     """The node condition GPUHealthy is wanted."""
     evict: bool = False
@@ -79,7 +67,7 @@ class NodeChoices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """What was observed of a node. Not what often changes without a consequence: labels, health and MPS."""
+    """What was observed of a node. Not what often changes without a consequence, as labels and health."""
 
     cordons: Mapping[str, Cordon] = field(default_factory=dict)
     """By UUID of a GPU, an instance, or a GPU in MIG mode with all its instances."""
@@ -110,9 +98,9 @@ class NodeConfig:
     resources: tuple[Resource, ...] = ()
     """Those of GPUs, and one for each MIG profile that the node gives, or has given."""
     delivery: Delivery = field(default_factory=Delivery)
-    """How GPUs and limits reach containers."""
-    mps_gpus: frozenset[str] = frozenset()
-    """UUIDs of the GPUs on which MPS is wanted."""
+    """How GPUs reach containers."""
+    means: LimitMeans = field(default_factory=LimitMeans)
+    """What keeps containers within their parts of the GPUs."""
     labelled: bool = False
     """The node's labels are known; until then the settings alone count."""
     wanted_mode: ServingMode = ServingMode.DEVICE_PLUGIN
@@ -127,8 +115,6 @@ class NodeConfig:
     """The node condition GPUHealthy; None: there is to be none."""
     remarks: tuple[str, ...] = ()
     """What a person should correct, in sentences: labels, exclusions, GPUs that are not shared."""
-    missing: str = ""
-    """The wanted means of limiting that are not there, in a sentence for an Event; empty: all are there."""
     too_many: str = ""
     """Why new GPUs are not shared; empty: they are."""
     undeliverable: str = ""
@@ -137,7 +123,7 @@ class NodeConfig:
     @property
     def limits(self) -> NodeLimits:
         """What keeps containers within their parts of each GPU, by position."""
-        means = self.delivery.enforcements
+        means = self.means.gpus
         present = {shared.position: shared.gpu.uuid for shared in self.shares.gpus if not shared.gone}
         return NodeLimits({position: means[uuid] for position, uuid in present.items() if uuid in means})
 
@@ -159,14 +145,13 @@ def derive(
     *,
     labels: Mapping[str, str] | None = None,
     health: Mapping[str, GpuHealth] = MappingProxyType({}),
-    mps: Mapping[str, MpsGpu] | str = NOT_THERE,
-    without_mps: frozenset[str] = frozenset(),
+    means: Callable[[Shares, int | None, Mapping[str, str]], LimitMeans] = lambda *_: LimitMeans(),
 ) -> NodeConfig:
     """Return the configuration of a node. The GPUs are cut into shares anew only for another listing or use of MIG.
 
     `labels` are the node's; None: it was not read yet, or there is no API, and the settings alone count. `health` is by
-    the GPU's UUID, and so are the daemons `mps` of the MPS supervisor; or that is why there is none.
-    `without_mps` are the UUIDs of GPUs with containers that were started without MPS, which no client of MPS can join.
+    the GPU's UUID. `means` chooses what keeps containers within their parts, by the shares, the node's cgroup version
+    and its labels.
 
     Raises:
         TooManySharesError: the first GPUs are cut into more shares than a kubelet can handle; or only a new process
@@ -178,37 +163,24 @@ def derive(
     if (inventory, mig) != (before.facts.inventory, shares.mig):
         shares, too_many = _cut(shares, inventory, choices.excluded, mig)
 
-    listed = {shared.position: shared for shared in shares.gpus if shared.listed and not shared.gone}
-    whole = {at for at, shared in listed.items() if any(kind is Kind.INSTANCE for kind, _ in shared.offered)}
-    want = wanted_enforcement(choices.limits, labels, compute=choices.delivery.mps_compute)
-    abilities = Abilities(inventory.cgroup, mps, choices.delivery.extra is not None)
-    gpus = {at: shared.gpu for at, shared in listed.items()}
-    chosen, missing = enforcements(gpus, abilities, want, refuse=choices.delivery.refuse, partitions=whole)
-    undeliverable = choices.delivery.why_not(gpus.values())
+    gpus = [shared.gpu for shared in shares.gpus if shared.listed and not shared.gone]
+    undeliverable = choices.delivery.why_not(gpus)
     methods = choices.delivery.methods
     if undeliverable:
         methods = methods - {DEVICE_SPECS} or frozenset({ENVVAR})
-    delivery = replace(
-        choices.delivery,
-        enforcements={gpu.uuid: chosen[at] for at, gpu in gpus.items()},
-        mps_compute=want.compute,
-        refuse=choices.delivery.refuse and want.required,
-        methods=methods,
-        cgpu_disable=labels.get(CGPU_DISABLE_LABEL) == "true",
-    )
-    on_mps = mps_gpus((shared.gpu for shared in shares.gpus), delivery.enforcements, want)
-    undivided = dict.fromkeys(on_mps & without_mps if delivery.refuse else (), _WITHOUT_MPS)
+    delivery = replace(choices.delivery, methods=methods, cgpu_disable=labels.get(CGPU_DISABLE_LABEL) == "true")
+    limits = means(shares, inventory.cgroup, labels)
     failed = out_of_service({uuid: state.reasons for uuid, state in health.items()}, shares)
     why_none = (facts.watched and shares.why_none) or facts.sentence
     return NodeConfig(
         choices=choices,
         facts=facts,
         shares=shares,
-        blocks=_blocks(shares, failed, facts.cordons, {**undivided, **delivery.refusals}),
+        blocks=_blocks(shares, failed, facts.cordons, limits.closed),
         policy=label if (label := labels.get(PLACEMENT_LABEL, "")) in POLICIES else choices.policy,
         resources=(*choices.resources, *(Resource.of_profile(name, choices.mig_domain) for name in shares.profiles)),
         delivery=delivery,
-        mps_gpus=on_mps,
+        means=limits,
         labelled=labelled,
         wanted_mode=wanted_mode(choices.serve, labels),
         claims=facts.serving.mode is ServingMode.DRA,
@@ -228,7 +200,6 @@ def derive(
                 ),
             ),
         ),
-        missing=missing,
         too_many=too_many,
         undeliverable=undeliverable,
     )

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.client.config import ClusterConfigError, config_if_any
 from gpu_device_plugin.cluster.client.errors import ApiError, Call
-from gpu_device_plugin.cluster.objects.resource_claims import GROUP
 from gpu_device_plugin.cluster.writers.own_node import OwnNode
 from gpu_device_plugin.core.report.finding import Unknown, examine, exit_code, report
 from gpu_device_plugin.core.report.findings.node_checks import CHECKS
 from gpu_device_plugin.core.report.findings.symptoms import NO_PROFILES, ApiSeen, NodeSeen, NodeSymptoms, Profiles
+from gpu_device_plugin.features.claims.claim_objects import GROUP
 from gpu_device_plugin.features.conflicts.rules import DRIVER_SOCKETS, PLUGIN_SOCKETS, sightings
 from gpu_device_plugin.features.limits.extra_grant_file import read_extra_grant
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError

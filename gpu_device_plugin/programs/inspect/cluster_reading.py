@@ -16,7 +16,6 @@ from gpu_device_plugin.cluster.objects.decoding import (
     PodReader,
     UnreadableObjectError,
 )
-from gpu_device_plugin.cluster.objects.resource_claims import CLAIMS, GROUP, SLICES, read_slice
 from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE
 from gpu_device_plugin.core.report.findings.component_checks import group_of
 from gpu_device_plugin.core.report.findings.symptoms import (
@@ -28,6 +27,7 @@ from gpu_device_plugin.core.report.findings.symptoms import (
     PodSeen,
     SliceSeen,
 )
+from gpu_device_plugin.features.claims.claim_objects import CLAIMS, GROUP, SLICES, read_slice
 from gpu_device_plugin.features.claims.contract import DRIVER
 from gpu_device_plugin.features.conflicts.rules import sightings
 from gpu_device_plugin.model.contract.keys import (

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from gpu_device_plugin.cluster.objects.decoding import NOT_ENDED, UnreadableObjectError
-from gpu_device_plugin.cluster.objects.resource_claims import CLAIMS
 from gpu_device_plugin.core.report.finding import examine, exit_code, report
 from gpu_device_plugin.core.report.findings.cluster_checks import CHECKS, examine_partly
 from gpu_device_plugin.core.report.overview_document import document
@@ -33,6 +32,7 @@ from gpu_device_plugin.core.report.text.columns import Line, columns
 from gpu_device_plugin.core.report.text.prices import price_document, price_lines
 from gpu_device_plugin.core.report.text.use_texts import at_a_glance
 from gpu_device_plugin.core.report.why.explanations import explain, explain_briefly
+from gpu_device_plugin.features.claims.claim_objects import CLAIMS
 from gpu_device_plugin.programs.commandline import FAILED, OK, ending, resources_in
 from gpu_device_plugin.programs.inspect.agent_answers import histories_of
 from gpu_device_plugin.programs.inspect.arguments import COMMANDS, INTERVAL_S, MOST_EXPLAINED, REALLY, parse, passed_on

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from gpu_device_plugin.cluster.client.backoff import Backoff
 from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import NODES, PODS
-from gpu_device_plugin.cluster.objects.resource_claims import CLAIMS
 from gpu_device_plugin.cluster.reflector import Reflector
+from gpu_device_plugin.features.claims.claim_objects import CLAIMS
 from gpu_device_plugin.view.following import FollowedCluster
 from gpu_device_plugin.view.reading import ABSENT, unseen
 

@@ -13,7 +13,7 @@ import pytest
 
 from gpu_device_plugin.cluster.objects.bounds import LONGEST_NAME, bounded
 from gpu_device_plugin.cluster.objects.decoding import NodeReader, PodReader
-from gpu_device_plugin.cluster.objects.resource_claims import read_claim
+from gpu_device_plugin.features.claims.claim_objects import read_claim
 from gpu_device_plugin.features.claims.contract import DRIVER
 from gpu_device_plugin.model.contract.keys import AVOID_MODEL, READ_BY_AGENT, TOO_LONG, USE_MODEL
 from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS

@@ -25,7 +25,7 @@ from gpu_device_plugin.features.history.node import PastHour
 from gpu_device_plugin.model.condition import GpuTelemetry
 from gpu_device_plugin.model.contract.nodereport import ContainerUse, NodeUse
 from gpu_device_plugin.model.times import rfc3339
-from gpu_device_plugin.node.happenings import Happening
+from gpu_device_plugin.node.node_api import Happening
 from tests.node.cluster_harness import Cluster, cluster, promise
 from tests.node.harness import T4, NodeWorld, pod, world
 from tests.patience import eventually

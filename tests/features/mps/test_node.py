@@ -20,8 +20,7 @@ from gpu_device_plugin.model.placing import Demand, Placement
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.extension import GrantDraft, GrantRequest
 from gpu_device_plugin.node.node_state import NodeState
-from gpu_device_plugin.node.rules.container_grants import Delivery
-from gpu_device_plugin.node.rules.extra_grant import NOBODY
+from gpu_device_plugin.node.rules.container_grants import NOBODY, Delivery
 from gpu_device_plugin.node.rules.ledger import Ledger
 from tests.nodes import ids, node, uuid
 from tests.patience import eventually

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.model.contract.promises import Promise
-from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.placing import Demand, Placement
 from gpu_device_plugin.model.resources import OF_GPUS, Kind
 from gpu_device_plugin.node.rules.admission import (
@@ -18,11 +17,9 @@ from gpu_device_plugin.node.rules.admission import (
     Why,
     admit,
     refuse_request,
-    refuse_unlimited,
     refuse_without_nodes,
 )
 from gpu_device_plugin.node.rules.container_grants import CONTROL_NODES, Delivery
-from gpu_device_plugin.node.rules.extra_grant import NOBODY, ExtraGrant, GrantOwner
 from gpu_device_plugin.node.rules.matching import ContainerRequest, Match, WaitingPod
 from gpu_device_plugin.node.rules.node import Block
 from tests.nodes import ids, node, uuid
@@ -304,35 +301,7 @@ def test_a_pod_has_no_more_containers_than_a_call_can_look_at(containers: int, w
     assert (None if refused is None else refused.why) == why
 
 
-# --- Memory limits that are required ----------------------------------------------------------------------------------
-
-BARRED = Delivery({uuid(1): GpuEnforcement(Enforcement.ADVISORY, "why", "there is no daemon")})
-
-
-def test_shares_of_a_gpu_without_the_required_limits_are_refused() -> None:
-    """Also those that the kubelet put together at random; whole GPUs have no limits."""
-    there = node(8, 8)
-    refused = Refused(Why.NO_LIMIT, "GPU 1: there is no daemon")
-    for device_ids in (ids(1, [0, 1]), (*ids(0, [3]), *ids(1, [0]))):
-        assert refuse_unlimited(there, MEMORY, device_ids, BARRED, NOBODY) == refused
-    assert refuse_unlimited(there, MEMORY, ids(0, [0, 1]), BARRED, NOBODY) is None
-    assert refuse_unlimited(there, COUNT, [uuid(1)], BARRED, NOBODY) is None
-    assert refuse_unlimited(there, MEMORY, ids(1, [0]), Delivery(), NOBODY) is None
-    assert refuse_unlimited(there, MEMORY, ["GPU-gone::1"], BARRED, NOBODY) is None
-
-
-def test_an_extra_grant_for_a_pod_that_is_not_known_is_refused_where_limits_are_required() -> None:
-    there = node(8, 8)
-    custom = Delivery(
-        {uuid(0): GpuEnforcement(Enforcement.CUSTOM, "")}, extra=ExtraGrant((("X", "{pod_uid}"),)), refuse=True
-    )
-    refused = refuse_unlimited(there, MEMORY, ids(0, [0]), custom, NOBODY)
-    assert refused is not None
-    assert (refused.why, refused.sentence.partition(" {")[0]) == (
-        Why.NO_LIMIT,
-        "GPU 0: the node's extra_grant needs",
-    )
-    assert refuse_unlimited(there, MEMORY, ids(0, [0]), custom, GrantOwner("u", "main")) is None
+# --- Shares beyond a request ------------------------------------------------------------------------------------------
 
 
 def test_shares_that_running_containers_are_guaranteed_beyond_their_requests_are_refused() -> None:

@@ -9,24 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan, refuse_unlimited
 from gpu_device_plugin.features.limits.rules.limit_verification import by_kind
 from gpu_device_plugin.model.contract.promises import Promise
-from gpu_device_plugin.model.holds import DeviceHold
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.placing import POLICIES, Demand, Placement
-from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind, Names, Resource
 from gpu_device_plugin.model.shares import SHARES, WHOLE_GPUS, Listing, parse_id
-from gpu_device_plugin.node.rules.admission import Refused, Why, admit, refuse_unlimited
+from gpu_device_plugin.node.rules.admission import Refused, Why, admit
 from gpu_device_plugin.node.rules.advertised_devices import offers
-from gpu_device_plugin.node.rules.container_grants import Delivery, grant
-from gpu_device_plugin.node.rules.extra_grant import NOBODY
+from gpu_device_plugin.node.rules.container_grants import NOBODY, Delivery, grant
 from gpu_device_plugin.node.rules.health.gpu_health import Cause, GpuHealth, Problem, with_cards
-from gpu_device_plugin.node.rules.holdings import Holding, stranded
+from gpu_device_plugin.node.rules.holdings import Holding
 from gpu_device_plugin.node.rules.node import Block, Node
 from gpu_device_plugin.node.rules.node_config import out_of_service
 from gpu_device_plugin.node.rules.preferred_allocation import PreferredAllocationRequest
+from tests.limiting import granted
 from tests.mig import instance, inventory, mig_node
 
 if TYPE_CHECKING:
@@ -191,7 +190,7 @@ def test_two_instances_of_one_gpu_need_each_device_node_once() -> None:
 @pytest.mark.parametrize(("amount", "enforcement"), [(4, "advisory"), (10, "partition")])
 def test_all_shares_of_an_instance_are_held_by_the_hardware(amount: int, enforcement: str) -> None:
     node = mig_node((10, 10))
-    made = grant(Placement(Demand(MEMORY, amount), ((1, amount),)), node.shares, Delivery())
+    made = granted(Placement(Demand(MEMORY, amount), ((1, amount),)), node.shares)
     assert made.envs == {
         "NVIDIA_VISIBLE_DEVICES": "MIG-0-1",
         "GPUSHARE_MEMORY_LIMIT_BY": enforcement,
@@ -206,7 +205,7 @@ def test_all_shares_of_an_instance_are_held_by_the_hardware(amount: int, enforce
 
 def test_limits_that_are_not_there_refuse_a_part_of_an_instance_and_not_all_of_it() -> None:
     node = mig_node((10,))
-    plan = Delivery(
+    plan = LimitPlan(
         {"MIG-0-0": GpuEnforcement(Enforcement.ADVISORY, "no means", "limits are required here")}, refuse=True
     )
     part = refuse_unlimited(node, MEMORY, ["MIG-0-0::0"], plan, NOBODY)
@@ -263,33 +262,6 @@ def test_beliefs_about_instances_have_the_problems_of_their_gpu() -> None:
         "MIG-0-0": GpuHealth((lost,)),
         "MIG-0-1": GpuHealth((lost, xid)),
     }
-
-
-# --- Pods whose instance was destroyed --------------------------------------------------------------------------------
-
-
-def test_containers_with_instances_that_exist_no_more_are_found() -> None:
-    shares = mig_node((10, 10)).shares.with_inventory(inventory((10,)), mig=SHARE)
-    pod = Pod("uid-b", "default", "b")
-    there = {"GPU-0", "MIG-0-0"}
-    held = [
-        DeviceHold("uid-a", "main", Kind.COUNT, frozenset({"MIG-0-0", "GPU-7"})),
-        DeviceHold("uid-b", "main", Kind.MEMORY, frozenset({"MIG-0-1::0", "MIG-0-1::1", "MIG-0-0::5"})),
-        DeviceHold("uid-c", "main", INSTANCE, frozenset({"MIG-former"})),
-    ]
-    known, former = stranded(held, there, shares, {"uid-b": pod})
-    assert (known.pod, known.uuid) == (pod, "MIG-0-1")
-    assert known.sentence == (
-        "container main was given GPU 1 (MIG 1g.10gb) (MIG-0-1), a MIG instance that exists no more: delete the pod, "
-        "so that it gets another"
-    )
-    assert [(known.pod_uid, known.container), (former.pod_uid, former.container)] == [
-        ("uid-b", "main"),
-        ("uid-c", "main"),
-    ]
-    assert former.pod is None
-    assert former.sentence.startswith("container main was given MIG-former, a MIG instance that exists no more")
-    assert stranded(held[:1], there, shares, {}) == ()
 
 
 # --- Names of resources -----------------------------------------------------------------------------------------------

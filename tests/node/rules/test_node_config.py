@@ -1,4 +1,4 @@
-"""What follows for a node from its settings, labels, GPUs, MPS and way of serving."""
+"""What follows for a node from its settings, labels, GPUs and way of serving."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import pytest
 
 from gpu_device_plugin.features.conflicts.rules import OTHERS, Detection
 from gpu_device_plugin.model.contract.cordons import Cordon
-from gpu_device_plugin.model.contract.mpsfiles import MpsGpu, MpsStatus
 from gpu_device_plugin.model.gpus import Gpu, Inventory
-from gpu_device_plugin.model.limits import Enforcement
+from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitMeans
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.model.shares import OF_GPU, WHOLE_GPUS, Shares, TooManySharesError
@@ -33,8 +32,6 @@ from tests.nodes import inventory, node
 from tests.resources import MEM
 
 FAILED = GpuHealth((Problem(Cause.LOST, "it is gone"),))
-REFUSING = Delivery(refuse=True)
-READY = MpsGpu(MpsStatus.READY, pipe_directory="/run/x/GPU-0")
 
 
 def config(before: NodeConfig | None = None, **inputs: Any) -> NodeConfig:
@@ -83,7 +80,6 @@ def test_each_mig_profile_that_is_given_whole_has_a_resource() -> None:
         Resource(Kind.INSTANCE, "x.com/mig-1g.10gb", "1g.10gb"),
         Resource(Kind.INSTANCE, "x.com/mig-2g.20gb", "2g.20gb"),
     )
-    assert {gpu.enforcement for position, gpu in whole.limits.gpus.items() if position < 2} == {Enforcement.PARTITION}
     assert config(inventory=mig.inventory((10, 20), 8)).resources == (MEM,)
 
 
@@ -202,44 +198,20 @@ def test_gpus_without_device_nodes_are_not_given_by_device_nodes() -> None:
 # --- Limits -----------------------------------------------------------------------------------------------------------
 
 
-def test_daemons_of_mps_labels_and_settings_reach_the_means() -> None:
-    template = Delivery(mps_shm="/run/x/shm", soft_is_share=True, refuse=True)
-    by_label = config(labels={"ack.node.gpu.schedule": "core_mem"}, mps={"GPU-0": READY}, delivery=template)
-    plan = by_label.delivery
-    assert (plan.mps_shm, plan.mps_compute, plan.soft_is_share) == ("/run/x/shm", True, True)
-    assert {uuid: gpu.enforcement for uuid, gpu in plan.enforcements.items()} == {
-        "GPU-0": Enforcement.MPS,
-        "GPU-1": Enforcement.MPS,
-    }
-    assert by_label.limits.gpus == {0: plan.enforcements["GPU-0"], 1: plan.enforcements["GPU-1"]}
-    assert by_label.mps_gpus == {"GPU-0", "GPU-1"}
-    assert (plan.refuse, by_label.missing, by_label.blocks) == (False, "", {}), "this label requires nothing"
-    assert by_label.notes == (f"memory limits: {by_label.limits_summary}",)
-    assert by_label.limits_summary.startswith("mps: the node label ack.node.gpu.schedule=core_mem asks for it")
+def test_the_means_follow_from_the_shares_and_labels_of_now_and_close_gpus() -> None:
+    asked: list[tuple[int, int | None, dict[str, str]]] = []
 
+    def means(shares: Shares, cgroup: int | None, labels: dict[str, str]) -> LimitMeans:
+        asked.append((len(shares.gpus), cgroup, labels))
+        firm = {shared.gpu.uuid: GpuEnforcement(Enforcement.DRIVER, "so it is") for shared in shares.gpus}
+        return LimitMeans(firm, {"GPU-1": "it is not there"}, "GPU 1 has none", names_pods=True)
 
-def test_clients_and_daemons_of_mps_that_come_and_go_change_nothing_of_the_configuration() -> None:
-    """Each would publish the whole configuration anew, and have every part of the agent look at it."""
-    alone = config(limits="mps", mps={"GPU-0": READY})
-    busy = replace(READY, clients=3, server_pids=(17, 18), limit_mib=4096)
-    for daemons in ({"GPU-0": busy}, {"GPU-0": READY, "GPU-1": MpsGpu(MpsStatus.STARTING)}, {}):
-        assert config(alone, limits="mps", mps=daemons) == alone
-
-
-def test_a_wanted_means_that_is_not_there_bars_the_gpus_or_is_told_alone() -> None:
-    refused = config(limits="mps", delivery=REFUSING, mps="it ended")
-    assert refused.blocks == {uuid: Block(parts=refused.delivery.refusals[uuid]) for uuid in ("GPU-0", "GPU-1")}
-    assert refused.delivery.refuse
-    assert refused.missing.startswith("GPU 0, 1: the setting limits=mps asks for mps: it ended; containers are refused")
-    beside: dict[str, Any] = {"limits": "mps", "mps": {}, "without_mps": frozenset({"GPU-1", "GPU-7"})}
-    assert config(**beside, delivery=REFUSING).blocks == {
-        "GPU-1": Block(parts="it has containers that were started without MPS")
-    }
-    assert not config(**beside).blocks
-    advisory = config(limits="mps", mps="it ended")
-    assert not advisory.blocks
-    assert advisory.mps_gpus == {"GPU-0", "GPU-1"}
-    assert config(inventory=Inventory(), limits="mps").notes == ()
+    found = config(inventory=replace(inventory(8, 8), cgroup=2), labels={"a": "b"}, means=means)
+    assert asked == [(2, 2, {"a": "b"})]
+    assert found.blocks == {"GPU-1": Block(parts="it is not there")}
+    assert found.limits.gpus == {n: GpuEnforcement(Enforcement.DRIVER, "so it is") for n in range(2)}
+    assert found.notes == (f"memory limits: {found.limits_summary}",) == ("memory limits: driver: so it is",)
+    assert (config().limits.gpus, config().notes, config().blocks) == ({}, (), {})
 
 
 # --- What is told of the node -----------------------------------------------------------------------------------------

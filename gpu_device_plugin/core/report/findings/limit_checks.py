@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.resizing import sizes
@@ -13,6 +14,8 @@ from gpu_device_plugin.core.report.text.use_texts import age, container, does_no
 from gpu_device_plugin.core.report.why.pod_use import refusals
 from gpu_device_plugin.core.report.why.resizing import why_not
 from gpu_device_plugin.features.elastic.contract import MemoryRequests, is_elastic
+from gpu_device_plugin.features.limits.rules.enforcement import REFUSE, Abilities, enforcements, wanted_enforcement
+from gpu_device_plugin.features.mps.rules.mps_wishes import lack
 from gpu_device_plugin.model.contract.keys import (
     CONFIG_LABEL,
     DEFAULT_PROFILE,
@@ -22,10 +25,9 @@ from gpu_device_plugin.model.contract.keys import (
 from gpu_device_plugin.model.contract.mpsfiles import MpsStatus
 from gpu_device_plugin.model.contract.nodereport import asked_s, exceeds, not_held, trespasses
 from gpu_device_plugin.model.contract.variables import DRIVER_LIMIT
-from gpu_device_plugin.model.limits import Enforcement, LimitStatus
+from gpu_device_plugin.model.limits import AUTO, Enforcement, LimitStatus, summary
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.resources import Kind, Resource
-from gpu_device_plugin.node.rules.enforcement import AUTO, REFUSE, Abilities, enforcements, summary, wanted_enforcement
 from gpu_device_plugin.node.rules.node_config import ignored_labels
 
 if TYPE_CHECKING:
@@ -110,7 +112,7 @@ def limits_here(node: NodeSymptoms) -> Iterator[Finding]:
         yield warning("label-ignored", "{problem}", "correct the label, or remove it", problem=ignored)
     gpus = dict(enumerate(node.given))
     given_whole = {n for n, gpu in gpus.items() if gpu.instance is not None and node.mig_in_force is MigMode.WHOLE}
-    abilities = Abilities(node.inventory.cgroup, node.mps, node.extra_grant)
+    abilities = Abilities(node.inventory.cgroup, node.extra_grant, {Enforcement.MPS: partial(lack, node.mps)})
     made, missing = enforcements(gpus, abilities, want, refuse=node.limits_fallback == REFUSE, partitions=given_whole)
     present = {gpu.enforcement for gpu in made.values()}
     version = node.inventory.driver_version or "of an unknown version"

@@ -6,34 +6,37 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.features.claims.contract import CDI_KIND, DRIVER
+from gpu_device_plugin.features.limits.rules.limit_grants import parts, weakest
 from gpu_device_plugin.model.contract import variables
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.rules.admission import Refused, Why
-from gpu_device_plugin.node.rules.container_grants import OPTIONAL_NODES, grant, parts
-from gpu_device_plugin.node.rules.extra_grant import GrantOwner
+from gpu_device_plugin.node.rules.container_grants import NOTHING, OPTIONAL_NODES, GrantOwner, grant
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from gpu_device_plugin.features.claims.rules.preparing import Preparation
+    from gpu_device_plugin.model.limits import GpuEnforcement
     from gpu_device_plugin.model.resource_claims import Claim
     from gpu_device_plugin.model.shares import Shares
     from gpu_device_plugin.node.rules.container_grants import Delivery, Grant
 
 
-def refuse_limits(preparation: Preparation, shares: Shares, delivery: Delivery) -> Refused | None:
-    """Refuse a claim whose memory is not limited as its own parameters require."""
+def refuse_limits(
+    preparation: Preparation, shares: Shares, enforcements: Mapping[str, GpuEnforcement]
+) -> Refused | None:
+    """Refuse a claim whose memory is not limited as its own parameters require; `enforcements` are by UUID."""
     placement, least = preparation.placement, preparation.config.limits
     if placement.demand.kind is not Kind.MEMORY or preparation.admin or least is None:
         return None
     given = parts(placement.shares, shares, preparation.limit_shares)
-    weakest = min((delivery.of(part) for part in given), key=lambda enforcement: enforcement.strength)
-    if weakest.strength < least.strength:
+    there = weakest(given, enforcements)
+    if there.strength < least.strength:
         names = ", ".join(shares.gpus[position].name for position in placement.positions)
         return Refused(
             Why.NO_LIMIT,
-            f"{names}: the parameters of the claim require limits of {least}, and this node has {weakest}; choose "
+            f"{names}: the parameters of the claim require limits of {least}, and this node has {there}; choose "
             f"devices by their attribute limits, or ask for less",
         )
     return None
@@ -45,9 +48,12 @@ def claim_grant(
     shares: Shares,
     delivery: Delivery,
     present: Collection[str] = OPTIONAL_NODES,
+    *,
+    added: Grant = NOTHING,
 ) -> Grant:
-    """Return what every container of a claim gets; `present` as for `grants.grant`."""
-    made = grant(preparation.placement, shares, delivery, present=present, owner=owner_of(claim, preparation))
+    """Return what every container of a claim gets; `present` and `added` as for `container_grants.grant`."""
+    owner = owner_of(claim, preparation)
+    made = grant(preparation.placement, shares, delivery, present=present, owner=owner, added=added)
     if preparation.admin:
         # For programs that look: they see the GPU, and no part of it is theirs to compute on.
         return replace(made, envs={**made.envs, variables.CAPABILITIES: "utility"})

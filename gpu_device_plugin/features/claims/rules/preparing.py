@@ -15,13 +15,13 @@ from gpu_device_plugin.features.claims.contract import (
     parse_monitor_name,
 )
 from gpu_device_plugin.features.claims.rules.prepared import PreparedDevice
+from gpu_device_plugin.model.contract.frameworks import VARIABLES
 from gpu_device_plugin.model.limits import CHOOSABLE, Enforcement
 from gpu_device_plugin.model.memory import InvalidSizeError, format_mib, parse_mib
 from gpu_device_plugin.model.placing import Demand, Placement
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import SHARES
 from gpu_device_plugin.node.rules.admission import Refused, Why
-from gpu_device_plugin.node.rules.container_grants import VARIABLES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -55,7 +55,7 @@ class ShareConfig:
     compute: int | None = None
     """Percent of the multiprocessors; None: what the claim took of them, or no limit."""
     frameworks: tuple[str, ...] = ()
-    """Names in `node.rules.container_grants`."""
+    """Names in `model.contract.frameworks`."""
     memory_limit_mib: int | None = None
     """The most memory of its GPU that a container of the claim may use; None: what was allocated."""
 

@@ -6,15 +6,21 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.model.contract import variables
 from gpu_device_plugin.model.contract.mpsfiles import STATE_FILE, MpsGpu, MpsStatus
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.shares import parse_id
 from gpu_device_plugin.node.rules.admission import Refused, Why
+from gpu_device_plugin.node.rules.container_grants import Grant, Mount
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from gpu_device_plugin.features.limits.rules.enforcement import WantedEnforcement
+    from gpu_device_plugin.features.limits.rules.extra_grant import Part
+    from gpu_device_plugin.model.gpus import Gpu
     from gpu_device_plugin.model.holds import DeviceHold
+    from gpu_device_plugin.model.limits import GpuEnforcement
     from gpu_device_plugin.node.rules.ledger import Ledger
 
 BEAT_S = 10.0
@@ -33,6 +39,9 @@ SILENT = (
     f"the MPS supervisor of this node has not reported for more than {BEAT_S:g} s: "
     "look at its pod, or apply deploy/optional/mps.yaml"
 )
+WITHOUT_MPS = "it has containers that were started without MPS"
+SHM = "/dev/shm"  # noqa: S108 - a mount point in the container, not a file of ours
+"""Client and server of MPS share memory there."""
 _STOPPED = MpsGpu(MpsStatus.STOPPED)
 _BROKEN = frozenset({MpsStatus.FAULT, MpsStatus.FAILED})
 
@@ -132,6 +141,37 @@ def _state(gpu: MpsGpu) -> str:
     return f"{gpu.status}: {gpu.why}" if gpu.why else str(gpu.status)
 
 
+# --- Where MPS is wanted ----------------------------------------------------------------------------------------------
+
+
+def wanted_on(gpus: Iterable[Gpu], chosen: Mapping[str, GpuEnforcement], want: WantedEnforcement) -> frozenset[str]:
+    """Return the GPUs (by UUID) on which the administrator wants MPS, even if it is not there.
+
+    `chosen` are the enforcements of the shared GPUs, by UUID.
+    """
+    if Enforcement.MPS not in want.enforcements:
+        return frozenset()
+    uuids = (gpu.uuid for gpu in gpus if not gpu.mig and gpu.instance is None)
+    return frozenset(
+        uuid for uuid in uuids if uuid in chosen and chosen[uuid].enforcement in {Enforcement.MPS, Enforcement.ADVISORY}
+    )
+
+
+def lack(daemons: Mapping[str, MpsGpu] | str, gpu: Gpu) -> str:
+    """Return what MPS lacks on a GPU, as a clause; empty: it is there. `daemons` are as for `daemon`."""
+    if isinstance(daemons, str):
+        return daemons
+    if gpu.mig:
+        return "the GPU is in MIG mode"
+    if gpu.instance is not None:
+        return "MPS is not run on MIG instances"
+    # A GPU that the supervisor has not listed yet has no daemon yet, as one without shares in use.
+    daemon = daemons.get(gpu.uuid)
+    if daemon is not None and daemon.status in _BROKEN:
+        return f"the MPS daemon of the GPU is in the state {daemon.status}{daemon.why and f' ({daemon.why})'}"
+    return ""
+
+
 # --- Allocate ---------------------------------------------------------------------------------------------------------
 
 
@@ -202,6 +242,38 @@ def _lack(situation: Situation) -> tuple[str, bool]:
     if 0 < gpu.limit_mib < situation.part_mib:
         return f"the MPS daemon of {name} lets a process have {gpu.limit_mib} MiB only", True
     return "", False
+
+
+# --- What containers get ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """What the clients of MPS on a node are given."""
+
+    daemons: Mapping[str, MpsGpu]
+    """By the GPU's UUID."""
+    shm: str
+    """The directory of the host that clients have as /dev/shm."""
+    compute: bool = False
+    """The multiprocessors are limited in proportion to the memory."""
+
+    def grant(self, parts: Sequence[Part]) -> Grant | None:
+        """Return what makes a container with these parts a client; None: it cannot be one."""
+        daemon = self.daemons.get(parts[0].uuid)
+        # A container has one directory of sockets, and there is a daemon for each GPU. An ordinal that the container
+        # does not have would remove all of its limits.
+        if len(parts) > 1 or daemon is None or not daemon.pipe_directory:
+            return None
+        envs = {variables.MPS_PIPE_DIRECTORY: daemon.pipe_directory, variables.MPS_MEMORY: f"0={parts[0].limit_mib}M"}
+        if self.compute:
+            percent = -(-100 * parts[0].mib // parts[0].whole_mib)
+            envs[variables.MPS_THREADS] = str(min(max(percent, 1), 100))
+        mounts = (
+            Mount(daemon.pipe_directory, daemon.pipe_directory, read_only=False),
+            Mount(self.shm, SHM, read_only=False),
+        )
+        return Grant(envs, mounts=mounts)
 
 
 # --- PreStartContainer ------------------------------------------------------------------------------------------------

@@ -12,18 +12,23 @@ from gpu_device_plugin.features.claims.rules.claim_grants import (
     claim_grant,
     device_id,
     file_name,
+    owner_of,
     refuse_limits,
 )
 from gpu_device_plugin.features.claims.rules.preparing import Preparation, prepare
+from gpu_device_plugin.features.limits.rules.extra_grant import ExtraGrant
+from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan, added_for_limits
+from gpu_device_plugin.features.mps.rules.mps_wishes import Clients
 from gpu_device_plugin.model.contract.mpsfiles import MpsGpu, MpsStatus
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.node.rules.admission import Why
-from gpu_device_plugin.node.rules.container_grants import OPTIONAL_NODES, Delivery, Grant
-from gpu_device_plugin.node.rules.extra_grant import ExtraGrant, Mount
+from gpu_device_plugin.node.rules.container_grants import OPTIONAL_NODES, Delivery, Grant, Mount
 from tests.claims import NODE, claim, config, device, instance, mig_node, mig_uuid, node, uuid
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gpu_device_plugin.model.resource_claims import Claim
     from gpu_device_plugin.node.rules.node import Node
 
@@ -37,12 +42,22 @@ def preparation(asked: Claim, here: Node = HERE) -> Preparation:
     return found
 
 
-def granted(asked: Claim, delivery: Delivery | None = None, here: Node = HERE) -> Grant:
-    return claim_grant(asked, preparation(asked, here), here.shares, delivery or Delivery())
+def granted(
+    asked: Claim, limits: LimitPlan | None = None, here: Node = HERE, *, delivery: Delivery | None = None
+) -> Grant:
+    ready = preparation(asked, here)
+    added = added_for_limits(ready.placement, here.shares, limits or LimitPlan(), owner_of(asked, ready))
+    return claim_grant(asked, ready, here.shares, delivery or Delivery(), added=added)
 
 
-def plan(*enforcements: Enforcement, **more: Any) -> Delivery:
-    return Delivery({uuid(n): GpuEnforcement(enforcement, "why") for n, enforcement in enumerate(enforcements)}, **more)
+def plan(*enforcements: Enforcement, **more: Any) -> LimitPlan:
+    return LimitPlan(
+        {uuid(n): GpuEnforcement(enforcement, "why") for n, enforcement in enumerate(enforcements)}, **more
+    )
+
+
+def clients(daemons: Mapping[str, MpsGpu], *, compute: bool = False) -> Mapping[Enforcement, Any]:
+    return {Enforcement.MPS: Clients(daemons, "/run/mps/shm", compute).grant}
 
 
 def test_a_part_of_a_gpu_comes_with_the_variables_of_a_share() -> None:
@@ -72,7 +87,7 @@ def test_compute_is_a_variable_and_under_mps_a_limit() -> None:
     assert granted(asked).envs["GPUSHARE_COMPUTE_LIMIT_PERCENT"] == "30"
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in granted(asked).envs
     daemon = {uuid(0): MpsGpu(MpsStatus.READY, pipe_directory="/run/mps/0")}
-    under = granted(asked, plan(Enforcement.MPS, Enforcement.MPS, mps=daemon, mps_compute=True))
+    under = granted(asked, plan(Enforcement.MPS, Enforcement.MPS, others=clients(daemon, compute=True)))
     assert under.envs["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "30"
     assert under.envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=4096M"
     assert [mount.container_path for mount in under.mounts] == ["/run/mps/0", "/dev/shm"]
@@ -85,7 +100,7 @@ def test_frameworks_are_kept_within_the_part() -> None:
 
 def test_device_nodes_and_cdi_names_are_those_of_the_node() -> None:
     delivery = Delivery(methods=frozenset({"device-specs", "cdi"}))
-    made = granted(claim(device(0, 4)), delivery)
+    made = granted(claim(device(0, 4)), delivery=delivery)
     assert "/dev/nvidiactl" in made.device_nodes
     assert made.cdi_devices == (f"nvidia.com/gpu={uuid(0)}",)
     asked = claim(device(0, 4))
@@ -95,15 +110,15 @@ def test_device_nodes_and_cdi_names_are_those_of_the_node() -> None:
 
 def test_a_custom_library_is_told_the_pod_of_a_claim_of_one_pod() -> None:
     extra = ExtraGrant((("LIMIT", "{limit_mib}"), ("POD", "{pod_uid}")), ())
-    delivery = plan(Enforcement.CUSTOM, Enforcement.CUSTOM, extra=extra)
-    assert granted(claim(device(0, 4)), delivery).envs["POD"] == "uid-of-p1"
-    assert refusal(claim(device(0, 4)), replace(delivery, refuse=True)) == ""
-    two = granted(claim(device(0, 4), pods=("p1", "p2")), delivery)
+    limits = plan(Enforcement.CUSTOM, Enforcement.CUSTOM, extra=extra)
+    assert granted(claim(device(0, 4)), limits).envs["POD"] == "uid-of-p1"
+    assert refusal(claim(device(0, 4)), replace(limits, refuse=True)) == ""
+    two = granted(claim(device(0, 4), pods=("p1", "p2")), limits)
     assert two.envs["GPUSHARE_MEMORY_LIMIT_BY"] == "advisory"
 
 
-def refusal(asked: Claim, delivery: Delivery, here: Node = HERE) -> str:
-    found = refuse_limits(preparation(asked, here), here.shares, delivery)
+def refusal(asked: Claim, limits: LimitPlan, here: Node = HERE) -> str:
+    found = refuse_limits(preparation(asked, here), here.shares, limits.enforcements)
     assert found is None or found.why is Why.NO_LIMIT
     return "" if found is None else found.sentence
 
@@ -131,12 +146,13 @@ def test_a_claim_gets_the_limits_that_it_requires_or_is_refused(
 # --- MIG instances ----------------------------------------------------------------------------------------------------
 
 SHARED = mig_node([10, 20])
-ADVISORY = Delivery({mig_uuid(0, number): GpuEnforcement(Enforcement.ADVISORY, "why") for number in range(2)})
+ADVISORY = LimitPlan({mig_uuid(0, number): GpuEnforcement(Enforcement.ADVISORY, "why") for number in range(2)})
 
 
 def test_whole_instances_come_with_their_uuids_and_the_nodes_that_open_them() -> None:
     asked = claim(instance(0, 0, whole=True), instance(1, 0, whole=True))
-    made = granted(asked, Delivery(methods=frozenset({"device-specs"})), mig_node([10, 20], [10], mode=MigMode.WHOLE))
+    by_path = Delivery(methods=frozenset({"device-specs"}))
+    made = granted(asked, here=mig_node([10, 20], [10], mode=MigMode.WHOLE), delivery=by_path)
     assert made.envs == {
         "NVIDIA_VISIBLE_DEVICES": f"{mig_uuid(0, 0)},{mig_uuid(1, 0)}",
         "GPUSHARE_MEMORY_LIMIT_BY": "partition",
@@ -210,7 +226,10 @@ def test_a_claim_with_a_limit_is_limited_to_that_and_knows_what_it_is_guaranteed
     assert by_driver["NVIDIA_GPU_MEMORY_LIMIT"] == "12288"
     assert by_driver["NVIDIA_GPU_MEMORY_REQUEST"] == "4096"
     daemon = {uuid(0): MpsGpu(MpsStatus.READY, pipe_directory="/run/mps/0")}
-    assert granted(asked, plan(Enforcement.MPS, mps=daemon)).envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=12288M"
+    assert (
+        granted(asked, plan(Enforcement.MPS, others=clients(daemon))).envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"]
+        == "0=12288M"
+    )
     extra = ExtraGrant((("LIMIT", "{limit_mib}m"), ("SURE", "{guaranteed_mib}m")))
     by_library = granted(asked, plan(Enforcement.CUSTOM, extra=extra)).envs
     assert (by_library["LIMIT"], by_library["SURE"]) == ("12288m", "4096m")

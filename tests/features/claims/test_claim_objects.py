@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpu_device_plugin.cluster.objects.decoding import PodReader, UnreadableObjectError
-from gpu_device_plugin.cluster.objects.resource_claims import read_claim
+from gpu_device_plugin.features.claims.claim_objects import read_claim
 from gpu_device_plugin.features.claims.contract import DRIVER
 from gpu_device_plugin.model.resource_claims import Claim, Consumer, Device, DeviceRequest, Parameters
 

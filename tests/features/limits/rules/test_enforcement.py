@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.features.mps.rules.mps_wishes import NOT_THERE
-from gpu_device_plugin.model.contract.mpsfiles import MpsGpu, MpsStatus
-from gpu_device_plugin.model.gpus import Gpu
-from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
-from gpu_device_plugin.node.rules.enforcement import (
+from gpu_device_plugin.features.limits.rules.enforcement import (
     Abilities,
     WantedEnforcement,
     enforcements,
-    mps_gpus,
-    summary,
     wanted_enforcement,
 )
+from gpu_device_plugin.features.mps.rules.mps_wishes import NOT_THERE, lack
+from gpu_device_plugin.model.contract.mpsfiles import MpsGpu, MpsStatus
+from gpu_device_plugin.model.gpus import Gpu
+from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, summary
 from tests.mig import instance
 
 if TYPE_CHECKING:
@@ -38,11 +37,17 @@ FAULT = "the MPS daemon of the GPU is in the state fault"
 DRIVER, MPS, CUSTOM, ADVISORY = Enforcement.DRIVER, Enforcement.MPS, Enforcement.CUSTOM, Enforcement.ADVISORY
 
 TWO = Abilities(cgroup=2)
+
+
+def beside(daemons: Mapping[str, MpsGpu] | str, cgroup: int | None = None) -> Abilities:
+    return Abilities(cgroup, lacks={MPS: partial(lack, daemons)})
+
+
 ACKS_COMPUTE = {"compute": True, "required": False}
 
 
 def daemon(status: MpsStatus, why: str = "", uuid: str = "GPU-b") -> Abilities:
-    return Abilities(cgroup=2, mps={uuid: MpsGpu(status, why)})
+    return beside({uuid: MpsGpu(status, why)}, 2)
 
 
 @pytest.mark.parametrize(
@@ -72,20 +77,21 @@ def daemon(status: MpsStatus, why: str = "", uuid: str = "GPU-b") -> Abilities:
         ("mps", OLD, daemon(MpsStatus.STOPPED), MPS, ""),
         ("mps", OLD, daemon(MpsStatus.STARTING), MPS, ""),
         ("mps", OLD, daemon(MpsStatus.STOPPING), MPS, ""),
-        ("mps", OLD, Abilities(mps={}), MPS, ""),
+        ("mps", OLD, beside({}), MPS, ""),
         ("mps", OLD, daemon(MpsStatus.FAILED, "it has ended"), None, FAILED),
         ("mps", OLD, daemon(MpsStatus.FAULT), None, FAULT),
-        ("mps", OLD, TWO, None, NOT_THERE),
-        ("mps", OLD, Abilities(mps="it has not written for 60 s"), None, "it has not written for 60 s"),
-        ("mps", MIG, Abilities(mps={}), None, IN_MIG),
-        ("mps", INSTANCE, Abilities(mps={}), None, "MPS is not run on MIG instances"),
+        ("mps", OLD, beside(NOT_THERE, 2), None, NOT_THERE),
+        ("mps", OLD, TWO, None, "this agent has no mps"),
+        ("mps", OLD, beside("it has not written for 60 s"), None, "it has not written for 60 s"),
+        ("mps", MIG, beside({}), None, IN_MIG),
+        ("mps", INSTANCE, beside({}), None, "MPS is not run on MIG instances"),
         ("custom", INSTANCE, Abilities(extra_grant=True), CUSTOM, ""),
         ("custom", OLD, Abilities(extra_grant=True), CUSTOM, ""),
         ("custom", GPU, TWO, None, NO_FILE),
         ("advisory", GPU, TWO, ADVISORY, ""),
         ("cgpu", GPU, daemon(MpsStatus.READY, uuid="GPU-a"), DRIVER, ""),
         ("cgpu", OLD, daemon(MpsStatus.READY), MPS, ""),
-        ("cgpu", OLD, TWO, None, f"{NONE}, and {NOT_THERE}"),
+        ("cgpu", OLD, beside(NOT_THERE, 2), None, f"{NONE}, and {NOT_THERE}"),
     ],
 )
 @pytest.mark.parametrize("refuse", [False, True])
@@ -126,17 +132,6 @@ def test_labels_of_the_node_override_the_setting(
 
 def test_multiprocessors_are_limited_too_where_a_setting_says_so() -> None:
     assert wanted_enforcement("mps", {}, compute=True).compute
-
-
-def test_mps_is_asked_for_where_it_is_the_means_or_would_be_if_it_were_there() -> None:
-    """GPU 0 has it, GPU 1 would, GPU 2 has the stronger one, GPU 3 is in MIG mode, and GPU 4 is not judged yet."""
-    gpus = [replace(GPU, uuid=f"GPU-{n}", mig=n == 3) for n in range(5)]
-    chosen = {
-        gpu.uuid: GpuEnforcement(enforcement, "")
-        for gpu, enforcement in zip(gpus, (MPS, ADVISORY, DRIVER, ADVISORY), strict=False)
-    }
-    assert mps_gpus(gpus, chosen, WantedEnforcement((DRIVER, MPS), "a label")) == {"GPU-0", "GPU-1"}
-    assert mps_gpus(gpus, chosen, WantedEnforcement((DRIVER,), "a label")) == frozenset()
 
 
 def test_a_reason_names_who_asked_and_what_is_missing() -> None:

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.mps.rules.mps_wishes import NOT_THERE
 from gpu_device_plugin.model.contract.keys import SCHEDULE_LABEL, SET_LIMITS_LABEL
-from gpu_device_plugin.model.contract.mpsfiles import MpsStatus
-from gpu_device_plugin.model.limits import CHOOSABLE, Enforcement, GpuEnforcement
+from gpu_device_plugin.model.limits import AUTO, LIMITS, Enforcement, GpuEnforcement, numbered
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
-    from gpu_device_plugin.model.contract.mpsfiles import MpsGpu
     from gpu_device_plugin.model.gpus import Gpu
 
-AUTO = "auto"
-"""A value of the setting `limits`: the driver's limits where they are, and nothing is asked for where they are not."""
-LIMITS = (AUTO, *CHOOSABLE)
-"""The values of the setting `limits` and of the node label `SET_LIMITS_LABEL`."""
 REFUSE = "refuse"
 """A value of the setting `limits_fallback`."""
 CGROUP = 2
@@ -33,10 +26,10 @@ class Abilities:
 
     cgroup: int | None = None
     """Its cgroup version; None if unknown."""
-    mps: Mapping[str, MpsGpu] | str = NOT_THERE
-    """The daemons of its MPS supervisor, by the GPU's UUID, or why there is none."""
     extra_grant: bool = False
     """The setting `extra_grant` names a file."""
+    lacks: Mapping[Enforcement, Callable[[Gpu], str]] = field(default_factory=dict)
+    """What the means of other features lack on a GPU, as a clause; empty: it is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,19 +89,6 @@ def _enforcements(limits: str) -> tuple[Enforcement, ...]:
     return () if limits == AUTO else (Enforcement(limits),)
 
 
-def mps_gpus(gpus: Iterable[Gpu], chosen: Mapping[str, GpuEnforcement], want: WantedEnforcement) -> frozenset[str]:
-    """Return the GPUs (by UUID) on which the administrator wants MPS, even if it is not there.
-
-    `chosen` are the enforcements of the shared GPUs, by UUID.
-    """
-    if Enforcement.MPS not in want.enforcements:
-        return frozenset()
-    uuids = (gpu.uuid for gpu in gpus if not gpu.mig and gpu.instance is None)
-    return frozenset(
-        uuid for uuid in uuids if uuid in chosen and chosen[uuid].enforcement in {Enforcement.MPS, Enforcement.ADVISORY}
-    )
-
-
 def enforcements(
     gpus: Mapping[int, Gpu],
     abilities: Abilities,
@@ -144,35 +124,21 @@ def enforcements(
             chosen[position] = GpuEnforcement(Enforcement.ADVISORY, why, refusal)
             missing.setdefault(why, []).append(position)
     effect = "containers are refused shares (limits_fallback: refuse)" if refuse else "the limits are advisory there"
-    lacking = "; ".join(f"GPU {_listed(positions)}: {why}" for why, positions in missing.items())
+    lacking = "; ".join(f"GPU {numbered(positions)}: {why}" for why, positions in missing.items())
     return chosen, lacking and f"{lacking}; {effect}"
-
-
-def summary(gpus: Mapping[int, GpuEnforcement]) -> str:
-    """Return the means of a node with their reasons in a sentence for a log; empty for a node without GPUs."""
-    alike: dict[tuple[Enforcement, str, bool], list[int]] = {}
-    for position, gpu in sorted(gpus.items()):
-        alike.setdefault((gpu.enforcement, gpu.why, bool(gpu.refusal)), []).append(position)
-    return "; ".join(
-        f"{'refused' if refused else enforcement}{f' on GPU {_listed(positions)}' if len(alike) > 1 else ''}: {why}"
-        for (enforcement, why, refused), positions in alike.items()
-    )
-
-
-def _listed(positions: list[int]) -> str:
-    return ", ".join(map(str, positions))
 
 
 def _lack(enforcement: Enforcement, gpu: Gpu, abilities: Abilities) -> str:
     """Return what an enforcement lacks on a GPU, as a clause; empty: it is there."""
     if enforcement is Enforcement.DRIVER:
         return _lack_of_driver(gpu, abilities.cgroup)
-    if enforcement is Enforcement.MPS:
-        return _lack_of_mps(gpu, abilities.mps)
-    if enforcement is Enforcement.CUSTOM and not abilities.extra_grant:
+    if enforcement in abilities.lacks:
+        return abilities.lacks[enforcement](gpu)
+    if enforcement is Enforcement.CUSTOM:
         # A change of the setting waits for a restart, and one of `limits` does not.
-        return "the agent read no file of the setting extra_grant when it started: name one, and restart the agent"
-    return ""
+        why = "the agent read no file of the setting extra_grant when it started: name one, and restart the agent"
+        return "" if abilities.extra_grant else why
+    return "" if enforcement is Enforcement.ADVISORY else f"this agent has no {enforcement}"
 
 
 def _lack_of_driver(gpu: Gpu, cgroup: int | None) -> str:
@@ -186,18 +152,4 @@ def _lack_of_driver(gpu: Gpu, cgroup: int | None) -> str:
     if cgroup != CGROUP:
         version = "unknown" if cgroup is None else cgroup
         return f"the node's cgroup version is {version}, and must be 2 for the driver's limits"
-    return ""
-
-
-def _lack_of_mps(gpu: Gpu, daemons: Mapping[str, MpsGpu] | str) -> str:
-    if isinstance(daemons, str):
-        return daemons
-    if gpu.mig:
-        return "the GPU is in MIG mode"
-    if gpu.instance is not None:
-        return "MPS is not run on MIG instances"
-    # A GPU that the supervisor has not listed yet has no daemon yet, as one without shares in use.
-    daemon = daemons.get(gpu.uuid)
-    if daemon is not None and daemon.status in {MpsStatus.FAULT, MpsStatus.FAILED}:
-        return f"the MPS daemon of the GPU is in the state {daemon.status}{daemon.why and f' ({daemon.why})'}"
     return ""

@@ -21,10 +21,10 @@ from gpu_device_plugin.cluster.objects.decoding import (
     read_metadata,
     version_number,
 )
-from gpu_device_plugin.cluster.objects.resource_claims import CLAIMS, GROUP, SLICES, read_claim, read_slice
 from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
 from gpu_device_plugin.cluster.store import Store
 from gpu_device_plugin.cluster.writers.own_node import keep_written
+from gpu_device_plugin.features.claims.claim_objects import CLAIMS, GROUP, SLICES, read_claim, read_slice
 from gpu_device_plugin.features.claims.contract import DRIVER
 from gpu_device_plugin.features.claims.rules.pool import Content, Present, dropped, writes
 from gpu_device_plugin.features.claims.rules.prepared import status_body

@@ -6,17 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_device_plugin.node.rules.extra_grant import (
-    NOBODY,
+from gpu_device_plugin.features.limits.rules.extra_grant import (
     ExtraGrant,
-    GrantOwner,
-    Mount,
     Part,
     wrong_mount,
     wrong_name,
     wrong_path,
     wrong_text,
 )
+from gpu_device_plugin.node.rules.container_grants import NOBODY, GrantOwner, Mount
 
 ONE = (Part("GPU-a", 4096, 15_360, 14_913),)
 TWO = (*ONE, Part("GPU-b", 2048, 15_360, 14_913))

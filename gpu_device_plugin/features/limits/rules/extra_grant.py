@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.contract import variables
+from gpu_device_plugin.node.rules.container_grants import Mount
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from gpu_device_plugin.node.rules.container_grants import GrantOwner
 
 PLACEHOLDERS = ("limit_mib", "guaranteed_mib", "ordinal", "uuid", "pod_uid", "container")
 """In braces: the most MiB of a GPU that the container may use, those that it is guaranteed, the GPU's number in the
@@ -41,37 +44,6 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,252}")
 """UIDs and the names of containers, which may become parts of paths. The UID of a static pod is an annotation, which
 anyone who creates a pod can write."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """A file or directory of the host in a container."""
-
-    host_path: str
-    container_path: str
-    read_only: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class GrantOwner:
-    """The container of a grant, as far as a scheduler's promise or the Kubernetes API tells."""
-
-    pod_uid: str = ""
-    """Empty: unknown."""
-    container: str = ""
-    frameworks: tuple[str, ...] = ()
-    """The frameworks of its programs, names in `node.rules.container_grants`."""
-    limit_shares: int | None = None
-    """The most shares of its GPU that it may use; None: those that it was given."""
-
-    @property
-    def key(self) -> str:
-        """The value of `variables.GRANTED_TO`; empty: unknown."""
-        return self.pod_uid and f"{self.pod_uid}/{self.container}"
-
-
-NOBODY = GrantOwner()
-"""The owner of a grant about which nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Tells of containers whose MIG instances were destroyed."""

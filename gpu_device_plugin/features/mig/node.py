@@ -1,0 +1,64 @@
+"""Tell of containers that hold MIG instances which exist no more."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.features.mig.rules import INSTANCE, stranded
+from gpu_device_plugin.node.extension import NodeFeature
+
+if TYPE_CHECKING:
+    from gpu_device_plugin.features.mig.rules import Stranded
+    from gpu_device_plugin.node.extension import Tasks
+    from gpu_device_plugin.node.feature_context import NodeContext
+
+_log = logging.getLogger(__name__)
+
+
+class OrphanedInstances(NodeFeature):
+    """Compares what containers hold with the instances that exist, and tells of each container once."""
+
+    def __init__(self, node: NodeContext) -> None:
+        """Look at `node`."""
+        self._config, self._entries, self._records, self._api = node.config, node.entries, node.records, node.api
+        self._told: frozenset[tuple[str, str, str]] = frozenset()
+
+    def tasks(self) -> Tasks:  # noqa: D102
+        return [
+            self._config.follow(self._look),
+            self._entries.follow(self._holders_changed),
+            self._api.node.follow(self._look),
+        ]
+
+    def _holders_changed(self, _new: object) -> None:
+        if any(shared.gpu.instance is not None for shared in self._config.value.shares.gpus) or any(
+            device.startswith(INSTANCE) for entry in self._entries.value for device in entry.device_ids
+        ):
+            self._look()
+
+    def _look(self, _new: object = None) -> None:
+        """Look at the present state. A pod that the API shows only later is told of again, with its name."""
+        config, ended = self._config.value, self._records.over
+        if not config.facts.watched:
+            return
+        held = [hold for hold in self._entries.value if hold.kind is not None and hold.pod_uid not in ended]
+        present = {gpu.uuid for gpu in config.facts.inventory.gpus}
+        alive = {pod.kubelet_uid: pod for pod in self._api.pods.values() if not pod.ended}
+        strandings = {
+            (one.pod_uid if one.pod is None else one.pod.name, one.container, one.uuid): one
+            for one in stranded(held, present, config.shares, alive)
+        }
+        for key, one in strandings.items():
+            if key not in self._told:
+                self._tell(one)
+        self._told = frozenset(strandings)
+
+    def _tell(self, found: Stranded) -> None:
+        pod = (
+            f"the pod with the UID {found.pod_uid}" if found.pod is None else f"{found.pod.namespace}/{found.pod.name}"
+        )
+        _log.warning("%s: %s", pod, found.sentence)
+        self._api.event("MigInstanceGone", f"{pod}: {found.sentence}.", "Observe")
+        if found.pod is not None:
+            self._api.pod_event(found.pod, "MigInstanceGone", f"{found.sentence}.", "Observe")

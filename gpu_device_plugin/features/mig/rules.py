@@ -1,0 +1,58 @@
+"""Find the containers that hold MIG instances which exist no more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.model.shares import parse_id
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from gpu_device_plugin.model.holds import DeviceHold
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.model.shares import Shares
+
+INSTANCE = "MIG-"
+"""The beginning of the UUID of an instance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stranded:
+    """A container that holds an instance which exists no more."""
+
+    pod_uid: str
+    container: str
+    uuid: str
+    """Of the instance."""
+    name: str
+    """The instance for people; empty: an earlier agent gave it, and nothing but its UUID is known."""
+    pod: Pod | None
+    """None: not known (yet), or the agent runs without the API."""
+
+    @property
+    def sentence(self) -> str:
+        """The finding, for the owner of the pod."""
+        which = f"{self.name} ({self.uuid})" if self.name else self.uuid
+        return (
+            f"container {self.container} was given {which}, a MIG instance that exists no more: "
+            "delete the pod, so that it gets another"
+        )
+
+
+def stranded(
+    holds: Iterable[DeviceHold], there: Collection[str], shares: Shares, pods: Mapping[str, Pod]
+) -> tuple[Stranded, ...]:
+    """Return the containers of a node that hold instances which exist no more.
+
+    `there` are the UUIDs of all GPUs and instances of the node, those included that cannot be read; `pods` those that
+    have not ended, by the UID by which the kubelet knows them.
+    """
+    return tuple(
+        Stranded(hold.pod_uid, hold.container, uuid, "" if shared is None else shared.name, pods.get(hold.pod_uid))
+        for hold in holds
+        for uuid in sorted({parse_id(device)[0] for device in hold.device_ids})
+        if uuid.startswith(INSTANCE) and uuid not in there
+        for shared in (shares.by_uuid(uuid),)
+    )

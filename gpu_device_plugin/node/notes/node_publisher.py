@@ -1,0 +1,169 @@
+"""Publish on our node its GPUs, how they are given to pods, and whether an agent serves them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.aio.waiting import together, within
+from gpu_device_plugin.cluster.client.errors import ApiError
+from gpu_device_plugin.cluster.writers.own_node import NodeMetadata
+from gpu_device_plugin.model.contract.keys import AGENT_LABELS, NODE_GPUS, NODE_LIMITS
+from gpu_device_plugin.model.contract.nodegpus import node_gpus, write_node_gpus
+from gpu_device_plugin.model.contract.nodelabels import node_labels, our_labels
+from gpu_device_plugin.model.contract.nodereport import write_node_limits
+from gpu_device_plugin.model.gpus import Inventory
+from gpu_device_plugin.model.shares import TooManySharesError
+from gpu_device_plugin.node.rules.positions import listed_before
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import NoReturn
+
+    from gpu_device_plugin.cluster.objects.decoding import NodeRecord
+    from gpu_device_plugin.cluster.writers.own_node import NodeCondition, OwnNode
+    from gpu_device_plugin.model.gpus import Gpu
+    from gpu_device_plugin.node.node_state import NodeState
+    from gpu_device_plugin.node.rules.node_config import NodeConfig
+    from gpu_device_plugin.settings.node import NodeSettings
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, repr=False)
+class NodePublisher:
+    """The labels, annotations and the condition of our node."""
+
+    _own: OwnNode
+    _condition: NodeCondition
+    _settings: NodeSettings
+    _config: Observable[NodeConfig]
+    _state: NodeState
+
+    def __post_init__(self) -> None:
+        self.linger_s = 1.0
+        """Seconds that an agent stays after it announced its shutdown: pods that are being bound still arrive."""
+        self._ready = False
+        """The kubelet listens to us, and the free shares are known."""
+        self._ending = False
+        """The agent is about to end. A pod that arrives while no agent runs fails."""
+        self._read = asyncio.Event()
+        self._had_condition = False
+        """Whether our node had the condition when it was last read."""
+        self._outdated: Mapping[str, None] = {}
+        """Labels that an earlier agent may have left. Those of removed GPU models would otherwise stay for ever."""
+        self._before: tuple[Gpu, ...] = ()
+        """The GPUs that our node's annotation listed when we first read it."""
+        self._notes: Observable[NodeMetadata] = Observable(NodeMetadata())
+        self._more: Mapping[str, str | None] = {}
+        """The annotations of features. One that is not known yet stays as an earlier agent wrote it."""
+
+    async def run(self) -> NoReturn:
+        """Publish until cancelled."""
+        await together(self._publish(), self._config.follow(self._show), self._condition.run())
+
+    def take(self, node: NodeRecord) -> None:
+        """Take over a reading of our node, and put back what another client removed from it."""
+        self._outdated = dict.fromkeys((*AGENT_LABELS, *our_labels(node.labels)))
+        self._had_condition = bool(node.gpu_condition)
+        if not self._read.is_set():
+            self._before = listed_before(node.annotations.get(NODE_GPUS, ""))
+            self._read.set()
+        elif self._notes.value.missing(node):
+            self._notes.set(self._notes.value)  # the node was recreated, or another client removed them
+        self._show(self._config.value)  # the configuration may have nothing new to say of the node
+
+    def annotate(self, annotations: Mapping[str, str | None]) -> None:
+        """Publish annotations of a feature beside the others."""
+        self._more = {**self._more, **annotations}
+        self.note()
+
+    def announce_ready(self) -> None:
+        """Publish that the node accepts pods: its kubelet listens to us, and we know which shares are free.
+
+        Until then the node lists its GPUs, and that no agent serves them yet: a share that a scheduler promises before
+        may be recorded for a container that ended while no agent ran.
+        """
+        if not self._ready:
+            self._ready = True
+            self.note()
+
+    async def announce_shutdown(self, within_s: float = 1.0) -> None:
+        """Publish on the node that its agent is about to end, so that no scheduler sends a pod. While `run` still runs.
+
+        Returns after `linger_s` seconds, in which pods that are being bound arrive (without an agent they would fail),
+        or after `within_s` seconds without an answer of the API server.
+        """
+        self._ending = True
+        self.note()
+        if NODE_GPUS not in self._notes.value.annotations:
+            return
+        try:
+            async with asyncio.timeout(within_s):
+                await self._own.publish(self._notes.value)
+            await asyncio.sleep(self.linger_s)
+        except (ApiError, TimeoutError) as error:
+            why = str(error) or f"no answer within {within_s:g} s"
+            _log.info("the agent's shutdown could not be announced on its node: %s", why)
+
+    async def gpus_before(self, within_s: float) -> tuple[Gpu, ...]:
+        """Return the GPUs that our node listed before we started, by position; none if it cannot be read in time."""
+        if not await within(within_s, self._read.wait()):
+            _log.warning("the positions of the GPUs may differ from before: our node could not be read yet")
+        return self._before
+
+    def note(self) -> None:
+        """Publish on the node its GPUs and how they are given to pods, as they are now."""
+        config = self._config.value
+        if not (config.facts.started and config.labelled):
+            return  # an annotation about GPUs that the driver does not show now must not be lost
+        node = self._state.node
+        shares, unhealthy = node.shares, {uuid: block.everyone for uuid, block in node.blocks.items() if block.everyone}
+        if not shares.any_listed:
+            with contextlib.suppress(TooManySharesError):
+                shares = shares.with_inventory(
+                    Inventory(self._before, order=self._before),
+                    self._settings.exclude_gpus,
+                    mig=config.shares.mig,
+                )
+            unhealthy = {shared.gpu.uuid: config.why_none for shared in shares.gpus}
+        if config.why_not_offered:
+            unhealthy = {shared.gpu.uuid: config.why_not_offered for shared in shares.gpus}
+        offered = node.shares.any_listed and not config.why_not_offered
+        away = self._ending or (offered and not self._ready)
+        uses = {shared.gpu.uuid: node.use(shared) for shared in shares.gpus}
+        gpus = node_gpus(
+            shares,
+            config.facts.inventory,
+            unhealthy,
+            config.policy,
+            away=away,
+            claims=config.claims,
+            mig_domain=self._settings.domain_of_mig,
+            held_shares={uuid for uuid, use in uses.items() if use.shares},
+            held_whole={uuid for uuid, use in uses.items() if use.whole},
+            cordoned={uuid for uuid, block in node.blocks.items() if block.new_pods},
+        )
+        notes = NodeMetadata(
+            labels={**self._outdated, **node_labels(shares, config.facts.inventory, config.policy, config.limits)},
+            annotations={
+                NODE_GPUS: write_node_gpus(gpus),
+                NODE_LIMITS: write_node_limits(config.limits) if config.limits.gpus else None,
+                **self._more,
+            },
+        )
+        self._notes.change(notes)
+
+    async def _publish(self) -> NoReturn:
+        await self._notes.after(0)  # nothing is published before the GPUs are known
+        await self._own.keep(self._notes)
+
+    def _show(self, config: NodeConfig) -> None:
+        ours = self._condition.wanted.version or self._had_condition
+        if config.facts.started and (config.condition is not None or ours):  # this agent wrote it, or an earlier one
+            self._condition.want(config.condition)
+        self.note()

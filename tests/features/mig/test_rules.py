@@ -1,0 +1,34 @@
+"""Containers whose MIG instances were destroyed."""
+
+from __future__ import annotations
+
+from gpu_device_plugin.features.mig.rules import stranded
+from gpu_device_plugin.model.holds import DeviceHold
+from gpu_device_plugin.model.mig import MigMode
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.resources import Kind
+from tests.mig import inventory, mig_node
+
+
+def test_containers_with_instances_that_exist_no_more_are_found() -> None:
+    shares = mig_node((10, 10)).shares.with_inventory(inventory((10,)), mig=MigMode.SHARE)
+    pod = Pod("uid-b", "default", "b")
+    there = {"GPU-0", "MIG-0-0"}
+    held = [
+        DeviceHold("uid-a", "main", Kind.COUNT, frozenset({"MIG-0-0", "GPU-7"})),
+        DeviceHold("uid-b", "main", Kind.MEMORY, frozenset({"MIG-0-1::0", "MIG-0-1::1", "MIG-0-0::5"})),
+        DeviceHold("uid-c", "main", Kind.INSTANCE, frozenset({"MIG-former"})),
+    ]
+    known, former = stranded(held, there, shares, {"uid-b": pod})
+    assert (known.pod, known.uuid) == (pod, "MIG-0-1")
+    assert known.sentence == (
+        "container main was given GPU 1 (MIG 1g.10gb) (MIG-0-1), a MIG instance that exists no more: delete the pod, "
+        "so that it gets another"
+    )
+    assert [(known.pod_uid, known.container), (former.pod_uid, former.container)] == [
+        ("uid-b", "main"),
+        ("uid-c", "main"),
+    ]
+    assert former.pod is None
+    assert former.sentence.startswith("container main was given MIG-former, a MIG instance that exists no more")
+    assert stranded(held[:1], there, shares, {}) == ()
