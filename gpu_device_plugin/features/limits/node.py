@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from gpu_device_plugin.node.extension import NodeFeature
 from gpu_device_plugin.node.rules.admission import refuse_unlimited
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
 
     from gpu_device_plugin.core.report.gauges import NodeMetrics
     from gpu_device_plugin.node.extension import Contribution, GrantDraft, GrantRequest, Tasks
@@ -45,8 +45,7 @@ class Limits(NodeFeature):
             soft = lambda: node.settings.value.soft_limit == "share"  # noqa: E731 - the setting may change
             self.link = LimitLink(settings.memory_dir, use.watch.holdings, use.allowed_now, soft=soft)
 
-    @asynccontextmanager
-    async def granting(self, request: GrantRequest) -> AsyncIterator[Contribution]:
+    def granting(self, request: GrantRequest) -> AbstractAsyncContextManager[Contribution]:
         """Refuse containers whose memory cannot be limited although the administrator requires it."""
 
         def contribution(draft: GrantDraft) -> GrantDraft | Refused:
@@ -54,7 +53,7 @@ class Limits(NodeFeature):
             refused = None if request.running else refuse_unlimited(state.node, kind, ids, draft.delivery, draft.owner)
             return refused or draft
 
-        yield contribution
+        return nullcontext(contribution)
 
     def tasks(self) -> Tasks:  # noqa: D102
         node, verification = self._node, self.verification

@@ -160,12 +160,12 @@ class MpsLink(NodeFeature):
 
     # --- For the answers to the kubelet ---------------------------------------------------------------------------
 
+    def granting(self, request: GrantRequest) -> AbstractAsyncContextManager[Contribution] | None:  # noqa: D102
+        return self._granting(request) if self.on else None
+
     @asynccontextmanager
-    async def granting(self, request: GrantRequest) -> AsyncIterator[Contribution]:
+    async def _granting(self, request: GrantRequest) -> AsyncIterator[Contribution]:
         """Have the daemon started that a container needs, and let it be a client of it."""
-        if not self.on:
-            yield _without_mps
-            return
         draft = request.draft()
         if not request.running and not isinstance(draft, Refused) and draft.placement.demand.kind is Kind.MEMORY:
             await self._until_ready(draft)
@@ -360,10 +360,6 @@ class MpsLink(NodeFeature):
         self._troubles = found
 
 
-def _without_mps(draft: GrantDraft) -> GrantDraft:
-    return draft
-
-
 def _others(present: Mapping[str, mps.Tenants]) -> frozenset[str]:
     return frozenset(uuid for uuid, tenants in present.items() if tenants.others)
 
@@ -378,7 +374,7 @@ class Mps(NodeFeature):
         if (use := node.get(Use)) is not None:
             use.watch.mps_servers = self.link.server_pids
 
-    def granting(self, request: GrantRequest) -> AbstractAsyncContextManager[Contribution]:  # noqa: D102
+    def granting(self, request: GrantRequest) -> AbstractAsyncContextManager[Contribution] | None:  # noqa: D102
         return self.link.granting(request)
 
     async def before_start(self, start: StartRequest) -> Refused | None:  # noqa: D102
