@@ -4,6 +4,7 @@ from gpu_device_plugin.node.feature_context import FeatureSpec
 
 NODE_FEATURES = (
     FeatureSpec("conflicts", "gpu_device_plugin.features.conflicts.node:ConflictingPlugins"),
+    FeatureSpec("forgotten", "gpu_device_plugin.features.forgotten.node:ForgottenPods"),
     FeatureSpec("use", "gpu_device_plugin.features.use.node:Use"),
     FeatureSpec("eviction", "gpu_device_plugin.features.eviction.node:Evictions", needs=("use",), needs_api=True),
     FeatureSpec("over_use", "gpu_device_plugin.features.over_use.node:OverUseOfMemory", needs=("use",)),

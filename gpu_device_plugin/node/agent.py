@@ -35,7 +35,7 @@ from gpu_device_plugin.node.feature_context import NodeContext, make_features
 from gpu_device_plugin.node.node_api import NodeApi, reach_api
 from gpu_device_plugin.node.node_events import Reports
 from gpu_device_plugin.node.node_state import NodeState
-from gpu_device_plugin.node.reconciler import ForgottenPods, Reconciler
+from gpu_device_plugin.node.reconciler import Reconciler
 from gpu_device_plugin.node.rules.ended_pods import PodsInApi
 from gpu_device_plugin.node.rules.node import Node
 from gpu_device_plugin.node.serving import DevicePlugin, OtherPlugins
@@ -49,11 +49,10 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.holds import DeviceHold, Place
     from gpu_device_plugin.model.limits import LimitState
     from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.node.extension import F
+    from gpu_device_plugin.node.extension import F, Server
     from gpu_device_plugin.node.feature_context import FeatureSpec
     from gpu_device_plugin.node.node_cluster import NodeCluster
     from gpu_device_plugin.node.rules.node_config import NodeConfig
-    from gpu_device_plugin.node.serving import Server
     from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)
@@ -96,14 +95,12 @@ class NodeAgent:
             listener=lambda: self.registration.listener,
             in_api=PodsInApi if cluster is None else cluster.pods_in_api,
         )
-        self._forgotten = ForgottenPods(
-            self.kubelet_records, None if cluster is None else cluster.living, self.reports.allocations_lost, proc
-        )
+        self.features = Features()
         self.reconciler = Reconciler(
             self.state,
             self.kubelet_records,
             self.metrics,
-            self._forgotten,
+            self.features,
             resend=self.advertiser.resend,
             readings=lambda: self.hardware.readings.value,
             read_again=self.hardware.read_again,
@@ -129,7 +126,6 @@ class NodeAgent:
         """What each container holds: by the kubelet's checkpoint, and in other ways."""
         self.limit_states: Observable[Mapping[Place, LimitState]] = Observable({})
         """The state of each limit of a container that runs."""
-        self.features = Features()
         context = NodeContext(
             settings=self.settings,
             config=config,
@@ -286,8 +282,8 @@ class NodeAgent:
             self._lock.take()
         except DirectoryError as error:
             raise UsageError(str(error)) from error
-        recovered = (uid for feature in self.features for uid in feature.recover())
-        others, files = (*recovered, *self._forgotten.load()), (self._share_size, self._ended_pods)
+        others = tuple(uid for feature in self.features for uid in feature.recover())
+        files = self._share_size, self._ended_pods
         share_mib = initial_share_mib(settings.share_size_mib, self.kubelet_records, others, *files)
         if share_mib != settings.share_size_mib:
             shares = Shares(share_mib, settings.reserve_mib)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from gpu_device_plugin.node.rules.admission import Refused
 
@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from gpu_device_plugin.aio.http import Route
     from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.core.report.gauges import NodeMetrics
+    from gpu_device_plugin.kubelet.checkpoint import Checkpoint
     from gpu_device_plugin.model.holds import DeviceHold
     from gpu_device_plugin.model.placing import Placement
     from gpu_device_plugin.model.resources import Kind
     from gpu_device_plugin.node.rules.container_grants import Delivery
     from gpu_device_plugin.node.rules.extra_grant import GrantOwner, Mount
     from gpu_device_plugin.node.rules.matching import Match
-    from gpu_device_plugin.node.serving import Server
+    from gpu_device_plugin.node.rules.serving_mode import Serving
 
 F = TypeVar("F", bound="NodeFeature")
 Tasks: TypeAlias = "Iterable[Coroutine[Any, Any, NoReturn]]"
@@ -84,6 +85,22 @@ class StartRequest:
     """Returns something true once the container has lost its devices: nothing is to be done for it any more."""
 
 
+class Server(Protocol):
+    """Serves pods, in a way that may change."""
+
+    serving: Observable[Serving]
+    """The mode in force. Not set before the first decision."""
+
+    async def alive(self) -> tuple[str, ...]:
+        """Return the faults that only a restart can resolve, as sentences."""
+
+    async def ready(self) -> tuple[str, ...]:
+        """Return the conditions that this node lacks to serve pods, as sentences."""
+
+    async def run(self) -> NoReturn:
+        """Serve until cancelled."""
+
+
 def _unchanged(draft: GrantDraft) -> GrantDraft:
     return draft
 
@@ -129,6 +146,26 @@ class NodeFeature:
     def server(self) -> Server | None:
         """Return who serves pods instead of the device plugin alone. Called once, before `tasks`; the first counts."""
         return None
+
+    def checkpoint_read(self, found: Checkpoint | None, *, its_own: bool) -> None:
+        """Learn from one more reading of the kubelet's checkpoint; None: it cannot be read. Must not wait for anything.
+
+        `its_own`: the kubelet process that runs now has written it, or shows devices in it.
+        """
+
+    def unrecorded(self) -> Collection[DeviceHold]:
+        """Return what containers hold although the kubelet's checkpoint does not show it. Asked after each reading."""
+        return ()
+
+    def unrecorded_ids(self) -> frozenset[str]:
+        """Return the device IDs of `unrecorded` that the kubelet takes for free; they stay in use. Asked as often."""
+        return frozenset()
+
+    async def check_unrecorded(self) -> None:
+        """Find out which containers of `unrecorded` have ended. Awaited after each reading, before a registration too.
+
+        May read files and processes, in threads. Raises nothing.
+        """
 
     def ledger_complete(self) -> None:
         """Take up what needs the whole ledger: the kubelet's records have just been read, and nothing is allocated yet.

@@ -70,6 +70,8 @@ class Happenings:
 class NodeApi:
     """That of an agent without the API, which knows no pod and posts no Event; see `NodeCluster`."""
 
+    has_access = False
+
     def __init__(self) -> None:
         self.node: Observable[NodeRecord | None] = Observable(None)
         """Our node as last read, with all labels and its allocatable resources; None: not yet."""
@@ -84,6 +86,10 @@ class NodeApi:
     def current(self) -> bool:
         """Whether `pods` are all pods bound to our node now, as far as we know."""
         return False
+
+    def living(self) -> Mapping[str, str] | None:
+        """Return namespace/name of our node's pods that have not ended, by the kubelet's UIDs; None: not known."""
+        return None
 
     def event(
         self,

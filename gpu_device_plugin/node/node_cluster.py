@@ -72,6 +72,8 @@ _LOOK_S = 0.5
 class NodeCluster(NodeApi):
     """Follows this node's pods, annotates them with their GPUs, and publishes on the node what schedulers need."""
 
+    has_access = True
+
     def __init__(
         self,
         server: ClusterConfig,
@@ -252,8 +254,7 @@ class NodeCluster(NodeApi):
                 held[hold.container] = held.get(hold.container, frozenset()) | hold.device_ids
         self._settle()
 
-    def living(self) -> Mapping[str, str] | None:
-        """Return namespace/name of our node's pods that have not ended, by the kubelet's UIDs; None: not known yet."""
+    def living(self) -> Mapping[str, str] | None:  # noqa: D102
         if not self.followed.reflector.synced:
             return None
         return {pod.kubelet_uid: f"{pod.namespace}/{pod.name}" for pod in self.followed.pods.values() if not pod.ended}

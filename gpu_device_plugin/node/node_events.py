@@ -12,11 +12,10 @@ from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.node.rules.health.gpu_health import Cause, judge
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
     from gpu_device_plugin.hardware.gpu_health_tracker import HealthChange
     from gpu_device_plugin.model.contract.cordons import Cordon
-    from gpu_device_plugin.model.holds import DeviceHold
     from gpu_device_plugin.node.node_api import NodeApi
     from gpu_device_plugin.node.node_state import NodeState
     from gpu_device_plugin.node.rules.health.gpu_health import Xid
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_NAMED = 3
-"""The number of pods that a sentence names."""
 _DRAIN_FIRST = frozenset({"share_size", "domain", "memory_resource", "count_resource"})
 """Settings that determine the device IDs and resource names under which the kubelet records running pods."""
 
@@ -64,20 +61,6 @@ class Reports:
         if registered or event is RegistrationEvent.NOT_REGISTERED:
             self._metrics.count(m.REGISTRATIONS, str(details["resource"]), "registered" if registered else "failed")
         _log.log(logging.INFO if registered else logging.WARNING, "%s", event, extra=details)
-
-    def allocations_lost(self, lost: Collection[DeviceHold], names: Mapping[str, str]) -> None:
-        """The kubelet has lost its record of these allocations; `names` are those of pods by UID, as far as known."""
-        devices = frozenset[str]().union(*(each.device_ids for each in lost))
-        self._metrics.count(m.LEDGER_DRIFT, "unknown_to_the_kubelet", times=len(devices))
-        holders = sorted({names.get(each.pod_uid, f"the pod with UID {each.pod_uid}") for each in lost})
-        more = f" and {len(holders) - _NAMED} more" if len(holders) > _NAMED else ""
-        why = (
-            f"the kubelet has lost its record of {len(devices)} devices of {', '.join(holders[:_NAMED])}{more}: before "
-            "it started its checkpoint was deleted or damaged, or those pods were deleted by force; the devices stay "
-            "in use until the pods end. Delete the pods, one after another, to have them start again with devices that "
-            "the kubelet knows"
-        )
-        self._tell("DevicesForgotten", why, "Observe", logging.ERROR)
 
     def refused_again_and_again(self, shares: int, advice: str) -> None:
         """Containers that request `shares` shares are refused so often that a person should act."""

@@ -12,22 +12,19 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.aio.waiting import in_thread, together, within
-from gpu_device_plugin.kubelet import procfs
+from gpu_device_plugin.aio.waiting import together, within
 from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
-from gpu_device_plugin.kubelet.statefile import SavedAllocations
-from gpu_device_plugin.node.rules.ended_pods import Remembered
 from gpu_device_plugin.node.rules.holdings import held_through_others
 from gpu_device_plugin.node.rules.ledger import SETTLING_S, Hold, Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-    from pathlib import Path
     from typing import NoReturn
 
     from gpu_device_plugin.kubelet.checkpoint import Checkpoint, Stamp
     from gpu_device_plugin.kubelet.records import KubeletRecords
     from gpu_device_plugin.model.holds import DeviceHold
+    from gpu_device_plugin.node.extension import Features
     from gpu_device_plugin.node.node_state import NodeState
     from gpu_device_plugin.node.rules.ledger import Reading
 
@@ -43,97 +40,13 @@ and stay in the checkpoint as long as their pod; every round that asks for them 
 
 
 @dataclass(eq=False, repr=False)
-class ForgottenPods:
-    """What the kubelet has shown of its allocations in this boot, and what it has lost of it.
-
-    A forgotten pod has ended once the API does not show it and no process of it runs. An agent that can see neither
-    takes pods for forgotten only if it has found the checkpoint missing or damaged itself.
-    """
-
-    _records: KubeletRecords
-    _in_api: Callable[[], Mapping[str, str] | None] | None
-    """Returns the names of the node's pods that have not ended in the API, by UID, None: not known now; None: there is
-    no API."""
-    _lost: Callable[[Collection[DeviceHold], Mapping[str, str]], None]
-    """Called once with each allocation that the kubelet has lost, and the names of pods by UID."""
-    _proc: Path = procfs.PROC
-
-    def __post_init__(self) -> None:
-        self._saved: SavedAllocations | None = None
-        self._saving = asyncio.Lock()
-        self._remembered: Remembered = Remembered()
-        self._reported: frozenset[DeviceHold] = frozenset()
-        self._doubtful: frozenset[DeviceHold] = frozenset()
-        """Allocations that another kubelet than before does not show in a checkpoint that can be read. It has lost
-        them, or all of their pods have ended since."""
-
-    @property
-    def holds(self) -> Collection[DeviceHold]:
-        """The lost allocations, in the order of their pods' UIDs."""
-        return sorted(self._remembered.forgotten, key=lambda hold: (hold.pod_uid, hold.container, hold.through))
-
-    @property
-    def device_ids(self) -> frozenset[str]:
-        """The devices of forgotten pods that the kubelet takes for free."""
-        return self._remembered.lost_ids
-
-    def load(self) -> Collection[str]:
-        """Take over what the previous agent saved; return the UIDs of the pods that the kubelet has forgotten.
-
-        Needs the node's lock. Nothing is saved before.
-        """
-        self._saved = SavedAllocations(self._records.directory, procfs.boot_id(self._proc), self._records.names)
-        self._remembered = self._saved.load()
-        try:
-            found = self._records.recorded()
-        except CheckpointUnreadableError:
-            found = None
-        self.learn(found, its_own=False)
-        return {hold.pod_uid for hold in self._remembered.forgotten}
-
-    def learn(self, found: Checkpoint | None, *, its_own: bool) -> None:
-        """Compare a reading of the checkpoint with those before; None: it cannot be read.
-
-        `its_own`: the kubelet process that runs now has written it, or shows devices in it.
-        """
-        # Every kubelet that has allocated a device has written the file.
-        readable = found is not None and found.stamp is not None
-        record = [hold for hold in found.holds if hold.kind is not None] if found and readable else None
-        before = self._remembered
-        self._remembered = before.after(record, self._records.kubelet, its_own=its_own)
-        if record is not None:
-            self._doubtful |= self._remembered.forgotten - before.forgotten
-
-    async def save(self) -> None:
-        """Save for the next agent what was learned."""
-        if self._saved is not None:
-            async with self._saving:
-                await in_thread(self._saved.save, self._remembered)
-
-    async def forget_ended(self) -> None:
-        """Leave out the pods that have ended, and report the others."""
-        if not self._remembered.forgotten:
-            return
-        processes = await asyncio.to_thread(procfs.running_pods, self._proc)
-        in_api = None if self._in_api is None else self._in_api()
-        if processes is not None or in_api is not None:
-            self._remembered = self._remembered.among({*(processes or ()), *(in_api or ())})
-        elif self._in_api is None:
-            certain = self._remembered.forgotten - self._doubtful
-            self._remembered = self._remembered.among({hold.pod_uid for hold in certain})
-        if new := self._remembered.forgotten - self._reported:
-            self._reported = self._remembered.forgotten
-            self._lost(new, in_api or {})
-
-
-@dataclass(eq=False, repr=False)
 class Reconciler:
     """Brings our ledger up to date with the kubelet's records."""
 
     _state: NodeState
     _records: KubeletRecords
     _metrics: m.Metrics
-    _forgotten: ForgottenPods
+    _features: Features
     _: KW_ONLY
     resend: Callable[[], None]
     """Sends a device list again."""
@@ -148,8 +61,8 @@ class Reconciler:
 
     def __post_init__(self) -> None:
         self.checkpoint_entries: Observable[tuple[DeviceHold, ...]] = Observable(())
-        """What containers hold by the checkpoint that was read last, or by the record that the kubelet has lost; set
-        with every reading of the checkpoint."""
+        """What containers hold by the checkpoint that was read last, or by features that know more; set with every
+        reading of the checkpoint."""
         self.rounds: Observable[int] = Observable(0)
         """The number of rounds, whether they succeeded or failed."""
         self._granted = asyncio.Event()
@@ -199,7 +112,7 @@ class Reconciler:
             self._state.update(Ledger.seen, listed)
             if found is not None and not listed.isdisjoint(self._records.held(found)):
                 self._learn(found, its_own=True)  # this kubelet has restored the checkpoint
-        await self._forget_ended()
+        await self._check_unrecorded()
 
     async def run(self) -> NoReturn:
         """Reconcile. Ends only by cancellation."""
@@ -219,7 +132,7 @@ class Reconciler:
             else:
                 patience_s *= 3
             found = self._read()
-            await self._forget_ended()
+            await self._check_unrecorded()
             seen = found is not None and await self._records.look(found)
             await asyncio.sleep(_BETWEEN_S)
             ledger = self._state.node.ledger
@@ -241,7 +154,7 @@ class Reconciler:
     async def _round(self) -> frozenset[str]:
         """Reconcile once; return the IDs for which the kubelet wrote its checkpoint in vain."""
         self._read()
-        await self._forget_ended()
+        await self._check_unrecorded()
         if self._state.node.ledger.foreign:  # no other event says when they become free
             self.resend()
         try:
@@ -290,19 +203,24 @@ class Reconciler:
             ids -= self._state.node.ledger.holds.keys()
         self._state.update(Ledger.seen, ids, certain=True)
         self._learn(found, its_own=found.stamp != self._at_start and self._records.heard)
-        holds = (*found.holds, *self._forgotten.holds)
+        holds = (*found.holds, *(hold for feature in self._features for hold in feature.unrecorded()))
         self.find_foreign(holds)
         self.checkpoint_entries.set(holds)
 
     def _learn(self, found: Checkpoint | None, *, its_own: bool) -> None:
-        """Find out whether the kubelet has lost allocations, by one more reading of the checkpoint."""
-        self._forgotten.learn(found, its_own=its_own)
-        self._state.update(Ledger.with_forgotten, self._forgotten.device_ids)
+        for feature in self._features:
+            feature.checkpoint_read(found, its_own=its_own)
+        self._keep_unrecorded()
 
-    async def _forget_ended(self) -> None:
-        await self._forgotten.save()
-        await self._forgotten.forget_ended()
-        self._state.update(Ledger.with_forgotten, self._forgotten.device_ids)
+    async def _check_unrecorded(self) -> None:
+        for feature in self._features:
+            await feature.check_unrecorded()
+        self._keep_unrecorded()
+
+    def _keep_unrecorded(self) -> None:
+        """Keep in use what the kubelet takes for free."""
+        ids = frozenset[str]().union(*(feature.unrecorded_ids() for feature in self._features))
+        self._state.update(Ledger.with_forgotten, ids)
 
     def _held(self) -> Collection[str]:
         """Return the IDs that we hold and the kubelet should show."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together
@@ -62,22 +62,6 @@ class OtherPlugins:
     def unmet(self) -> tuple[str, ...]:
         """Return a sentence for each, for readiness."""
         return tuple(other.advice for other in self.others.value)
-
-
-class Server(Protocol):
-    """Serves pods, in a way that may change."""
-
-    serving: Observable[Serving]
-    """The mode in force. Not set before the first decision."""
-
-    async def alive(self) -> tuple[str, ...]:
-        """Return the faults that only a restart can resolve, as sentences."""
-
-    async def ready(self) -> tuple[str, ...]:
-        """Return the conditions that this node lacks to serve pods, as sentences."""
-
-    async def run(self) -> NoReturn:
-        """Serve until cancelled."""
 
 
 @dataclass(eq=False, repr=False)

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 import pytest
 
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.model.holds import DeviceHold
-from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.node_events import Reports
 from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.settings.knobs import reload
@@ -30,22 +28,6 @@ class Desk(m.Metrics):
 
     def count(self, what: m.Count, *labels: str, times: int = 1) -> None:
         self.counted += [(what.name.removeprefix("gpushare_"), *labels)] * times
-
-
-def test_devices_that_the_kubelet_has_forgotten_are_told_with_the_pods_that_have_them(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    desk = Desk()
-    lost = [DeviceHold(uid, "main", Kind.MEMORY, frozenset({f"G::{uid}", f"G::{uid}2"})) for uid in "abcde"]
-    desk.reports.allocations_lost(lost, {"a": "default/a", "e": "default/e"})
-    assert desk.counted == [("ledger_drift_total", "unknown_to_the_kubelet")] * 10
-    ((reason, note, _, warning),) = desk.events
-    assert (reason, warning) == ("DevicesForgotten", True)
-    assert note.startswith(
-        "The kubelet has lost its record of 10 devices of default/a, default/e, the pod with UID b and 2 more: before "
-        "it started its checkpoint was deleted or damaged, or those pods were deleted by force"
-    )
-    assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 
 @pytest.mark.parametrize(("changed", "drain"), [("share_size", True), ("api", False)])

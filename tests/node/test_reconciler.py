@@ -14,8 +14,9 @@ from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadabl
 from gpu_device_plugin.kubelet.records import KubeletRecords
 from gpu_device_plugin.model.holds import DeviceHold
 from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.node.extension import Features
 from gpu_device_plugin.node.node_state import NodeState
-from gpu_device_plugin.node.reconciler import ForgottenPods, Reconciler
+from gpu_device_plugin.node.reconciler import Reconciler
 from gpu_device_plugin.node.rules.ledger import Evidence, Ledger, Reading
 from tests.names import MEM, OURS
 from tests.nodes import ids, node, uuid
@@ -104,7 +105,7 @@ class Desk(m.Metrics):
             self.state,
             self.records,
             self,
-            ForgottenPods(self.records, None, lambda *_: None),
+            Features(),
             resend=self._resend,
             readings=lambda: self.readings,
             read_again=self.read,

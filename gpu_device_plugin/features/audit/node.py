@@ -11,7 +11,7 @@ from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.features.audit.contract import LOGGER, AuditKind, AuditRecord, changes, decision, grants, offered
 from gpu_device_plugin.features.eviction.node import Evictions
 from gpu_device_plugin.features.use.node import Use
-from gpu_device_plugin.kubelet.statefile import AUDITED, StateFile
+from gpu_device_plugin.kubelet.statefile import StateFile
 from gpu_device_plugin.model.times import epoch_s, rfc3339
 from gpu_device_plugin.node.extension import NodeFeature
 from gpu_device_plugin.node.node_api import Happening
@@ -60,7 +60,7 @@ class AuditLog:
         self.names_within_s = 10.0
         """Seconds after the start in which records wait for the names of pods."""
         self._node = self._settings.node_name
-        self._life_sign = StateFile(self._settings.device_plugin_dir, AUDITED, lasting=False)
+        self._life_sign = StateFile(self._settings.device_plugin_dir, "audited", lasting=False)
         self._began_s = 0.0
         self._grants: Grants = {}
         self._offered: dict[str, AuditRecord] = {}

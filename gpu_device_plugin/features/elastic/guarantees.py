@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.features.elastic.contract import Answer
     from gpu_device_plugin.features.elastic.rules.reservations import Elastic, Resize
-    from gpu_device_plugin.kubelet.statefile import SavedGuarantees
+    from gpu_device_plugin.features.elastic.saved_guarantees import SavedGuarantees
     from gpu_device_plugin.model.holds import DeviceHold
     from gpu_device_plugin.node.node_api import NodeApi
     from gpu_device_plugin.node.node_state import NodeState

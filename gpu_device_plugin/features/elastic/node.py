@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.features.elastic.borrowing import Borrowing
 from gpu_device_plugin.features.elastic.guarantees import Guarantees
 from gpu_device_plugin.features.elastic.memory_files import MemoryFiles
+from gpu_device_plugin.features.elastic.saved_guarantees import SavedGuarantees
 from gpu_device_plugin.features.eviction.node import Evictions
 from gpu_device_plugin.features.use.node import Use
-from gpu_device_plugin.kubelet.statefile import SavedGuarantees
 from gpu_device_plugin.node.extension import NodeFeature
 
 if TYPE_CHECKING:

@@ -128,7 +128,7 @@ class Ledger:
     """GPUs (by UUID) that containers hold through a resource that is not, or no longer, ours, with the resource's name.
     The kubelet does not know that it is the same hardware."""
     forgotten: frozenset[str] = frozenset()
-    """Device IDs of running containers that the kubelet takes for free, see `node.rules.ended_pods`."""
+    """Device IDs of running containers that the kubelet takes for free, as some feature knows."""
     reservations: Reservations = field(default_factory=dict)
     """What containers hold beyond their requests."""
     _uses: Mapping[str, Use] = field(default_factory=dict, repr=False, compare=False)

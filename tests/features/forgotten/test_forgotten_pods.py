@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gpu_device_plugin.features.node_features import without
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import mirror
 from tests.names import COUNT, MEM
@@ -244,3 +245,17 @@ async def test_a_kubelet_that_restarts_with_its_checkpoint_has_lost_nothing(capl
         await kubelet_loses(node, deleted)
         assert node.held == set()
         assert not any("has lost its record" in each for each in caplog.messages)
+
+
+async def test_without_the_feature_what_both_records_of_the_kubelet_omit_is_free() -> None:
+    async with world("fake:1xT4") as node:
+        node.features = without("forgotten")
+        await node.start_agent()
+        made = await node.kubelet.admit(pod("p", mem=10))
+        await kubelet_loses(node, deleted)
+        await node.until(lambda: not node.held)
+        node.kubelet.publish()
+        another = await node.kubelet.admit(pod("another", mem=4))
+        assert (made.phase, another.phase) == ("Running", "Running")
+        assert node.held == devices(another)
+        assert not (node.kubelet.device_plugin_dir / "gpushare" / "allocations").exists()

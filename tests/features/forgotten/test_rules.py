@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gpu_device_plugin.features.forgotten.rules import Remembered, lost_sentence
 from gpu_device_plugin.model.holds import DeviceHold, HoldSource
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.node.rules.ended_pods import Remembered
 
 
 def given(uid: str, *device_ids: str, container: str = "main") -> DeviceHold:
@@ -89,3 +89,11 @@ def test_on_a_node_of_which_nothing_is_remembered_nothing_was_lost() -> None:
     nothing = Remembered()
     assert nothing.after([], "first", its_own=True) == Remembered("first")
     assert nothing.after(None, "", its_own=False) == nothing
+
+
+def test_a_sentence_names_three_pods_and_counts_the_others() -> None:
+    ours = [given(uid, f"G::{uid}", f"G::{uid}2") for uid in "abcde"]
+    assert lost_sentence(ours, {"a": "default/a", "e": "default/e"}).startswith(
+        "the kubelet has lost its record of 10 devices of default/a, default/e, the pod with UID b and 2 more: before "
+    )
+    assert " devices of default/a: before " in lost_sentence(ours[:1], {"a": "default/a"})

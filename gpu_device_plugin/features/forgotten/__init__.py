@@ -1,0 +1,1 @@
+"""Keeps the devices of running pods whose allocations the kubelet has lost, until the pods end."""

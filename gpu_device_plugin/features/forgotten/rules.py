@@ -1,0 +1,92 @@
+"""Find the allocations that the kubelet has lost, by its record as it was before.
+
+A kubelet whose checkpoint is missing or damaged at its start takes it for empty. It keeps the containers that run,
+writes an empty record with the next device list, and allocates their devices again (seen on 1.36.3). So the record is
+remembered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.model.holds import HoldSource
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from gpu_device_plugin.model.holds import DeviceHold
+
+_NAMED = 3
+"""The number of pods that a sentence names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """The allocations on a node since its boot. Each reading of the kubelet's record makes a new value."""
+
+    kubelet: str = ""
+    """The kubelet process whose own record was read last; empty: none was."""
+    recorded: frozenset[DeviceHold] = field(default_factory=frozenset)
+    """The allocations in the record that was read last."""
+    forgotten: frozenset[DeviceHold] = field(default_factory=frozenset)
+    """Those that the kubelet has lost, of pods that may still run."""
+
+    @property
+    def lost_ids(self) -> frozenset[str]:
+        """The device IDs in use that the kubelet takes for free."""
+        return ids_of(self.forgotten) - ids_of(self.recorded) if self.forgotten else frozenset()
+
+    def after(self, record: Collection[DeviceHold] | None, kubelet: str, *, its_own: bool) -> Remembered:
+        """Return the value after one more reading.
+
+        The kubelet restores its checkpoint whole or, if the checksum is wrong, not at all. So another process that
+        shows none of the allocations of its predecessor has lost all of them, or all of their pods have ended. A
+        process never loses an allocation that it knows: what it shows no more has ended.
+
+        Args:
+            record: the allocations in the checkpoint; None: it is missing or damaged.
+            kubelet: the kubelet process that runs now.
+            its_own: whether that process wrote or restored the record, which otherwise it may have refused to read.
+        """
+        lost = kubelet != self.kubelet and self.recorded.isdisjoint(record or ())
+        forgotten = self.forgotten
+        if lost:
+            forgotten |= {replace(hold, source=HoldSource.REMEMBERED) for hold in self.recorded}
+        if record is None:
+            return replace(self, recorded=frozenset() if lost else self.recorded, forgotten=forgotten)
+        # The kubelet has allocated anew for a container that did not run.
+        again = {_slot(hold) for hold in record}
+        return Remembered(
+            kubelet if its_own else self.kubelet,
+            frozenset(record),
+            frozenset(hold for hold in forgotten if _slot(hold) not in again),
+        )
+
+    def among(self, living: Collection[str]) -> Remembered:
+        """Return the value without the forgotten allocations of all pods but these, by UID."""
+        return replace(self, forgotten=frozenset(hold for hold in self.forgotten if hold.pod_uid in living))
+
+
+def _slot(hold: DeviceHold) -> tuple[str, str, str]:
+    return hold.pod_uid, hold.container, hold.through
+
+
+def ids_of(holds: Collection[DeviceHold]) -> frozenset[str]:
+    """Return the device IDs of some allocations."""
+    return frozenset().union(*(hold.device_ids for hold in holds))
+
+
+def lost_sentence(lost: Collection[DeviceHold], names: Mapping[str, str]) -> str:
+    """Return what an administrator should know of lost allocations, without a full stop.
+
+    `names` are those of pods by UID, as far as known.
+    """
+    holders = sorted({names.get(each.pod_uid, f"the pod with UID {each.pod_uid}") for each in lost})
+    more = f" and {len(holders) - _NAMED} more" if len(holders) > _NAMED else ""
+    return (
+        f"the kubelet has lost its record of {len(ids_of(lost))} devices of {', '.join(holders[:_NAMED])}{more}: "
+        "before it started its checkpoint was deleted or damaged, or those pods were deleted by force; the devices "
+        "stay in use until the pods end. Delete the pods, one after another, to have them start again with devices "
+        "that the kubelet knows"
+    )
