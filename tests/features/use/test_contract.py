@@ -11,26 +11,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.model.contract.keys import NODE_LIMITS, NODE_USE, MalformedAnnotationError
-from gpu_device_plugin.model.contract.nodereport import (
+from gpu_device_plugin.features.use.contract import (
     ANNOTATED,
-    NO_LIMITS,
     NO_REPORT,
     SERVED,
     ContainerUse,
     GpuUse,
-    NodeLimits,
     NodeUse,
     exceeds,
     idle_s,
     node_report,
     not_held,
-    read_node_limits,
     read_node_use,
     trespasses,
-    write_node_limits,
     write_node_use,
 )
+from gpu_device_plugin.model.contract.keys import NODE_LIMITS, NODE_USE, MalformedAnnotationError
+from gpu_device_plugin.model.contract.nodelimits import NO_LIMITS, NodeLimits, read_node_limits, write_node_limits
 from gpu_device_plugin.model.gpus import MOST_GPUS
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitStatus
 
