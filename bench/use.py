@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.features.history.contract import LARGEST_HISTORY
 from gpu_device_plugin.features.history.past_hour import encoded
 from gpu_device_plugin.features.history.ring import ROOM, STEP_S, STEPS, GpuSample, Ring
+from gpu_device_plugin.features.use.rules.holdings import holdings
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse, attribute
 from gpu_device_plugin.features.use.rules.use_report import names, node_use
 from gpu_device_plugin.hardware.gpu_health_tracker import State
@@ -30,7 +31,6 @@ from gpu_device_plugin.model.holds import DeviceHold
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import Shares, share_id
-from gpu_device_plugin.node.rules.holdings import holdings
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence

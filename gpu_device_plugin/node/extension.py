@@ -6,7 +6,7 @@ method below for every feature, in the order of the agent's list of features.
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
@@ -108,24 +108,20 @@ class Server(Protocol):
         """Serve until cancelled."""
 
 
-def _unchanged(draft: GrantDraft) -> GrantDraft:
-    return draft
-
-
 class NodeFeature:
     """What one capability adds to the node agent. Each method does nothing unless a feature says otherwise.
 
     All are called on the agent's event loop.
     """
 
-    def granting(self, request: GrantRequest) -> AbstractAsyncContextManager[Contribution]:  # noqa: ARG002
-        """Take part in the answer to Allocate or NodePrepareResources.
+    def granting(self, request: GrantRequest) -> AbstractAsyncContextManager[Contribution] | None:  # noqa: ARG002
+        """Take part in the answer to Allocate or NodePrepareResources; None: the feature has no part in this one.
 
         Before it yields a feature may wait for what the container needs; the kubelet waits meanwhile, so for 25 s at
         most. It refuses by what it yields, and raises nothing. After the yield `request.granted` tells whether the
         devices were given; if not, the feature takes back what it did for the container.
         """
-        return nullcontext(_unchanged)
+        return None
 
     def means(self, shares: Shares, cgroup: int | None, labels: Mapping[str, str]) -> LimitMeans | None:  # noqa: ARG002
         """Choose what keeps containers within their parts of these GPUs; None: that is not the feature's.
@@ -238,7 +234,9 @@ class Features:
         """Yield the draft of an answer with the contribution of each feature, or why there is none."""
         async with AsyncExitStack() as stack:
             for feature in self._features:
-                request.contributions.append(await stack.enter_async_context(feature.granting(request)))
+                # Each that takes part costs an answer some microseconds.
+                if (part := feature.granting(request)) is not None:
+                    request.contributions.append(await stack.enter_async_context(part))
             yield request.draft()
 
     def means(self, shares: Shares, cgroup: int | None, labels: Mapping[str, str]) -> LimitMeans:

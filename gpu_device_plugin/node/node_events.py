@@ -12,13 +12,10 @@ from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.node.rules.health.gpu_health import Cause, judge
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from gpu_device_plugin.hardware.gpu_health_tracker import HealthChange
     from gpu_device_plugin.node.node_api import NodeApi
     from gpu_device_plugin.node.node_state import NodeState
     from gpu_device_plugin.node.rules.health.gpu_health import Xid
-    from gpu_device_plugin.node.rules.serving_mode import Serving
     from gpu_device_plugin.settings.knobs import Reload
     from gpu_device_plugin.settings.node import NodeSettings
 
@@ -61,21 +58,6 @@ class Reports:
         if registered or event is RegistrationEvent.NOT_REGISTERED:
             self._metrics.count(m.REGISTRATIONS, str(details["resource"]), "registered" if registered else "failed")
         _log.log(logging.INFO if registered else logging.WARNING, "%s", event, extra=details)
-
-    def shares_unknown_to_api(self, fields: Iterable[str]) -> None:
-        """The API server does not know the fields by which parts of GPUs are offered."""
-        note = (
-            f"The API server does not know {', '.join(fields)} of ResourceSlices, which Kubernetes has from 1.36 on: "
-            "claims get whole GPUs of this node only. Serve it by device-plugin to share its GPUs."
-        )
-        self._api.event("GPUSharesUnavailable", note, "Publish")
-
-    def serving_changed(self, serving: Serving) -> None:
-        """The node serves in another mode than before, or waits to do so."""
-        if serving.waits:
-            self._api.announce(_log, "ServingWaits", serving.waits, "Serve")
-        else:
-            self._api.announce(_log, "Serving", f"this node gives GPUs by {serving.mode}", "Serve", logging.INFO)
 
     def refused_again_and_again(self, shares: int, advice: str) -> None:
         """Containers that request `shares` shares are refused so often that a person should act."""

@@ -8,13 +8,14 @@ import pytest
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.features.mps.node import MpsLink
+from gpu_device_plugin.features.mps.mps_link import MpsLink
 from gpu_device_plugin.kubelet.servicer import RefusedError
 from gpu_device_plugin.model.contract.promises import Promise
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.allocation_handler import AllocationHandler
-from gpu_device_plugin.node.extension import Features
+from gpu_device_plugin.node.extension import Features, GrantRequest, NodeFeature
 from gpu_device_plugin.node.node_state import NodeState
+from gpu_device_plugin.node.rules.admission import Refused, Why
 from gpu_device_plugin.node.rules.matching import Call, ContainerRequest, Match, Matched, WaitingPod
 from gpu_device_plugin.node.rules.node_config import NodeConfig
 from tests import names
@@ -95,6 +96,15 @@ async def test_an_answer_is_remembered_for_the_next_allocation_only(tmp_path: Pa
     await answers.allocate(MEM, ids(1, range(4)))
     await answers.allocate(MEM, chosen)
     assert waiting.served_uids == ["b", "c"]
+
+
+async def test_a_feature_without_a_part_in_an_answer_takes_none_of_its_time(tmp_path: Path) -> None:
+    """The kubelet's only sync loop waits for it; here nobody asks for MPS."""
+    answers = answering(Queue(), tmp_path)
+    answers.features.add(NodeFeature())
+    request = GrantRequest(lambda: Refused(Why.UNHEALTHY, "out of service"))
+    async with answers.features.granting(request):
+        assert request.contributions == []
 
 
 # --- In the whole agent -----------------------------------------------------------------------------------------------

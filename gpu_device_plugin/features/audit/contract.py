@@ -15,10 +15,10 @@ from gpu_device_plugin.model.memory import format_mib
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from gpu_device_plugin.features.use.rules.holdings import Holding
     from gpu_device_plugin.model.gpus import Inventory
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.shares import SharedGpu, Shares
-    from gpu_device_plugin.node.rules.holdings import Holding
 
 LOGGER = "gpu_device_plugin.audit"
 """The logger of all records; the lines are of the level info."""

@@ -55,7 +55,7 @@ class DraDriver:
         self.api = ClaimsApi(self.cluster.client, self._settings.node_name)
         self.loop = DraLoop(self.directories, self._servicer, node.reports.registration)
         self.offer = DeviceOffer(
-            self._state, self.cluster.client, self._settings.node_name, node.reports, self.loop.reached
+            self._state, self.cluster.client, self._settings.node_name, node.api, self.loop.reached
         )
         self.claims = NodeClaims(
             self._state,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.features.claims.rules.pool import Content
-    from gpu_device_plugin.node.node_events import Reports
+    from gpu_device_plugin.node.node_api import NodeApi
     from gpu_device_plugin.node.node_state import NodeState
 
 _log = logging.getLogger(__name__)
@@ -31,11 +31,11 @@ class DeviceOffer:
     """What the slices of the node offer. Nothing is offered before `offer`."""
 
     def __init__(
-        self, state: NodeState, client: Client, node_name: str, reports: Reports, reached: Observable[bool]
+        self, state: NodeState, client: Client, node_name: str, api: NodeApi, reached: Observable[bool]
     ) -> None:
         """Offer the GPUs of the node in `state`; `reached` says whether the kubelet can call the driver."""
         self._state = state
-        self._reports = reports
+        self._api = api
         self.slices = NodeSlices(
             client, node_name, reached=reached, on_dropped=self._fields_dropped, on_problem=self._not_published
         )
@@ -122,7 +122,11 @@ class DeviceOffer:
 
     def _fields_dropped(self, fields: tuple[str, ...]) -> None:
         self._dropped, self._dropped_at = fields, time.monotonic()
-        self._reports.shares_unknown_to_api(fields)
+        note = (
+            f"The API server does not know {', '.join(fields)} of ResourceSlices, which Kubernetes has from 1.36 on: "
+            "claims get whole GPUs of this node only. Serve it by device-plugin to share its GPUs."
+        )
+        self._api.event("GPUSharesUnavailable", note, "Publish")
         self._look.set()
 
     def _not_published(self, why: str) -> None:

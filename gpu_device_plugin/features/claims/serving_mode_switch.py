@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import within
-from gpu_device_plugin.node.rules.serving_mode import Serving, ServingMode, serving
+from gpu_device_plugin.features.claims.rules.mode_change import serving
+from gpu_device_plugin.node.rules.serving_mode import Serving, ServingMode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,7 +32,7 @@ class ServingModeSwitch:
 
     def __init__(self, node: NodeContext, dra: DraDriver) -> None:
         """Prepare to serve `node`."""
-        self._config, self._state, self._api, self._reports = node.config, node.state, node.api, node.reports
+        self._config, self._state, self._api = node.config, node.state, node.api
         self._entries, self._recorded = node.entries, node.checkpoint_entries
         self._plugin = node.plugin
         self._dra = dra
@@ -131,7 +132,11 @@ class ServingModeSwitch:
         holders = {ServingMode.DEVICE_PLUGIN: self._holders_of_plugin(), ServingMode.DRA: self._dra.holders}
         decision = serving(wanted, before, holders)
         if decision != self._reported:
-            self._reports.serving_changed(decision)
+            if decision.waits:
+                self._api.announce(_log, "ServingWaits", decision.waits, "Serve")
+            else:
+                sentence = f"this node gives GPUs by {decision.mode}"
+                self._api.announce(_log, "Serving", sentence, "Serve", logging.INFO)
             self._reported = decision
         return decision
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from contextlib import asynccontextmanager
+from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,8 @@ from gpu_device_plugin.node.extension import NodeFeature
 from gpu_device_plugin.node.rules.admission import Refused, Why
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from gpu_device_plugin.features.elastic.memory_files import MemoryFiles
     from gpu_device_plugin.features.elastic.rules.reclaiming import ReclaimRequest
@@ -105,17 +106,18 @@ class Borrowing(NodeFeature):
 
     # --- For the answers to the kubelet -------------------------------------------------------------------------------
 
-    @asynccontextmanager
-    async def granting(self, request: GrantRequest) -> AsyncIterator[Contribution]:
+    def granting(self, request: GrantRequest) -> AbstractAsyncContextManager[Contribution]:
         """Say how much a container may use."""
 
         def contribution(draft: GrantDraft) -> GrantDraft:
             limit = draft.owner.limit_shares if self._watch.may_borrow() else None  # that of a claim
             if request.match is not None:
                 limit = self.limit_shares(request.match, draft.placement)
+            if limit == draft.owner.limit_shares:
+                return draft
             return replace(draft, owner=replace(draft.owner, limit_shares=limit))
 
-        yield contribution
+        return nullcontext(contribution)
 
     def limit_shares(self, match: Match, placement: Placement) -> int | None:
         """Return the most shares that a container may use where it is placed; None: those that it is given."""

@@ -15,8 +15,8 @@ from gpu_device_plugin.node.rules.health.node_condition import failure
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from gpu_device_plugin.features.use.rules.holdings import Holding
     from gpu_device_plugin.node.rules.health.gpu_health import GpuHealth
-    from gpu_device_plugin.node.rules.holdings import Holding
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.writers.evictions import Eviction
     from gpu_device_plugin.features.eviction.gpu_failure import Failed
     from gpu_device_plugin.features.eviction.rules import Candidate
+    from gpu_device_plugin.features.use.rules.holdings import Holding
     from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.node.extension import Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
     from gpu_device_plugin.node.node_cluster import NodeCluster
     from gpu_device_plugin.node.node_state import NodeState
-    from gpu_device_plugin.node.rules.holdings import Holding
     from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)

@@ -49,10 +49,10 @@ if TYPE_CHECKING:
     from gpu_device_plugin.features.history.past_hour import History
     from gpu_device_plugin.features.history.ring import Selection
     from gpu_device_plugin.features.use.node import UseWatch
+    from gpu_device_plugin.features.use.rules.holdings import Holding
     from gpu_device_plugin.model.contract.nodereport import NodeUse
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.node.node_api import Happening, NodeApi
-    from gpu_device_plugin.node.rules.holdings import Holding
 
 _log = logging.getLogger(__name__)
 

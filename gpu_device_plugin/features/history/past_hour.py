@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.features.history.contract import ContainerHistory
     from gpu_device_plugin.features.history.ring import Selection
     from gpu_device_plugin.features.use.node import UseWatch
+    from gpu_device_plugin.features.use.rules.holdings import Holding
     from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
     from gpu_device_plugin.model.condition import GpuTelemetry
-    from gpu_device_plugin.node.rules.holdings import Holding
 
 _log = logging.getLogger(__name__)
 

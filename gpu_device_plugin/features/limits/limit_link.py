@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpu_device_plugin.aio.observable import Observable
+    from gpu_device_plugin.features.use.rules.holdings import Holding
     from gpu_device_plugin.model.contract.helperfiles import LimitsState
     from gpu_device_plugin.model.holds import Place
-    from gpu_device_plugin.node.rules.holdings import Holding
 
 _log = logging.getLogger(__name__)
 

@@ -40,7 +40,7 @@ class Means(OtherMeans, Protocol):
     def look(self) -> None:
         """Find out now whether it is there."""
 
-    def granting(self, request: GrantRequest) -> AbstractAsyncContextManager[Contribution]:
+    def granting(self, request: GrantRequest) -> AbstractAsyncContextManager[Contribution] | None:
         """Take part in an answer, as `NodeFeature.granting` does; it may choose what keeps the container."""
 
 
@@ -107,7 +107,8 @@ class Limits(NodeFeature):
         async with AsyncExitStack() as stack:
             request.contributions.append(self._begin)
             for other in self._others:
-                request.contributions.append(await stack.enter_async_context(other.granting(request)))
+                if (part := other.granting(request)) is not None:
+                    request.contributions.append(await stack.enter_async_context(part))
 
             def contribution(draft: GrantDraft) -> GrantDraft | Refused:
                 shares, owner = self._node.state.node.shares, draft.owner

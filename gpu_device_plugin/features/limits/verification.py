@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from typing import NoReturn
 
+    from gpu_device_plugin.features.use.rules.holdings import Holding
     from gpu_device_plugin.hardware.messages import CgroupLimit
     from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
     from gpu_device_plugin.model.holds import Place
     from gpu_device_plugin.model.limits import LimitState
     from gpu_device_plugin.node.node_api import NodeApi
     from gpu_device_plugin.node.node_state import NodeState
-    from gpu_device_plugin.node.rules.holdings import Holding
 
 _log = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import Attempts, together
 from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.features.elastic.rules.reclaiming import ReclaimState
+from gpu_device_plugin.features.use.rules.holdings import holdings
 from gpu_device_plugin.features.use.rules.process_use import NOT_READ, UseReading, attribute, blindness
 from gpu_device_plugin.features.use.rules.use_report import SELDOM_S, SOON_S, due_in_s, fresh, names, node_use
 from gpu_device_plugin.kubelet import procfs
@@ -21,7 +22,6 @@ from gpu_device_plugin.kubelet.procfs import ProcessOwners, boot_time, in_nodes_
 from gpu_device_plugin.model.contract.keys import NODE_USE
 from gpu_device_plugin.model.contract.nodereport import SERVED, USE_PATH, write_node_use
 from gpu_device_plugin.node.extension import NodeFeature
-from gpu_device_plugin.node.rules.holdings import holdings
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.aio.http import Route
     from gpu_device_plugin.core.report.gauges import NodeMetrics
     from gpu_device_plugin.features.over_use.rules import Excess
+    from gpu_device_plugin.features.use.rules.holdings import Holding
     from gpu_device_plugin.features.use.rules.use_report import Names
     from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
     from gpu_device_plugin.model.condition import GpuReading
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.node.extension import Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
     from gpu_device_plugin.node.node_state import NodeState
-    from gpu_device_plugin.node.rules.holdings import Holding
     from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Decide how a node gives its GPUs to pods: as a device plugin, or to ResourceClaims; never both."""
+"""How a node gives its GPUs to pods: as a device plugin, or to ResourceClaims; never both."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.model.contract.keys import SERVE_LABEL
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
 AUTO = "auto"
 """A value of setting and label that leaves the choice to us."""
-_NAMED = 3
-"""The number of holders that a sentence names."""
 
 
 class ServingMode(StrEnum):
@@ -45,24 +43,3 @@ def wanted_mode(setting: str, labels: Mapping[str, str]) -> ServingMode:
     label = labels.get(SERVE_LABEL, "")
     word = label if label in SERVING_MODES else setting
     return ServingMode.DEVICE_PLUGIN if word == AUTO else ServingMode(word)
-
-
-def serving(wanted: ServingMode, before: ServingMode | None, holders: Mapping[ServingMode, Collection[str]]) -> Serving:
-    """Return the mode in force: the wanted one as soon as nobody holds GPUs in the other.
-
-    `before` is the mode in force until now, None: the agent has just started; `holders` are the pods or claims that
-    hold GPUs in each mode, by name.
-    """
-    (other,) = (mode for mode in ServingMode if mode is not wanted)
-    if before is None:
-        before = other if holders[other] and not holders[wanted] else wanted
-    if before is wanted or not holders[before]:
-        return Serving(wanted)
-    names = sorted(holders[before])
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    hold = "hold" if len(names) > 1 else "holds"
-    return Serving(
-        before,
-        f"this node waits to serve by {wanted} instead of {before}: {', '.join(names[:_NAMED])}{more} still {hold} "
-        f"GPUs of it, and new pods get none until {'they have' if len(names) > 1 else 'it has'} ended",
-    )

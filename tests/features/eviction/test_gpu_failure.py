@@ -8,6 +8,7 @@ import pytest
 
 from gpu_device_plugin.features.eviction.gpu_failure import Failed, failures, lasting, on_failed
 from gpu_device_plugin.features.eviction.rules import Candidate
+from gpu_device_plugin.features.use.rules.holdings import Holding
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.node.rules.health.gpu_health import Cause, GpuHealth, Problem
 from gpu_device_plugin.node.rules.health.node_condition import (
@@ -17,7 +18,6 @@ from gpu_device_plugin.node.rules.health.node_condition import (
     failure,
     gpu_condition,
 )
-from gpu_device_plugin.node.rules.holdings import Holding
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -24,6 +24,7 @@ from gpu_device_plugin.features.history.incidents import (
     summary,
     use_of,
 )
+from gpu_device_plugin.features.use.rules.holdings import Holding
 from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
 from gpu_device_plugin.model.condition import GpuProcess, GpuReading
 from gpu_device_plugin.model.contract.nodereport import ContainerUse, GpuUse, NodeUse
@@ -32,7 +33,6 @@ from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.pods import ContainerEnd, Pod
 from gpu_device_plugin.model.shares import Shares
 from gpu_device_plugin.model.times import rfc3339
-from gpu_device_plugin.node.rules.holdings import Holding
 from tests.nodes import inventory
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.history.contract import LARGEST_HISTORY, NodeHistory
 from gpu_device_plugin.features.history.past_hour import History, encoded
 from gpu_device_plugin.features.history.ring import ROOM, STEPS, GpuSample, Ring
+from gpu_device_plugin.features.use.rules.holdings import Holding
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
 from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
 from gpu_device_plugin.model.condition import ConditionGroup, GpuTelemetry
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.shares import Shares
-from gpu_device_plugin.node.rules.holdings import Holding
 from tests.nodes import inventory
 from tests.patience import eventually
 

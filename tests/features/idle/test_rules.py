@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.features.idle.rules import Idleness
+from gpu_device_plugin.features.use.rules.holdings import Holding
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
 from gpu_device_plugin.model.pods import Pod
-from gpu_device_plugin.node.rules.holdings import Holding
 
 POD = Pod("u", "default", "web", phase="Running")
 HOLDING = Holding("u", "main", {"GPU-0": 4096}, pod=POD)

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.features.limits.rules import limit_verification as verifying
 from gpu_device_plugin.features.limits.verification import Verification
+from gpu_device_plugin.features.use.rules.holdings import Holding
 from gpu_device_plugin.hardware.messages import CgroupLimit
 from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
 from gpu_device_plugin.model.limits import Enforcement, LimitState, LimitStatus
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.node.node_state import NodeState
-from gpu_device_plugin.node.rules.holdings import Holding
 from tests.node.recorded_api import RecordedApi
 from tests.nodes import node, uuid
 from tests.patience import beside, eventually

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gpu_device_plugin.features.over_use.rules import Excess, OverUseRules, Response, Watch, is_short
+from gpu_device_plugin.features.use.rules.holdings import Holding
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading, attribute
 from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
 from gpu_device_plugin.model.condition import GpuProcess, GpuReading
 from gpu_device_plugin.model.pods import Pod
-from gpu_device_plugin.node.rules.holdings import Holding
 
 if TYPE_CHECKING:
     from gpu_device_plugin.model.holds import Place

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.over_use.rules import Excess
 from gpu_device_plugin.features.use.node import UseReports, UseWatch
+from gpu_device_plugin.features.use.rules.holdings import Holding
 from gpu_device_plugin.features.use.rules.process_use import NOT_READ, AttributedUse, UseReading
 from gpu_device_plugin.features.use.rules.use_report import FRESH_S, SELDOM_S, SOON_S
 from gpu_device_plugin.kubelet.procfs import ProcessOwners
@@ -21,7 +22,6 @@ from gpu_device_plugin.model.limits import Enforcement, LimitState, LimitStatus
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.node_state import NodeState
-from gpu_device_plugin.node.rules.holdings import Holding
 from tests.nodes import ids, node, uuid
 from tests.patience import eventually
 

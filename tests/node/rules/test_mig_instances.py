@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan, refuse_unlimited
 from gpu_device_plugin.features.limits.rules.limit_verification import by_kind
+from gpu_device_plugin.features.use.rules.holdings import Holding
 from gpu_device_plugin.model.contract.promises import Promise
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.mig import MigMode
@@ -21,7 +22,6 @@ from gpu_device_plugin.node.rules.admission import Refused, Why, admit
 from gpu_device_plugin.node.rules.advertised_devices import offers
 from gpu_device_plugin.node.rules.container_grants import NOBODY, Delivery, grant
 from gpu_device_plugin.node.rules.health.gpu_health import Cause, GpuHealth, Problem, with_cards
-from gpu_device_plugin.node.rules.holdings import Holding
 from gpu_device_plugin.node.rules.node import Block, Node
 from gpu_device_plugin.node.rules.node_config import out_of_service
 from gpu_device_plugin.node.rules.preferred_allocation import PreferredAllocationRequest

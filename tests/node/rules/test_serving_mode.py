@@ -1,10 +1,10 @@
-"""In which way a node serves, and when it changes over."""
+"""In which way a node is to serve."""
 
 from __future__ import annotations
 
 import pytest
 
-from gpu_device_plugin.node.rules.serving_mode import Serving, ServingMode, serving, wanted_mode
+from gpu_device_plugin.node.rules.serving_mode import ServingMode, wanted_mode
 
 PLUGIN, DRA = ServingMode.DEVICE_PLUGIN, ServingMode.DRA
 
@@ -25,46 +25,3 @@ PLUGIN, DRA = ServingMode.DEVICE_PLUGIN, ServingMode.DRA
 def test_the_label_counts_before_the_setting(setting: str, label: str | None, expected: ServingMode) -> None:
     labels = {} if label is None else {"gpu-device-plugin/serve": label}
     assert wanted_mode(setting, labels) is expected
-
-
-@pytest.mark.parametrize(
-    ("wanted", "before", "pods", "claims", "expected"),
-    [
-        (PLUGIN, None, [], [], Serving(PLUGIN)),
-        (DRA, None, [], [], Serving(DRA)),
-        (PLUGIN, None, ["pod a/b"], [], Serving(PLUGIN)),
-        (DRA, None, [], ["claim a/b"], Serving(DRA)),
-        (DRA, None, ["pod a/b"], ["claim a/b"], Serving(DRA)),
-        (DRA, PLUGIN, [], ["claim a/b"], Serving(DRA)),
-        (PLUGIN, DRA, ["pod a/b"], [], Serving(PLUGIN)),
-        (DRA, DRA, ["pod a/b"], [], Serving(DRA)),
-    ],
-)
-def test_nobody_is_in_the_way(
-    wanted: ServingMode, before: ServingMode | None, pods: list[str], claims: list[str], expected: Serving
-) -> None:
-    found = serving(wanted, before, {PLUGIN: pods, DRA: claims})
-    assert found == expected
-    assert not found.waits
-
-
-@pytest.mark.parametrize("before", [None, PLUGIN])
-def test_a_node_waits_for_those_who_hold_gpus_in_the_other_way(before: ServingMode | None) -> None:
-    found = serving(DRA, before, {PLUGIN: ["pod b/1", "pod a/1"], DRA: []})
-    assert found.mode is PLUGIN
-    assert found.waits
-    assert found.waits == (
-        "this node waits to serve by dra instead of device-plugin: pod a/1, pod b/1 still hold GPUs of it, and new "
-        "pods get none until they have ended"
-    )
-
-
-def test_one_holder_and_many_are_told() -> None:
-    assert serving(PLUGIN, DRA, {PLUGIN: [], DRA: ["claim a/b"]}).waits == (
-        "this node waits to serve by device-plugin instead of dra: claim a/b still holds GPUs of it, and new pods get "
-        "none until it has ended"
-    )
-    many = serving(PLUGIN, DRA, {PLUGIN: [], DRA: [f"claim a/{n}" for n in range(7)]})
-    assert "claim a/0, claim a/1, claim a/2 and 4 more still hold" in many.waits
-    three = serving(PLUGIN, DRA, {PLUGIN: [], DRA: [f"claim a/{n}" for n in range(3)]})
-    assert "claim a/0, claim a/1, claim a/2 still hold" in three.waits

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.features.elastic.rules.reclaiming import ReclaimRequest
     from gpu_device_plugin.features.history.contract import ContainerHistory, IncidentProcess, IncidentSummary
     from gpu_device_plugin.features.over_use.rules import Excess
+    from gpu_device_plugin.features.use.rules.holdings import Holding
     from gpu_device_plugin.model.contract.nodereport import ContainerUse, NodeReport, NodeUse
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.node.rules.holdings import Holding
 
 _NOTHING = "-"
 _UNKNOWN = "unknown"

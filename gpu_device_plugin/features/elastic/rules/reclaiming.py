@@ -24,10 +24,10 @@ from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD,
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from gpu_device_plugin.features.use.rules.holdings import Holding
     from gpu_device_plugin.features.use.rules.process_use import UseReading
     from gpu_device_plugin.model.holds import Place
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.node.rules.holdings import Holding
 
 _CHANGING = frozenset({MEMORY_LIMIT, MEMORY_GUARANTEE, MEMORY_HELD})
 """Annotations of a pod whose containers may use something else than they were granted when they started."""

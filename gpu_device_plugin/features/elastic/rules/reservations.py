@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_device_plugin.features.elastic.contract import answer_to
 from gpu_device_plugin.features.elastic.rules.growth import GpuRoom, GrowthRequest, grow
+from gpu_device_plugin.features.use.rules.holdings import elastic_gpu
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD
 from gpu_device_plugin.model.shares import parse_id
-from gpu_device_plugin.node.rules.holdings import elastic_gpu
 from gpu_device_plugin.node.rules.ledger import Hold, Reservation
 
 if TYPE_CHECKING:

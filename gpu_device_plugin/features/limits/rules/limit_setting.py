@@ -12,9 +12,9 @@ from gpu_device_plugin.model.contract.helperfiles import LimitKey, LimitOutcome,
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from gpu_device_plugin.features.use.rules.holdings import Holding
     from gpu_device_plugin.model.contract.helperfiles import LimitsState
     from gpu_device_plugin.model.holds import Place
-    from gpu_device_plugin.node.rules.holdings import Holding
 
 CHECK_S = 60.0
 """Seconds until a limit that was set is read again: the driver may be replaced, and root may change a limit."""

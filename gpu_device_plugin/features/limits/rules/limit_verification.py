@@ -8,7 +8,7 @@ from gpu_device_plugin.model.contract.variables import DRIVER_LIMIT
 from gpu_device_plugin.model.limits import Enforcement, LimitState, LimitStatus
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.node.rules.holdings import Holding
+    from gpu_device_plugin.features.use.rules.holdings import Holding
 
 NO_CGROUPS = (
     "the agent does not see the cgroups of other pods, so it cannot read the limit back: mount the node's "

@@ -13,10 +13,10 @@ from gpu_device_plugin.node.rules.ledger import IN_USE_MIB
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from gpu_device_plugin.features.use.rules.holdings import Holding
     from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
     from gpu_device_plugin.model.holds import Place
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.node.rules.holdings import Holding
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.features.elastic.rules.reclaiming import ReclaimRequest
     from gpu_device_plugin.features.over_use.rules import Excess
+    from gpu_device_plugin.features.use.rules.holdings import Holding
     from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
     from gpu_device_plugin.model.holds import Place
     from gpu_device_plugin.model.limits import LimitState
     from gpu_device_plugin.model.shares import Shares
-    from gpu_device_plugin.node.rules.holdings import Holding
 
 MOST_OTHERS = 256
 """The most containers that are reported although they were not given the GPU; those with the most use are kept. Whoever

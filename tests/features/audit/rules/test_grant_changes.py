@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.features.audit.contract import AuditKind, AuditRecord, changes, decision, grants, offered
+from gpu_device_plugin.features.use.rules.holdings import Holding
 from gpu_device_plugin.model.gpus import Gpu, Inventory
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.pods import Owner, Pod
 from gpu_device_plugin.model.shares import Shares
-from gpu_device_plugin.node.rules.holdings import Holding
 from tests.mig import inventory, mig_node
 from tests.nodes import uuid
 

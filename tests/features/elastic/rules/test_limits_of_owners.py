@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.features.elastic.contract import MemoryRequests, is_elastic
+from gpu_device_plugin.features.use.rules.holdings import elastic_gpu
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_LIMIT
 from gpu_device_plugin.model.holds import DeviceHold, HoldSource
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.node.rules.holdings import elastic_gpu
 from tests.mig import mig_node
 from tests.nodes import ids, node
 

@@ -18,9 +18,9 @@ from gpu_device_plugin.features.elastic.rules.reclaiming import (
     uses_now,
 )
 from gpu_device_plugin.features.eviction.rules import next_victims
+from gpu_device_plugin.features.use.rules.holdings import Holding
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
 from gpu_device_plugin.model.pods import Pod
-from gpu_device_plugin.node.rules.holdings import Holding
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.features.elastic.rules.reclaiming import allowed_now, shortage_mib, uses_now
+from gpu_device_plugin.features.use.rules.holdings import Holding
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_LIMIT, MEMORY_PROMISED
 from gpu_device_plugin.model.pods import Pod
-from gpu_device_plugin.node.rules.holdings import Holding
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.features.limits.rules import limit_setting as setting
+from gpu_device_plugin.features.use.rules.holdings import Holding
 from gpu_device_plugin.model.contract.helperfiles import LimitKey, LimitOutcome, LimitsState, MemoryLimit
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.pods import Pod
-from gpu_device_plugin.node.rules.holdings import Holding
 
 UID = "0f0e0d0c-1111-2222-3333-0123456789ab"
 C, D = "c" * 64, "d" * 64

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from gpu_device_plugin.features.limits.rules.limit_verification import by_driver, by_kind, verified
+from gpu_device_plugin.features.use.rules.holdings import Holding
 from gpu_device_plugin.model.limits import Enforcement, LimitStatus
-from gpu_device_plugin.node.rules.holdings import Holding
 
 LIMITED = Holding("u", "main", {"GPU-a": 4096}, enforcement=Enforcement.DRIVER)
 UNEQUAL = Holding("u", "main", {"GPU-a": 4096, "GPU-b": 1024}, enforcement=Enforcement.DRIVER)

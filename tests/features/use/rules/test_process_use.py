@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_device_plugin.features.use.rules.holdings import Holding
 from gpu_device_plugin.features.use.rules.process_use import WITHOUT_HOST_PID, UseReading, attribute, blindness
 from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
 from gpu_device_plugin.model.condition import GpuProcess, GpuReading
 from gpu_device_plugin.model.pods import Pod
-from gpu_device_plugin.node.rules.holdings import Holding
 from tests.nodes import uuid
 
 if TYPE_CHECKING:

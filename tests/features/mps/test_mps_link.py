@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.features.mps.node import MpsLink
+from gpu_device_plugin.features.mps.mps_link import MpsLink
 from gpu_device_plugin.features.mps.rules.mps_wishes import NOT_MOUNTED, NOT_THERE, SILENT
 from gpu_device_plugin.model.contract.helperfiles import MPS_FILES
 from gpu_device_plugin.model.contract.mpsfiles import STATE_FILE, WANTED_FILE, MpsGpu, MpsState, MpsStatus
@@ -18,7 +18,7 @@ from gpu_device_plugin.model.holds import DeviceHold, HoldSource
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.placing import Demand, Placement
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.node.extension import GrantDraft, GrantRequest
+from gpu_device_plugin.node.extension import Features, GrantDraft, GrantRequest
 from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.node.rules.container_grants import NOBODY, Delivery
 from gpu_device_plugin.node.rules.ledger import Ledger
@@ -164,7 +164,7 @@ async def test_a_call_that_ends_late_does_not_take_away_the_daemon_for_a_later_c
     async def allocate(gpu: int, shares: int) -> None:
         placement = Placement(Demand(Kind.MEMORY, shares), ((gpu, shares),))
         draft = GrantDraft(frozenset(ids(gpu, range(shares))), placement, NOBODY, Delivery())
-        async with desk.link.granting(GrantRequest(lambda: draft)):
+        async with Features(desk.link).granting(GrantRequest(lambda: draft)):
             pytest.fail("there is no daemon")
 
     async with desk.running():
