@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.elastic.borrowing import Borrowing
 from gpu_device_plugin.features.elastic.memory_files import MemoryFiles
+from gpu_device_plugin.features.use.contract import write_node_use
 from gpu_device_plugin.features.use.node import UseReports, UseWatch
 from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
 from gpu_device_plugin.kubelet.procfs import ProcessOwners
 from gpu_device_plugin.metrics import Metrics
 from gpu_device_plugin.model.condition import GpuProcess, GpuReading
 from gpu_device_plugin.model.contract.keys import ELASTIC, LONGEST, MEMORY_GUARANTEE, MEMORY_LIMIT
-from gpu_device_plugin.model.contract.nodereport import write_node_use
 from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.model.gpus import Gpu, Inventory
 from gpu_device_plugin.model.holds import DeviceHold

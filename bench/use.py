@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.features.history.contract import LARGEST_HISTORY
 from gpu_device_plugin.features.history.past_hour import encoded
 from gpu_device_plugin.features.history.ring import ROOM, STEP_S, STEPS, GpuSample, Ring
+from gpu_device_plugin.features.use.contract import write_node_use
 from gpu_device_plugin.features.use.rules.holdings import holdings
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse, attribute
 from gpu_device_plugin.features.use.rules.use_report import names, node_use
@@ -25,7 +26,6 @@ from gpu_device_plugin.hardware.monitor import Hardware
 from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner, owner_of_process
 from gpu_device_plugin.kubelet.procfs import ProcessOwners
 from gpu_device_plugin.model.condition import ConditionGroup, GpuProcess, GpuReading
-from gpu_device_plugin.model.contract.nodereport import write_node_use
 from gpu_device_plugin.model.gpus import Gpu, Inventory
 from gpu_device_plugin.model.holds import DeviceHold
 from gpu_device_plugin.model.pods import Pod

@@ -15,8 +15,8 @@ from gpu_device_plugin.features.history.contract import (
     IncidentSummary,
     NodeHistory,
 )
+from gpu_device_plugin.features.use.contract import GpuUse, NodeUse
 from gpu_device_plugin.model.condition import GpuTelemetry, Throttle
-from gpu_device_plugin.model.contract.nodereport import GpuUse, NodeUse
 from gpu_device_plugin.model.limits import Enforcement, LimitStatus
 from tests.reports import part
 

@@ -7,17 +7,16 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.model.contract.keys import NODE_LIMITS, NODE_USE
-from gpu_device_plugin.model.contract.nodereport import (
+from gpu_device_plugin.features.use.contract import (
     ContainerUse,
     GpuUse,
-    NodeLimits,
     NodeReport,
     NodeUse,
     node_report,
-    write_node_limits,
     write_node_use,
 )
+from gpu_device_plugin.model.contract.keys import NODE_LIMITS, NODE_USE
+from gpu_device_plugin.model.contract.nodelimits import NodeLimits, write_node_limits
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 
 if TYPE_CHECKING:

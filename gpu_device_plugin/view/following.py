@@ -13,10 +13,10 @@ from gpu_device_plugin.core.cluster.held_instances import instance_pod
 from gpu_device_plugin.core.cluster.node_report import NodeView
 from gpu_device_plugin.core.cluster.usage import Occupant
 from gpu_device_plugin.features.claims.claim_objects import read_claim
+from gpu_device_plugin.features.use.contract import STALE_S, NodeReport, node_report
 from gpu_device_plugin.fleet import Fleet, FleetEntry
 from gpu_device_plugin.model.contract.keys import READ_BY_AGENT, READ_BY_INSPECT
 from gpu_device_plugin.model.contract.nodegpus import gpus_of_node
-from gpu_device_plugin.model.contract.nodereport import STALE_S, NodeReport, node_report
 from gpu_device_plugin.model.pods import MOST_WRITTEN
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.view.objects import Named, decoded

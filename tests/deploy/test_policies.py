@@ -19,7 +19,7 @@ from gpu_device_plugin.model.contract.frameworks import VARIABLES
 from gpu_device_plugin.model.contract.keys import SWITCH_LABEL
 from gpu_device_plugin.model.contract.mpsfiles import MpsGpu, MpsStatus
 from gpu_device_plugin.model.contract.nodelabels import node_labels, our_annotations, our_labels
-from gpu_device_plugin.model.contract.nodereport import NodeLimits
+from gpu_device_plugin.model.contract.nodelimits import NodeLimits
 from gpu_device_plugin.model.gpus import Gpu, Inventory
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.mig import MigMode

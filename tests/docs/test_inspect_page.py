@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_device_plugin.core.report.tables.history_tables import BLOCKS, REASONS, history_lines
 from gpu_device_plugin.core.report.tables.terminal_tables import SORTS, folded
 from gpu_device_plugin.core.report.why.slowness import slowness
-from gpu_device_plugin.model.contract.nodereport import GpuUse
+from gpu_device_plugin.features.use.contract import GpuUse
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.programs.inspect.arguments import parse
 from tests.docs.pages import DOCS, blocks, text_of

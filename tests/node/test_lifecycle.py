@@ -21,6 +21,7 @@ import pytest
 from gpu_device_plugin import files
 from gpu_device_plugin.features.history.node import PastHour
 from gpu_device_plugin.features.node_features import NODE_FEATURES
+from gpu_device_plugin.features.use.contract import SERVED, read_node_use
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import HardwareContextLost
@@ -28,7 +29,6 @@ from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryError, DirectoryGoneError
 from gpu_device_plugin.model.contract.cordons import Cordon, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS, MEMORY_GUARANTEE, RESIZE_BOUND
-from gpu_device_plugin.model.contract.nodereport import SERVED, read_node_use
 from gpu_device_plugin.model.pods import ContainerKind
 from gpu_device_plugin.model.shares import SHARES
 from gpu_device_plugin.node.node_program import RESTART_AFTER, main

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.held_instances import whole_instances
 from gpu_device_plugin.core.cluster.usage import Occupant, Usage
-from gpu_device_plugin.model.contract.nodereport import NO_REPORT, trespasses
+from gpu_device_plugin.features.use.contract import NO_REPORT, trespasses
 from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.model.placing import Room
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.held_instances import InstancePod, Instances
+    from gpu_device_plugin.features.use.contract import ContainerUse, NodeReport
     from gpu_device_plugin.model.contract.nodegpus import ListedGpu
-    from gpu_device_plugin.model.contract.nodereport import ContainerUse, NodeReport
     from gpu_device_plugin.model.taints import Taint
 
 

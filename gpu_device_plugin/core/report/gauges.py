@@ -8,8 +8,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.report.exposition import Gauge
+from gpu_device_plugin.features.use.contract import GpuUse, NodeUse, idle_s, to_return
 from gpu_device_plugin.model.condition import Throttle
-from gpu_device_plugin.model.contract.nodereport import NO_LIMITS, GpuUse, NodeLimits, NodeUse, idle_s, to_return
+from gpu_device_plugin.model.contract.nodelimits import NO_LIMITS, NodeLimits
 from gpu_device_plugin.model.gpus import Inventory
 from gpu_device_plugin.model.limits import LimitStatus
 
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.report.exposition import Gauges, Value
+    from gpu_device_plugin.features.use.contract import ContainerUse
     from gpu_device_plugin.model.condition import GpuTelemetry
-    from gpu_device_plugin.model.contract.nodereport import ContainerUse
     from gpu_device_plugin.model.shares import SharedGpu
     from gpu_device_plugin.node.rules.node import Node
 

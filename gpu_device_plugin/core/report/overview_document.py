@@ -15,11 +15,11 @@ from gpu_device_plugin.core.cluster.held_instances import readable_instances
 from gpu_device_plugin.core.cluster.node_report import sums_of
 from gpu_device_plugin.core.cluster.usage import Occupant
 from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan, added_for_limits
+from gpu_device_plugin.features.use.contract import ContainerUse, GpuUse, trespasses
 from gpu_device_plugin.model.contract import variables
 from gpu_device_plugin.model.contract.frameworks import read_frameworks
 from gpu_device_plugin.model.contract.keys import FRAMEWORKS, POD
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu
-from gpu_device_plugin.model.contract.nodereport import ContainerUse, GpuUse, trespasses
 from gpu_device_plugin.model.contract.promises import readable_promises
 from gpu_device_plugin.model.gpus import Gpu, MigInstance
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.cluster.held_instances import Instances
     from gpu_device_plugin.core.cluster.node_report import GpuView, NodeView, PodShare, Sums
+    from gpu_device_plugin.features.use.contract import NodeReport
     from gpu_device_plugin.model.contract.nodegpus import ListedInstance
-    from gpu_device_plugin.model.contract.nodereport import NodeReport
     from gpu_device_plugin.model.pods import Container, Pod
     from gpu_device_plugin.model.resources import Resource
 

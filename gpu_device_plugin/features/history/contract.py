@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
+from gpu_device_plugin.features.use.contract import NodeUse  # noqa: TC001 - msgspec looks them up
 from gpu_device_plugin.model.condition import GpuTelemetry  # noqa: TC001 - as above
-from gpu_device_plugin.model.contract.nodereport import NodeUse  # noqa: TC001 - msgspec looks them up
 
 if TYPE_CHECKING:
     from collections.abc import Callable

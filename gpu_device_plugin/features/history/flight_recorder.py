@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.features.history.incident_files import IncidentFiles
     from gpu_device_plugin.features.history.past_hour import History
     from gpu_device_plugin.features.history.ring import Selection
+    from gpu_device_plugin.features.use.contract import NodeUse
     from gpu_device_plugin.features.use.node import UseWatch
     from gpu_device_plugin.features.use.rules.holdings import Holding
-    from gpu_device_plugin.model.contract.nodereport import NodeUse
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.node.node_api import Happening, NodeApi
 

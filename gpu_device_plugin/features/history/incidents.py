@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.features.history.contract import Decision
+    from gpu_device_plugin.features.use.contract import NodeUse
     from gpu_device_plugin.features.use.rules.holdings import Holding
     from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
     from gpu_device_plugin.model.condition import GpuReading
-    from gpu_device_plugin.model.contract.nodereport import NodeUse
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.shares import Shares
 

@@ -14,13 +14,13 @@ from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import Attempts, together
 from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.features.elastic.rules.reclaiming import ReclaimState
+from gpu_device_plugin.features.use.contract import SERVED, USE_PATH, write_node_use
 from gpu_device_plugin.features.use.rules.holdings import holdings
 from gpu_device_plugin.features.use.rules.process_use import NOT_READ, UseReading, attribute, blindness
 from gpu_device_plugin.features.use.rules.use_report import SELDOM_S, SOON_S, due_in_s, fresh, names, node_use
 from gpu_device_plugin.kubelet import procfs
 from gpu_device_plugin.kubelet.procfs import ProcessOwners, boot_time, in_nodes_namespace
 from gpu_device_plugin.model.contract.keys import NODE_USE
-from gpu_device_plugin.model.contract.nodereport import SERVED, USE_PATH, write_node_use
 from gpu_device_plugin.node.extension import NodeFeature
 
 if TYPE_CHECKING:
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from gpu_device_plugin.aio.http import Route
     from gpu_device_plugin.core.report.gauges import NodeMetrics
     from gpu_device_plugin.features.over_use.rules import Excess
+    from gpu_device_plugin.features.use.contract import NodeUse
     from gpu_device_plugin.features.use.rules.holdings import Holding
     from gpu_device_plugin.features.use.rules.use_report import Names
     from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
     from gpu_device_plugin.model.condition import GpuReading
-    from gpu_device_plugin.model.contract.nodereport import NodeUse
     from gpu_device_plugin.model.holds import DeviceHold, Place
     from gpu_device_plugin.model.limits import LimitState
     from gpu_device_plugin.model.pods import Pod

@@ -22,14 +22,14 @@ from gpu_device_plugin.model.contract.keys import (
     SWITCHED_ON,
 )
 from gpu_device_plugin.model.contract.nodegpus import gpus_of_node
-from gpu_device_plugin.model.contract.nodereport import NO_LIMITS
+from gpu_device_plugin.model.contract.nodelimits import NO_LIMITS
 from gpu_device_plugin.model.mig import is_mig_resource, resource_name
 from gpu_device_plugin.model.shares import WHOLE_GPUS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from gpu_device_plugin.model.contract.nodereport import NodeLimits
+    from gpu_device_plugin.model.contract.nodelimits import NodeLimits
     from gpu_device_plugin.model.gpus import Inventory
     from gpu_device_plugin.model.shares import Shares
 

@@ -15,7 +15,7 @@ from gpu_device_plugin.cluster.writers.own_node import NodeMetadata
 from gpu_device_plugin.model.contract.keys import AGENT_LABELS, NODE_GPUS, NODE_LIMITS
 from gpu_device_plugin.model.contract.nodegpus import node_gpus, write_node_gpus
 from gpu_device_plugin.model.contract.nodelabels import node_labels, our_labels
-from gpu_device_plugin.model.contract.nodereport import write_node_limits
+from gpu_device_plugin.model.contract.nodelimits import write_node_limits
 from gpu_device_plugin.model.gpus import Inventory
 from gpu_device_plugin.model.shares import TooManySharesError
 from gpu_device_plugin.node.rules.positions import listed_before

@@ -20,8 +20,8 @@ from gpu_device_plugin.core.cluster.agentpods import (
     due,
     shared,
 )
+from gpu_device_plugin.features.use.contract import SERVED, USE_PATH, read_node_use
 from gpu_device_plugin.model.contract.keys import MalformedAnnotationError
-from gpu_device_plugin.model.contract.nodereport import SERVED, USE_PATH, read_node_use
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.view.objects import AGENT_LABELS, agent_pods
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.model.contract.nodereport import NodeUse
+    from gpu_device_plugin.features.use.contract import NodeUse
 
     Deliver = Callable[[str, NodeUse | None], None]
 

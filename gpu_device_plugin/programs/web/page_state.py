@@ -18,8 +18,8 @@ from gpu_device_plugin.core.report.overview_document import node_document
 from gpu_device_plugin.core.report.text.printing import counted
 from gpu_device_plugin.core.report.why.explanations import asked_amounts, what_makes_room, why_waits
 from gpu_device_plugin.features.history.contract import everyone
+from gpu_device_plugin.features.use.contract import NodeReport
 from gpu_device_plugin.model.changes import ChangeLog
-from gpu_device_plugin.model.contract.nodereport import NodeReport
 from gpu_device_plugin.view.why_pod import why
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.report.why.explanations import NodeAnswer
-    from gpu_device_plugin.model.contract.nodereport import NodeUse
+    from gpu_device_plugin.features.use.contract import NodeUse
     from gpu_device_plugin.model.resource_claims import Claim
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.web.callers import CallerScope

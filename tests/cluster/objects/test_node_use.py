@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gpu_device_plugin.model.contract.nodereport import ContainerUse, GpuUse, NodeUse, write_node_use
+from gpu_device_plugin.features.use.contract import ContainerUse, GpuUse, NodeUse, write_node_use
 from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.programs.extender.followers import used_mib
 

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from gpu_device_plugin.core.report.overview_document import containers_of
+from gpu_device_plugin.features.use.contract import ContainerUse
 from gpu_device_plugin.model.contract.keys import ALLOCATION, FRAMEWORKS, IDX, INSTANCES, POD
-from gpu_device_plugin.model.contract.nodereport import ContainerUse
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.settings.common import ResourceSettings

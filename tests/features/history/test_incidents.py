@@ -24,10 +24,10 @@ from gpu_device_plugin.features.history.incidents import (
     summary,
     use_of,
 )
+from gpu_device_plugin.features.use.contract import ContainerUse, GpuUse, NodeUse
 from gpu_device_plugin.features.use.rules.holdings import Holding
 from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
 from gpu_device_plugin.model.condition import GpuProcess, GpuReading
-from gpu_device_plugin.model.contract.nodereport import ContainerUse, GpuUse, NodeUse
 from gpu_device_plugin.model.gpus import Gpu, Inventory, MigInstance
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.pods import ContainerEnd, Pod

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.over_use.rules import Excess
+from gpu_device_plugin.features.use.contract import SERVED, GpuUse, read_node_use
 from gpu_device_plugin.features.use.node import UseReports, UseWatch
 from gpu_device_plugin.features.use.rules.holdings import Holding
 from gpu_device_plugin.features.use.rules.process_use import NOT_READ, AttributedUse, UseReading
 from gpu_device_plugin.features.use.rules.use_report import FRESH_S, SELDOM_S, SOON_S
 from gpu_device_plugin.kubelet.procfs import ProcessOwners
 from gpu_device_plugin.model.condition import GpuProcess, GpuReading
-from gpu_device_plugin.model.contract.nodereport import SERVED, GpuUse, read_node_use
 from gpu_device_plugin.model.holds import DeviceHold
 from gpu_device_plugin.model.limits import Enforcement, LimitState, LimitStatus
 from gpu_device_plugin.model.pods import Pod
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from gpu_device_plugin.model.contract.nodereport import NodeUse
+    from gpu_device_plugin.features.use.contract import NodeUse
     from gpu_device_plugin.model.holds import Place
 
 UID = "0f5d3a31-9a3b-4c6e-8c5b-6a7b8c9d0e1f"

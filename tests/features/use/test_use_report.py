@@ -6,11 +6,11 @@ import re
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.features.use.contract import ContainerUse, GpuUse, NodeUse, read_node_use
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.features.use.rules.process_use import NOT_READ, WITHOUT_HOST_PID
 from gpu_device_plugin.metrics import PrometheusMetrics
 from gpu_device_plugin.model.contract.keys import NODE_USE
-from gpu_device_plugin.model.contract.nodereport import ContainerUse, GpuUse, NodeUse, read_node_use
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.core.report.text.columns import columns
-from gpu_device_plugin.model.contract.nodereport import GpuUse
+from gpu_device_plugin.features.use.contract import GpuUse
 from gpu_device_plugin.programs.inspect.inspect_program import main
 from tests.patience import stretched, until
 from tests.programs.inspect.test_inspect_program import World, gpu, node, pod

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from gpu_device_plugin.core.report.why.slowness import slowness
-from gpu_device_plugin.model.contract.nodereport import GpuUse
+from gpu_device_plugin.features.use.contract import GpuUse
 from gpu_device_plugin.model.times import rfc3339
 from tests.programs.inspect.test_inspect_program import World, gpu, node, pod
 from tests.reports import part, written

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.config import ClusterConfig
-from gpu_device_plugin.model.contract.nodereport import SERVED, GpuUse, NodeUse, write_node_use
+from gpu_device_plugin.features.use.contract import SERVED, GpuUse, NodeUse, write_node_use
 from gpu_device_plugin.programs.web.figures import AgentFigures, FiguresTiming
 from gpu_device_plugin.testing.builders import node, pod
 from gpu_device_plugin.testing.cluster.api_server import ApiServer

@@ -18,9 +18,9 @@ from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.client.errors import Call, UnavailableError
 from gpu_device_plugin.core.report.overview_document import redacted
+from gpu_device_plugin.features.use.contract import GpuUse, NodeUse
 from gpu_device_plugin.model.contract.keys import ALLOCATION, NODE_GPUS
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus, write_node_gpus
-from gpu_device_plugin.model.contract.nodereport import GpuUse, NodeUse
 from gpu_device_plugin.programs.web.callers import Caller, LocalCallers, ReviewedCallers
 from gpu_device_plugin.programs.web.figures import AgentFigures, FiguresState
 from gpu_device_plugin.programs.web.page_state import MOST_WAITING

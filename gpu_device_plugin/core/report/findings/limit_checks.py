@@ -16,6 +16,7 @@ from gpu_device_plugin.core.report.why.resizing import why_not
 from gpu_device_plugin.features.elastic.contract import MemoryRequests, is_elastic
 from gpu_device_plugin.features.limits.rules.enforcement import REFUSE, Abilities, enforcements, wanted_enforcement
 from gpu_device_plugin.features.mps.rules.mps_wishes import lack
+from gpu_device_plugin.features.use.contract import asked_s, exceeds, not_held, trespasses
 from gpu_device_plugin.model.contract.keys import (
     CONFIG_LABEL,
     DEFAULT_PROFILE,
@@ -23,7 +24,6 @@ from gpu_device_plugin.model.contract.keys import (
     SET_LIMITS_LABEL,
 )
 from gpu_device_plugin.model.contract.mpsfiles import MpsStatus
-from gpu_device_plugin.model.contract.nodereport import asked_s, exceeds, not_held, trespasses
 from gpu_device_plugin.model.contract.variables import DRIVER_LIMIT
 from gpu_device_plugin.model.limits import AUTO, Enforcement, LimitStatus, summary
 from gpu_device_plugin.model.mig import MigMode
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.report.finding import Parameter
     from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, NodeSeen, NodeSymptoms
-    from gpu_device_plugin.model.contract.nodereport import ContainerUse, NodeReport
+    from gpu_device_plugin.features.use.contract import ContainerUse, NodeReport
     from gpu_device_plugin.model.pods import Pod
 
 _GUIDE = "docs/guide.md says what each enforcement needs (How a memory limit is enforced)"

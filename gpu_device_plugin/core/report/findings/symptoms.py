@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.report.finding import Unknown
+from gpu_device_plugin.features.use.contract import NO_REPORT
 from gpu_device_plugin.model.contract.keys import MIG_LABEL
 from gpu_device_plugin.model.contract.nodegpus import NO_GPUS
 from gpu_device_plugin.model.contract.nodelabels import switched_on
-from gpu_device_plugin.model.contract.nodereport import NO_REPORT
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.node.rules.node_config import mig_mode
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.features.conflicts.rules import Detection
     from gpu_device_plugin.features.history.contract import NodeHistory
+    from gpu_device_plugin.features.use.contract import NodeReport
     from gpu_device_plugin.model.condition import GpuTelemetry
     from gpu_device_plugin.model.contract.mpsfiles import MpsGpu
     from gpu_device_plugin.model.contract.nodegpus import NodeGpus
-    from gpu_device_plugin.model.contract.nodereport import NodeReport
     from gpu_device_plugin.model.gpus import Gpu, Inventory
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resource_claims import Claim

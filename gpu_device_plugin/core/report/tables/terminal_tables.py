@@ -14,8 +14,8 @@ from gpu_device_plugin.core.report.text.printing import counted, place, ranges
 from gpu_device_plugin.core.report.text.use_texts import age, duration, idle, limit
 from gpu_device_plugin.core.report.why.explanations import asked_amounts
 from gpu_device_plugin.core.report.why.pod_causes import asked_amount
+from gpu_device_plugin.features.use.contract import exceeds, not_held, to_return, trespasses
 from gpu_device_plugin.model.contract.keys import OVER_USE
-from gpu_device_plugin.model.contract.nodereport import exceeds, not_held, to_return, trespasses
 from gpu_device_plugin.model.gpus import short_model
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.held_instances import Instances
     from gpu_device_plugin.core.cluster.node_report import GpuView, NodeView, PodShare
     from gpu_device_plugin.core.cluster.usage import Usage
-    from gpu_device_plugin.model.contract.nodereport import ContainerUse
+    from gpu_device_plugin.features.use.contract import ContainerUse
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resource_claims import Claim
     from gpu_device_plugin.model.resources import Resource

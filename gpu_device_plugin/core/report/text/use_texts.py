@@ -8,8 +8,8 @@ from gpu_device_plugin.core.report.text.columns import aligned
 from gpu_device_plugin.core.report.text.printing import counted, first, printable
 from gpu_device_plugin.features.eviction.rules import spared
 from gpu_device_plugin.features.over_use.rules import Response
+from gpu_device_plugin.features.use.contract import exceeds, idle_s, not_held, to_return, trespasses
 from gpu_device_plugin.model.contract.keys import FRAMEWORKS, MEMORY_GUARANTEE, MEMORY_LIMIT
-from gpu_device_plugin.model.contract.nodereport import exceeds, idle_s, not_held, to_return, trespasses
 from gpu_device_plugin.model.limits import Enforcement, LimitStatus
 from gpu_device_plugin.model.memory import format_mib
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.features.elastic.rules.reclaiming import ReclaimRequest
     from gpu_device_plugin.features.history.contract import ContainerHistory, IncidentProcess, IncidentSummary
     from gpu_device_plugin.features.over_use.rules import Excess
+    from gpu_device_plugin.features.use.contract import ContainerUse, NodeReport, NodeUse
     from gpu_device_plugin.features.use.rules.holdings import Holding
-    from gpu_device_plugin.model.contract.nodereport import ContainerUse, NodeReport, NodeUse
     from gpu_device_plugin.model.pods import Pod
 
 _NOTHING = "-"

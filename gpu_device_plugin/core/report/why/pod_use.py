@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.report.finding import Finding, note
 from gpu_device_plugin.core.report.text.printing import first
 from gpu_device_plugin.core.report.text.use_texts import age, container, does_not_hold, mib, uses
+from gpu_device_plugin.features.use.contract import asked_s, exceeds, not_held, trespasses
 from gpu_device_plugin.model.contract.keys import OVER_USE
-from gpu_device_plugin.model.contract.nodereport import asked_s, exceeds, not_held, trespasses
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
+    from gpu_device_plugin.features.use.contract import ContainerUse, NodeReport
     from gpu_device_plugin.model.contract.nodegpus import ListedGpu
-    from gpu_device_plugin.model.contract.nodereport import ContainerUse, NodeReport
     from gpu_device_plugin.model.pods import Pod
 
 _MOST_OVER_USE = 1000

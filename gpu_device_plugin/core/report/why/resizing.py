@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.report.finding import Finding
     from gpu_device_plugin.features.elastic.contract import Size
+    from gpu_device_plugin.features.use.contract import ContainerUse
     from gpu_device_plugin.model.contract.nodegpus import ListedGpu
-    from gpu_device_plugin.model.contract.nodereport import ContainerUse
     from gpu_device_plugin.model.pods import Container, Pod
     from gpu_device_plugin.model.resources import Resource
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
-from gpu_device_plugin.model.contract.nodereport import ContainerUse, GpuUse, NodeUse
+from gpu_device_plugin.features.use.contract import ContainerUse, GpuUse, NodeUse
 from gpu_device_plugin.model.times import rfc3339
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 from gpu_device_plugin.core.cluster.node_report import sums_of
 from gpu_device_plugin.core.report.tables.terminal_tables import figures_age, folded, gib, wrapped
 from gpu_device_plugin.core.report.text.columns import Tone, columns
-from gpu_device_plugin.model.contract.nodereport import GpuUse
+from gpu_device_plugin.features.use.contract import GpuUse
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from tests.reports import ASKED, SINCE, part, report
 from tests.views import node_view, pod_on

@@ -19,7 +19,7 @@ from gpu_device_plugin.core.report.tables.terminal_tables import (
 )
 from gpu_device_plugin.core.report.text.printing import gpu_names, place
 from gpu_device_plugin.core.report.why.explanations import Kept, answers, explain
-from gpu_device_plugin.model.contract.nodereport import GpuUse
+from gpu_device_plugin.features.use.contract import GpuUse
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind

@@ -17,8 +17,8 @@ from gpu_device_plugin.core.report.tables.terminal_tables import (
     rows_waiting,
 )
 from gpu_device_plugin.core.report.text.columns import Tone, columns
+from gpu_device_plugin.features.use.contract import ContainerUse, NodeReport, NodeUse
 from gpu_device_plugin.model.contract.keys import OVER_USE
-from gpu_device_plugin.model.contract.nodereport import ContainerUse, NodeReport, NodeUse
 from gpu_device_plugin.model.limits import Enforcement, LimitStatus
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.times import epoch_s, rfc3339

@@ -8,7 +8,7 @@ import pytest
 
 from gpu_device_plugin.core.report.tables.terminal_tables import SORTS, Picture, frame
 from gpu_device_plugin.core.report.text.columns import Tone, columns
-from gpu_device_plugin.model.contract.nodereport import GpuUse
+from gpu_device_plugin.features.use.contract import GpuUse
 from tests.reports import SINCE, part, report
 from tests.views import node_view, pod_on
 

@@ -28,9 +28,9 @@ from gpu_device_plugin.core.report.text.use_texts import (
 )
 from gpu_device_plugin.features.elastic.rules.reclaiming import ReclaimRequest
 from gpu_device_plugin.features.over_use.rules import Excess, Response
+from gpu_device_plugin.features.use.contract import ContainerUse, GpuUse
 from gpu_device_plugin.features.use.rules.holdings import Holding
 from gpu_device_plugin.model.contract.keys import MEMORY_LIMIT
-from gpu_device_plugin.model.contract.nodereport import ContainerUse, GpuUse
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.model.pods import Pod
 from tests.reports import ASKED, BORROWER, NO_LIMITS, SINCE, part, report

@@ -12,6 +12,7 @@ import pytest
 
 from gpu_device_plugin.features.elastic.rules.reclaiming import ReclaimRequest
 from gpu_device_plugin.features.over_use.rules import Excess
+from gpu_device_plugin.features.use.contract import STALE_S, ContainerUse, GpuUse, NodeUse
 from gpu_device_plugin.features.use.rules.holdings import Holding
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
 from gpu_device_plugin.features.use.rules.use_report import (
@@ -25,7 +26,6 @@ from gpu_device_plugin.features.use.rules.use_report import (
     names,
     node_use,
 )
-from gpu_device_plugin.model.contract.nodereport import STALE_S, ContainerUse, GpuUse, NodeUse
 from gpu_device_plugin.model.limits import Enforcement, LimitState, LimitStatus
 from gpu_device_plugin.model.pods import Pod
 from tests.nodes import node, uuid

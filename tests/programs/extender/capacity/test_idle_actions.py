@@ -15,6 +15,7 @@ from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.objects.decoding import PodReader
 from gpu_device_plugin.cluster.writers.binder import Binder
+from gpu_device_plugin.features.use.contract import NodeUse, write_node_use
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.model.contract.keys import (
     IDLE_SINCE,
@@ -24,7 +25,6 @@ from gpu_device_plugin.model.contract.keys import (
     REPLICAS_BEFORE_IDLE,
     WHEN_IDLE,
 )
-from gpu_device_plugin.model.contract.nodereport import NodeUse, write_node_use
 from gpu_device_plugin.model.times import epoch_s, rfc3339
 from gpu_device_plugin.programs.extender.capacity.followed import Followed
 from gpu_device_plugin.programs.extender.capacity.holds import Holds

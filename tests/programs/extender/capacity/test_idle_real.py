@@ -18,6 +18,7 @@ from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.client.errors import ForbiddenError
 from gpu_device_plugin.cluster.objects.decoding import NODES, PODS, ObjectKind
 from gpu_device_plugin.cluster.writers.workloads import NOTEBOOK, SCALED, pods_of, workload_of
+from gpu_device_plugin.features.use.contract import NodeUse, write_node_use
 from gpu_device_plugin.model.contract.keys import (
     IDLE_SINCE,
     NODE_USE,
@@ -25,7 +26,6 @@ from gpu_device_plugin.model.contract.keys import (
     REPLICAS_BEFORE_IDLE,
     WHEN_IDLE,
 )
-from gpu_device_plugin.model.contract.nodereport import NodeUse, write_node_use
 from gpu_device_plugin.model.pods import Owner
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.programs.extender.extender_program import Extender

@@ -1,4 +1,4 @@
-"""What the agent of a node reports for people: the limits that hold there, and who uses what.
+"""What the agent of a node reports for people: who uses what, and with the limits that hold there all of it.
 
 Limits and use are annotations of the node, which the agent writes when something changes (see
 `features.use.rules.use_report`). It also serves the present use, the same document, at the path `USE_PATH` of its HTTP
@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping  # noqa: TC003 - msgspec looks it up in incidents
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpu_device_plugin.model.contract.keys import NODE_LIMITS, NODE_USE, MalformedAnnotationError
+from gpu_device_plugin.model.contract.nodelimits import VERSION, NodeLimits, compact, read_node_limits, reading, text_of
 from gpu_device_plugin.model.gpus import MOST_GPUS
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.model.times import epoch_s
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
-VERSION = 1
-"""Version of both formats. A minor release of the agent may add fields, which older readers ignore."""
 USE_PATH = "/use"
 OLD_S = 180.0
 """The age of older figures is told. They may be right: an agent writes them again when they have changed by much."""
@@ -46,63 +44,6 @@ _MOST_VALUES = 1 << 17
 _LONGEST_WHY = 400
 _LARGEST = 1 << 40
 """MiB; a larger number is a mistake."""
-
-
-# --- Limits -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class NodeLimits:
-    """The means of limiting on each GPU of a node, by position."""
-
-    gpus: Mapping[int, GpuEnforcement]
-
-    @property
-    def enforcement(self) -> Enforcement:
-        """The weakest of them: the one that every container of the node gets at least."""
-        return min(
-            (gpu.enforcement for gpu in self.gpus.values()),
-            key=lambda enforcement: enforcement.strength,
-            default=Enforcement.ADVISORY,
-        )
-
-    @property
-    def why(self) -> str:
-        """The reason of the weakest, as a sentence without a full stop."""
-        return next((gpu.why for gpu in self.gpus.values() if gpu.enforcement is self.enforcement), "there is no GPU")
-
-
-NO_LIMITS = NodeLimits({})
-"""Of a node without GPUs, or of an agent that does not tell."""
-
-
-def write_node_limits(limits: NodeLimits) -> str:
-    """Return the value of the annotation `NODE_LIMITS`, as compact JSON."""
-    gpus = [
-        {"index": position, "enforcement": gpu.enforcement, "why": gpu.why}
-        | ({"refusal": gpu.refusal} if gpu.refusal else {})
-        for position, gpu in sorted(limits.gpus.items())
-    ]
-    return _compact({"version": VERSION, "gpus": gpus})
-
-
-def read_node_limits(text: str) -> NodeLimits:
-    """Parse the annotation `NODE_LIMITS` of a node.
-
-    Raises:
-        MalformedAnnotationError: it cannot be parsed; the message names the fault.
-    """
-    with _reading(NODE_LIMITS):
-        return NodeLimits(
-            {
-                gpu["index"]: GpuEnforcement(Enforcement(gpu["enforcement"]), _text(gpu, "why"), _text(gpu, "refusal"))
-                for gpu in json.loads(text)["gpus"]
-                if type(gpu["index"]) is int
-            }
-        )
-
-
-# --- Use --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +177,7 @@ def _written(use: NodeUse, parts: Iterable[ContainerUse], left_out: int) -> str:
         "blind": use.blind,
         "leftOut": use.left_out + left_out or None,
     }
-    return _compact(_given(document))
+    return compact(_given(document))
 
 
 def read_node_use(text: str, bounds: Bounds = ANNOTATED) -> NodeUse:
@@ -247,19 +188,19 @@ def read_node_use(text: str, bounds: Bounds = ANNOTATED) -> NodeUse:
     Raises:
         MalformedAnnotationError: it cannot be parsed; the message names the annotation.
     """
-    with _reading(NODE_USE):
+    with reading(NODE_USE):
         if sum(map(text.count, ",[{")) > _MOST_VALUES:
             raise ValueError
         document: Any = json.loads(text)
         fields = {VERSION: document}[document["version"]]
         return NodeUse(
-            at=_text(fields, "at"),
+            at=text_of(fields, "at"),
             gpus={
                 _whole(each, "index") or 0: GpuUse(_whole(each, "used"), _whole(each, "unattributed"))
                 for each in fields.get("gpus", ())[:MOST_GPUS]
             },
             parts=tuple(_part(each) for each in fields.get("containers", ())[: bounds.containers]),
-            blind=_text(fields, "blind"),
+            blind=text_of(fields, "blind"),
             left_out=_whole(fields, "leftOut") or 0,
         )
 
@@ -267,7 +208,7 @@ def read_node_use(text: str, bounds: Bounds = ANNOTATED) -> NodeUse:
 def _part(fields: Mapping[str, Any]) -> ContainerUse:
     whole: Any = {name: _whole(fields, _PART[name]) for name in _WHOLE}
     texts: Any = {
-        name: _text(fields, key) for name, key in _PART.items() if name not in (*_WHOLE, "enforcement", "held")
+        name: text_of(fields, key) for name, key in _PART.items() if name not in (*_WHOLE, "enforcement", "held")
     }
     return ContainerUse(
         **{**texts, **whole, "gpu": whole["gpu"] or 0, "granted_mib": whole["granted_mib"] or 0},
@@ -372,21 +313,6 @@ def node_report(annotations: Mapping[str, str], now_s: float) -> tuple[NodeRepor
     return report, tuple(problems)
 
 
-@contextmanager
-def _reading(annotation: str) -> Iterator[None]:
-    """Translate whatever a text of another kind raises."""
-    try:
-        yield
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise MalformedAnnotationError(
-            f"the node's annotation {annotation} is not of version {VERSION}; upgrade the older of agent and reader"
-        ) from error
-
-
-def _compact(document: object) -> str:
-    return json.dumps(document, separators=(",", ":"))
-
-
 def _given(fields: Mapping[str, object]) -> Mapping[str, object]:
     return {key: value for key, value in fields.items() if value not in (None, "", [])}
 
@@ -394,8 +320,3 @@ def _given(fields: Mapping[str, object]) -> Mapping[str, object]:
 def _whole(fields: Mapping[str, Any], key: str) -> int | None:
     value = fields.get(key)
     return value if type(value) is int and 0 <= value <= _LARGEST else None
-
-
-def _text(fields: Mapping[str, Any], key: str) -> str:
-    value = fields.get(key)
-    return value if isinstance(value, str) and value.isprintable() else ""
