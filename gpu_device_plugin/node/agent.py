@@ -1,13 +1,8 @@
-"""Builds the node agent and connects its components.
-
-From top to bottom: what is built in which order, what runs, what is told from outside, and what one component's news
-means for the others.
-"""
+"""Builds the node agent and connects its components."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -27,9 +22,8 @@ from gpu_device_plugin.kubelet.rounds import RegistrationEvent
 from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryError, NodeLock, check_directory, remove_stale_sockets
 from gpu_device_plugin.kubelet.statefile import ENDED_PODS, SHARE_SIZE, WAY, StateFile
-from gpu_device_plugin.model.gpus import NO_LINKS
 from gpu_device_plugin.model.memory import format_mib
-from gpu_device_plugin.model.shares import SHARES, Shares
+from gpu_device_plugin.model.shares import SHARES
 from gpu_device_plugin.node.advertiser import Advertiser
 from gpu_device_plugin.node.allocation_handler import AllocationHandler, Starts
 from gpu_device_plugin.node.configuration import Configuration, initial, initial_share_mib
@@ -260,7 +254,7 @@ class NodeAgent:
     def metrics_state(self) -> NodeMetrics:
         """Return the state of the node for the metrics."""
         config = self.config.value
-        metrics = NodeMetrics(
+        known = NodeMetrics(
             node=self.state.node,
             limits=config.limits,
             inventory=config.facts.inventory,
@@ -272,9 +266,7 @@ class NodeAgent:
             mps=None,
             conditions=None,
         )
-        for feature in self.features:
-            metrics = feature.measured(metrics)
-        return metrics
+        return self.features.measured(known)
 
     # --- Callbacks ------------------------------------------------------------------------------------------------
 
@@ -290,10 +282,7 @@ class NodeAgent:
         files = self._share_size, self._ended_pods
         share_mib = initial_share_mib(settings.share_size_mib, self.kubelet_records, others, *files)
         if share_mib != settings.share_size_mib:
-            shares = Shares(share_mib, settings.reserve_mib)
-            self.settings.set(replace(settings, share_size_mib=share_mib))
-            self.state.refresh_inventory(shares, {}, NO_LINKS)
-            self.config.set(replace(self.config.value, shares=shares))
+            self.configuration.start_with(share_mib)
             self.reload(settings)
         self._share_size.write(str(share_mib))
         started = {"version": __version__, "gpus": settings.gpus, "share": format_mib(share_mib)}

@@ -15,6 +15,7 @@ from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
 from gpu_device_plugin.kubelet.statefile import PUT_ASIDE, StateFile
 from gpu_device_plugin.model.contract.cordons import LONGEST_CORDONS, cordons_of, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS
+from gpu_device_plugin.model.gpus import NO_LINKS
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import Shares, TooManySharesError
@@ -177,6 +178,14 @@ class Configuration:
         """Return the cordons of our node; those of before where they cannot be read."""
         cordons, fault = cordons_of(annotations)
         return self._config.value.facts.cordons if fault else cordons
+
+    def start_with(self, share_mib: int) -> None:
+        """Start with another share size than that of the settings, before any GPU is known."""
+        settings = self._settings.value
+        shares = Shares(share_mib, settings.reserve_mib)
+        self._settings.set(replace(settings, share_size_mib=share_mib))
+        self._state.refresh_inventory(shares, {}, NO_LINKS)
+        self._config.set(replace(self._config.value, shares=shares))
 
     def reload(self) -> None:
         """Take over changed settings."""

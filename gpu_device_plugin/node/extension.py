@@ -254,3 +254,9 @@ class Features:
             if (refused := await feature.before_start(start)) is not None:
                 return refused
         return None
+
+    def measured(self, metrics: NodeMetrics) -> NodeMetrics:
+        """Return the state of the node for the gauges with what all features know."""
+        for feature in self._features:
+            metrics = feature.measured(metrics)
+        return metrics

@@ -145,9 +145,9 @@ MODEL_LABELS = f"{NODE_LABELS}product."
 """Prefix of the labels that name one GPU model each."""
 NODE_LIMITS = "gpu-device-plugin/limits"
 """Label: how the memory limits of this node are enforced (`model.limits.Enforcement`), the weakest of its GPUs'.
-Annotation: the means of each GPU with its reason, as JSON (`nodereport`)."""
+Annotation: the means of each GPU with its reason, as JSON (`nodelimits`)."""
 NODE_USE = "gpu-device-plugin/use"
-"""Annotation: who uses what on the node's GPUs, as JSON (`nodereport`)."""
+"""Annotation: who uses what on the node's GPUs, as JSON (`features.use.contract`)."""
 GPU_CONDITION = "GPUHealthy"
 """The type of the node condition that the agent keeps where the setting `node_condition` asks for it."""
 AGENT_LABELS = tuple(
