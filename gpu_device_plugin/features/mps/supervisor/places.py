@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpu_device_plugin import files
 from gpu_device_plugin.features.mps.rules.mps_daemon import MODES, short_name
-from gpu_device_plugin.model.contract.helperfiles import is_uuid
+from gpu_device_plugin.features.mps.rules.mps_files import is_uuid
 
 _log = logging.getLogger(__name__)
 
