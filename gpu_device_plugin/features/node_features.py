@@ -15,7 +15,7 @@ NODE_FEATURES = (
     FeatureSpec("history", "gpu_device_plugin.features.history.node:PastHour", needs=("use",)),
     FeatureSpec("cordon", "gpu_device_plugin.features.cordon.node:Cordons", needs_api=True),
     FeatureSpec("audit", "gpu_device_plugin.features.audit.node:Audit", needs=("use",)),
-    FeatureSpec("mig", "gpu_device_plugin.features.mig.node:OrphanedInstances"),
+    FeatureSpec("mig", "gpu_device_plugin.features.mig.node:InstancesOfPods"),
     FeatureSpec("claims", "gpu_device_plugin.features.claims.node:Claims", needs_api=True),
 )
 """In the order in which they are made, and take part in answers: what a container may use is known before it is

@@ -159,7 +159,7 @@ class NodeCluster(NodeApi):
 
     def learn(self, holds: Sequence[DeviceHold]) -> None:  # noqa: D102
         self.waiting.learn(holds)
-        self._pod_annotations.learn(holds)
+        self._pod_annotations.settle()
 
     async def gpus_before(self, within_s: float) -> tuple[Gpu, ...]:  # noqa: D102
         return await self.published.gpus_before(within_s)

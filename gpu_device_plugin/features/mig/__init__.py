@@ -1,1 +1,1 @@
-"""Tells of containers whose MIG instances were destroyed."""
+"""Shows which MIG instances pods hold, and tells of those whose instances were destroyed."""

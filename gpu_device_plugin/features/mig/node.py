@@ -1,35 +1,65 @@
-"""Tell of containers that hold MIG instances which exist no more."""
+"""Annotate pods with the MIG instances that they hold, and tell of those that hold instances which exist no more."""
 
 from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.mig.rules import INSTANCE, stranded
+from gpu_device_plugin.features.mig.rules import INSTANCE, instances_by_pod, stranded
+from gpu_device_plugin.model.contract.keys import INSTANCES
+from gpu_device_plugin.model.contract.promises import write_instances
 from gpu_device_plugin.node.extension import NodeFeature
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from gpu_device_plugin.features.mig.rules import Stranded
+    from gpu_device_plugin.model.holds import DeviceHold
     from gpu_device_plugin.node.extension import Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
 
 _log = logging.getLogger(__name__)
 
 
-class OrphanedInstances(NodeFeature):
-    """Compares what containers hold with the instances that exist, and tells of each container once."""
+class InstancesOfPods(NodeFeature):
+    """Compares the instances that containers hold with those on their pods, and with those that exist."""
 
     def __init__(self, node: NodeContext) -> None:
         """Look at `node`."""
         self._config, self._entries, self._records, self._api = node.config, node.entries, node.records, node.api
+        self._recorded = node.checkpoint_entries
         self._told: frozenset[tuple[str, str, str]] = frozenset()
+        self._instances: Mapping[str, Mapping[str, frozenset[str]]] | None = None
+        """The whole instances of each container, by the UID of its pod, by the kubelet's checkpoint; None: not read
+        yet."""
+        self._requested: dict[str, str | None] = {}
+        """The annotation last requested for each pod, by UID, until the pod shows it."""
 
     def tasks(self) -> Tasks:  # noqa: D102
         return [
             self._config.follow(self._look),
             self._entries.follow(self._holders_changed),
             self._api.node.follow(self._look),
+            self._recorded.follow(self._checkpoint_read),
+            self._api.pod_changes.follow(self._annotate),
         ]
+
+    def _checkpoint_read(self, holds: Sequence[DeviceHold]) -> None:
+        self._instances = instances_by_pod(holds)
+        self._annotate()
+
+    def _annotate(self, _new: object = None) -> None:
+        """Let each pod say which instances it holds, and none say more: its owner may have written the annotation."""
+        if self._instances is None:
+            return
+        before, self._requested = self._requested, {}
+        for uid, pod in self._api.pods.items():
+            held = self._instances.get(pod.kubelet_uid)
+            text = None if held is None else write_instances(held)
+            if not pod.ended and text != pod.annotations.get(INSTANCES):
+                self._requested[uid] = text
+                if uid not in before or before[uid] != text:
+                    self._api.annotate(pod, {INSTANCES: text})
 
     def _holders_changed(self, _new: object) -> None:
         if any(shared.gpu.instance is not None for shared in self._config.value.shares.gpus) or any(

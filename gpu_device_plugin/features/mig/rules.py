@@ -1,10 +1,11 @@
-"""Find the containers that hold MIG instances which exist no more."""
+"""Which MIG instances the containers of pods hold, and which of those exist no more."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import parse_id
 
 if TYPE_CHECKING:
@@ -16,6 +17,16 @@ if TYPE_CHECKING:
 
 INSTANCE = "MIG-"
 """The beginning of the UUID of an instance."""
+
+
+def instances_by_pod(holds: Iterable[DeviceHold]) -> Mapping[str, Mapping[str, frozenset[str]]]:
+    """Return the UUIDs of the whole instances of each container, by the UID of its pod and its name."""
+    found: dict[str, dict[str, frozenset[str]]] = {}
+    for hold in holds:
+        if hold.kind is Kind.INSTANCE:
+            held = found.setdefault(hold.pod_uid, {})
+            held[hold.container] = held.get(hold.container, frozenset()) | hold.device_ids
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""Containers whose MIG instances were destroyed."""
+"""The MIG instances of containers, and those that were destroyed."""
 
 from __future__ import annotations
 
-from gpu_device_plugin.features.mig.rules import stranded
+from gpu_device_plugin.features.mig.rules import instances_by_pod, stranded
 from gpu_device_plugin.model.holds import DeviceHold
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.pods import Pod
@@ -32,3 +32,14 @@ def test_containers_with_instances_that_exist_no_more_are_found() -> None:
     assert former.pod is None
     assert former.sentence.startswith("container main was given MIG-former, a MIG instance that exists no more")
     assert stranded(held[:1], there, shares, {}) == ()
+
+
+def test_a_pod_holds_the_whole_instances_of_all_its_containers() -> None:
+    holds = [
+        DeviceHold("uid-a", "main", Kind.INSTANCE, frozenset({"MIG-0-0"})),
+        DeviceHold("uid-a", "main", Kind.INSTANCE, frozenset({"MIG-1-0"})),
+        DeviceHold("uid-a", "side", Kind.INSTANCE, frozenset({"MIG-0-1"})),
+        DeviceHold("uid-b", "main", Kind.MEMORY, frozenset({"MIG-0-2::0"})),
+    ]
+    assert instances_by_pod(holds) == {"uid-a": {"main": {"MIG-0-0", "MIG-1-0"}, "side": {"MIG-0-1"}}}
+    assert instances_by_pod([]) == {}
