@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gpu_device_plugin.features.limits.contract import LIMIT_FILES
+from gpu_device_plugin.features.mps.contract import STATE_FILE, WANTED_FILE, MpsGpu, MpsState, MpsStatus
+from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
 from gpu_device_plugin.file_link import FileLink, HelperLink, HelperWords
-from gpu_device_plugin.model.contract.helperfiles import LIMIT_FILES, MPS_FILES
-from gpu_device_plugin.model.contract.mpsfiles import STATE_FILE, WANTED_FILE, MpsGpu, MpsState, MpsStatus
 from tests.patience import beside, eventually
 
 if TYPE_CHECKING:

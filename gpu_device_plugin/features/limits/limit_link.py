@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.waiting import in_thread
 from gpu_device_plugin.aio.worker import Worker
+from gpu_device_plugin.features.limits.contract import LIMIT_FILES
 from gpu_device_plugin.features.limits.rules import limit_setting as setting
 from gpu_device_plugin.file_link import FileLink, HelperWords
 from gpu_device_plugin.kubelet.procfs import boot_time
-from gpu_device_plugin.model.contract.helperfiles import LIMIT_FILES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpu_device_plugin.aio.observable import Observable
+    from gpu_device_plugin.features.limits.contract import LimitsState
     from gpu_device_plugin.features.use.rules.holdings import Holding
-    from gpu_device_plugin.model.contract.helperfiles import LimitsState
     from gpu_device_plugin.model.holds import Place
 
 _log = logging.getLogger(__name__)

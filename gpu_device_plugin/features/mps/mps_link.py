@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together, within
+from gpu_device_plugin.features.mps.contract import SHM_DIRECTORY, MpsStatus
 from gpu_device_plugin.features.mps.rules import mps_wishes as mps
+from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
 from gpu_device_plugin.file_link import FileLink, HelperWords
 from gpu_device_plugin.kubelet.procfs import boot_time
-from gpu_device_plugin.model.contract.helperfiles import MPS_FILES
-from gpu_device_plugin.model.contract.mpsfiles import SHM_DIRECTORY, MpsStatus
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.extension import NodeFeature
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.features.limits.rules.enforcement import WantedEnforcement
     from gpu_device_plugin.features.limits.rules.extra_grant import Part
-    from gpu_device_plugin.model.contract.mpsfiles import MpsGpu
+    from gpu_device_plugin.features.mps.contract import MpsGpu
     from gpu_device_plugin.model.gpus import Gpu
     from gpu_device_plugin.model.holds import DeviceHold
     from gpu_device_plugin.model.shares import SharedGpu

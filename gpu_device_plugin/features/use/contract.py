@@ -1,4 +1,4 @@
-"""What the agent of a node reports for people: who uses what, and with the limits that hold there all of it.
+"""What the agent of a node reports for people: the limits that hold there, and who uses what.
 
 Limits and use are annotations of the node, which the agent writes when something changes (see
 `features.use.rules.use_report`). It also serves the present use, the same document, at the path `USE_PATH` of its HTTP
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpu_device_plugin.model.contract.keys import NODE_LIMITS, NODE_USE, MalformedAnnotationError
-from gpu_device_plugin.model.contract.nodelimits import VERSION, NodeLimits, compact, read_node_limits, reading, text_of
+from gpu_device_plugin.model.contract.nodelimits import VERSION, NodeLimits, compact, read_node_limits, reading, text_in
 from gpu_device_plugin.model.gpus import MOST_GPUS
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.model.times import epoch_s
@@ -44,6 +44,9 @@ _MOST_VALUES = 1 << 17
 _LONGEST_WHY = 400
 _LARGEST = 1 << 40
 """MiB; a larger number is a mistake."""
+
+
+# --- Use --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,13 +197,13 @@ def read_node_use(text: str, bounds: Bounds = ANNOTATED) -> NodeUse:
         document: Any = json.loads(text)
         fields = {VERSION: document}[document["version"]]
         return NodeUse(
-            at=text_of(fields, "at"),
+            at=text_in(fields, "at"),
             gpus={
                 _whole(each, "index") or 0: GpuUse(_whole(each, "used"), _whole(each, "unattributed"))
                 for each in fields.get("gpus", ())[:MOST_GPUS]
             },
             parts=tuple(_part(each) for each in fields.get("containers", ())[: bounds.containers]),
-            blind=text_of(fields, "blind"),
+            blind=text_in(fields, "blind"),
             left_out=_whole(fields, "leftOut") or 0,
         )
 
@@ -208,7 +211,7 @@ def read_node_use(text: str, bounds: Bounds = ANNOTATED) -> NodeUse:
 def _part(fields: Mapping[str, Any]) -> ContainerUse:
     whole: Any = {name: _whole(fields, _PART[name]) for name in _WHOLE}
     texts: Any = {
-        name: text_of(fields, key) for name, key in _PART.items() if name not in (*_WHOLE, "enforcement", "held")
+        name: text_in(fields, key) for name, key in _PART.items() if name not in (*_WHOLE, "enforcement", "held")
     }
     return ContainerUse(
         **{**texts, **whole, "gpu": whole["gpu"] or 0, "granted_mib": whole["granted_mib"] or 0},

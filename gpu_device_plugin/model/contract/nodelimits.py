@@ -1,4 +1,4 @@
-"""The limits that hold on a node, as its agent publishes them."""
+"""What the agent of a node says of memory limits there, as an annotation of the node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 VERSION = 1
-"""Version of what an agent reports. A minor release may add fields, which older readers ignore."""
+"""Version of this annotation and of the one on use. A minor release of the agent may add fields, which older readers
+ignore."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ def read_node_limits(text: str) -> NodeLimits:
         return NodeLimits(
             {
                 gpu["index"]: GpuEnforcement(
-                    Enforcement(gpu["enforcement"]), text_of(gpu, "why"), text_of(gpu, "refusal")
+                    Enforcement(gpu["enforcement"]), text_in(gpu, "why"), text_in(gpu, "refusal")
                 )
                 for gpu in json.loads(text)["gpus"]
                 if type(gpu["index"]) is int
@@ -82,11 +83,11 @@ def reading(annotation: str) -> Iterator[None]:
 
 
 def compact(document: object) -> str:
-    """Return a document as compact JSON."""
+    """Return a document as JSON without blanks."""
     return json.dumps(document, separators=(",", ":"))
 
 
-def text_of(fields: Mapping[str, Any], key: str) -> str:
-    """Return a printable text among the fields of a document; empty: there is none."""
+def text_in(fields: Mapping[str, Any], key: str) -> str:
+    """Return a printable text among the fields of a document; empty if there is none."""
     value = fields.get(key)
     return value if isinstance(value, str) and value.isprintable() else ""

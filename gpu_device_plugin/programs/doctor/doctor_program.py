@@ -26,6 +26,7 @@ from gpu_device_plugin.core.report.findings.symptoms import NO_PROFILES, ApiSeen
 from gpu_device_plugin.features.claims.claim_objects import GROUP
 from gpu_device_plugin.features.conflicts.rules import DRIVER_SOCKETS, PLUGIN_SOCKETS, sightings
 from gpu_device_plugin.features.limits.extra_grant_file import read_extra_grant
+from gpu_device_plugin.features.mps.contract import STATE_FILE
 from gpu_device_plugin.features.use.contract import node_report
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
@@ -41,7 +42,6 @@ from gpu_device_plugin.kubelet.sockets import (
 )
 from gpu_device_plugin.kubelet.statefile import PROFILE, SHARE_SIZE, StateFile
 from gpu_device_plugin.model.contract.keys import MIG_LABEL
-from gpu_device_plugin.model.contract.mpsfiles import STATE_FILE
 from gpu_device_plugin.model.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.resources import Kind, Resource

@@ -17,12 +17,12 @@ from gpu_device_plugin import files, metrics
 from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.core.report.findings.symptoms import AgentSeen
 from gpu_device_plugin.core.report.gauges import STREAM_UP
+from gpu_device_plugin.features.mps.contract import MpsStatus
+from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
 from gpu_device_plugin.features.mps.rules.mps_wishes import BEAT_S, NOT_THERE, SILENT
 from gpu_device_plugin.file_link import FileLink, HelperWords
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
 from gpu_device_plugin.kubelet.procfs import boot_time
-from gpu_device_plugin.model.contract.helperfiles import MPS_FILES
-from gpu_device_plugin.model.contract.mpsfiles import MpsStatus
 from gpu_device_plugin.model.contract.variables import DRIVER_LIMIT
 from gpu_device_plugin.settings.knobs import ENVIRONMENT_PREFIX, PROGRAM
 from gpu_device_plugin.settings.node import NodeSettings
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from gpu_device_plugin.model.contract.mpsfiles import MpsGpu
+    from gpu_device_plugin.features.mps.contract import MpsGpu
     from gpu_device_plugin.settings.forms import Address
 
 _SUPERVISOR = HelperWords("the MPS supervisor", NOT_THERE, NOT_THERE, SILENT, BEAT_S)

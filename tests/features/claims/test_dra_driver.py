@@ -17,13 +17,13 @@ import pytest
 from gpu_device_plugin.features.claims.contract import DRIVER
 from gpu_device_plugin.features.claims.dra_loop import DraLoop
 from gpu_device_plugin.features.claims.dra_servicer import DraServicer
+from gpu_device_plugin.features.mps.contract import MpsStatus
 from gpu_device_plugin.kubelet._proto import dra_v1_pb2, dra_v1_pb2_grpc
 from gpu_device_plugin.kubelet.calls import channel
 from gpu_device_plugin.kubelet.sockets import DirectoryGoneError
 from gpu_device_plugin.metrics import PrometheusMetrics
 from gpu_device_plugin.model.contract.cordons import Cordon, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS
-from gpu_device_plugin.model.contract.mpsfiles import MpsStatus
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer
 from tests.features.claims.dra_harness import Claims, claims
 from tests.features.mps.mps_supervisor import Supervisor

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.model.contract.helperfiles import (
+from gpu_device_plugin.features.limits.contract import (
     LIMIT_FILES,
     LONGEST_WHY,
     MOST_LIMITS,
     MOST_MIB,
-    HelperFileError,
     LimitKey,
     LimitOutcome,
     LimitsState,
     MemoryLimit,
 )
+from gpu_device_plugin.model.contract.helperfiles import HelperFileError
 
 HEX = "0123456789abcdef"
 POD, STATIC, CONTAINER = "0f0e0d0c-1111-2222-3333-0123456789ab", "0123456789abcdef" * 2, "c" * 64

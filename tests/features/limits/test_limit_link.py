@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.features.limits.contract import LIMIT_FILES, LimitKey, LimitOutcome, LimitsState, MemoryLimit
 from gpu_device_plugin.features.limits.limit_link import LimitLink
 from gpu_device_plugin.features.limits.rules import limit_setting as setting
 from gpu_device_plugin.features.use.rules.holdings import Holding
-from gpu_device_plugin.model.contract.helperfiles import LIMIT_FILES, LimitKey, LimitOutcome, LimitsState, MemoryLimit
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.pods import Pod
 from tests.patience import beside, eventually, rounds

@@ -8,8 +8,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.model.contract.helperfiles import MPS_FILES
-from gpu_device_plugin.model.contract.mpsfiles import STATE_FILE, WANTED_FILE, MpsGpu, MpsState, MpsStatus
+from gpu_device_plugin.features.mps.contract import STATE_FILE, WANTED_FILE, MpsGpu, MpsState, MpsStatus
+from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

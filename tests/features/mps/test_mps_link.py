@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.features.mps.contract import STATE_FILE, WANTED_FILE, MpsGpu, MpsState, MpsStatus
 from gpu_device_plugin.features.mps.mps_link import MpsLink
+from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
 from gpu_device_plugin.features.mps.rules.mps_wishes import NOT_MOUNTED, NOT_THERE, SILENT
-from gpu_device_plugin.model.contract.helperfiles import MPS_FILES
-from gpu_device_plugin.model.contract.mpsfiles import STATE_FILE, WANTED_FILE, MpsGpu, MpsState, MpsStatus
 from gpu_device_plugin.model.holds import DeviceHold, HoldSource
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.placing import Demand, Placement

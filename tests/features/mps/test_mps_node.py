@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpu_device_plugin.features.mps.contract import STATE_FILE, WANTED_FILE, MpsGpu, MpsState, MpsStatus
 from gpu_device_plugin.features.mps.node import Mps
-from gpu_device_plugin.model.contract.helperfiles import MPS_FILES
+from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
 from gpu_device_plugin.model.contract.keys import SET_LIMITS_LABEL
-from gpu_device_plugin.model.contract.mpsfiles import STATE_FILE, WANTED_FILE, MpsGpu, MpsState, MpsStatus
 from gpu_device_plugin.model.contract.variables import LIMITS
 from gpu_device_plugin.model.pods import ContainerKind
 from tests.features.mps.mps_supervisor import Supervisor

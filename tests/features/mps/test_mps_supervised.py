@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.features.mps.contract import MpsStatus
 from gpu_device_plugin.features.mps.node import Mps
 from gpu_device_plugin.features.mps.rules.mps_daemon import DEFAULT, EXCLUSIVE
-from gpu_device_plugin.model.contract.mpsfiles import MpsStatus
 from gpu_device_plugin.model.contract.variables import LIMITS, MPS_MEMORY, MPS_PIPE_DIRECTORY
 from tests.features.mps.supervisor.supervised import A, B, Node
 from tests.features.mps.supervisor.supervised import node as supervised

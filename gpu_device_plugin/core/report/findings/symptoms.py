@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.features.conflicts.rules import Detection
     from gpu_device_plugin.features.history.contract import NodeHistory
+    from gpu_device_plugin.features.mps.contract import MpsGpu
     from gpu_device_plugin.features.use.contract import NodeReport
     from gpu_device_plugin.model.condition import GpuTelemetry
-    from gpu_device_plugin.model.contract.mpsfiles import MpsGpu
     from gpu_device_plugin.model.contract.nodegpus import NodeGpus
     from gpu_device_plugin.model.gpus import Gpu, Inventory
     from gpu_device_plugin.model.pods import Pod

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.features.limits.contract import LIMIT_FILES, LimitsState
 from gpu_device_plugin.features.limits.rules import limit_setting as setting
 from gpu_device_plugin.file_link import HelperLink
 from gpu_device_plugin.hardware.gpu_health_tracker import State
@@ -16,15 +17,14 @@ from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
 from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
 from gpu_device_plugin.kubelet.procfs import boot_time
 from gpu_device_plugin.lifetime import ReloadingProgram
-from gpu_device_plugin.model.contract.helperfiles import LIMIT_FILES, LimitsState
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from gpu_device_plugin.features.limits.contract import LimitKey, MemoryLimit
     from gpu_device_plugin.features.limits.settings import LimitSettings
-    from gpu_device_plugin.model.contract.helperfiles import LimitKey, MemoryLimit
     from gpu_device_plugin.settings.sources import Sources, Texts
 
 _log = logging.getLogger(__name__)

@@ -6,14 +6,14 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.features.limits.contract import LimitKey, LimitOutcome, MemoryLimit
 from gpu_device_plugin.features.limits.rules.limit_verification import by_driver
-from gpu_device_plugin.model.contract.helperfiles import LimitKey, LimitOutcome, MemoryLimit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from gpu_device_plugin.features.limits.contract import LimitsState
     from gpu_device_plugin.features.use.rules.holdings import Holding
-    from gpu_device_plugin.model.contract.helperfiles import LimitsState
     from gpu_device_plugin.model.holds import Place
 
 CHECK_S = 60.0

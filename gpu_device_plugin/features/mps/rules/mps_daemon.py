@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.model.contract.mpsfiles import MpsGpu, MpsStatus
+from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.features.mps.contract import STATE_FILE, MpsGpu, MpsStatus
 from gpu_device_plugin.model.contract import variables
-from gpu_device_plugin.model.contract.mpsfiles import STATE_FILE, MpsGpu, MpsStatus
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.shares import parse_id
 from gpu_device_plugin.node.rules.admission import Refused, Why

@@ -11,9 +11,9 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.rules.mps_daemon import Act, Daemon, Seen, Server, decide, did, failed
 from gpu_device_plugin.features.mps.supervisor.nvidia import MpsError
-from gpu_device_plugin.model.contract.mpsfiles import MpsGpu, MpsStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,6 +11,8 @@ from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.waiting import within
 from gpu_device_plugin.core.report.exposition import Gauge
+from gpu_device_plugin.features.mps.contract import SHM_DIRECTORY, MpsGpu, MpsState, MpsStatus
+from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
 from gpu_device_plugin.features.mps.rules.mps_daemon import QUIT_S
 from gpu_device_plugin.features.mps.supervisor.gpu import TIMINGS, GpuKeeper, MpsTimings
 from gpu_device_plugin.features.mps.supervisor.nvidia import Nvidia
@@ -18,8 +20,6 @@ from gpu_device_plugin.features.mps.supervisor.places import Places, open_direct
 from gpu_device_plugin.file_link import HelperLink
 from gpu_device_plugin.kubelet.procfs import boot_time
 from gpu_device_plugin.lifetime import ReloadingProgram
-from gpu_device_plugin.model.contract.helperfiles import MPS_FILES
-from gpu_device_plugin.model.contract.mpsfiles import SHM_DIRECTORY, MpsGpu, MpsState, MpsStatus
 from gpu_device_plugin.probes import serving_probes
 from gpu_device_plugin.settings.knobs import UsageError
 

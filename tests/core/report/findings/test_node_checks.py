@@ -19,9 +19,9 @@ from gpu_device_plugin.core.report.findings.symptoms import (
     Runtime,
 )
 from gpu_device_plugin.features.conflicts.rules import sightings
+from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
 from gpu_device_plugin.features.use.contract import NO_REPORT
 from gpu_device_plugin.model.contract.keys import SCHEDULE_LABEL, SET_LIMITS_LABEL
-from gpu_device_plugin.model.contract.mpsfiles import MpsGpu, MpsStatus
 from gpu_device_plugin.model.contract.nodegpus import NO_GPUS, ListedGpu, NodeGpus
 from gpu_device_plugin.model.gpus import Gpu, Inventory
 from tests.core.report.findings.test_limit_checks import HELD, HOG, MISSING

@@ -18,8 +18,8 @@ from gpu_device_plugin.features.claims.rules.claim_grants import (
 from gpu_device_plugin.features.claims.rules.preparing import Preparation, prepare
 from gpu_device_plugin.features.limits.rules.extra_grant import ExtraGrant
 from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan, added_for_limits
+from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.rules.mps_wishes import Clients
-from gpu_device_plugin.model.contract.mpsfiles import MpsGpu, MpsStatus
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.node.rules.admission import Why

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpu_device_plugin.features.limits.contract import LIMIT_FILES, LimitKey, LimitOutcome, LimitsState, MemoryLimit
 from gpu_device_plugin.features.limits.helper.limits_program import LimitHelper
 from gpu_device_plugin.features.limits.rules import limit_setting as setting
 from gpu_device_plugin.hardware.fake.fake_driver import Fake
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import Hardware, MonitorTimings
 from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
-from gpu_device_plugin.model.contract.helperfiles import LIMIT_FILES, LimitKey, LimitOutcome, LimitsState, MemoryLimit
 from tests.hardware.memory_limits import OUT_OF_MEMORY, LimitingLibrary, cgroup, times_set
 from tests.patience import beside, eventually, rounds, stretched, until
 

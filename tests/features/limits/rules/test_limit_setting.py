@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_device_plugin.features.limits.contract import LimitKey, LimitOutcome, LimitsState, MemoryLimit
 from gpu_device_plugin.features.limits.rules import limit_setting as setting
 from gpu_device_plugin.features.use.rules.holdings import Holding
-from gpu_device_plugin.model.contract.helperfiles import LimitKey, LimitOutcome, LimitsState, MemoryLimit
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.pods import Pod
 

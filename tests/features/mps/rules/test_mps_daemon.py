@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
+from gpu_device_plugin.features.mps.rules.daemon_files import is_uuid
 from gpu_device_plugin.features.mps.rules.mps_daemon import (
     DEFAULT,
     EXCLUSIVE,
@@ -24,8 +26,6 @@ from gpu_device_plugin.features.mps.rules.mps_daemon import (
     failed,
     short_name,
 )
-from gpu_device_plugin.model.contract.helperfiles import is_uuid
-from gpu_device_plugin.model.contract.mpsfiles import MpsGpu, MpsStatus
 
 IDLE = Seen(wanted_mib=None, mode=DEFAULT, alive=False)
 WANTED = Seen(wanted_mib=4096, mode=DEFAULT, alive=False)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
+from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.rules.mps_wishes import (
     NOBODY,
     NOT_THERE,
@@ -24,7 +25,6 @@ from gpu_device_plugin.features.mps.rules.mps_wishes import (
     wanted,
     why_not_start,
 )
-from gpu_device_plugin.model.contract.mpsfiles import MpsGpu, MpsStatus
 from gpu_device_plugin.model.holds import DeviceHold
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.resources import Kind

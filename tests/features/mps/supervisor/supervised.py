@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.features.mps.contract import STATE_FILE, WANTED_FILE, MpsGpu, MpsState, MpsStatus
+from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
 from gpu_device_plugin.features.mps.supervisor.nvidia import MpsProcesses
 from gpu_device_plugin.features.mps.supervisor.places import Places
-from gpu_device_plugin.model.contract.helperfiles import MPS_FILES
-from gpu_device_plugin.model.contract.mpsfiles import STATE_FILE, WANTED_FILE, MpsGpu, MpsState, MpsStatus
 from tests.features.mps.supervisor.mps_double import MpsPrograms
 from tests.patience import stretched, until
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.rules.mps_daemon import DEFAULT, EXCLUSIVE, QUIT_S
 from gpu_device_plugin.features.mps.supervisor.gpu import GpuKeeper, MpsTimings
 from gpu_device_plugin.features.mps.supervisor.nvidia import MpsError, Nvidia
 from gpu_device_plugin.features.mps.supervisor.places import GpuDirectory
-from gpu_device_plugin.model.contract.mpsfiles import MpsGpu, MpsStatus
 from tests.patience import eventually
 
 if TYPE_CHECKING:

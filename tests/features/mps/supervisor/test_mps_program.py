@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gpu_device_plugin.features.mps.contract import MpsStatus
 from gpu_device_plugin.features.mps.rules.mps_daemon import DEFAULT, EXCLUSIVE
-from gpu_device_plugin.model.contract.mpsfiles import MpsStatus
 from tests.features.mps.supervisor.supervised import STOPPED, A, B, Node, node
 from tests.patience import until
 from tests.ports import free_port

@@ -1,6 +1,6 @@
 """The MPS daemons of a node, and the directory `mps_dir` where the agent and the MPS supervisor meet by two files.
 
-See `helperfiles` for these. Here is no compiled code: the kubectl plugin, which is one file, needs the names.
+See `rules.daemon_files` for these. Here is no compiled code: the kubectl plugin, which is one file, needs the names.
 """
 
 from __future__ import annotations

@@ -1,0 +1,144 @@
+"""The files of the limit helper, in the directory `memory_dir`: which limits are wanted, and which it has set.
+
+Containers see only directories below it, and those read-only.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta
+from msgspec.structs import astuple
+
+from gpu_device_plugin.model.contract.helperfiles import VERSION, Document, HelperFiles, parsed, text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MOST_LIMITS = 4_096
+"""Limits in a file. A node has at most 4,000 devices, and each limit is of a container with one."""
+MOST_MIB = 1 << 26
+"""No GPU has more memory."""
+LONGEST_WHY = 512
+"""Characters of a reason; of a longer one the beginning stands there."""
+
+_POD = r"\A(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32})\Z"
+_CONTAINER = r"\A[0-9a-f]{64}\Z"
+_GPU = r"\AGPU-[0-9A-Za-z-]{1,60}\Z"
+
+
+class LimitKey(NamedTuple):
+    """One start of one container on one GPU. Its next start has another ID, and a cgroup of its own."""
+
+    pod_uid: str
+    """As the kubelet knows the pod, and as cgroups name it."""
+    container_id: str
+    """64 hexadecimal digits."""
+    uuid: str
+    """Of the GPU. A MIG instance has no such limit."""
+
+    @property
+    def plausible(self) -> bool:
+        """Whether these can be the IDs of a pod, a container and a GPU."""
+        return all(map(re.match, (_POD, _CONTAINER, _GPU), self))
+
+
+class MemoryLimit(NamedTuple):
+    """What the driver is to hold the processes of a container to."""
+
+    hard_mib: int
+    soft_mib: int = 0
+    """What nobody else is to take from the container. The driver adds it to all cgroups above, and never takes it off
+    again there."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitOutcome:
+    """What came of one wanted limit."""
+
+    limit: MemoryLimit
+    """The wanted limit that this is about, which may be an earlier one."""
+    why: str = ""
+    """Why it is not set, as a sentence without a full stop; empty: it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsState:
+    """What the limit helper has set."""
+
+    outcomes: Mapping[LimitKey, LimitOutcome] = field(default_factory=dict)
+    beat_s: float = 0.0
+    """When it was written, in seconds since the machine started (CLOCK_BOOTTIME): an old state is of no use."""
+
+
+class _Limit(msgspec.Struct):
+    """The fields of a `LimitKey` and of a `MemoryLimit`."""
+
+    pod_uid: Annotated[str, Meta(pattern=_POD)]
+    container_id: Annotated[str, Meta(pattern=_CONTAINER)]
+    uuid: Annotated[str, Meta(pattern=_GPU)]
+    hard_mib: Annotated[int, Meta(ge=1, le=MOST_MIB)]  # a limit of 0 would be none to the driver
+    soft_mib: Annotated[int, Meta(ge=0)]
+
+    def __post_init__(self) -> None:
+        if self.soft_mib > self.hard_mib:
+            raise ValueError("the soft limit is more than the hard one")
+
+
+class _Outcome(_Limit):
+    why: Annotated[str, Meta(max_length=LONGEST_WHY)]
+
+
+class _WantedLimits(Document):
+    limits: Annotated[list[_Limit], Meta(max_length=MOST_LIMITS)]
+
+
+class _LimitsState(Document):
+    beat: float
+    limits: Annotated[list[_Outcome], Meta(max_length=MOST_LIMITS)]
+
+
+_WANTED_LIMITS, _LIMITS_STATE = msgspec.json.Decoder(_WantedLimits), msgspec.json.Decoder(_LimitsState)
+_LIMITS_WANTED_FILE, _LIMITS_STATE_FILE = "limits-wanted.json", "limits-state.json"
+
+
+def _split(limit: _Limit) -> tuple[LimitKey, MemoryLimit]:
+    pod_uid, container_id, uuid, hard_mib, soft_mib, *_ = astuple(limit)
+    return LimitKey(pod_uid, container_id, uuid), MemoryLimit(hard_mib, soft_mib)
+
+
+def _write_wanted_limits(wanted: Mapping[LimitKey, MemoryLimit]) -> str:
+    limits = [_Limit(*key, *limit) for key, limit in sorted(wanted.items())[:MOST_LIMITS]]
+    return text_of(_WantedLimits(VERSION, limits))
+
+
+def _read_wanted_limits(content: str | bytes) -> Mapping[LimitKey, MemoryLimit]:
+    return dict(map(_split, parsed(_WANTED_LIMITS, _LIMITS_WANTED_FILE, content).limits))
+
+
+def _write_limits_state(state: LimitsState) -> str:
+    outcomes = sorted(state.outcomes.items())
+    limits = [_Outcome(*key, *outcome.limit, outcome.why[:LONGEST_WHY]) for key, outcome in outcomes]
+    return text_of(_LimitsState(VERSION, state.beat_s, limits))
+
+
+def _read_limits_state(content: str | bytes) -> LimitsState:
+    found = parsed(_LIMITS_STATE, _LIMITS_STATE_FILE, content)
+    limits = [(*_split(each), each.why) for each in found.limits]
+    return LimitsState({key: LimitOutcome(limit, why) for key, limit, why in limits}, found.beat)
+
+
+LIMIT_FILES: HelperFiles[Mapping[LimitKey, MemoryLimit], LimitsState] = HelperFiles(
+    _LIMITS_WANTED_FILE,
+    _LIMITS_STATE_FILE,
+    4 << 20,  # a limit takes some 200, and up to `LONGEST_WHY` more if it could not be set
+    {},
+    _write_wanted_limits,
+    _read_wanted_limits,
+    _write_limits_state,
+    _read_limits_state,
+)
+"""The helper sets the limits that are wanted, and leaves all others alone."""
