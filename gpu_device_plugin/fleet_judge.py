@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from itertools import compress, repeat
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from gpu_device_plugin.core.cluster.changes import ChangeLog
 from gpu_device_plugin.core.cluster.fitting import Unfit, reason_of_one, room_decides, unfit
 from gpu_device_plugin.core.cluster.packing import CachingPacker, Effort, TooLongError
 from gpu_device_plugin.core.cluster.scoring import MIDDLE, MOST, Scorer, connected
 from gpu_device_plugin.core.value.marginal_value import NEVER, Appraiser, left_on, shape_of
 from gpu_device_plugin.core.value.workload_mix import largest_kind
-from gpu_device_plugin.model.changes import ChangeLog
 from gpu_device_plugin.model.placing import FIT
 from gpu_device_plugin.model.resources import NO_AMOUNTS, Kind
 

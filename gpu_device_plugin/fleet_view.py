@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.model.changes import ChangeLog
+from gpu_device_plugin.core.cluster.changes import ChangeLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -27,6 +27,7 @@ from gpu_device_plugin.core.report.findings.symptoms import (
     PodSeen,
     SliceSeen,
 )
+from gpu_device_plugin.core.report.leftovers import mig_resources
 from gpu_device_plugin.features.claims.claim_objects import CLAIMS, GROUP, SLICES, read_slice
 from gpu_device_plugin.features.claims.contract import DRIVER
 from gpu_device_plugin.features.conflicts.rules import sightings
@@ -39,7 +40,7 @@ from gpu_device_plugin.model.contract.keys import (
     MalformedAnnotationError,
 )
 from gpu_device_plugin.model.contract.nodegpus import gpus_of_node
-from gpu_device_plugin.model.contract.nodelabels import mig_resources, our_annotations, our_labels, switched_on
+from gpu_device_plugin.model.contract.nodelabels import our_annotations, our_labels, switched_on
 from gpu_device_plugin.model.contract.promises import promises
 from gpu_device_plugin.model.contract.variables import VISIBLE_DEVICES
 from gpu_device_plugin.model.mig import is_mig_resource

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.objects.decoding import NodeReader
 from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE
+from gpu_device_plugin.core.report.leftovers import leftovers, mig_resources
 from gpu_device_plugin.model.contract.keys import SWITCH_LABEL, SWITCHED_ON
-from gpu_device_plugin.model.contract.nodelabels import leftovers, mig_resources
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, items
 from gpu_device_plugin.view.objects import Pod
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.core.cluster.changes import ChangeLog
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.report.overview_document import node_document
 from gpu_device_plugin.core.report.text.printing import counted
 from gpu_device_plugin.core.report.why.explanations import asked_amounts, what_makes_room, why_waits
 from gpu_device_plugin.features.history.contract import everyone
 from gpu_device_plugin.features.use.contract import NodeReport
-from gpu_device_plugin.model.changes import ChangeLog
 from gpu_device_plugin.view.why_pod import why
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from gpu_device_plugin.cluster.client.errors import ApiError, Call, ConflictErro
 from gpu_device_plugin.cluster.objects.decoding import NODES, read_metadata, version_number
 from gpu_device_plugin.core.capacity.leaving import Leaving, leaving, refuges
 from gpu_device_plugin.core.cluster.fitting import unfit
+from gpu_device_plugin.core.contract.keeps import kept, let_go
 from gpu_device_plugin.model.contract.keys import KEEPS, KEPT_NODE
-from gpu_device_plugin.model.contract.nodelabels import kept, let_go
 from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.programs.extender.capacity.followed import replaceable
 from gpu_device_plugin.programs.extender.capacity.moving import room_for

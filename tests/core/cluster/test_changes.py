@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_device_plugin.model.changes import ChangeLog
+from gpu_device_plugin.core.cluster.changes import ChangeLog
 
 
 def test_readers_get_what_changed_since_they_looked_the_latest_first() -> None:

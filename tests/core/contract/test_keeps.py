@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_device_plugin.core.contract.keeps import kept, let_go, own_keeps
 from gpu_device_plugin.model.contract.keys import KEEPS, KEPT_NODE
-from gpu_device_plugin.model.contract.nodelabels import kept, let_go, own_keeps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

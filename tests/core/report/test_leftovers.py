@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gpu_device_plugin.core.contract.keeps import kept
+from gpu_device_plugin.core.report.leftovers import leftovers, mig_resources
 from gpu_device_plugin.model.contract.keys import (
     CORDONS,
     HELD_ROOM,
@@ -15,15 +17,7 @@ from gpu_device_plugin.model.contract.keys import (
     SET_LIMITS_LABEL,
 )
 from gpu_device_plugin.model.contract.nodegpus import NodeGpus, write_node_gpus
-from gpu_device_plugin.model.contract.nodelabels import (
-    kept,
-    leftovers,
-    mig_resources,
-    node_labels,
-    our_annotations,
-    our_labels,
-    switched_on,
-)
+from gpu_device_plugin.model.contract.nodelabels import node_labels, our_annotations, our_labels, switched_on
 from gpu_device_plugin.model.gpus import Gpu, Inventory
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.shares import Shares
