@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from bench import synthetic
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, RESIZE_BOUND
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class BigCluster:
     async def _tell(self, lines: bytes) -> None:
         for watch in tuple(self._watches["pods"]):
             # Nobody takes anything from a watch that has ended meanwhile.
-            while watch in self._watches["pods"] and not await within(1.0, watch.put(lines)):
+            while watch in self._watches["pods"] and not await wait_within(1.0, watch.put(lines)):
                 pass
 
     def _line(self, kind: str, make: Callable[[int], str], *, remember: bool = True) -> bytes:

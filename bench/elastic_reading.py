@@ -18,14 +18,14 @@ from gpu_device_plugin.features.use.node import UseReports, UseWatch
 from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
 from gpu_device_plugin.kubelet.procfs import ProcessOwners
 from gpu_device_plugin.metrics import Metrics
-from gpu_device_plugin.model.condition import GpuProcess, GpuReading
+from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.contract.keys import ELASTIC, LONGEST, MEMORY_GUARANTEE, MEMORY_LIMIT
 from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.model.gpus import Gpu, Inventory
-from gpu_device_plugin.model.holds import DeviceHold
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import Shares, share_id
+from gpu_device_plugin.model.telemetry import GpuProcess, GpuReading
 from gpu_device_plugin.node.node_api import NodeApi
 from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.node.rules.node import Node
@@ -93,8 +93,8 @@ async def _read(folder: Path, annotations: Mapping[str, str], rounds: int) -> tu
         )
         for n in range(CONTAINERS)
     }  # fmt: skip
-    holds = tuple(
-        DeviceHold(uid, "main", Kind.MEMORY,
+    allocations = tuple(
+        Allocation(uid, "main", Kind.MEMORY,
                    frozenset(share_id(f"GPU-{n % GPUS}", n // GPUS * EACH + each) for each in range(EACH)))
         for n, uid in enumerate(pods)
     )  # fmt: skip
@@ -112,7 +112,7 @@ async def _read(folder: Path, annotations: Mapping[str, str], rounds: int) -> tu
             for gpu in range(GPUS)
         )
 
-    entries, settings = Observable(holds), Observable(Sources(NodeSettings, {}, {}).read())
+    entries, settings = Observable(allocations), Observable(Sources(NodeSettings, {}, {}).read())
     state = NodeState(Node(shares))
     watch = UseWatch(use, entries, state, interval_s=15, pods=pods.values, processes=_Owners(), host_pids=lambda: True)
     files = MemoryFiles(folder)
@@ -121,9 +121,9 @@ async def _read(folder: Path, annotations: Mapping[str, str], rounds: int) -> tu
     reports = UseReports(
         watch, Observable({}), Observable({}), written.append, reclaiming=borrowing.reclaiming, clock=time.monotonic
     )
-    borrowing.look()
-    for hold, _, memory in borrowing._memories(borrowing._uses()):
-        files.make(hold.device_ids, memory)
+    borrowing.publish_allowed()
+    for allocation, _, memory in borrowing._memories(borrowing._uses()):
+        files.make(allocation.device_ids, memory)
     costs, longest, changed = [], [], []
     for number in range(rounds):
         full = number % 2 == 1

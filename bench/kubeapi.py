@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 import aiohttp
 import yaml
 
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import wait_within
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -226,7 +226,7 @@ class Bound:
         """Return once so many are bound, or none has been for a while."""
         while len(self.at) < number:
             self.changed.clear()
-            if not await within(STALLED_S, self.changed.wait()):
+            if not await wait_within(STALLED_S, self.changed.wait()):
                 return
 
     @property

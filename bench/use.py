@@ -18,19 +18,19 @@ from gpu_device_plugin.features.history.contract import LARGEST_HISTORY
 from gpu_device_plugin.features.history.past_hour import encoded
 from gpu_device_plugin.features.history.ring import ROOM, STEP_S, STEPS, GpuSample, Ring
 from gpu_device_plugin.features.use.contract import write_node_use
-from gpu_device_plugin.features.use.rules.holdings import holdings
+from gpu_device_plugin.features.use.rules.container_gpus import container_gpus
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse, attribute
 from gpu_device_plugin.features.use.rules.use_report import names, node_use
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import Hardware
 from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner, owner_of_process
 from gpu_device_plugin.kubelet.procfs import ProcessOwners
-from gpu_device_plugin.model.condition import ConditionGroup, GpuProcess, GpuReading
+from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.gpus import Gpu, Inventory
-from gpu_device_plugin.model.holds import DeviceHold
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import Shares, share_id
+from gpu_device_plugin.model.telemetry import GpuProcess, GpuReading, TelemetryGroup
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -57,13 +57,13 @@ def sleeping(count: int) -> Iterator[Sequence[int]]:
             os.waitpid(pid, 0)
 
 
-def node() -> tuple[Shares, tuple[DeviceHold, ...], tuple[Pod, ...], dict[int, CgroupOwner | None]]:
+def node() -> tuple[Shares, tuple[Allocation, ...], tuple[Pod, ...], dict[int, CgroupOwner | None]]:
     """Return a node full of pods with one share each, and the owners of processes that are spread over them."""
     gpus = tuple(Gpu(f"GPU-{n}", n, "NVIDIA H200", 143_771) for n in range(GPUS))
     shares = Shares(1024).with_inventory(Inventory(gpus))
     ids = {f"uid-{n}": f"{n:064x}" for n in range(PODS)}
     given = tuple(
-        DeviceHold(uid, "main", Kind.MEMORY, frozenset({share_id(f"GPU-{n % GPUS}", n // GPUS)}))
+        Allocation(uid, "main", Kind.MEMORY, frozenset({share_id(f"GPU-{n % GPUS}", n // GPUS)}))
         for n, uid in enumerate(ids)
     )
     pods = tuple(Pod(uid, "default", uid, container_ids={"main": name}) for uid, name in ids.items())
@@ -99,7 +99,7 @@ def condition(rounds: int = 100) -> tuple[float, str]:
     library = os.environ.get("NVML_LIB_DIR")
 
     async def told(hardware: Hardware) -> bool:
-        found = await hardware.condition([*ConditionGroup])
+        found = await hardware.condition([*TelemetryGroup])
         return found is not None and len(found) == GPUS and all(each.temperature_c for each in found)
 
     source = f"fake:{GPUS}xH200" if library is None else "nvml"
@@ -154,7 +154,7 @@ def attributing() -> tuple[float, float, int]:
         for n in range(GPUS)
     ]
     began = time.perf_counter()
-    held = holdings(given, pods, shares)
+    held = container_gpus(given, pods, shares)
     reading = attribute(readings, owners, held, pods=pods)
     middle = time.perf_counter()
     text = write_node_use(node_use(held, reading, {}, {}, shares, named=names({}, held, reading), epoch=0.0))

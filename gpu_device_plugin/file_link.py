@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeAlias
 
 from gpu_device_plugin import files
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.model.contract.helperfiles import HelperFileError, State, Wanted
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class FileLink(Generic[Wanted, State]):
             _log.warning("%s was removed or replaced by somebody, and is written anew", self._wanted_path)
         return found == self._ours
 
-    def look(self) -> State | str:
+    def read_state(self) -> State | str:
         """Return the helper's state, or the reason why there is none, as a sentence. Read only if it was replaced."""
         try:
             if (found := _stamp(self._state_path.stat())) != self._seen:
@@ -182,7 +182,7 @@ class HelperLink(Generic[Wanted, State]):
             self.changed.clear()
             if (now := state()) is not None:
                 self.write(now)
-            await within(every_s, self.changed.wait())
+            await wait_within(every_s, self.changed.wait())
 
     def write(self, state: State) -> None:
         """Write the state now."""

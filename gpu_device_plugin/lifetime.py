@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NoReturn, Protocol, TypeVar
 
-from gpu_device_plugin.aio.waiting import together, within
+from gpu_device_plugin.aio.waiting import together, wait_within
 from gpu_device_plugin.settings.knobs import Settings, UsageError, reload
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Rereading(Generic[S]):
         path = Path(self._sources.config)
         return path if path.is_dir() else path.parent
 
-    def look(self, *, anyway: bool = False) -> None:
+    def reread(self, *, anyway: bool = False) -> None:
         """Read the files now; if they changed, or `anyway`, pass their settings to `take` or the error to `refuse`."""
         try:
             found = self._sources.texts()
@@ -87,8 +87,8 @@ class Rereading(Generic[S]):
         # A mounted ConfigMap is a directory of links through one link, ..data; an update renames a new one over it.
         with watching(self._folder, changed, CONTENTS):
             while True:
-                self.look()
-                if await within(self.look_s, changed.wait()):
+                self.reread()
+                if await wait_within(self.look_s, changed.wait()):
                     await asyncio.sleep(self.settle_s)
                 changed.clear()
 
@@ -136,7 +136,7 @@ class ReloadingProgram(Generic[P]):
         return await until_stopped(
             together(work, rereading.run()),
             name,
-            {signal.SIGHUP: partial(rereading.look, anyway=True)},
+            {signal.SIGHUP: partial(rereading.reread, anyway=True)},
             announce_shutdown=announce_shutdown,
             cleanup=cleanup,
             restart_after=restart_after,

@@ -16,8 +16,8 @@ from gpu_device_plugin.features.history.contract import (
     NodeHistory,
 )
 from gpu_device_plugin.features.use.contract import GpuUse, NodeUse
-from gpu_device_plugin.model.condition import GpuTelemetry, Throttle
 from gpu_device_plugin.model.limits import Enforcement, LimitStatus
+from gpu_device_plugin.model.telemetry import GpuTelemetry, Throttle
 from tests.reports import part
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.history.contract import ContainerHistory, GpuHistory, NodeHistory
-from gpu_device_plugin.model.condition import GpuTelemetry, Throttle
+from gpu_device_plugin.model.telemetry import GpuTelemetry, Throttle
 from gpu_device_plugin.model.times import epoch_s
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def other(sm: Series = (), used: Series = (), **changes: object) -> ContainerHis
 
 def history(
     *containers: ContainerHistory,
-    condition: GpuTelemetry | None = CONDITION,
+    telemetry: GpuTelemetry | None = CONDITION,
     step_s: float = STEP_S,
     at: str = AT,
     **gpu: object,
@@ -82,7 +82,7 @@ def history(
     containers = containers or (train(),)
     told = GpuHistory(
         0,
-        condition.uuid if condition is not None else UUID,
+        telemetry.uuid if telemetry is not None else UUID,
         TOTAL_MIB,
         used_mib=_sum(each.used_mib for each in containers),
         sm_percent=_sum(each.sm_percent for each in containers),
@@ -90,7 +90,7 @@ def history(
         temperature_c=series(62),
         throttle=series(0),
         pcie_percent=series(3),
-        condition=condition,
+        condition=telemetry,
     )
     return NodeHistory(at, step_s, (replace(told, **gpu),), containers)  # type: ignore[arg-type]
 
@@ -110,12 +110,12 @@ def on(position: int, of: NodeHistory) -> NodeHistory:
 def slowed(bits: int, clock_mhz: int, **condition: object) -> NodeHistory:
     """Return the history of a GPU that its driver has slowed for 20 minutes."""
     now = replace(CONDITION, throttle=bits, sm_clock_mhz=clock_mhz, **condition)  # type: ignore[arg-type]
-    return history(throttle=lately(0, 20, bits), condition=now)
+    return history(throttle=lately(0, 20, bits), telemetry=now)
 
 
 def degraded(**condition: object) -> NodeHistory:
     """Return the history of a GPU whose memory has faults."""
-    return history(condition=replace(CONDITION, **condition))  # type: ignore[arg-type]
+    return history(telemetry=replace(CONDITION, **condition))  # type: ignore[arg-type]
 
 
 CAUSES: Mapping[str, tuple[NodeHistory, str]] = {
@@ -157,11 +157,11 @@ CAUSES: Mapping[str, tuple[NodeHistory, str]] = {
         "pcie-saturated",
     ),
     "a narrow link": (
-        history(pcie_percent=series(35, 60), condition=replace(CONDITION, pcie_width=4)),
+        history(pcie_percent=series(35, 60), telemetry=replace(CONDITION, pcie_width=4)),
         "pcie-link-slow",
     ),
     "a slow link": (
-        history(pcie_percent=series(35, 60), condition=replace(CONDITION, pcie_generation=1)),
+        history(pcie_percent=series(35, 60), telemetry=replace(CONDITION, pcie_generation=1)),
         "pcie-link-slow",
     ),
     "uncorrected errors": (degraded(ecc_uncorrected=2), "gpu-degraded"),
@@ -183,14 +183,14 @@ HEALTHY: Mapping[str, NodeHistory] = {
     "idle on a GPU that saves power": history(
         train(sm_percent=series(0, 1)),
         throttle=series(int(Throttle.POWER_CAP | Throttle.HEAT)),
-        condition=replace(CONDITION, sm_clock_mhz=345, pcie_generation=1, sm_percent=0),
+        telemetry=replace(CONDITION, sm_clock_mhz=345, pcie_generation=1, sm_percent=0),
     ),
     "idle beside a busy neighbour": history(train(sm_percent=series(0)), other(series(99))),
     "busy training": history(train(sm_percent=series(99, 97, 100))),
     "busy training at the usual power limit": history(
         train(sm_percent=series(99, 97, 100)),
         throttle=series(int(Throttle.POWER_CAP)),
-        condition=replace(
+        telemetry=replace(
             CONDITION,
             throttle=int(Throttle.POWER_CAP),
             sm_clock_mhz=1590,
@@ -224,7 +224,7 @@ HEALTHY: Mapping[str, NodeHistory] = {
     "heat that is over": history(throttle=series(*([int(Throttle.HEAT)] * 180 + [0] * 60))),
     "a MIG instance": history(
         train(sm_percent=()),
-        condition=_MIG,
+        telemetry=_MIG,
         sm_percent=(),
         throttle=(),
         power_w=(),
@@ -233,7 +233,7 @@ HEALTHY: Mapping[str, NodeHistory] = {
     ),
     "a MIG instance, told with the condition of its GPU": history(
         train(sm_percent=()),
-        condition=replace(CONDITION, throttle=int(Throttle.HEAT), pcie_width=4),
+        telemetry=replace(CONDITION, throttle=int(Throttle.HEAT), pcie_width=4),
         uuid=_MIG.uuid,
         sm_percent=(),
         throttle=series(int(Throttle.HEAT)),

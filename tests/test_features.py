@@ -10,8 +10,8 @@ import pytest
 
 from gpu_device_plugin.core.report.gauges import NodeMetrics
 from gpu_device_plugin.features.node_features import NODE_FEATURES, without
-from gpu_device_plugin.model.condition import GpuTelemetry
 from gpu_device_plugin.model.contract.keys import NODE_GPUS, NODE_LIMITS, NODE_USE
+from gpu_device_plugin.model.telemetry import GpuTelemetry
 from tests import names
 from tests.node.cluster_harness import Cluster, cluster, promise
 from tests.node.harness import T4, gpus_of, pod
@@ -35,8 +35,8 @@ class Traces(NamedTuple):
 
 CONDITIONS = {
     f"{gauge.name.removesuffix('_total')}_total" if gauge.grows else gauge.name
-    for gauge, _ in NodeMetrics(node(8), conditions={"G": GpuTelemetry("G")}).gauges()
-    if gauge not in dict(NodeMetrics(node(8), conditions=None).gauges())
+    for gauge, _ in NodeMetrics(node(8), telemetry={"G": GpuTelemetry("G")}).gauges()
+    if gauge not in dict(NodeMetrics(node(8), telemetry=None).gauges())
 }
 NAMES = [spec.name for spec in NODE_FEATURES]
 

@@ -61,7 +61,7 @@ def test_each_end_reads_what_the_other_writes(meeting: Meeting) -> None:
     meeting.agent.want({A: 4})
     assert meeting.hears() == {A: 4}
     meeting.helper.write(READY)
-    assert meeting.agent.look() == READY
+    assert meeting.agent.read_state() == READY
 
 
 @pytest.mark.parametrize(
@@ -72,30 +72,30 @@ def test_a_helper_without_a_beat_no_longer_runs(meeting: Meeting, beat_s: float,
     """A beat of the future, be it by little, is of before the machine started: the clock begins anew with it."""
     state = MpsState(beat_s=beat_s)
     meeting.helper.write(state)
-    assert meeting.agent.look() == (state if runs else "silent")
+    assert meeting.agent.read_state() == (state if runs else "silent")
     assert meeting.agent.last == state
 
 
 def test_a_helper_falls_silent_although_its_file_stays_the_same(meeting: Meeting) -> None:
     meeting.helper.write(READY)
-    assert meeting.agent.look() == READY
+    assert meeting.agent.read_state() == READY
     meeting.now_s += 10.1
-    assert meeting.agent.look() == "silent"
+    assert meeting.agent.read_state() == "silent"
 
 
 def test_the_reason_why_there_is_no_state_is_the_one_that_helps(tmp_path: Path) -> None:
     meeting = Meeting(tmp_path / "not-mounted")
-    assert meeting.agent.look() == "no directory"
+    assert meeting.agent.read_state() == "no directory"
     meeting.directory.mkdir()
-    assert meeting.agent.look() == "no helper"
+    assert meeting.agent.read_state() == "no helper"
     path = meeting.directory / STATE_FILE
     path.mkdir()
-    assert str(meeting.agent.look()).startswith(f"{path} cannot be read: ")
+    assert str(meeting.agent.read_state()).startswith(f"{path} cannot be read: ")
     path.rmdir()
     path.write_text("{", encoding="utf-8")
-    assert str(meeting.agent.look()).startswith("state.json cannot be parsed: ")
+    assert str(meeting.agent.read_state()).startswith("state.json cannot be parsed: ")
     meeting.helper.write(READY)
-    assert meeting.agent.look() == READY
+    assert meeting.agent.read_state() == READY
 
 
 def test_what_is_wanted_is_written_only_when_it_changes(meeting: Meeting) -> None:
@@ -176,7 +176,7 @@ async def test_a_state_is_written_when_it_changes_and_not_before_it_is_known(mee
         assert not (meeting.directory / STATE_FILE).exists()
         states.append(READY)
         meeting.helper.changed.set()
-        await eventually(lambda: meeting.agent.look() == READY)
+        await eventually(lambda: meeting.agent.read_state() == READY)
 
 
 @pytest.mark.parametrize(

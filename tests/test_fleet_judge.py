@@ -18,8 +18,8 @@ from gpu_device_plugin.core.value.price_learning import Tables, learn
 from gpu_device_plugin.core.value.workload_mix import PodKind
 from gpu_device_plugin.fleet_judge import UNKNOWN, UNTRIED, Judge
 from gpu_device_plugin.fleet_view import View
+from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuPreferences
 from gpu_device_plugin.model.contract.nodegpus import BY_CLAIMS, ListedGpu, NodeGpus
-from gpu_device_plugin.model.contract.wishes import NO_WISHES, Wishes
 from gpu_device_plugin.model.gpus import NO_LINKS, Closeness, Links
 from gpu_device_plugin.model.placing import POLICIES, Demand
 from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts, Kind
@@ -98,8 +98,8 @@ NODES = (
 PODS = (
     Ask(memory(4)),
     Ask(memory(5, 3)),
-    Ask(memory(8), Wishes(avoid_models=("A10",))),
-    Ask(memory(8, gpus=2), Wishes(gpu_policy="spread")),
+    Ask(memory(8), GpuPreferences(avoid_models=("A10",))),
+    Ask(memory(8, gpus=2), GpuPreferences(gpu_policy="spread")),
     Ask(whole(2)),
     Ask((*whole(), *memory(12))),
     Ask(),
@@ -196,7 +196,7 @@ def test_what_is_not_tried_in_time_does_not_pass_and_the_next_request_comes_furt
 
 
 def test_nodes_of_which_only_some_gpus_are_allowed_are_not_tried_for_longer() -> None:
-    picky = Ask(MANY.parts, Wishes(avoid_models=("b",)))
+    picky = Ask(MANY.parts, GpuPreferences(avoid_models=("b",)))
     nodes = different_nodes(unwanted=True)[::5]
     judge = Judge(view(nodes))
     right = [unfit(picky, each) for each in nodes]
@@ -267,7 +267,7 @@ def test_until_something_is_learned_fit_scores_like_binpack() -> None:
 def test_a_pod_that_wants_another_policy_gets_it() -> None:
     """Spread gives the empty node 10 - 10 * 4/32 = 9, and the half full one 10 - 10 * 20/32 = 4."""
     judge = judging([node("a", {0: 16}), node("b")])
-    assert fits(judge, Ask(memory(4), Wishes(node_policy="spread")), "a b") == [4, 9]
+    assert fits(judge, Ask(memory(4), GpuPreferences(node_policy="spread")), "a b") == [4, 9]
 
 
 def test_the_rest_of_a_gpu_that_nothing_else_fits_is_filled_first() -> None:
@@ -421,5 +421,5 @@ def test_a_node_that_comes_while_tables_are_taken_over_is_appraised_too() -> Non
     assert judge.outdated
     afterwards = Judge(nodes)
     learn_at_once(afterwards, tables)
-    both = [fits(each, Ask(memory(5), NO_WISHES), "n0 b new") for each in (judge, afterwards)]
+    both = [fits(each, Ask(memory(5), NO_PREFERENCES), "n0 b new") for each in (judge, afterwards)]
     assert both == [[0, 10, 0]] * 2

@@ -98,19 +98,19 @@ async def test_what_changed_before_anybody_watched_is_found_at_once(tmp_path: Pa
 def test_the_same_text_is_told_once_unless_somebody_asks(tmp_path: Path) -> None:
     folder = mount(tmp_path / "config", default="policy: spread")
     told = Told(folder)
-    told.rereading.look()
+    told.rereading.reread()
     assert told.said() == ()
-    told.rereading.look(anyway=True)
+    told.rereading.reread(anyway=True)
     assert told.said() == ("spread",)
     for text in ("policy: sideways", "policy: sideways", "policy: sideways # still"):
         mount(folder, default=text)
-        told.rereading.look()
+        told.rereading.reread()
     assert len(told.said()) == 3
     shutil.rmtree(folder)
-    told.rereading.look()
-    told.rereading.look()
+    told.rereading.reread()
+    told.rereading.reread()
     assert len(told.said()) == 4
-    told.rereading.look(anyway=True)
+    told.rereading.reread(anyway=True)
     assert len(told.said()) == 5
 
 
@@ -120,5 +120,5 @@ async def test_without_a_file_there_is_nothing_to_follow() -> None:
         for _ in range(20):  # it would look as often as the loop turns
             await asyncio.sleep(0)
     assert told.said() == ()
-    told.rereading.look(anyway=True)
+    told.rereading.reread(anyway=True)
     assert told.said() == ("fit",)

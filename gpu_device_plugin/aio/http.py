@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.aio.bodies import Bodies, BodyError
 from gpu_device_plugin.aio.connection_limit import Limits
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import wait_within
 
 if TYPE_CHECKING:
     import ssl
@@ -169,9 +169,9 @@ async def serving_routes(
     from gpu_device_plugin.aio.accepting import Accepting  # noqa: PLC0415
 
     listener = _listener(host, port)
-    desk = _Desk(routes, Bodies(largest_body, most_bodies, body_within_s), read_within_s, headers)
+    router = _Router(routes, Bodies(largest_body, most_bodies, body_within_s), read_within_s, headers)
     peers = Accepting(
-        desk.answer,
+        router.answer,
         listener,
         limits=HANDSHAKES if tls is not None and limits is None else limits,
         tls=tls,
@@ -191,7 +191,7 @@ async def serving_routes(
     finally:
         peers.stop()
         # aiohttp would stop reading at once, and a request whose body is still arriving would get no answer.
-        await desk.close(finish_within_s)
+        await router.close(finish_within_s)
         await peers.close(0.5)
 
 
@@ -199,7 +199,7 @@ _OF_STRANGERS: Mapping[str, Any] = MappingProxyType({"handler_cancellation": Tru
 """aiohttp's settings for a port with limits."""
 
 
-class _Desk:
+class _Router:
     """Answers requests by a table of routes, and counts the requests in progress."""
 
     def __init__(
@@ -236,7 +236,7 @@ class _Desk:
         """Wait for the requests in progress; their connections are closed after the answer."""
         self._closing = asyncio.Event()
         if self._busy:
-            await within(within_s, self._closing.wait())
+            await wait_within(within_s, self._closing.wait())
 
     async def _response(self, request: BaseRequest) -> StreamResponse:
         from aiohttp.web_response import Response  # noqa: PLC0415 - see serving_routes

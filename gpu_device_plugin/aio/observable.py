@@ -55,7 +55,7 @@ class Observable(Generic[T]):
             await self._changed.wait()
         return self._version, self._value
 
-    async def meets(self, met: Callable[[T], bool]) -> None:
+    async def wait_until(self, met: Callable[[T], bool]) -> None:
         """Wait until the newest value meets a condition; it is looked at now, and after every change."""
         version = self._version
         while not met(self._value):

@@ -15,7 +15,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
-async def within(seconds: float | None, awaitable: Awaitable[object]) -> bool:
+async def wait_within(seconds: float | None, awaitable: Awaitable[object]) -> bool:
     """Await for at most `seconds` (None: without limit), then cancel; return whether `awaitable` ended in time."""
     try:
         async with asyncio.timeout(seconds):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from gpu_device_plugin.aio.waiting import together, within
+from gpu_device_plugin.aio.waiting import together, wait_within
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -42,5 +42,5 @@ class Worker:
             pause_s = self._step()
             if pause_s is not None and not isinstance(pause_s, float | int):
                 pause_s = await pause_s
-            if await within(pause_s, self._woken.wait()) and self._settle_s:
+            if await wait_within(pause_s, self._woken.wait()) and self._settle_s:
                 await asyncio.sleep(self._settle_s)

@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.cluster.client.backoff import Backoff
 from gpu_device_plugin.cluster.client.errors import ApiError, Call, GoneError, UnavailableError
 from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError, read_version, version_number
@@ -212,7 +212,7 @@ class Reflector(Generic[T]):
         backoff = Backoff(self.timing.first_retry_s, self.timing.longest_retry_s)
         due = time.monotonic()
         while True:
-            await within(due - time.monotonic(), self._list_wanted.wait())
+            await wait_within(due - time.monotonic(), self._list_wanted.wait())
             self._list_wanted.clear()
             if time.monotonic() >= due:
                 self._bookmarked = True
@@ -301,7 +301,7 @@ class Reflector(Generic[T]):
                 if _version_unknown(error):
                     self._forget()
                 self._hurried.clear()
-                await within(backoff.next_s(error.retry_after_s), self._hurried.wait())
+                await wait_within(backoff.next_s(error.retry_after_s), self._hurried.wait())
 
     def _forget(self) -> None:
         """Start over from a list: the server does not know our version any more, or not yet.
@@ -384,7 +384,7 @@ class Reflector(Generic[T]):
         self.unreadable += 1
 
     async def _reaches(self, version: int, within_s: float) -> bool:
-        return await within(within_s, self._wait_for(version))
+        return await wait_within(within_s, self._wait_for(version))
 
     async def _wait_for(self, version: int) -> None:
         while self.version < version:

@@ -1,1 +1,1 @@
-"""What the programs can do beside giving GPUs to pods: a folder for each capability, with all that it has."""
+"""The features of the programs: one folder for each capability, with everything that belongs to it."""

@@ -1,4 +1,4 @@
-"""The features of the node agent: which there are, in which order, and what each needs of others."""
+"""The list of the node agent's features, in their order, with what each needs of others."""
 
 from gpu_device_plugin.node.feature_context import FeatureSpec
 

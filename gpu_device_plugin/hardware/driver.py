@@ -45,9 +45,9 @@ if TYPE_CHECKING:
             """
 
         def condition(self, groups: list[str]) -> list[Record]:
-            """Read the condition of every GPU, each as a `model.condition.GpuTelemetry`, of these groups only.
+            """Read the condition of every GPU, each as a `model.telemetry.GpuTelemetry`, of these groups only.
 
-            `groups` are values of `model.condition.ConditionGroup`. A value that this driver or GPU does not tell
+            `groups` are values of `model.telemetry.ConditionGroup`. A value that this driver or GPU does not tell
             is left out, as is one beyond `MOST_OF_CONDITION`. GPUs that are lost and MIG instances are left out.
             """
 
@@ -88,7 +88,7 @@ MOST_OF_CONDITION = {
     **dict.fromkeys(("nvlink_errors", "ecc_corrected", "ecc_uncorrected"), _COUNTER),
     **dict.fromkeys(("retired_pages", "remapped_rows"), _COUNTER),
 }
-"""The most that each number of a `model.condition.GpuTelemetry` can be; the least is 0."""
+"""The most that each number of a `model.telemetry.GpuTelemetry` can be; the least is 0."""
 
 NO_LIBRARY = "no-library"
 UNUSABLE_LIBRARY = "unusable-library"

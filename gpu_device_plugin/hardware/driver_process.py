@@ -9,7 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from gpu_device_plugin.aio.children import signal_child
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.driver import HardwareError
 from gpu_device_plugin.hardware.messages import MalformedError, MessageStream
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from gpu_device_plugin.hardware.messages import Answer, CgroupLimit, Listing, Message
-    from gpu_device_plugin.model.condition import GpuReading, GpuTelemetry
+    from gpu_device_plugin.model.telemetry import GpuReading, GpuTelemetry
     from gpu_device_plugin.node.rules.health.gpu_health import Probe, Xid
 
 A = TypeVar("A")
@@ -117,7 +117,7 @@ class DriverProcess(asyncio.SubprocessProtocol):
 
     async def exits(self, within_s: float) -> bool:
         """Wait for the end of the process; return whether it ended in time."""
-        return await within(within_s, self._exit.wait())
+        return await wait_within(within_s, self._exit.wait())
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.SubprocessTransport", transport)

@@ -59,7 +59,7 @@ class HardwareView:
     inventory: Inventory = field(default_factory=Inventory)
     """Every GPU seen since the program started, or remembered from an earlier run. Only `restore_order` changes
     the order; new GPUs come last."""
-    beliefs: Mapping[str, GpuHealth] = field(default_factory=dict)
+    health_by_uuid: Mapping[str, GpuHealth] = field(default_factory=dict)
     """By UUID, for every GPU of the inventory."""
     child_restarts: int = 0
     """How often the driver process was replaced after a failure."""
@@ -99,8 +99,8 @@ class GpuHealthTracker:
     @property
     def complete(self) -> bool:
         """Whether there are GPUs, the last listing left none out, and all are healthy."""
-        beliefs = self._next.beliefs.values()
-        return bool(beliefs) and not self._left_out and all(belief.healthy for belief in beliefs)
+        healths = self._next.health_by_uuid.values()
+        return bool(healths) and not self._left_out and all(health.healthy for health in healths)
 
     def set_state(self, state: State, sentence: str) -> None:
         """Set the state of the hardware for the next `publish`."""
@@ -121,14 +121,14 @@ class GpuHealthTracker:
         only after GPUs are found and before any reader relies on their order.
         """
         inventory = self._next.inventory
-        known = self._next.beliefs
+        known = self._next.health_by_uuid
         names = {gpu.uuid for gpu in before}
         order = tuple(gpu for gpu in in_order(before, inventory.gpus) if not gpu.mig or gpu.uuid in names)
         there = {gpu.uuid for gpu in inventory.gpus}
         every = {gpu.uuid: gpu for gpu in (*order, *inventory.gpus)}.values()
         gpus = tuple(gpu for gpu in every if gpu.uuid in there or gpu.card not in there)
         self._list(replace(inventory, gpus=gpus, order=order))
-        for uuid in self._next.beliefs.keys() - known.keys():
+        for uuid in self._next.health_by_uuid.keys() - known.keys():
             self._observe(Gone(uuid))
         self.publish()
 
@@ -142,7 +142,7 @@ class GpuHealthTracker:
         unread = listing.troubles[: listing.left_out]
         self._list(Inventory(tuple(gpus.values()), tuple(links.values()), version, cgroup, known.order, unread))
         self._left_out = bool(listing.left_out)
-        for uuid in self._next.beliefs.keys() - listed.keys():
+        for uuid in self._next.health_by_uuid.keys() - listed.keys():
             self._observe(Gone(uuid))
 
     def take_readings(self, probes: Sequence[Probe], began: float) -> bool:
@@ -209,16 +209,16 @@ class GpuHealthTracker:
         return named or (xid.uuid,)
 
     def _list(self, inventory: Inventory) -> None:
-        beliefs = {gpu.uuid: self._next.beliefs.get(gpu.uuid, GpuHealth()) for gpu in inventory.gpus}
-        self._next = replace(self._next, inventory=inventory, beliefs=beliefs)
+        health_by_uuid = {gpu.uuid: self._next.health_by_uuid.get(gpu.uuid, GpuHealth()) for gpu in inventory.gpus}
+        self._next = replace(self._next, inventory=inventory, health_by_uuid=health_by_uuid)
 
     def _observe(self, observation: Observation) -> None:
         uuid = observation.uuid
-        before = self._next.beliefs.get(uuid)
+        before = self._next.health_by_uuid.get(uuid)
         if before is None:
             return
         after = step(before, observation, self._rules())
-        self._next = replace(self._next, beliefs={**self._next.beliefs, uuid: after})
+        self._next = replace(self._next, health_by_uuid={**self._next.health_by_uuid, uuid: after})
         if reason := change(before, after):
             cause = before.problems[0].cause if after.healthy else after.problems[-1].cause
             self._on_change(HealthChange(uuid, after.healthy, reason, cause))

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from gpu_device_plugin.hardware.driver import ADVICE, MOST_OF_CONDITION
-from gpu_device_plugin.model.condition import (
+from gpu_device_plugin.model.gpus import Gpu, Link, MigInstance  # noqa: TC001 - msgspec looks them up
+from gpu_device_plugin.model.mig import is_profile
+from gpu_device_plugin.model.telemetry import (
     GpuReading,  # noqa: TC001 - as above
     GpuTelemetry,  # noqa: TC001 - msgspec looks them up
 )
-from gpu_device_plugin.model.gpus import Gpu, Link, MigInstance  # noqa: TC001 - msgspec looks them up
-from gpu_device_plugin.model.mig import is_profile
 from gpu_device_plugin.node.rules.health.gpu_health import Probe, Xid
 
 if TYPE_CHECKING:
@@ -191,8 +191,8 @@ def _check_use(readings: tuple[GpuReading, ...]) -> None:
                 raise MalformedError(f"GPU {reading.uuid} has the process {one}")
 
 
-def _check_conditions(conditions: tuple[GpuTelemetry, ...]) -> None:
-    for condition in conditions:
+def _check_conditions(telemetry: tuple[GpuTelemetry, ...]) -> None:
+    for condition in telemetry:
         for name, most in MOST_OF_CONDITION.items():
             if not _within(most, amount := getattr(condition, name)):
                 raise MalformedError(f"GPU {condition.uuid} has {name} {amount}")

@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.core.report.text.printing import counted
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.driver import HardwareError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from gpu_device_plugin.hardware.messages import Answer, CgroupLimit, Listing
-    from gpu_device_plugin.model.condition import GpuReading, GpuTelemetry
+    from gpu_device_plugin.model.telemetry import GpuReading, GpuTelemetry
     from gpu_device_plugin.node.rules.health.gpu_health import Probe, Xid
 
 T = TypeVar("T")
@@ -204,8 +204,10 @@ class Hardware:
         """Have all GPUs read once more; returns after the reading, or when no reading is possible now."""
         asked = time.monotonic()
         self._wake.set()
-        read = self.readings.meets(lambda new: self.child is None or all(one.began >= asked for one in new.values()))
-        await within(self.timings.answer_within_s, read)
+        read = self.readings.wait_until(
+            lambda new: self.child is None or all(one.began >= asked for one in new.values())
+        )
+        await wait_within(self.timings.answer_within_s, read)
 
     async def use(self, *, utilisation: bool = False) -> tuple[GpuReading, ...] | None:
         """Read the processes on every GPU; None while no process answers for the driver."""
@@ -348,7 +350,7 @@ class Hardware:
 
     async def _sleep(self, for_s: float | None) -> None:
         """Sleep for `for_s` seconds or until `_wake` is set."""
-        await within(for_s, self._wake.wait())
+        await wait_within(for_s, self._wake.wait())
         self._wake.clear()
 
     def _take(self, answer: Answer, began: float) -> bool:

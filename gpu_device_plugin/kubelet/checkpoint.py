@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpu_device_plugin import files
 from gpu_device_plugin.kubelet.sockets import advice
+from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.contract import variables
-from gpu_device_plugin.model.holds import DeviceHold
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.resources import Kind
 
@@ -59,7 +59,7 @@ class CheckpointUnreadableError(Exception):
 class Checkpoint:
     """The content of the file. A missing file counts as empty: the kubelet creates it with the first device list."""
 
-    holds: tuple[DeviceHold, ...] = ()
+    allocations: tuple[Allocation, ...] = ()
     """Of all resources."""
     registered: frozenset[str] = frozenset()
     """Resources that were registered by plugins when the file was written."""
@@ -68,9 +68,9 @@ class Checkpoint:
     def by_pod(self, kinds: Container[Kind | None] = frozenset(Kind)) -> Mapping[str, frozenset[str]]:
         """Return the device IDs of our resources of these kinds that are allocated to each pod, by pod UID."""
         found: dict[str, frozenset[str]] = {}
-        for hold in self.holds:
-            if hold.kind in kinds:
-                found[hold.pod_uid] = found.get(hold.pod_uid, frozenset()) | hold.device_ids
+        for allocation in self.allocations:
+            if allocation.kind in kinds:
+                found[allocation.pod_uid] = found.get(allocation.pod_uid, frozenset()) | allocation.device_ids
         return found
 
 
@@ -110,17 +110,17 @@ def read(path: Path, names: Names) -> Checkpoint:
         ) from error
     try:
         data: Any = json.loads(content)["Data"]
-        holds = tuple(_hold(entry, names) for entry in data.get("PodDeviceEntries") or ())
+        allocations = tuple(_hold(entry, names) for entry in data.get("PodDeviceEntries") or ())
         registered = frozenset(data.get("RegisteredDevices") or ())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointUnreadableError(
             f"the kubelet's checkpoint {path} is damaged ({type(error).__name__}); the kubelet rewrites it after the "
             "next device list, and until then no further device is allocated"
         ) from error
-    return Checkpoint(holds, registered, (found.st_ino, found.st_mtime_ns, found.st_size))
+    return Checkpoint(allocations, registered, (found.st_ino, found.st_mtime_ns, found.st_size))
 
 
-def _hold(entry: Any, names: Names) -> DeviceHold:
+def _hold(entry: Any, names: Names) -> Allocation:
     """Return an entry of the file. Of the answer that the container got, its limit and the means of that are kept."""
     by_numa_node: Any = entry["DeviceIDs"] or {}
     device_ids: frozenset[Any] = frozenset().union(*(ids or () for ids in by_numa_node.values()))
@@ -128,7 +128,7 @@ def _hold(entry: Any, names: Names) -> DeviceHold:
         raise TypeError("device IDs must be strings")
     resource, answer = str(entry["ResourceName"]), _answer(entry.get("AllocResp"))
     kind = names.kind_of(resource)
-    return DeviceHold(
+    return Allocation(
         str(entry["PodUID"]),
         str(entry["ContainerName"]),
         kind,

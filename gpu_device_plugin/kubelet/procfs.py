@@ -1,4 +1,4 @@
-"""Read in /proc which pod's cgroup the kubelet has put a process in."""
+"""Read from /proc which pod's cgroup a process is in."""
 
 from __future__ import annotations
 

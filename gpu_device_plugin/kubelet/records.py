@@ -11,7 +11,7 @@ from gpu_device_plugin.kubelet import checkpoint
 from gpu_device_plugin.kubelet.calls import PodResourcesUnavailableError, listed_pods
 from gpu_device_plugin.kubelet.sockets import KUBELET_SOCKET, identity
 from gpu_device_plugin.node.rules.ended_pods import EndedPods
-from gpu_device_plugin.node.rules.ledger import Evidence
+from gpu_device_plugin.node.rules.ledger import ReleaseEvidence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -87,7 +87,7 @@ class KubeletRecords:
         found = await self._list()
         return None if found is None else _all(found)
 
-    async def look(self, recorded: Checkpoint) -> bool:
+    async def compare_with_list(self, recorded: Checkpoint) -> bool:
         """List once, so that later lists show which pods of this checkpoint the kubelet no longer lists.
 
         Returns:
@@ -99,7 +99,7 @@ class KubeletRecords:
         found = await self._list()
         if found is None:
             return False
-        self._look(listener, recorded, found)
+        self._record_list(listener, recorded, found)
         return recorded.by_pod().keys() <= self.named | self._endings.over
 
     async def _list(self) -> Mapping[str, frozenset[str]] | None:
@@ -108,7 +108,7 @@ class KubeletRecords:
         except PodResourcesUnavailableError:
             return None
 
-    def _look(self, listener: int | None, recorded: Checkpoint, listed: Mapping[str, frozenset[str]]) -> None:
+    def _record_list(self, listener: int | None, recorded: Checkpoint, listed: Mapping[str, frozenset[str]]) -> None:
         """Record a List that began after this checkpoint was read, while `listener` listened to us."""
         before, in_api = self._shown(), self.in_api()
         self._endings, self._shown_by = EndedPods(), None
@@ -126,7 +126,7 @@ class KubeletRecords:
 
     async def evidence(
         self, held: Callable[[], Collection[str]], resend: Callable[[], None], patience_s: float = 3.0
-    ) -> tuple[Evidence, Checkpoint | None] | None:
+    ) -> tuple[ReleaseEvidence, Checkpoint | None] | None:
         """Find out which IDs are free: first List, then a checkpoint that was written after it.
 
         Only a device list makes the kubelet write a checkpoint, so `resend` sends the unchanged list once more where
@@ -144,10 +144,10 @@ class KubeletRecords:
         pods = await self._list()
         if pods is None:
             return None
-        self._look(listener, known, pods)
+        self._record_list(listener, known, pods)
         listed, stale = _all(pods), self._stale(known, pods)
         if not frozenset(held()) - (listed - stale):
-            return Evidence(listed, began, listed, stale), None
+            return ReleaseEvidence(listed, began, listed, stale), None
         before = self.stamp()
         resend()
         written = await self._written_after(before, patience_s)
@@ -156,7 +156,7 @@ class KubeletRecords:
         registered = written is not None and any(name in self.names for name in written.registered)
         if written is None or not (listed or registered):
             return None
-        return Evidence(listed, began, _all(written.by_pod()), self._stale(written, pods)), written
+        return ReleaseEvidence(listed, began, _all(written.by_pod()), self._stale(written, pods)), written
 
     async def _written_after(self, before: checkpoint.Stamp | None, patience_s: float) -> Checkpoint | None:
         until = time.monotonic() + patience_s

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.kubelet import sockets
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2_grpc
 from gpu_device_plugin.kubelet.calls import NotRegisteredError, options_of, register
@@ -75,7 +75,7 @@ class RegistrationLoop(RegistrationRounds):
         self._resources: Sequence[Resource] = ()
         self._servicer = servicer
         self._more = asyncio.Event()
-        self._again = asyncio.Event()
+        self._retry_now = asyncio.Event()
         """An attempt to register may succeed now."""
         self._prepare = prepare
         self._rounds = 0
@@ -129,7 +129,7 @@ class RegistrationLoop(RegistrationRounds):
         self._rounds += 1
         await self._prepare()
         self._more.clear()
-        self._again.clear()
+        self._retry_now.clear()
         self._take_over_resources()
         for resource in self._resources:
             await self._serve_resource(resource)
@@ -169,16 +169,16 @@ class RegistrationLoop(RegistrationRounds):
                 if str(error) != complaint:
                     complaint = str(error)
                     self._on_event(RegistrationEvent.NOT_REGISTERED, {"resource": name, "why": complaint})
-                await within(wait, self._again.wait())
-                self._again.clear()
+                await wait_within(wait, self._retry_now.wait())
+                self._retry_now.clear()
                 wait = min(wait * 2, self.timings.retry_most)
             else:
                 return
 
-    def _look(self) -> None:
+    def _check_for_changes(self) -> None:
         was, now = self._kubelet_was, sockets.identity(self._kubelet)
         if now is not None and was is not None and now != was:
             raise RegistrationOverError("the kubelet was restarted")
         if was is None and now is not None:
-            self._again.set()
+            self._retry_now.set()
         self._kubelet_was = now or was

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeAlias
 from grpc import aio
 
 from gpu_device_plugin.aio.directory_watch import watching
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.kubelet import sockets
 from gpu_device_plugin.kubelet.calls import answers
 
@@ -110,7 +110,7 @@ class RegistrationRounds:
     async def _register(self) -> None:
         """Get registered, while the sockets are watched."""
 
-    def _look(self) -> None:
+    def _check_for_changes(self) -> None:
         """Look for what else may have changed. Raises RegistrationOverError."""
 
     def _ended(self) -> None:
@@ -206,14 +206,14 @@ class RegistrationRounds:
     async def _watch(self, changed: asyncio.Event) -> NoReturn:
         """Raise RegistrationOverError once the registration has ended."""
         while True:
-            await within(self.timings.poll, changed.wait())
+            await wait_within(self.timings.poll, changed.wait())
             changed.clear()
             for served in self._served:
                 # It may have gone before we looked for the first time.
                 if served.identity is None or sockets.identity(served.socket) != served.identity:
                     raise RegistrationOverError(f"the socket of {served.name} was removed")
                 self._look_at_stream(served, time.monotonic())
-            self._look()
+            self._check_for_changes()
 
     def _look_at_stream(self, served: Served, now: float) -> None:
         if served.streams is None or not served.streams.deserted:

@@ -31,7 +31,7 @@ HEALTHY = "Healthy"
 UNHEALTHY = "Unhealthy"
 
 
-class RefusedError(Exception):
+class RefusalError(Exception):
     """A request for a container is refused; the message is a sentence for the owner of its pod."""
 
 
@@ -131,7 +131,7 @@ class PluginServicer(deviceplugin_pb2_grpc.DevicePluginServicer):
         await _check_size(context, len(wanted), (len(each.devices_ids) for each in wanted))
         try:
             grants = [await self._answers.allocate(self._resource, tuple(asked.devices_ids)) for asked in wanted]
-        except RefusedError as refused:
+        except RefusalError as refused:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(refused))
         finally:
             self.observe(self._resource, "Allocate", time.perf_counter() - began)
@@ -146,7 +146,7 @@ class PluginServicer(deviceplugin_pb2_grpc.DevicePluginServicer):
         await _check_size(context, 1, (len(request.devices_ids),))
         try:
             await self._answers.before_start(self._resource, tuple(request.devices_ids))
-        except RefusedError as refused:
+        except RefusalError as refused:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(refused))
         finally:
             self.observe(self._resource, "PreStartContainer", time.perf_counter() - began)

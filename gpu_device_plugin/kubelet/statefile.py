@@ -28,10 +28,10 @@ SHARE_SIZE = "share-size"
 ENDED_PODS = "ended-pods"
 """UIDs, separated by spaces, of ended pods whose devices the kubelet's checkpoint still shows."""
 
-WAY = "serve"
+SERVING_MODE = "serve"
 """The way in which pods got the node's GPUs, a `node.rules.serving_mode.ServingMode`."""
 
-PUT_ASIDE = "cordons"
+LAST_CORDONS = "cordons"
 """The cordons of the node's GPUs as last read, in the form of the annotation; empty for none."""
 
 _LONGEST = 1000

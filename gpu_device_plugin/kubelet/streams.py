@@ -1,4 +1,4 @@
-"""Stream the newest value to a kubelet, which listens for as long as it knows us."""
+"""Stream the newest value to the kubelet for as long as it listens."""
 
 from __future__ import annotations
 

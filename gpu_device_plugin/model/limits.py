@@ -1,4 +1,4 @@
-"""What keeps a container within its part of a GPU's memory, and whether it was seen to do so."""
+"""The means that keep a container within its part of a GPU's memory, and whether they were verified."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MIG: the ways in which a node gives MIG instances to pods, and what their profiles and resources are called."""
+"""MIG: how a node offers instances to pods, and the names of their profiles and resources."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class Obstacle(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class Unplaceable:
     """A demand that cannot be met: for each GPU the reason and its free shares."""
 
     demand: Demand
@@ -179,7 +179,7 @@ def place(
     rank: Rank,
     closeness: Callable[[int, int], int] = lambda _a, _b: 0,
     must: Collection[int] = (),
-) -> Placement | Refusal:
+) -> Placement | Unplaceable:
     """Choose GPUs for `demand` out of `rooms`, all of a node's, by the policy's `rank`.
 
     Whole GPUs are chosen by their `closeness`: how well two of them (by position) are connected, more is better. Whole
@@ -192,7 +192,7 @@ def place(
     others = [room for room in fitting if room.position not in must] if must else fitting
     must_fits = len(fitting) - len(others) == len(must) <= wanted
     if len(fitting) < wanted or not must_fits or wanted < 1 or rest:
-        return Refusal(demand, tuple((room, _obstacle(demand, each, room)) for room in rooms))
+        return Unplaceable(demand, tuple((room, _obstacle(demand, each, room)) for room in rooms))
     if demand.kind is Kind.MEMORY:
         preferred = preference(rooms, rank)
         count = wanted - len(must)

@@ -38,7 +38,7 @@ class Container:
     """Whole numbers of the resources that we manage; resources that it does not request are absent."""
 
     @property
-    def hands_on(self) -> bool:
+    def devices_reused_by_later(self) -> bool:
         """Whether the containers after it reuse its devices: it is an ordinary init container."""
         return self.kind is ContainerKind.INIT
 
@@ -47,7 +47,11 @@ class Container:
 
         The kubelet reuses the devices of an ordinary init container for the containers after it, before any others.
         """
-        return (kept, max(reusable, amount)) if self.hands_on else (kept + amount, max(0, reusable - amount))
+        return (
+            (kept, max(reusable, amount))
+            if self.devices_reused_by_later
+            else (kept + amount, max(0, reusable - amount))
+        )
 
 
 @dataclass(frozen=True, slots=True)

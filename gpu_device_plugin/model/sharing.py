@@ -1,4 +1,4 @@
-"""One object for many equal ones: the thousands of pods and nodes of a cluster differ in few values."""
+"""Share one object among equal values: the thousands of pods and nodes of a cluster differ in few of them."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.kubelet.servicer import device_list
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.node.rules.advertised_devices import ADVICE, Refusals, offers
+from gpu_device_plugin.node.rules.advertised_devices import ADVICE, RecentRefusals, offers
 
 if TYPE_CHECKING:
     from typing import NoReturn
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.shares import Listing
     from gpu_device_plugin.node.node_events import Reports
     from gpu_device_plugin.node.node_state import NodeState
-    from gpu_device_plugin.node.rules.admission import Refused
+    from gpu_device_plugin.node.rules.admission import Refusal
     from gpu_device_plugin.node.rules.advertised_devices import Offer
     from gpu_device_plugin.node.rules.node_config import NodeConfig
 
@@ -39,26 +39,26 @@ class Advertiser:
         self._reports = reports
         self._state = state
         self._config = config
-        self.refusals = Refusals(refusal_limit)
+        self.refusals = RecentRefusals(refusal_limit)
         self.offers: dict[Listing, tuple[Offer, ...]] = {}
         """The content of each resource's list."""
         self._lists: dict[Listing, Observable[pb.ListAndWatchResponse]] = {}
 
     def limit(self, refusals: int) -> None:
         """Set after how many refusals fewer shares are advertised; 0: never."""
-        self.refusals = replace(self.refusals, limit=refusals) if refusals else Refusals(refusals)
+        self.refusals = replace(self.refusals, limit=refusals) if refusals else RecentRefusals(refusals)
         self.refresh()
 
-    def refused(self, kind: Kind, amount: int, refused: Refused) -> None:
+    def refused(self, kind: Kind, amount: int, refusal: Refusal) -> None:
         """Report that a container was refused its devices, and show less if that happens again and again."""
-        extra = {"kind": kind.value, "amount": amount, "why": refused.sentence, "once_per_s": 60}
+        extra = {"kind": kind.value, "amount": amount, "why": refusal.sentence, "once_per_s": 60}
         _log.warning("refused", extra=extra)
-        if kind is Kind.MEMORY and refused.why in ADVICE:
+        if kind is Kind.MEMORY and refusal.code in ADVICE:
             before = self.refusals.run
             self.refusals = self.refusals.refused(amount, time.monotonic())
             self.refresh()
             if self.refusals.run not in {None, before}:
-                self._reports.refused_again_and_again(amount, ADVICE[refused.why])
+                self._reports.refused_again_and_again(amount, ADVICE[refusal.code])
 
     def refresh(self) -> None:
         """Advertise the current state of the node."""

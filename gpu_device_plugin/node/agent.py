@@ -21,7 +21,7 @@ from gpu_device_plugin.kubelet.registration_loop import RegistrationLoop
 from gpu_device_plugin.kubelet.rounds import RegistrationEvent
 from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryError, NodeLock, check_directory, remove_stale_sockets
-from gpu_device_plugin.kubelet.statefile import ENDED_PODS, SHARE_SIZE, WAY, StateFile
+from gpu_device_plugin.kubelet.statefile import ENDED_PODS, SERVING_MODE, SHARE_SIZE, StateFile
 from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.model.shares import SHARES
 from gpu_device_plugin.node.advertiser import Advertiser
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Mapping
     from typing import Any
 
-    from gpu_device_plugin.model.holds import DeviceHold, Place
+    from gpu_device_plugin.model.allocations import Allocation, Place
     from gpu_device_plugin.model.limits import LimitState
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.node.extension import F, Server
@@ -118,10 +118,10 @@ class NodeAgent:
             registration=self.registration,
             reconciler=self.reconciler,
             other_plugins=self.other_plugins,
-            last_mode=StateFile(settings.device_plugin_dir, WAY),
+            last_mode=StateFile(settings.device_plugin_dir, SERVING_MODE),
         )
         # The features, and what they and the rest share.
-        self.entries: Observable[tuple[DeviceHold, ...]] = Observable(())
+        self.entries: Observable[tuple[Allocation, ...]] = Observable(())
         """What each container holds: by the kubelet's checkpoint, and in other ways."""
         self.limit_states: Observable[Mapping[Place, LimitState]] = Observable({})
         """The state of each limit of a container that runs."""
@@ -264,7 +264,7 @@ class NodeAgent:
             limit_states=None,
             containers_over=None,
             mps=None,
-            conditions=None,
+            telemetry=None,
         )
         return self.features.measured(known)
 
@@ -331,7 +331,7 @@ class NodeAgent:
 
     def _holders_changed(self, _new: object) -> None:
         observed = (self.reconciler.checkpoint_entries, *self._further_entries)
-        self.entries.set(tuple(hold for entries in observed for hold in entries.value))
+        self.entries.set(tuple(allocation for entries in observed for allocation in entries.value))
         if any(shared.gpu.instance is not None for shared in self.state.node.shares.gpus):
             self.api.note()  # who has an instance decides in which list of the node it is
 

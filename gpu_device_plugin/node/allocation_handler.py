@@ -9,16 +9,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.aio.waiting import within
-from gpu_device_plugin.kubelet.servicer import RefusedError
-from gpu_device_plugin.model.holds import DeviceHold, HoldSource
+from gpu_device_plugin.aio.waiting import wait_within
+from gpu_device_plugin.kubelet.servicer import RefusalError
+from gpu_device_plugin.model.allocations import Allocation, AllocationSource
 from gpu_device_plugin.model.placing import POLICIES
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.extension import GrantDraft, GrantRequest, StartRequest
 from gpu_device_plugin.node.rules.admission import (
-    Refused,
+    Refusal,
+    RefusalCode,
     Start,
-    Why,
     admit,
     refuse_request,
     refuse_without_nodes,
@@ -63,7 +63,7 @@ class AllocationHandler:
     config: Observable[NodeConfig]
     dev: Path
     """The directory of the device nodes."""
-    on_refusal: Callable[[Kind, int, Refused], None]
+    on_refusal: Callable[[Kind, int, Refusal], None]
     """Called with kind, number of devices and reason after every refusal."""
     on_grant: Callable[[], None]
     features: Features
@@ -96,7 +96,7 @@ class AllocationHandler:
         async with self.features.granting(request) as draft:
             self._preferred = _NOTHING
             ids, node, match = frozenset(device_ids), self._state.node, request.match
-            if isinstance(draft, Refused):
+            if isinstance(draft, Refusal):
                 raise self._refusal(resource, len(ids), match, draft)
             owner = draft.owner
             self._state.update(Ledger.granted, ids, time.monotonic())
@@ -122,23 +122,23 @@ class AllocationHandler:
                 owner=owner,
                 added=draft.added,
             )
-            request.granted = DeviceHold(
+            request.granted = Allocation(
                 owner.pod_uid,
                 owner.container,
                 resource.kind,
                 ids,
-                HoldSource.ANSWER,
+                AllocationSource.ANSWER,
                 enforcement=made.enforcement,
                 limit_mib=made.limit_mib,
             )
         return replace(made, mounts=(*made.mounts, *self.features.mounts(owner, device_ids)))
 
-    def _refusal(self, resource: Resource, amount: int, match: Match | None, refused: Refused) -> RefusedError:
+    def _refusal(self, resource: Resource, amount: int, match: Match | None, refusal: Refusal) -> RefusalError:
         if self._waiting is not None and match is not None:
             self._waiting.refused(match)
-        self._metrics.count(m.REFUSALS, resource.name, refused.why)
-        self.on_refusal(resource.kind, amount, refused)
-        return RefusedError(refused.sentence)
+        self._metrics.count(m.REFUSALS, resource.name, refusal.code)
+        self.on_refusal(resource.kind, amount, refusal)
+        return RefusalError(refusal.sentence)
 
     async def before_start(self, resource: Resource, device_ids: Sequence[str]) -> None:
         """Let a container start only on GPUs that are in service, once the features have what it needs.
@@ -148,18 +148,18 @@ class AllocationHandler:
         """
         start = await self.starts.began(device_ids)
         lost = partial(self.starts.lost, start)
-        refused = await self.features.before_start(StartRequest(resource.kind, device_ids, start.since + _WAIT_S, lost))
+        refusal = await self.features.before_start(StartRequest(resource.kind, device_ids, start.since + _WAIT_S, lost))
         node = self._state.node
         for position in sorted(spread_over(node, device_ids)):
             uuid = node.shares.gpus[position].gpu.uuid
             if reason := node.block(uuid).everyone:
-                refused = Refused(Why.UNHEALTHY, f"GPU {position} is out of service: {reason}")
+                refusal = Refusal(RefusalCode.UNHEALTHY, f"GPU {position} is out of service: {reason}")
                 break
         if why := await self.starts.lost_by_now(start):
-            refused = Refused(Why.POD_DELETED, why)
-        if refused is not None:
-            self._metrics.count(m.REFUSALS, resource.name, refused.why)
-            raise RefusedError(refused.sentence)
+            refusal = Refusal(RefusalCode.POD_DELETED, why)
+        if refusal is not None:
+            self._metrics.count(m.REFUSALS, resource.name, refusal.code)
+            raise RefusalError(refusal.sentence)
 
     def _waiting_for(self, resource: Resource) -> WaitingPods | None:
         """Return the pods that a call for a resource may be for; None: they play no part.
@@ -171,7 +171,7 @@ class AllocationHandler:
     def _named(self, call: Call) -> Call:
         return replace(call, names_pod=call.kind is Kind.MEMORY and self.config.value.means.names_pods)
 
-    def _judge(self, resource: Resource, device_ids: Sequence[str], request: GrantRequest) -> GrantDraft | Refused:
+    def _judge(self, resource: Resource, device_ids: Sequence[str], request: GrantRequest) -> GrantDraft | Refusal:
         """Find the container that these devices are for, as far as it is known, and decide whether it may have them.
 
         It is the one that `prefer` matched, else the one that fits now: the kubelet calls Allocate alone if the devices
@@ -190,7 +190,7 @@ class AllocationHandler:
             or refuse_without_nodes(delivery, device_nodes(self.dev, delivery))
             or admit(node, kind, device_ids, promise, after_init=after_init)
         )
-        return verdict if isinstance(verdict, Refused) else GrantDraft(ids, verdict, owner, delivery)
+        return verdict if isinstance(verdict, Refusal) else GrantDraft(ids, verdict, owner, delivery)
 
 
 def device_nodes(dev: Path, delivery: Delivery) -> frozenset[str]:
@@ -214,26 +214,26 @@ class Starts:
     """
 
     _state: NodeState
-    _entries: Observable[tuple[DeviceHold, ...]]
+    _entries: Observable[tuple[Allocation, ...]]
     """What containers hold, as last read."""
     _api: NodeApi
     _listed: Callable[[], Awaitable[frozenset[str] | None]]
     """Asks PodResources for the devices in use; None: it does not answer."""
 
-    def owners(self, device_ids: Collection[str]) -> Sequence[DeviceHold]:
+    def owners(self, device_ids: Collection[str]) -> Sequence[Allocation]:
         """Return the containers with exactly these devices in the kubelet's records.
 
         None as long as the records that we have read are older than our grant: those name a former holder.
         """
-        ids, holds = frozenset(device_ids), self._state.node.ledger.holds
-        if any(name in holds and holds[name].granted_at is not None for name in ids):
+        ids, states = frozenset(device_ids), self._state.node.ledger.id_states
+        if any(name in states and states[name].granted_at is not None for name in ids):
             return ()
-        return [hold for hold in self._entries.value if hold.device_ids == ids]
+        return [allocation for allocation in self._entries.value if allocation.device_ids == ids]
 
     async def began(self, device_ids: Collection[str]) -> Start:
         """Return a call that comes now, once the kubelet's records name the container, or after a second."""
         since = time.monotonic()
-        named = await within(_RECORDED_S, self._entries.meets(lambda _: bool(self.owners(device_ids))))
+        named = await wait_within(_RECORDED_S, self._entries.wait_until(lambda _: bool(self.owners(device_ids))))
         uids = {owner.pod_uid for owner in self.owners(device_ids)}
         living = frozenset(pod.uid for pod in self._api.pods.values() if pod.uid in uids)
         return Start(frozenset(device_ids), since, named, living)

@@ -1,4 +1,4 @@
-"""Keep the node's configuration, its GPUs and what follows from them, in step with hardware, settings and labels."""
+"""Keep the node's configuration up to date as hardware, settings, labels and MPS daemons change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpu_device_plugin.aio.waiting import together
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
 from gpu_device_plugin.hardware.monitor import MonitorTimings
 from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
-from gpu_device_plugin.kubelet.statefile import PUT_ASIDE, StateFile
+from gpu_device_plugin.kubelet.statefile import LAST_CORDONS, StateFile
 from gpu_device_plugin.model.contract.cordons import LONGEST_CORDONS, cordons_of, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS
 from gpu_device_plugin.model.gpus import NO_LINKS
@@ -113,7 +113,7 @@ class Configuration:
         self._view = HardwareView()
         """The view of the hardware that was taken over last."""
         self._saved_cordons = StateFile(
-            self._settings.value.device_plugin_dir, PUT_ASIDE, longest=LONGEST_CORDONS * _MOST_BYTES
+            self._settings.value.device_plugin_dir, LAST_CORDONS, longest=LONGEST_CORDONS * _MOST_BYTES
         )
         self._cordons_read: Observable[str | None] = Observable(None)
         """What our node said last, for the next agent; None: nothing that the file does not have."""
@@ -158,7 +158,7 @@ class Configuration:
                 facts,
                 before,
                 labels=None if node is None else node.labels,
-                health=view.beliefs,
+                health=view.health_by_uuid,
                 means=self.features.means,
             )
         except TooManySharesError as error:
@@ -171,7 +171,7 @@ class Configuration:
         self._report(config, before)
         links = config.shares.links(facts.inventory.links)
         self._state.refresh_inventory(config.shares, config.blocks, links)
-        self.reconciler.find_foreign()  # before anybody else sees the new GPUs
+        self.reconciler.find_held_by_other_resource()  # before anybody else sees the new GPUs
         self._config.set(config)
 
     def _cordons(self, annotations: Mapping[str, str]) -> Mapping[str, Cordon]:

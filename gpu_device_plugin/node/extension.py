@@ -1,4 +1,4 @@
-"""The points at which a feature of the node agent plugs in.
+"""The extension points: where features plug into the node agent.
 
 The agent's own parts (discovery, shares, matching, admission, health, registration) know no feature. They call each
 method below for every feature, in the order of the agent's list of features.
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from gpu_device_plugin.model.limits import LimitMeans
-from gpu_device_plugin.node.rules.admission import Refused
+from gpu_device_plugin.node.rules.admission import Refusal
 from gpu_device_plugin.node.rules.container_grants import NOTHING
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.core.report.gauges import NodeMetrics
     from gpu_device_plugin.kubelet.checkpoint import Checkpoint
-    from gpu_device_plugin.model.holds import DeviceHold
+    from gpu_device_plugin.model.allocations import Allocation
     from gpu_device_plugin.model.limits import GpuEnforcement
     from gpu_device_plugin.model.placing import Placement
     from gpu_device_plugin.model.resources import Kind
@@ -52,14 +52,14 @@ class GrantDraft:
     """The variables and mounts of features."""
 
 
-Contribution: TypeAlias = "Callable[[GrantDraft], GrantDraft | Refused]"
+Contribution: TypeAlias = "Callable[[GrantDraft], GrantDraft | Refusal]"
 """Adds a feature's part to a draft, or refuses the container. It may be called more than once, and changes nothing."""
 
 
 class GrantRequest:
     """A request for devices: of a container in Allocate, or of a claim in NodePrepareResources."""
 
-    def __init__(self, judge: Callable[[], GrantDraft | Refused], *, running: bool = False) -> None:
+    def __init__(self, judge: Callable[[], GrantDraft | Refusal], *, running: bool = False) -> None:
         """`judge` decides by the ledger and the health of the GPUs at the moment of the call."""
         self._judge = judge
         self.running = running
@@ -67,14 +67,14 @@ class GrantRequest:
         self.match: Match | None = None
         """The container that Allocate is called for, by the pods that wait; None: unknown, or this is a claim's."""
         self.contributions: list[Contribution] = []
-        self.granted: DeviceHold | None = None
+        self.granted: Allocation | None = None
         """What was given in the end; None: nothing."""
 
-    def draft(self) -> GrantDraft | Refused:
+    def draft(self) -> GrantDraft | Refusal:
         """Return the answer as it would be now, with the contributions made so far."""
         draft = self._judge()
         for contribute in self.contributions:
-            if isinstance(draft, Refused):
+            if isinstance(draft, Refusal):
                 break
             draft = contribute(draft)
         return draft
@@ -142,7 +142,7 @@ class NodeFeature:
         """
         return ()
 
-    async def before_start(self, start: StartRequest) -> Refused | None:  # noqa: ARG002
+    async def before_start(self, start: StartRequest) -> Refusal | None:  # noqa: ARG002
         """Wait, until the deadline at most, for what a container needs to start; return why it must not start yet."""
         return None
 
@@ -160,7 +160,7 @@ class NodeFeature:
         `its_own`: the kubelet process that runs now has written it, or shows devices in it.
         """
 
-    def unrecorded(self) -> Collection[DeviceHold]:
+    def unrecorded(self) -> Collection[Allocation]:
         """Return what containers hold although the kubelet's checkpoint does not show it. Asked after each reading."""
         return ()
 
@@ -174,7 +174,7 @@ class NodeFeature:
         May read files and processes, in threads. Raises nothing.
         """
 
-    def entries(self) -> Iterable[Observable[tuple[DeviceHold, ...]]]:
+    def entries(self) -> Iterable[Observable[tuple[Allocation, ...]]]:
         """Return what containers hold in another way than by the kubelet's checkpoint. Called once, and followed."""
         return ()
 
@@ -230,7 +230,7 @@ class Features:
         return found
 
     @asynccontextmanager
-    async def granting(self, request: GrantRequest) -> AsyncIterator[GrantDraft | Refused]:
+    async def granting(self, request: GrantRequest) -> AsyncIterator[GrantDraft | Refusal]:
         """Yield the draft of an answer with the contribution of each feature, or why there is none."""
         async with AsyncExitStack() as stack:
             for feature in self._features:
@@ -248,11 +248,11 @@ class Features:
         """Return the mounts that the features add."""
         return tuple(mount for feature in self._features for mount in feature.mounts(owner, device_ids))
 
-    async def before_start(self, start: StartRequest) -> Refused | None:
+    async def before_start(self, start: StartRequest) -> Refusal | None:
         """Return the first reason why a container must not start."""
         for feature in self._features:
-            if (refused := await feature.before_start(start)) is not None:
-                return refused
+            if (refusal := await feature.before_start(start)) is not None:
+                return refusal
         return None
 
     def measured(self, metrics: NodeMetrics) -> NodeMetrics:

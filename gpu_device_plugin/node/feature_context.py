@@ -1,4 +1,4 @@
-"""Make the features of an agent: which there may be, and what each knows of its node."""
+"""Create the features of an agent, and give each access to its node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.hardware.monitor import Hardware
     from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
     from gpu_device_plugin.kubelet.records import KubeletRecords
-    from gpu_device_plugin.model.holds import DeviceHold, Place
+    from gpu_device_plugin.model.allocations import Allocation, Place
     from gpu_device_plugin.model.limits import LimitState
     from gpu_device_plugin.node.extension import F, Features, NodeFeature
     from gpu_device_plugin.node.node_api import NodeApi
@@ -35,9 +35,9 @@ class NodeContext:
     config: Observable[NodeConfig]
     state: NodeState
     """To be read; only the ledger's reservations may be changed."""
-    entries: Observable[tuple[DeviceHold, ...]]
+    entries: Observable[tuple[Allocation, ...]]
     """What each container holds."""
-    checkpoint_entries: Observable[tuple[DeviceHold, ...]]
+    checkpoint_entries: Observable[tuple[Allocation, ...]]
     """Those of them that are in the kubelet's checkpoint."""
     hardware: Hardware
     records: KubeletRecords

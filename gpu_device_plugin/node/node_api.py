@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.client.config import ClusterConfig
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
+    from gpu_device_plugin.model.allocations import Allocation
     from gpu_device_plugin.model.contract.cordons import Cordon
     from gpu_device_plugin.model.gpus import Gpu
-    from gpu_device_plugin.model.holds import DeviceHold
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.node.waiting_pods import WaitingPods
     from gpu_device_plugin.settings.node import NodeSettings
@@ -151,7 +151,7 @@ class NodeApi:
     async def announce_shutdown(self, _within_s: float = 1.0) -> None:
         """Publish on our node that its agent is about to end, and linger for pods that are being bound."""
 
-    def learn(self, holds: Sequence[DeviceHold]) -> None:
+    def learn(self, allocations: Sequence[Allocation]) -> None:
         """Take over from the kubelet's checkpoint which container has which devices, and settle the promises by it."""
 
     def kubelet_is(self, identity: str) -> None:

@@ -16,7 +16,7 @@ from gpu_device_plugin.cluster.node_pods import NodePods
 from gpu_device_plugin.cluster.objects.decoding import NAMESPACES, PodReader, read_metadata
 from gpu_device_plugin.cluster.writers.events import EventSubject, EventWriter, about_node
 from gpu_device_plugin.cluster.writers.evictions import evict
-from gpu_device_plugin.cluster.writers.own_node import NodeCondition, OwnNode
+from gpu_device_plugin.cluster.writers.own_node import NodeConditionWriter, OwnNode
 from gpu_device_plugin.cluster.writers.pod_writer import PodWriter
 from gpu_device_plugin.model.contract.keys import READ_BY_AGENT, MalformedAnnotationError
 from gpu_device_plugin.node.node_api import NodeApi
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.cluster.client.config import ClusterConfig
     from gpu_device_plugin.cluster.writers.evictions import Eviction
+    from gpu_device_plugin.model.allocations import Allocation
     from gpu_device_plugin.model.contract.cordons import Cordon
     from gpu_device_plugin.model.gpus import Gpu
-    from gpu_device_plugin.model.holds import DeviceHold
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.node.node_api import Happening
     from gpu_device_plugin.node.node_state import NodeState
@@ -76,7 +76,7 @@ class NodeCluster(NodeApi):
         self._events = EventWriter(self.client, instance=settings.node_name)
         self._self = OwnNode(self.client, settings.node_name)
         self.cleanup = Cleanup(self.client, self._self, settings.names)
-        condition = NodeCondition(
+        condition = NodeConditionWriter(
             self.client,
             settings.node_name,
             forbidden=lambda why: self.event("NodeConditionForbidden", why, "Observe"),
@@ -157,8 +157,8 @@ class NodeCluster(NodeApi):
         )
         self.event("PodNotAnnotated", note, "Annotating")
 
-    def learn(self, holds: Sequence[DeviceHold]) -> None:  # noqa: D102
-        self.waiting.learn(holds)
+    def learn(self, allocations: Sequence[Allocation]) -> None:  # noqa: D102
+        self.waiting.learn(allocations)
         self._pod_annotations.settle()
 
     async def gpus_before(self, within_s: float) -> tuple[Gpu, ...]:  # noqa: D102

@@ -55,7 +55,7 @@ def main(
     life = until_stopped(
         program.run(),
         "node agent",
-        {signal.SIGHUP: program.look, signal.SIGUSR1: program.toggle_pause},
+        {signal.SIGHUP: program.reread_settings, signal.SIGUSR1: program.toggle_pause},
         announce_shutdown=program.announce_shutdown,
         cleanup=program.cleanup,
         restart_after=RESTART_AFTER,
@@ -119,12 +119,12 @@ class NodeProgram:
             self._remembered.keep(self._profile),
         )
 
-    def look(self) -> None:
+    def reread_settings(self) -> None:
         """Read the configuration again."""
         if self.choice is not None:
-            self.choice.look()
+            self.choice.reread()
         else:
-            self.rereading.look(anyway=True)
+            self.rereading.reread(anyway=True)
 
     def toggle_pause(self) -> None:
         """Release the GPUs, or take them up again, if there is an agent already."""
@@ -161,7 +161,7 @@ class NodeProgram:
         label = node.labels.get(CONFIG_LABEL, "")
         if label != self._label:
             self._label = label
-            self.rereading.look(anyway=True)
+            self.rereading.reread(anyway=True)
         if self._in_force == label:
             self._profile.set(label)
 

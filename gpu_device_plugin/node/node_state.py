@@ -27,7 +27,7 @@ class NodeState:
 
     def __repr__(self) -> str:
         node = self.node
-        return f"<NodeState #{self.nodes.version}: {len(node.shares.gpus)} GPUs, {len(node.ledger.holds)} IDs held>"
+        return f"<NodeState #{self.nodes.version}: {len(node.shares.gpus)} GPUs, {len(node.ledger.id_states)} IDs held>"
 
     @property
     def node(self) -> Node:

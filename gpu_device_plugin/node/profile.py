@@ -1,4 +1,4 @@
-"""Choose the profile of settings that our node's label names; no GPU is shared before it is known."""
+"""Choose the settings profile that the node's label names, before any GPU is shared."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.backoff import Backoff
 from gpu_device_plugin.cluster.client.errors import ApiError
@@ -46,7 +46,7 @@ class ProfileChoice:
         self._self = OwnNode(self._client, settings.node_name)
         self.cleanup = Cleanup(self._client, self._self)
         self._events = EventWriter(self._client, instance=settings.node_name)
-        self._again = asyncio.Event()
+        self._wake = asyncio.Event()
         self.patience_s = 10.0
         """Seconds that the API server may take before the remembered profile is used."""
         self.look_s = 10.0
@@ -57,9 +57,9 @@ class ProfileChoice:
     def __repr__(self) -> str:
         return f"<Choice for {self._settings.node_name}: {self.why}>"
 
-    def look(self) -> None:
+    def reread(self) -> None:
         """Read label and files now."""
-        self._again.set()
+        self._wake.set()
 
     async def made(self) -> tuple[NodeSettings, Texts, str]:
         """Return the settings to run with, however long that takes. Owns a connection and the address of the probes.
@@ -100,8 +100,8 @@ class ProfileChoice:
                     return settings_for(self._sources, texts, label), texts, label
                 except UsageError as error:
                     self._wait(f"this node shares nothing until its settings can be used: {error}")
-            await within(wait_s, self._again.wait())
-            self._again.clear()
+            await wait_within(wait_s, self._wake.wait())
+            self._wake.clear()
 
     def _remembered_label(self, problem: str) -> str | None:
         """Return the label that the last agent saw, None if none was saved."""

@@ -1,4 +1,4 @@
-"""Reconcile our ledger with the kubelet's records: before registering, after every grant, and periodically."""
+"""Reconcile the ledger with the kubelet's records: before registering, after every grant, and periodically."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.aio.waiting import together, within
+from gpu_device_plugin.aio.waiting import together, wait_within
 from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
-from gpu_device_plugin.node.rules.holdings import held_through_others
-from gpu_device_plugin.node.rules.ledger import SETTLING_S, Hold, Ledger
+from gpu_device_plugin.node.rules.assignments import held_through_others
+from gpu_device_plugin.node.rules.ledger import SETTLING_S, IdState, Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.kubelet.checkpoint import Checkpoint, Stamp
     from gpu_device_plugin.kubelet.records import KubeletRecords
-    from gpu_device_plugin.model.holds import DeviceHold
+    from gpu_device_plugin.model.allocations import Allocation
     from gpu_device_plugin.node.extension import Features
     from gpu_device_plugin.node.node_state import NodeState
     from gpu_device_plugin.node.rules.ledger import Reading
@@ -60,7 +60,7 @@ class Reconciler:
     """As for `Ledger.reconciled`."""
 
     def __post_init__(self) -> None:
-        self.checkpoint_entries: Observable[tuple[DeviceHold, ...]] = Observable(())
+        self.checkpoint_entries: Observable[tuple[Allocation, ...]] = Observable(())
         """What containers hold by the checkpoint that was read last, or by features that know more; set with every
         reading of the checkpoint."""
         self.rounds: Observable[int] = Observable(0)
@@ -125,7 +125,7 @@ class Reconciler:
         """
         patience_s = math.inf
         while True:
-            if await within(patience_s, self._granted.wait()):
+            if await wait_within(patience_s, self._granted.wait()):
                 patience_s = _WRITTEN_S
                 self._granted.clear()  # a grant from here on may be missing in what we read
                 await asyncio.sleep(_WRITTEN_S)
@@ -133,16 +133,16 @@ class Reconciler:
                 patience_s *= 3
             found = self._read()
             await self._check_unrecorded()
-            seen = found is not None and await self._records.look(found)
+            seen = found is not None and await self._records.compare_with_list(found)
             await asyncio.sleep(_BETWEEN_S)
             ledger = self._state.node.ledger
-            confirmed = seen and ledger.certain and all(hold.granted_at is None for hold in ledger.holds.values())
+            confirmed = seen and ledger.certain and all(state.granted_at is None for state in ledger.id_states.values())
             if confirmed or patience_s > SETTLING_S:
                 patience_s = math.inf
 
     async def _rounds(self) -> NoReturn:
         while True:
-            if await within(self.interval_s * self._slower, self._changed.wait()):
+            if await wait_within(self.interval_s * self._slower, self._changed.wait()):
                 self._slower = 1
             self._changed.clear()
             in_vain = await self._round()
@@ -155,7 +155,7 @@ class Reconciler:
         """Reconcile once; return the IDs for which the kubelet wrote its checkpoint in vain."""
         self._read()
         await self._check_unrecorded()
-        if self._state.node.ledger.foreign:  # no other event says when they become free
+        if self._state.node.ledger.held_by_other_resource:  # no other event says when they become free
             self.resend()
         try:
             found = await self._records.evidence(self._held, self.resend)
@@ -165,7 +165,7 @@ class Reconciler:
         if found is None:
             return frozenset()
         evidence, written = found
-        unknown = evidence.held - self._state.node.ledger.holds.keys()
+        unknown = evidence.held - self._state.node.ledger.id_states.keys()
         if unknown:
             self._metrics.count(m.LEDGER_DRIFT, "unknown_to_us", times=len(unknown))
             _log.warning("the kubelet allocated devices unknown to this agent", extra={"devices": len(unknown)})
@@ -173,12 +173,12 @@ class Reconciler:
         if written is not None:
             self._take_over(written)
         self._state.update(Ledger.reconciled, evidence, self.readings(), time.monotonic(), self.process_wait_s)
-        if any(hold.freed_at is not None for hold in self._state.node.ledger.holds.values()):
+        if any(state.freed_at is not None for state in self._state.node.ledger.id_states.values()):
             await self.read_again()
             self._state.update(Ledger.released, self.readings(), time.monotonic(), self.process_wait_s)
-        holds = self._state.node.ledger.holds
+        states = self._state.node.ledger.id_states
         return frozenset(
-            name for name, hold in holds.items() if hold == Hold() and name in evidence.recorded - evidence.listed
+            name for name, state in states.items() if state == IdState() and name in evidence.recorded - evidence.listed
         )
 
     def _read(self) -> Checkpoint | None:
@@ -200,12 +200,15 @@ class Reconciler:
         ids = self._records.held(found)
         if found.stamp is not None and found.stamp == self._at_grant:
             # Written before our last grant: an ID in it that we hold is listed for its former holder.
-            ids -= self._state.node.ledger.holds.keys()
+            ids -= self._state.node.ledger.id_states.keys()
         self._state.update(Ledger.seen, ids, certain=True)
         self._learn(found, its_own=found.stamp != self._at_start and self._records.heard)
-        holds = (*found.holds, *(hold for feature in self._features for hold in feature.unrecorded()))
-        self.find_foreign(holds)
-        self.checkpoint_entries.set(holds)
+        allocations = (
+            *found.allocations,
+            *(allocation for feature in self._features for allocation in feature.unrecorded()),
+        )
+        self.find_held_by_other_resource(allocations)
+        self.checkpoint_entries.set(allocations)
 
     def _learn(self, found: Checkpoint | None, *, its_own: bool) -> None:
         for feature in self._features:
@@ -225,22 +228,22 @@ class Reconciler:
     def _held(self) -> Collection[str]:
         """Return the IDs that we hold and the kubelet should show."""
         ledger = self._state.node.ledger
-        return ledger.holds.keys() - ledger.forgotten
+        return ledger.id_states.keys() - ledger.forgotten
 
-    def find_foreign(self, holds: Iterable[DeviceHold] | None = None) -> None:
+    def find_held_by_other_resource(self, allocations: Iterable[Allocation] | None = None) -> None:
         """Find our GPUs that containers hold through other resources: of former settings, or of another plugin.
 
-        `holds` are those of the kubelet's checkpoint; None: as last read.
+        `allocations` are those of the kubelet's checkpoint; None: as last read.
         """
-        holds = self.checkpoint_entries.value if holds is None else holds
-        foreign = held_through_others(holds, self._state.node.shares)
-        if foreign != self._state.node.ledger.foreign:
-            for uuid in foreign.keys() - self._state.node.ledger.foreign.keys():
+        allocations = self.checkpoint_entries.value if allocations is None else allocations
+        held_by_other_resource = held_through_others(allocations, self._state.node.shares)
+        if held_by_other_resource != self._state.node.ledger.held_by_other_resource:
+            for uuid in held_by_other_resource.keys() - self._state.node.ledger.held_by_other_resource.keys():
                 _log.error(
                     "a GPU is in use through a resource that this agent does not offer, and is not shared meanwhile",
-                    extra={"uuid": uuid, "resource": foreign[uuid]},
+                    extra={"uuid": uuid, "resource": held_by_other_resource[uuid]},
                 )
-            self._state.update(Ledger.with_foreign, foreign)
+            self._state.update(Ledger.with_held_by_other_resource, held_by_other_resource)
 
     def _complain(self, error: CheckpointUnreadableError) -> None:
         if str(error) != self._complaint:

@@ -112,7 +112,7 @@ class DevicePlugin:
 
     async def any_gpu(self) -> None:
         """Wait until there is a GPU; without one nothing is registered."""
-        await self._config.meets(lambda config: config.shares.any_listed)
+        await self._config.wait_until(lambda config: config.shares.any_listed)
 
     async def serve(self) -> NoReturn:
         """Keep resources registered and the ledger reconciled while there is no other plugin; report others.

@@ -1,4 +1,4 @@
-"""The pods that wait on this node for devices, their promises, and the containers that have been served."""
+"""Track the pods that wait for devices on this node, their promises, and the containers already served."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.model.contract.frameworks import read_frameworks
+from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, read_preferences
 from gpu_device_plugin.model.contract.keys import (
     FRAMEWORKS,
     MEMORY_GUARANTEE,
@@ -18,7 +19,6 @@ from gpu_device_plugin.model.contract.keys import (
     MalformedAnnotationError,
 )
 from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS, promises
-from gpu_device_plugin.model.contract.wishes import NO_WISHES, read_wishes
 from gpu_device_plugin.model.pods import ContainerKind
 from gpu_device_plugin.model.resources import OF_GPUS, Kind
 from gpu_device_plugin.node.rules.ledger import SETTLING_S
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.cluster.node_pods import NodePods
+    from gpu_device_plugin.model.allocations import Allocation
+    from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
     from gpu_device_plugin.model.contract.promises import Promise
-    from gpu_device_plugin.model.contract.wishes import Wishes
-    from gpu_device_plugin.model.holds import DeviceHold
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.node.node_state import NodeState
-    from gpu_device_plugin.node.rules.holdings import Slot
+    from gpu_device_plugin.node.rules.assignments import Slot
     from gpu_device_plugin.node.rules.matching import Call, Match
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class _Written:
 
     pod: Pod
     promises: Mapping[tuple[str, Kind], Promise]
-    wishes: Wishes
+    wishes: GpuPreferences
     frameworks: tuple[str, ...]
 
 
@@ -121,10 +121,12 @@ class WaitingPods:
         """
         self._refused[match.pod.uid] = self.clock()
 
-    def learn(self, holds: Iterable[DeviceHold]) -> None:
+    def learn(self, allocations: Iterable[Allocation]) -> None:
         """Take over what containers hold by the kubelet's checkpoint, and correct the guesses by it."""
         self.recorded = {
-            (hold.pod_uid, hold.container, hold.kind): hold.device_ids for hold in holds if hold.kind in OF_GPUS
+            (allocation.pod_uid, allocation.container, allocation.kind): allocation.device_ids
+            for allocation in allocations
+            if allocation.kind in OF_GPUS
         }
         now = self.clock()
         owners = {(slot[2], ids): slot for slot, ids in self.recorded.items()}
@@ -163,10 +165,12 @@ class WaitingPods:
         if refused or all(self._is_served((uid, container.name, kind)) for container, kind, _ in wanted):
             return None
         written = self._read(pod)
-        promised, wishes = written.promises, written.wishes
-        gpus = self._state.node.shares.gpus if wishes.choosy else ()
+        promised, preferences = written.promises, written.wishes
+        gpus = self._state.node.shares.gpus if preferences.choosy else ()
         allowed = {
-            s.position for s in gpus if wishes.allow_model(s.gpu.product) and wishes.allow_uuid(s.gpu.uuid, s.gpu.card)
+            s.position
+            for s in gpus
+            if preferences.allow_model(s.gpu.product) and preferences.allow_uuid(s.gpu.uuid, s.gpu.card)
         }
         return WaitingPod(
             uid,
@@ -176,15 +180,15 @@ class WaitingPods:
                     container=container.name,
                     kind=kind,
                     amount=amount,
-                    init=container.hands_on,
+                    init=container.devices_reused_by_later,
                     promise=self._swapped.get((uid, container.name, kind), promised.get((container.name, kind))),
                     served=self._is_served((uid, container.name, kind)),
-                    allowed=frozenset(allowed) if wishes.choosy else None,
+                    allowed=frozenset(allowed) if preferences.choosy else None,
                 )
                 for container, kind, amount in wanted
             ),
             sum(amount for c, kind, amount in wanted if kind is Kind.MEMORY and c.kind is ContainerKind.APP),
-            wishes.gpu_policy,
+            preferences.gpu_policy,
             written.frameworks,
             {key: pod.annotations[key] for key in (MEMORY_LIMIT, MEMORY_GUARANTEE) if key in pod.annotations},
         )
@@ -196,14 +200,14 @@ class WaitingPods:
         known = self._written.get(pod.uid)
         if known is None or known.pod != pod:
             promised = partial(promises, pod, self._resources)
-            wishes = partial(read_wishes, pod.annotations)
+            wishes = partial(read_preferences, pod.annotations)
             frameworks, ignored = read_frameworks(pod.annotations.get(FRAMEWORKS, ""))
             if ignored:
                 self._complain("frameworks of a pod are ignored", pod, ignored)
             known = self._written[pod.uid] = _Written(
                 pod,
                 self._understood("a promise is ignored", pod, promised, MappingProxyType({})),
-                self._understood("the wishes of a pod are ignored", pod, wishes, NO_WISHES),
+                self._understood("the wishes of a pod are ignored", pod, wishes, NO_PREFERENCES),
                 frameworks,
             )
         return known

@@ -6,12 +6,12 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from gpu_device_plugin.model.condition import FAULTS, ConditionGroup
 from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
 from gpu_device_plugin.model.limits import CHOOSABLE, Enforcement
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.placing import POLICIES
 from gpu_device_plugin.model.resources import OF_GPUS, Kind, Names, Resource
+from gpu_device_plugin.model.telemetry import FAULTS, TelemetryGroup
 from gpu_device_plugin.node.rules.container_grants import DELIVERIES
 from gpu_device_plugin.node.rules.serving_mode import SERVING_MODES, ServingMode
 from gpu_device_plugin.settings.common import ProgramSettings
@@ -239,9 +239,9 @@ class NodeSettings(ProgramSettings):
         "How often to read the memory that each container uses. 0s: never.",
         live=True,
     )
-    condition: tuple[ConditionGroup, ...] = knob(
-        ",".join(ConditionGroup),
-        some_of(*ConditionGroup, none="off"),
+    condition: tuple[TelemetryGroup, ...] = knob(
+        ",".join(TelemetryGroup),
+        some_of(*TelemetryGroup, none="off"),
         "What to read of the GPUs' condition every 15 seconds, for metrics, history and `doctor`; off: nothing.",
         live=True,
     )

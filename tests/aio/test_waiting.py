@@ -7,20 +7,20 @@ import threading
 
 import pytest
 
-from gpu_device_plugin.aio.waiting import in_thread, within
+from gpu_device_plugin.aio.waiting import in_thread, wait_within
 from tests.patience import eventually, stretched
 
 
 async def test_what_happens_in_time_is_told_from_what_does_not() -> None:
     event = asyncio.Event()
-    assert not await within(0, event.wait())
+    assert not await wait_within(0, event.wait())
     event.set()
-    assert await within(None, event.wait())
+    assert await wait_within(None, event.wait())
 
 
 async def test_what_does_not_happen_in_time_is_cancelled() -> None:
     task = asyncio.ensure_future(asyncio.Event().wait())
-    assert not await within(0.001, task)
+    assert not await wait_within(0.001, task)
     assert task.cancelled()
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.cluster.client.errors import ForbiddenError
-from gpu_device_plugin.cluster.writers.own_node import NodeCondition
-from gpu_device_plugin.node.rules.health.node_condition import GpuHealthyCondition
+from gpu_device_plugin.cluster.writers.own_node import NodeConditionWriter
+from gpu_device_plugin.node.rules.health.node_condition import NodeCondition
 from gpu_device_plugin.testing.builders import node
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Garbage
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.testing.cluster.api_server import ApiServer
 
-GOOD = GpuHealthyCondition("True", "GPUsHealthy", "2 of 2 GPUs are healthy")
-BAD = GpuHealthyCondition("False", "GPUUnhealthy", "GPU 0: XID 79")
+GOOD = NodeCondition("True", "GPUsHealthy", "2 of 2 GPUs are healthy")
+BAD = NodeCondition("False", "GPUUnhealthy", "GPU 0: XID 79")
 OLD = "2026-01-01T00:00:00Z"
 
 
@@ -32,8 +32,8 @@ def found(server: ApiServer) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def keeping(client: Client, **how: Any) -> AsyncIterator[NodeCondition]:
-    kept = NodeCondition(client, "n", first_retry_s=0.01, **how)
+async def keeping(client: Client, **how: Any) -> AsyncIterator[NodeConditionWriter]:
+    kept = NodeConditionWriter(client, "n", first_retry_s=0.01, **how)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(kept.run())
         yield kept
@@ -65,7 +65,7 @@ async def test_nothing_is_asked_before_it_is_known_what_is_wanted(server: ApiSer
 
 async def test_without_a_condition_nothing_is_removed(server: ApiServer, client: Client) -> None:
     server.add(node("n"))
-    assert not await NodeCondition(client, "n").put(None)
+    assert not await NodeConditionWriter(client, "n").put(None)
     assert server.count("patch", "nodes/status") == 0
 
 
@@ -74,7 +74,7 @@ async def test_the_last_transition_outlives_the_agent(server: ApiServer, client:
     condition = {"type": "GPUHealthy", "status": "True", "lastTransitionTime": OLD, "lastHeartbeatTime": OLD}
     others = server.get("nodes", "n")["status"]["conditions"]
     server.patch("nodes", "n", {"status": {"conditions": [*others, condition]}}, subresource="status")
-    kept = NodeCondition(client, "n")
+    kept = NodeConditionWriter(client, "n")
     await kept.put(GOOD)
     assert found(server)["lastTransitionTime"] == OLD
     assert found(server)["lastHeartbeatTime"] != OLD
@@ -111,4 +111,4 @@ async def test_a_missing_right_is_told_once(server: ApiServer, client: Client, e
     assert len(told) == 1
     assert told[0].startswith("The node's condition GPUHealthy cannot be written: patch nodes/status n: 403 Forbidden")
     with pytest.raises(ForbiddenError):
-        await NodeCondition(client, "n").put(GOOD)
+        await NodeConditionWriter(client, "n").put(GOOD)

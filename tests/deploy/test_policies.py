@@ -14,7 +14,7 @@ import pytest
 from gpu_device_plugin.cluster.writers.events import CONTROLLER
 from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan
 from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
-from gpu_device_plugin.features.mps.rules.mps_wishes import Clients
+from gpu_device_plugin.features.mps.rules.mps_admission import Clients
 from gpu_device_plugin.model.contract import keys as wire
 from gpu_device_plugin.model.contract.frameworks import VARIABLES
 from gpu_device_plugin.model.contract.keys import SWITCH_LABEL

@@ -12,7 +12,7 @@ import pytest
 from gpu_device_plugin.core.report.finding import examine
 from gpu_device_plugin.core.report.findings.node_checks import CHECKS
 from gpu_device_plugin.hardware.gpu_health_tracker import State
-from gpu_device_plugin.model.condition import ConditionGroup, GpuTelemetry, Throttle
+from gpu_device_plugin.model.telemetry import GpuTelemetry, TelemetryGroup, Throttle
 from gpu_device_plugin.programs.doctor.doctor_program import DoctorDeadlines, DoctorPlace, examined
 from gpu_device_plugin.settings.node import NodeSettings
 
@@ -168,7 +168,7 @@ async def test_a_library_tells_the_condition_as_nvmls_header_lays_it_out(watchin
     compiled(tmp_path, ONE_GPU + CONDITION)
     async with watching("nvml", library_dir=tmp_path) as hardware:
         await hardware.until(lambda view: view.inventory.gpus)
-        first, second = [await hardware.condition([*ConditionGroup]) for _ in range(2)]
+        first, second = [await hardware.condition([*TelemetryGroup]) for _ in range(2)]
     assert first == second
     assert first == (
         GpuTelemetry(

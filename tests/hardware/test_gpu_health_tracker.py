@@ -39,7 +39,7 @@ class World:
 
     @property
     def unhealthy(self) -> set[str]:
-        return {uuid for uuid, belief in self.beliefs.view.value.beliefs.items() if not belief.healthy}
+        return {uuid for uuid, health in self.beliefs.view.value.health_by_uuid.items() if not health.healthy}
 
     @property
     def known(self) -> list[str]:
@@ -135,7 +135,7 @@ def test_an_instance_that_is_made_again_is_believed_anew(world: World) -> None:
     """The old problem was that of an instance which exists no more."""
     world.beliefs.take_events([Xid("GPU-a", 48, gi=7)])
     world.listed(A, TWO, PART, B, OTHER, T4)
-    assert "MIG-1" not in world.beliefs.view.value.beliefs
+    assert "MIG-1" not in world.beliefs.view.value.health_by_uuid
     world.listed(*ALL)
     assert world.unhealthy == set()
 

@@ -12,9 +12,9 @@ import pytest
 
 from gpu_device_plugin.core.report.findings.condition_checks import condition_here
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
-from gpu_device_plugin.model.condition import SLOWING, ConditionGroup, GpuTelemetry, Throttle
 from gpu_device_plugin.model.gpus import Closeness
 from gpu_device_plugin.model.memory import shares_of
+from gpu_device_plugin.model.telemetry import SLOWING, GpuTelemetry, TelemetryGroup, Throttle
 from tests.core.report.findings.test_node_checks import WELL
 from tests.nvml_mock import Mock, need_library
 from tests.patience import eventually, stretched
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.hardware.conftest import Watching
 
 
-EVERY = [*ConditionGroup]
+EVERY = [*TelemetryGroup]
 
 
 def nvml() -> dict[str, Any]:
@@ -78,13 +78,13 @@ async def test_every_pair_of_gpus_is_linked_once(source: dict[str, Any], watched
 
 async def test_every_gpu_tells_its_condition_and_its_instances_none(source: dict[str, Any], watched: Watching) -> None:
     async with watched(**source) as hardware:
-        conditions = await hardware.condition(EVERY)
+        telemetry = await hardware.condition(EVERY)
         none = await hardware.condition([])
         whole = [gpu.uuid for gpu in hardware.view.value.inventory.gpus if gpu.instance is None]
-    assert conditions is not None
-    assert [condition.uuid for condition in conditions] == whole
+    assert telemetry is not None
+    assert [condition.uuid for condition in telemetry] == whole
     assert none == tuple(map(GpuTelemetry, whole))
-    for condition in conditions:
+    for condition in telemetry:
         assert 0 < (condition.temperature_c or 0) < (condition.slowdown_c or 200)
         assert condition.power_mw
         assert condition.energy_mj is not None
@@ -97,11 +97,11 @@ async def test_a_second_process_sees_the_same_hardware(source: dict[str, Any], w
     async with watching(**source) as hardware:
         first = await hardware.until(lambda view: view.state is State.WATCHING)
         await hardware.pause()
-        assert not any(belief.healthy for belief in hardware.view.value.beliefs.values())
+        assert not any(health.healthy for health in hardware.view.value.health_by_uuid.values())
         hardware.resume()
         second = await hardware.until(lambda view: view.state is State.WATCHING)
     assert second.inventory == first.inventory
-    assert all(second.beliefs[uuid].healthy == belief.healthy for uuid, belief in first.beliefs.items())
+    assert all(second.health_by_uuid[uuid].healthy == health.healthy for uuid, health in first.health_by_uuid.items())
 
 
 @pytest.fixture
@@ -110,11 +110,11 @@ def mock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mock:
 
 
 def sick(view: HardwareView) -> list[int]:
-    return [gpu.index for gpu in view.inventory.gpus if not view.beliefs[gpu.uuid].healthy]
+    return [gpu.index for gpu in view.inventory.gpus if not view.health_by_uuid[gpu.uuid].healthy]
 
 
 def reasons(view: HardwareView, position: int) -> tuple[str, ...]:
-    return view.beliefs[view.inventory.gpus[position].uuid].reasons
+    return view.health_by_uuid[view.inventory.gpus[position].uuid].reasons
 
 
 async def test_b7_b9_a_real_library_loses_a_gpu_and_finds_it_again(mock: Mock, watched: Watching) -> None:
@@ -135,8 +135,8 @@ async def test_b9_b15_an_xid_48_of_a_real_library_stays_although_the_gpu_can_be_
         mock.fails(2, "ecc_uncorrectable", xid=48)
         view = await hardware.until(lambda view: "XID 48" in " ".join(reasons(view, 2)))
         uuid = view.inventory.gpus[2].uuid
-        errors = view.beliefs[uuid].ecc_uncorrected
-        later = await hardware.until(lambda view: view.beliefs[uuid].ecc_uncorrected != errors)
+        errors = view.health_by_uuid[uuid].ecc_uncorrected
+        later = await hardware.until(lambda view: view.health_by_uuid[uuid].ecc_uncorrected != errors)
         assert sick(later) == [2]
     assert {(xid.uuid, xid.code) for xid in xids} == {(uuid, 48)}
 
@@ -169,12 +169,12 @@ async def test_a_real_library_tells_of_heat_slowed_clocks_a_narrow_link_and_erro
         )
 
         async def told() -> list[GpuTelemetry]:
-            conditions = [*(await hardware.condition(EVERY) or before)]
-            told = conditions[3].temperature_c == 91 and conditions[5].ecc_uncorrected
-            return conditions if told and conditions[6].nvlink_errors != 0 else []
+            telemetry = [*(await hardware.condition(EVERY) or before)]
+            told = telemetry[3].temperature_c == 91 and telemetry[5].ecc_uncorrected
+            return telemetry if told and telemetry[6].nvlink_errors != 0 else []
 
-        conditions = await eventually(told, "what the mock was told", pause_s=0.1)
-    hot, broken = conditions[3], conditions[5]
+        telemetry = await eventually(told, "what the mock was told", pause_s=0.1)
+    hot, broken = telemetry[3], telemetry[5]
     assert hot == replace(
         before[3],
         temperature_c=91,
@@ -186,7 +186,7 @@ async def test_a_real_library_tells_of_heat_slowed_clocks_a_narrow_link_and_erro
     assert broken.temperature_c == before[5].temperature_c
     expected = {"ecc-uncorrected", "pcie-narrow", "slowed-by-heat"}
     expected |= {"nvlink-errors"} if broken.nvlink_errors is not None else set()  # a T4 has no NVLinks
-    codes = {finding.code for finding in condition_here(replace(WELL, conditions=tuple(conditions)))}
+    codes = {finding.code for finding in condition_here(replace(WELL, telemetry=tuple(telemetry)))}
     assert codes >= expected
 
 
@@ -197,6 +197,6 @@ async def test_a_gpu_that_a_real_library_loses_has_no_condition_and_hides_no_oth
         gpus = hardware.view.value.inventory.gpus
         mock.fails(3, "lost")
         await hardware.until(lambda view: sick(view) == [3])
-        conditions = await hardware.condition(EVERY)
-    assert conditions is not None
-    assert [condition.uuid for condition in conditions] == [gpu.uuid for gpu in gpus if gpu.index != 3]
+        telemetry = await hardware.condition(EVERY)
+    assert telemetry is not None
+    assert [condition.uuid for condition in telemetry] == [gpu.uuid for gpu in gpus if gpu.index != 3]

@@ -28,8 +28,8 @@ from gpu_device_plugin.hardware.messages import (
     MessageStream,
     read,
 )
-from gpu_device_plugin.model.condition import SLOWING, GpuProcess, GpuReading, GpuTelemetry, Throttle
 from gpu_device_plugin.model.gpus import Closeness, Gpu, Link, MigInstance
+from gpu_device_plugin.model.telemetry import SLOWING, GpuProcess, GpuReading, GpuTelemetry, Throttle
 from gpu_device_plugin.node.rules.health.gpu_health import Probe, Xid
 
 GPU = {"uuid": "GPU-a", "index": 0, "product": "Tesla T4", "total_mib": 15360}

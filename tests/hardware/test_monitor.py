@@ -18,8 +18,8 @@ from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, HealthChange, State
 from gpu_device_plugin.hardware.messages import MOST_BYTES, CgroupLimit
 from gpu_device_plugin.hardware.monitor import Hardware, HardwareContextLost, MonitorTimings
-from gpu_device_plugin.model.condition import GpuReading
 from gpu_device_plugin.model.gpus import Closeness
+from gpu_device_plugin.model.telemetry import GpuReading
 from gpu_device_plugin.node.rules.health.gpu_health import GpuHealth, HealthRules, Xid
 from tests.patience import eventually, patience, stretched
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 def believed(view: HardwareView) -> list[GpuHealth]:
-    return [view.beliefs[gpu.uuid] for gpu in view.inventory.gpus]
+    return [view.health_by_uuid[gpu.uuid] for gpu in view.inventory.gpus]
 
 
 def healthy(view: HardwareView) -> list[bool]:
-    return [belief.healthy for belief in believed(view)]
+    return [health.healthy for health in believed(view)]
 
 
 def child_of(hardware: Hardware) -> int:
@@ -440,13 +440,13 @@ async def test_b20_a_gpu_that_is_divided_anew_is_noticed_and_no_gpu_is_blamed(
             gpus.document["gpus"][1]["mig"] = anew
             gpus.write()
         view = await hardware.until(lambda view: view.inventory != before.inventory)
-        assert hardware.readings.value.keys() == view.beliefs.keys()
+        assert hardware.readings.value.keys() == view.health_by_uuid.keys()
         gpus.now(1, mig=[])
         none = await hardware.until(lambda view: len(view.inventory.gpus) == 9)
         gpus.now(1, mig=False)
         await hardware.until(lambda view: not view.inventory.gpus[8].mig)
     assert labels(view)[8:] == ["1", "1:1 1g.10gb", "1:0 3g.40gb"]  # the one that stayed, and a new one
-    assert view.inventory.gpus[9].uuid in before.beliefs
+    assert view.inventory.gpus[9].uuid in before.health_by_uuid
     assert none.inventory.gpus[8].mig
     assert changes == []
     assert hardware.view.value.child_restarts == 0

@@ -76,8 +76,8 @@ async def test_the_containers_of_a_real_kubelet_are_found() -> None:
                 else:
                     assert inside == {each: f"/proc/{pid}/root{path}" for each, path in leaves.items()}
 
-            holds = checkpoint.read(kubelet.checkpoint, Names({RESOURCE: Kind.MEMORY})).holds
-            told = {(hold.pod_uid, hold.container): hold.enforcement for hold in holds}
+            allocations = checkpoint.read(kubelet.checkpoint, Names({RESOURCE: Kind.MEMORY})).allocations
+            told = {(allocation.pod_uid, allocation.container): allocation.enforcement for allocation in allocations}
             assert told == {(each.uid, name): Enforcement.DRIVER for each in given for name in ids[each.uid]}
 
             await kubelet.delete(given[0].uid)

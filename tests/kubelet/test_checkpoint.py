@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import CDIDevice, ContainerAllocateResponse, DeviceSpec, Mount
 from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadableError, read, stamp_of
+from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.contract.variables import LIMITS
-from gpu_device_plugin.model.holds import DeviceHold
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.testing.kubelet import kubelet_files
@@ -41,7 +41,7 @@ def entry(device_ids: Any, resource: str = MEM) -> dict[str, Any]:
 def test_ids_are_read_from_every_numa_node(tmp_path: Path) -> None:
     path = written(tmp_path / "c", entry({"-1": ["a"], "0": ["b", "c"]}), registered={MEM: ["a", "d"], COUNT: []})
     found = read(path, OURS)
-    assert found.holds == (DeviceHold("p", "c", Kind.MEMORY, frozenset("abc"), through=MEM),)
+    assert found.allocations == (Allocation("p", "c", Kind.MEMORY, frozenset("abc"), through=MEM),)
     assert found.registered == {MEM, COUNT}
     assert found.stamp == stamp_of(path)
 
@@ -50,7 +50,7 @@ def test_what_the_double_writes_is_read(tmp_path: Path) -> None:
     """Nothing held is `null` there, as in Go."""
     path = tmp_path / "c"
     kubelet_files.write_checkpoint(path, [], {MEM: []})
-    assert read(path, OURS).holds == ()
+    assert read(path, OURS).allocations == ()
     held = kubelet_files.Grant("p", "c", MEM, {-1: ("a",)}, ContainerAllocateResponse())
     kubelet_files.write_checkpoint(path, [held], {MEM: ["a"]})
     assert read(path, OURS).by_pod() == {"p": {"a"}}
@@ -63,12 +63,18 @@ def test_the_devices_of_a_pod_are_those_of_all_its_containers_and_of_our_resourc
     found = read(written(tmp_path / "c", *ours, theirs, other), OURS)
     assert found.by_pod() == {"p": {"a", "b", "g", "MIG-0"}, "q": {"d"}}
     assert found.by_pod({Kind.COUNT}) == {"p": {"g"}}
-    assert [hold.kind for hold in found.holds] == [*[Kind.MEMORY] * 2, Kind.COUNT, Kind.INSTANCE, None, Kind.MEMORY]
+    assert [allocation.kind for allocation in found.allocations] == [
+        *[Kind.MEMORY] * 2,
+        Kind.COUNT,
+        Kind.INSTANCE,
+        None,
+        Kind.MEMORY,
+    ]
 
 
 @pytest.mark.parametrize("nothing", [{"-1": None}, {}, None, []])
 def test_a_record_without_devices_is_one(tmp_path: Path, nothing: Any) -> None:
-    assert read(written(tmp_path / "c", entry(nothing)), OURS).holds[0].device_ids == frozenset()
+    assert read(written(tmp_path / "c", entry(nothing)), OURS).allocations[0].device_ids == frozenset()
 
 
 # --- GPUs in the answers of other plugins -----------------------------------------------------------------------------
@@ -102,7 +108,7 @@ def test_a_plugin_that_gave_gpus_of_nvidia_is_known_by_its_answer(
 ) -> None:
     given = entry({"-1": ["7"]}, "x/y") | {"AllocResp": as_text(answer.SerializeToString())}
     ours = given | {"ResourceName": MEM}
-    theirs, own = read(written(tmp_path / "c", given, ours), OURS).holds
+    theirs, own = read(written(tmp_path / "c", given, ours), OURS).allocations
     assert (theirs.gpus, own.gpus) == (gpus, None)
 
 
@@ -136,9 +142,9 @@ def test_the_means_of_limiting_is_read_from_the_answer(
     response = ContainerAllocateResponse(envs=around, mounts=[Mount(container_path="/a", host_path="/b")])
     held = kubelet_files.Grant("p", "c", MEM, {-1: ("a",)}, response)
     kubelet_files.write_checkpoint(tmp_path / "c", [held], {MEM: ["a"]})
-    (found,) = read(tmp_path / "c", OURS).holds
+    (found,) = read(tmp_path / "c", OURS).allocations
     assert found.enforcement == enforcement
-    assert found == DeviceHold("p", "c", Kind.MEMORY, frozenset("a"), through=MEM, enforcement=enforcement)
+    assert found == Allocation("p", "c", Kind.MEMORY, frozenset("a"), through=MEM, enforcement=enforcement)
     assert "secret" not in repr(found)
 
 
@@ -147,7 +153,7 @@ def test_the_limit_that_a_container_was_told_is_read(tmp_path: Path, told: str, 
     response = ContainerAllocateResponse(envs={"GPUSHARE_MEMORY_LIMIT_MIB": told, LIMITS: "mps"})
     held = kubelet_files.Grant("p", "c", MEM, {-1: ("a",)}, response)
     kubelet_files.write_checkpoint(tmp_path / "c", [held], {MEM: ["a"]})
-    (found,) = read(tmp_path / "c", OURS).holds
+    (found,) = read(tmp_path / "c", OURS).allocations
     assert (found.limit_mib, found.enforcement) == (limit_mib, Enforcement.MPS)
 
 
@@ -158,7 +164,7 @@ def test_for_whom_an_answer_was_made_is_read(tmp_path: Path, granted_to: str, *,
     kubelet_files.write_checkpoint(
         tmp_path / "c", [kubelet_files.Grant("p", "c", MEM, {-1: ("a",)}, response)], {MEM: ["a"]}
     )
-    (found,) = read(tmp_path / "c", OURS).holds
+    (found,) = read(tmp_path / "c", OURS).allocations
     assert (found.granted_to, found.misdirected) == (granted_to, misdirected)
 
 
@@ -171,14 +177,14 @@ def test_a_damaged_answer_is_no_damaged_file(
 ) -> None:
     """The devices count all the same. It names one of the known means, or none."""
     path = written(tmp_path_factory.mktemp("c") / "c", entry({"-1": ["a"]}) | {"AllocResp": as_text(before + content)})
-    (found,) = read(path, OURS).holds
+    (found,) = read(path, OURS).allocations
     assert found.device_ids == {"a"}
     assert found.enforcement in {None, *Enforcement}
 
 
 @pytest.mark.parametrize("answer", ["x", "\N{SNOWMAN}", None, 7, ["a"], {}])
 def test_an_answer_that_is_no_answer_names_no_means(tmp_path: Path, answer: Any) -> None:
-    (found,) = read(written(tmp_path / "c", entry({"-1": ["a"]}) | {"AllocResp": answer}), OURS).holds
+    (found,) = read(written(tmp_path / "c", entry({"-1": ["a"]}) | {"AllocResp": answer}), OURS).allocations
     assert found.device_ids == {"a"}
     assert found.enforcement is None
 

@@ -166,7 +166,7 @@ async def desk_of_131(*, looked: bool = True) -> AsyncIterator[tuple[Desk, froze
         made = await node.kubelet.admit(pod("last", {MEM: 2}))
         node.held = set(made.devices(MEM))
         if looked:
-            assert await node.records.look(node.records.recorded())
+            assert await node.records.compare_with_list(node.records.recorded())
         await node.kubelet.delete(made)
         yield node, made.devices(MEM)
 
@@ -215,9 +215,9 @@ async def test_nothing_is_stale_for_a_kubelet_that_frees_what_has_ended() -> Non
 async def test_where_nobody_has_to_be_asked_no_look_is_taken() -> None:
     async with desk((1, 31)) as node:
         node.kubelet.pod_resources_gate.hold()
-        await node.records.look(node.records.recorded())
+        await node.records.compare_with_list(node.records.recorded())
         node.in_api, node.listener = PodsInApi(), None
-        await node.records.look(node.records.recorded())
+        await node.records.compare_with_list(node.records.recorded())
         assert node.kubelet.pod_resources_gate.waiting == 0
         node.kubelet.pod_resources_gate.release()
 
@@ -259,7 +259,7 @@ async def test_a_kubelet_that_ends_before_it_has_written_its_checkpoint_has_said
 async def test_a_look_that_gets_no_answer_changes_nothing() -> None:
     async with desk_of_131() as (node, had):
         node.kubelet.pod_resources_gate.refuse("no", times=1)
-        assert not await node.records.look(node.records.recorded())
+        assert not await node.records.compare_with_list(node.records.recorded())
         assert await stale(node) == had
 
 
@@ -267,6 +267,6 @@ async def test_of_a_pod_that_is_listed_without_its_devices_nothing_is_known_with
     async with desk((1, 31)) as node:
         node.in_api = PodsInApi()
         made = await node.kubelet.admit(pod("p", {}, init=[{MEM: 3}]))
-        assert not await node.records.look(node.records.recorded())
+        assert not await node.records.compare_with_list(node.records.recorded())
         node.in_api = PodsInApi(names={made.uid: "default/p"})
-        assert await node.records.look(node.records.recorded())
+        assert await node.records.compare_with_list(node.records.recorded())

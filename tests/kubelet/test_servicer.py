@@ -13,7 +13,7 @@ from grpc import aio
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2_grpc
-from gpu_device_plugin.kubelet.servicer import PluginServicer, RefusedError, device_list
+from gpu_device_plugin.kubelet.servicer import PluginServicer, RefusalError, device_list
 from gpu_device_plugin.node.rules.advertised_devices import Offer
 from gpu_device_plugin.node.rules.container_grants import Grant
 from tests.kubelet.short_paths import short_folder
@@ -44,13 +44,13 @@ class Scripted:
     async def allocate(self, resource: Resource, device_ids: Sequence[str]) -> Grant:
         self.asked.append((resource, device_ids))
         if self.refusal:
-            raise RefusedError(self.refusal)
+            raise RefusalError(self.refusal)
         return self.given
 
     async def before_start(self, resource: Resource, device_ids: Sequence[str]) -> None:
         self.asked.append((resource, device_ids))
         if self.refusal:
-            raise RefusedError(self.refusal)
+            raise RefusalError(self.refusal)
 
 
 @dataclass

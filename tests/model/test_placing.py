@@ -15,8 +15,8 @@ from gpu_device_plugin.model.placing import (
     Obstacle,
     Placement,
     Rank,
-    Refusal,
     Room,
+    Unplaceable,
     place,
 )
 from gpu_device_plugin.model.resources import Kind
@@ -38,12 +38,12 @@ def rooms(*free: int, total: int = 8) -> list[Room]:
     return [Room(position, total, count, shared=count < total) for position, count in enumerate(free)]
 
 
-def refused(answer: Placement | Refusal) -> Refusal:
-    assert isinstance(answer, Refusal)
+def refused(answer: Placement | Unplaceable) -> Unplaceable:
+    assert isinstance(answer, Unplaceable)
     return answer
 
 
-def placed(answer: Placement | Refusal) -> tuple[int, ...]:
+def placed(answer: Placement | Unplaceable) -> tuple[int, ...]:
     assert isinstance(answer, Placement)
     return answer.positions
 
@@ -94,7 +94,7 @@ def test_a_whole_gpu_is_taken_with_all_its_shares() -> None:
     ],
 )
 def test_the_most_lasting_reason_is_named(room: Room, demand: Demand, obstacle: Obstacle) -> None:
-    assert place(demand, [room], BINPACK) == Refusal(demand, ((room, obstacle),))
+    assert place(demand, [room], BINPACK) == Unplaceable(demand, ((room, obstacle),))
 
 
 def test_shares_in_use_are_no_obstacle_to_shares() -> None:
@@ -119,16 +119,16 @@ def test_a_gpu_that_must_be_used_takes_precedence_over_the_policy() -> None:
     ids=["no room there", "no such GPU", "two for one", "in use there", "two whole for one"],
 )
 def test_a_gpu_that_must_and_cannot_be_used_makes_a_refusal(demand: Demand, must: list[int]) -> None:
-    assert isinstance(place(demand, rooms(8, 2, 8, 8), BINPACK, must=must), Refusal)
+    assert isinstance(place(demand, rooms(8, 2, 8, 8), BINPACK, must=must), Unplaceable)
 
 
 def test_no_whole_gpus_are_no_placement() -> None:
-    assert isinstance(place(whole(0), rooms(8), BINPACK), Refusal)
+    assert isinstance(place(whole(0), rooms(8), BINPACK), Unplaceable)
 
 
 def test_a_refusal_lists_its_reasons_by_position() -> None:
     there = rooms(1, 2, 3)
-    expected = Refusal(wanting(4), tuple((room, Obstacle.FULL) for room in there))
+    expected = Unplaceable(wanting(4), tuple((room, Obstacle.FULL) for room in there))
     assert place(wanting(4), there[::-1], BINPACK) == expected
 
 
@@ -328,7 +328,7 @@ def test_a_placement_fits_and_a_refusal_means_that_none_does(
         if fits(demand, group) and demand.amount % demand.gpus == 0 and {room.position for room in group} >= must
     ]
     answer = place(demand, there, POLICIES[policy], must=must)
-    if isinstance(answer, Refusal):
+    if isinstance(answer, Unplaceable):
         assert every == []
         assert [room for room, _ in answer.reasons] == sorted(there, key=lambda room: room.position)
     else:
@@ -361,7 +361,7 @@ def test_no_group_of_whole_gpus_is_closer(size: int, must: set[int], data: st.Da
     there = node(*(4,) * 7, closeness=pairs)
     answer = place(whole(size), there.rooms(), BINPACK, there.links.connection, must=must)
     if len(must) > size:
-        assert isinstance(answer, Refusal)
+        assert isinstance(answer, Unplaceable)
         return
 
     def inside(group: set[int]) -> int:

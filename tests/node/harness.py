@@ -160,13 +160,13 @@ class NodeWorld:
     def held(self) -> set[str]:
         """The IDs that the agent believes taken."""
         assert self.agent is not None
-        return set(self.agent.state.node.ledger.holds)
+        return set(self.agent.state.node.ledger.id_states)
 
     async def confirmed(self) -> None:
         """Wait until the agent has read in the kubelet's checkpoint what it gave."""
         assert self.agent is not None
         state = self.agent.state
-        await self.until(lambda: all(hold.granted_at is None for hold in state.node.ledger.holds.values()))
+        await self.until(lambda: all(hold.granted_at is None for hold in state.node.ledger.id_states.values()))
 
     async def rounds(self, count: int, *, now: bool = False) -> None:
         """Let the agent compare its ledger with the kubelet's records `count` times more, each from its beginning.

@@ -9,13 +9,13 @@ import pytest
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.mps.mps_link import MpsLink
-from gpu_device_plugin.kubelet.servicer import RefusedError
+from gpu_device_plugin.kubelet.servicer import RefusalError
 from gpu_device_plugin.model.contract.promises import Promise
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.allocation_handler import AllocationHandler
 from gpu_device_plugin.node.extension import Features, GrantRequest, NodeFeature
 from gpu_device_plugin.node.node_state import NodeState
-from gpu_device_plugin.node.rules.admission import Refused, Why
+from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode
 from gpu_device_plugin.node.rules.matching import Call, ContainerRequest, Match, Matched, WaitingPod
 from gpu_device_plugin.node.rules.node_config import NodeConfig
 from tests import names
@@ -102,7 +102,7 @@ async def test_a_feature_without_a_part_in_an_answer_takes_none_of_its_time(tmp_
     """The kubelet's only sync loop waits for it; here nobody asks for MPS."""
     answers = answering(Queue(), tmp_path)
     answers.features.add(NodeFeature())
-    request = GrantRequest(lambda: Refused(Why.UNHEALTHY, "out of service"))
+    request = GrantRequest(lambda: Refusal(RefusalCode.UNHEALTHY, "out of service"))
     async with answers.features.granting(request):
         assert request.contributions == []
 
@@ -173,5 +173,5 @@ async def test_a_container_does_not_start_with_devices_that_the_kubelet_has_free
         ids, answers = tuple(made.only.devices[names.MEM]), it.node.agent._answers
         await answers.before_start(MEM, ids)
         await it.node.kubelet.delete(made, force=True)
-        with pytest.raises(RefusedError, match="the pod of this container was deleted"):
+        with pytest.raises(RefusalError, match="the pod of this container was deleted"):
             await answers.before_start(MEM, ids)

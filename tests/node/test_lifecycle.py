@@ -236,7 +236,7 @@ async def test_probes_and_metrics_show_what_the_agent_does() -> None:
 async def test_metrics_show_the_condition_of_the_gpus_in_the_groups_of_the_setting() -> None:
     async with world([{**T4, "temperature": 91, "throttle": ["heat"]}, T4], condition="thermal,clocks") as node:
         agent = node.launch()
-        await node.until(lambda: len(agent.metrics_state().conditions or ()) == 2)
+        await node.until(lambda: len(agent.metrics_state().telemetry or ()) == 2)
         values = {gauge.name: dict(values) for gauge, values in agent.metrics_state().gauges()}
         first, second = node.uuids
         assert values["gpushare_gpu_temperature_celsius"] == {(first,): 91, (second,): 35}
@@ -249,8 +249,8 @@ async def test_the_condition_of_the_gpus_is_not_read_where_it_is_off() -> None:
     async with world([T4], condition="off") as node:
         agent = node.launch()
         await node.ready()
-        await agent.of(PastHour).history.conditions.after(0)
-        assert agent.metrics_state().conditions == {}
+        await agent.of(PastHour).history.telemetry.after(0)
+        assert agent.metrics_state().telemetry == {}
 
 
 async def test_metrics_are_there_where_whole_gpus_alone_are_offered() -> None:

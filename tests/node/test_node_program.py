@@ -178,7 +178,7 @@ async def test_sighup_looks_at_once(caplog: pytest.LogCaptureFixture) -> None:
             assert "nothing to pause" in caplog.text
             assert repr(program).startswith("<NodeProgram <Choice for node: this node shares nothing until")
             label(there, config="big")
-            program.look()
+            program.reread_settings()
             await shares(there, 14)
 
 
@@ -304,7 +304,7 @@ async def test_what_cannot_be_used_leaves_everything_as_it_was_and_is_told_once(
             await there.node.until(lambda: there.labels().get("policy") == "spread")
             configure(there, **files)
             await told(there, "SettingsRefused", why)
-            program.rereading.look()
+            program.rereading.reread()
             configure(there, default="", big="policy: binpack")
             await there.node.until(lambda: there.labels().get("policy") == "binpack")
     assert caplog.messages.count("the configuration stays as it was") == 1

@@ -9,7 +9,7 @@ import pytest
 
 from gpu_device_plugin.model.gpus import NO_LINKS, Closeness, Links
 from gpu_device_plugin.node.node_state import NodeState
-from gpu_device_plugin.node.rules.ledger import Evidence, Hold, Ledger
+from gpu_device_plugin.node.rules.ledger import IdState, Ledger, ReleaseEvidence
 from gpu_device_plugin.node.rules.node import Block
 from tests.nodes import ids, node
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.node.rules.node import Node
 
 A0, A1 = ids(0, [0, 1])
-NOTHING = Evidence(frozenset(), 1000.0, frozenset())
+NOTHING = ReleaseEvidence(frozenset(), 1000.0, frozenset())
 
 
 async def nothing_new(nodes: AsyncIterator[Node]) -> bool:
@@ -41,7 +41,7 @@ def test_a_node_state_shows_its_state() -> None:
 def test_a_claim_takes_effect_before_it_returns() -> None:
     state = NodeState(node(4))
     state.update(Ledger.granted, [A0], 5.0)
-    assert state.node.ledger.holds == {A0: Hold(granted_at=5.0)}
+    assert state.node.ledger.id_states == {A0: IdState(granted_at=5.0)}
 
 
 def test_hardware_changes_leave_the_ledger_alone() -> None:
@@ -70,7 +70,7 @@ async def test_readers_are_not_woken_for_nothing(act: str) -> None:
         case "see certain":
             state.update(Ledger.seen, [A0], certain=True)
         case "reconcile":
-            state.update(Ledger.reconciled, Evidence(frozenset({A0}), 1000.0, frozenset()), {}, 1000.0, 60.0)
+            state.update(Ledger.reconciled, ReleaseEvidence(frozenset({A0}), 1000.0, frozenset()), {}, 1000.0, 60.0)
         case _:
             state.refresh_inventory(node(4).shares, {"GPU-0": Block("too hot")}, NO_LINKS)
     assert await nothing_new(nodes)

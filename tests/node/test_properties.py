@@ -170,7 +170,9 @@ class Node:
     def _confirmed(self) -> set[str]:
         assert self.world.agent is not None
         ledger = self.world.agent.state.node.ledger
-        confirmed = {name for name, hold in ledger.holds.items() if hold.granted_at is None and hold.freed_at is None}
+        confirmed = {
+            name for name, state in ledger.id_states.items() if state.granted_at is None and state.freed_at is None
+        }
         return confirmed - ledger.forgotten
 
     def check(self) -> None:

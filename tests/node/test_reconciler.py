@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadableError
 from gpu_device_plugin.kubelet.records import KubeletRecords
-from gpu_device_plugin.model.holds import DeviceHold
+from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.extension import Features
 from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.node.reconciler import Reconciler
-from gpu_device_plugin.node.rules.ledger import Evidence, Ledger, Reading
+from gpu_device_plugin.node.rules.ledger import Ledger, Reading, ReleaseEvidence
 from tests.names import MEM, OURS
 from tests.nodes import ids, node, uuid
 from tests.patience import eventually
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 DAMAGED = CheckpointUnreadableError("it is damaged")
 
 
-def held(*device_ids: str) -> DeviceHold:
-    return DeviceHold("p", "c", Kind.MEMORY, frozenset(device_ids), through=MEM)
+def held(*device_ids: str) -> Allocation:
+    return Allocation("p", "c", Kind.MEMORY, frozenset(device_ids), through=MEM)
 
 
 class Scripted(KubeletRecords):
@@ -65,7 +65,7 @@ class Scripted(KubeletRecords):
     async def listed(self) -> frozenset[str] | None:
         return self.list
 
-    async def look(self, recorded: Checkpoint) -> bool:
+    async def compare_with_list(self, recorded: Checkpoint) -> bool:
         self.looks.append(recorded)
         return len(self.looks) >= self.looks_wanted
 
@@ -74,16 +74,16 @@ class Scripted(KubeletRecords):
         held: Callable[[], Collection[str]],
         resend: Callable[[], None],
         patience_s: float = 3.0,  # noqa: ARG002 (nothing here has to be waited for)
-    ) -> tuple[Evidence, Checkpoint | None] | None:
+    ) -> tuple[ReleaseEvidence, Checkpoint | None] | None:
         self.rounds += 1
         if self.list is None:
             return None
         if set(held()) <= self.list:
-            return Evidence(self.list, time.monotonic(), self.list), None
+            return ReleaseEvidence(self.list, time.monotonic(), self.list), None
         resend()
         written = self.recorded()
         recorded = frozenset().union(*written.by_pod().values())
-        return Evidence(self.list, time.monotonic(), recorded), written
+        return ReleaseEvidence(self.list, time.monotonic(), recorded), written
 
 
 @dataclass
@@ -126,7 +126,7 @@ class Desk(m.Metrics):
 
     @property
     def held(self) -> set[str]:
-        return set(self.state.node.ledger.holds)
+        return set(self.state.node.ledger.id_states)
 
     @property
     def certain(self) -> bool:
@@ -251,11 +251,11 @@ async def test_a_checkpoint_from_before_a_grant_says_nothing_about_what_was_gran
     desk.state.update(Ledger.granted, ids(0, [1]), time.monotonic())
     desk.reconciler.granted()
     await desk.reconciler.prepare()
-    holds = desk.state.node.ledger.holds
-    assert {name: hold.granted_at is None for name, hold in holds.items()} == {"GPU-0::1": False, "GPU-0::2": True}
+    states = desk.state.node.ledger.id_states
+    assert {name: state.granted_at is None for name, state in states.items()} == {"GPU-0::1": False, "GPU-0::2": True}
     desk.records.checkpoint = replace(desk.records.recorded(), stamp=(2, 2, 2))
     await desk.reconciler.prepare()
-    assert all(hold.granted_at is None for hold in desk.state.node.ledger.holds.values())
+    assert all(state.granted_at is None for state in desk.state.node.ledger.id_states.values())
 
 
 # --- After grants -----------------------------------------------------------------------------------------------------

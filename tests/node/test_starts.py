@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.model.holds import DeviceHold
+from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.allocation_handler import Starts
@@ -24,8 +24,8 @@ IDS = ids(0, range(3))
 FORMER, NEW = Pod("former", "default", "former", deleting=True), Pod("new", "default", "new")
 
 
-def own(pod: Pod) -> DeviceHold:
-    return DeviceHold(pod.uid, "main", Kind.MEMORY, frozenset(IDS))
+def own(pod: Pod) -> Allocation:
+    return Allocation(pod.uid, "main", Kind.MEMORY, frozenset(IDS))
 
 
 @dataclass
@@ -43,7 +43,7 @@ async def listed() -> frozenset[str]:
 async def test_a_container_with_the_devices_of_one_that_ended_is_not_taken_for_that_one() -> None:
     """The kubelet may start it before we have read the checkpoint that names it; the last one names the former."""
     state, api = NodeState(node(14)), Api()
-    entries: Observable[tuple[DeviceHold, ...]] = Observable((own(FORMER),))
+    entries: Observable[tuple[Allocation, ...]] = Observable((own(FORMER),))
     starts = Starts(state, entries, cast("NodeApi", api), listed)
     state.update(Ledger.granted, IDS, time.monotonic())
     assert await starts.lost_by_now(await starts.began(IDS)) == ""

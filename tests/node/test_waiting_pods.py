@@ -14,8 +14,8 @@ from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.node_pods import NodePods
 from gpu_device_plugin.cluster.objects.decoding import PodReader
 from gpu_device_plugin.metrics import Metrics
+from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.contract.keys import POD_ANNOTATIONS
-from gpu_device_plugin.model.holds import DeviceHold
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.node.rules.matching import Call, Match
@@ -67,7 +67,7 @@ class Node:
 
     def learn(self, **owners: str) -> None:
         """Read a checkpoint that says which devices each pod has."""
-        self.waiting.learn([DeviceHold(uid, "main", Kind.MEMORY, frozenset({ids})) for uid, ids in owners.items()])
+        self.waiting.learn([Allocation(uid, "main", Kind.MEMORY, frozenset({ids})) for uid, ids in owners.items()])
 
     def left(self) -> dict[str, int]:
         """Return the GPU promised to each waiting pod."""
@@ -177,7 +177,7 @@ async def test_an_init_container_whose_devices_are_used_again_is_one_owner() -> 
         )
         await there.bound("c", 2)
         assert [there.ask("x"), there.ask("x")] == ["a", "b"]
-        there.waiting.learn([DeviceHold("b", name, Kind.MEMORY, frozenset({"x"})) for name in ("init", "main")])
+        there.waiting.learn([Allocation("b", name, Kind.MEMORY, frozenset({"x"})) for name in ("init", "main")])
         assert there.left() == {"a": 1, "c": 2}
 
 

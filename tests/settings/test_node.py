@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_device_plugin.model.condition import ConditionGroup
 from gpu_device_plugin.model.contract.variables import LIMITS, MEMORY_GUARANTEED, MEMORY_LIMIT
 from gpu_device_plugin.model.resources import Kind, Resource
+from gpu_device_plugin.model.telemetry import TelemetryGroup
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.forms import Address
 from gpu_device_plugin.settings.knobs import Reload, SettingsError, knobs_of, reload
@@ -146,8 +146,8 @@ def test_the_api_is_a_word_a_path_or_an_address(api: str) -> None:
 
 
 def test_the_condition_of_gpus_is_read_in_all_groups_or_some_or_not_at_all(tmp_path: Path) -> None:
-    assert read().condition == tuple(ConditionGroup)
-    assert read({"condition": "power, Thermal"}).condition == (ConditionGroup.THERMAL, ConditionGroup.POWER)
+    assert read().condition == tuple(TelemetryGroup)
+    assert read({"condition": "power, Thermal"}).condition == (TelemetryGroup.THERMAL, TelemetryGroup.POWER)
     for off in ("condition: off\n", "condition: 'OFF'\n"):
         assert read(in_file(tmp_path, off)).condition == ()
 

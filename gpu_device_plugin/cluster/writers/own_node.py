@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.cluster.client.answers import translated
 from gpu_device_plugin.cluster.client.api_client import PatchType
 from gpu_device_plugin.cluster.client.backoff import Backoff
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
     from gpu_device_plugin.model.contract.cordons import Cordon
-    from gpu_device_plugin.node.rules.health.node_condition import GpuHealthyCondition
+    from gpu_device_plugin.node.rules.health.node_condition import NodeCondition
 
 _log = logging.getLogger(__name__)
 
@@ -115,9 +115,9 @@ class OwnNode:
 
         Ends only by cancellation; a failure is logged and retried.
         """
-        await keep_written(wanted, self.publish, self._told, again_s, Backoff(1.0))
+        await keep_written(wanted, self.publish, self._log_failure, again_s, Backoff(1.0))
 
-    def _told(self, error: ApiError) -> None:
+    def _log_failure(self, error: ApiError) -> None:
         if not isinstance(error, ConflictError):
             _log.warning("the node's labels and annotations are not up to date: %s; trying again", error)
 
@@ -146,14 +146,14 @@ async def keep_written(
                 failed(error)
             problem = type(error)
             pause_s = backoff.next_s(error.retry_after_s)
-        await within(pause_s, wanted.after(version))
+        await wait_within(pause_s, wanted.after(version))
 
 
 HEARTBEAT_S = 300.0
 
 
 @dataclass(eq=False)
-class NodeCondition:
+class NodeConditionWriter:
     """Writes the condition `GPU_CONDITION` on a node: on every change, and as a heartbeat.
 
     The patch merges the list of conditions by their types, so that the kubelet's stay. The time of the last transition
@@ -167,10 +167,10 @@ class NodeCondition:
     """Called once with a sentence while the account lacks the right."""
     heartbeat_s: float = HEARTBEAT_S
     first_retry_s: float = 1.0
-    wanted: Observable[GpuHealthyCondition | None] = field(default_factory=lambda: Observable(None), init=False)
+    wanted: Observable[NodeCondition | None] = field(default_factory=lambda: Observable(None), init=False)
     """The condition; None: the node shall have none. Nothing is written before it is first set."""
 
-    def want(self, condition: GpuHealthyCondition | None) -> None:
+    def want(self, condition: NodeCondition | None) -> None:
         """Have a condition written, or removed, unless that is what is wanted already."""
         if self.wanted.version == 0 or condition != self.wanted.value:
             self.wanted.set(condition)
@@ -179,9 +179,9 @@ class NodeCondition:
         """Keep the condition. Ends only by cancellation; a failure is logged and retried."""
         await self.wanted.after(0)
         backoff = Backoff(self.first_retry_s, self.heartbeat_s)
-        await keep_written(self.wanted, self.put, self._told, self.heartbeat_s, backoff)
+        await keep_written(self.wanted, self.put, self._log_failure, self.heartbeat_s, backoff)
 
-    async def put(self, condition: GpuHealthyCondition | None) -> bool:
+    async def put(self, condition: NodeCondition | None) -> bool:
         """Write the condition now, None removes it; return whether that took a patch. Raises ApiError."""
         before = (await OwnNode(self._client, self._node).read()).gpu_condition
         if condition is None:
@@ -206,7 +206,7 @@ class NodeCondition:
         await self._client.patch(NODES, self._node, body, subresource="status", how=PatchType.STRATEGIC)
         return True
 
-    def _told(self, error: ApiError) -> None:
+    def _log_failure(self, error: ApiError) -> None:
         _log.warning("the node's condition %s is not up to date: %s; trying again", GPU_CONDITION, error)
         if isinstance(error, ForbiddenError):
             self.forbidden(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin.core.cluster.fitting import allowed, by_claims, unfit, unfit_by_kind, without
 from gpu_device_plugin.core.cluster.packing import groups, order
-from gpu_device_plugin.model.placing import POLICIES, Refusal, fits_kind, place
+from gpu_device_plugin.model.placing import POLICIES, Unplaceable, fits_kind, place
 from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts, Kind
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def places(ask: Ask, site: Site, label: Callable[[int], object]) -> Iterator[tup
 def _ways(demand: Demand, rooms: Sequence[Room], site: Site, label: Callable[[int], object]) -> Iterator[Placement]:
     """Yield the ways to place one demand, for whole GPUs the best connected ones first."""
     best = place(demand, rooms, _BINPACK, site.node.gpus.links.connection)
-    if isinstance(best, Refusal):
+    if isinstance(best, Unplaceable):
         return
     yield best
     memory, each = demand.kind is Kind.MEMORY, demand.amount // demand.gpus

@@ -1,4 +1,4 @@
-"""A log of which of many things changed last: readers ask what has changed since they looked."""
+"""A log of changes: readers ask which things have changed since they last asked."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.cluster.candidate import Summary, summary
 from gpu_device_plugin.core.cluster.packing import MOST_STEPS, Packer, Packing, frees_of, groups, order
 from gpu_device_plugin.model.memory import format_mib
-from gpu_device_plugin.model.placing import FIT, POLICIES, Placement, Refusal, fits_kind, place, preference
+from gpu_device_plugin.model.placing import FIT, POLICIES, Placement, Unplaceable, fits_kind, place, preference
 from gpu_device_plugin.model.resources import NO_AMOUNTS, Kind
 
 if TYPE_CHECKING:
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.pod_demand import Ask
+    from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
     from gpu_device_plugin.model.contract.nodegpus import NodeGpus
-    from gpu_device_plugin.model.contract.wishes import Wishes
     from gpu_device_plugin.model.placing import Demand, Rank, Ranks, Room
     from gpu_device_plugin.model.resources import Amounts
 
@@ -226,19 +226,19 @@ def _beyond_gpushare(ask: Ask, node: Candidate) -> Unfit | None:
 
 def allowed(ask: Ask, node: Candidate) -> tuple[Room, ...]:
     """Return the rooms that the pod's annotations allow; `node.rooms` itself where these are all."""
-    wishes, gpus = ask.wishes, node.gpus
-    if not wishes.choosy:
+    preferences, gpus = ask.wishes, node.gpus
+    if not preferences.choosy:
         return node.rooms
-    if not _named(wishes, gpus):
+    if not _named(preferences, gpus):
         # Of nearly all nodes the models decide, and most have GPUs of one model.
-        if wishes.use_uuids or not any(map(wishes.allow_model, gpus.models)):
+        if preferences.use_uuids or not any(map(preferences.allow_model, gpus.models)):
             return ()
-        if all(map(wishes.allow_model, gpus.models)):
+        if all(map(preferences.allow_model, gpus.models)):
             return node.rooms
     return tuple(
         room
         for gpu, room in zip(gpus.gpus, node.rooms, strict=True)
-        if wishes.allow_model(gpu.model) and wishes.allow_uuid(gpu.uuid, gpu.card)
+        if preferences.allow_model(gpu.model) and preferences.allow_uuid(gpu.uuid, gpu.card)
     )
 
 
@@ -249,10 +249,10 @@ def _numbers(node: Candidate, rooms: Sequence[Room]) -> Summary:
     return summary(rooms) if rooms else _NOTHING
 
 
-def _named(wishes: Wishes, gpus: NodeGpus) -> bool:
+def _named(preferences: GpuPreferences, gpus: NodeGpus) -> bool:
     """Return whether wishes name a GPU of a node, or the GPU of one of its MIG instances."""
-    return bool(wishes.named) and not (
-        wishes.named.isdisjoint([gpu.uuid for gpu in gpus.gpus]) and wishes.named.isdisjoint(gpus.parents)
+    return bool(preferences.named) and not (
+        preferences.named.isdisjoint([gpu.uuid for gpu in gpus.gpus]) and preferences.named.isdisjoint(gpus.parents)
     )
 
 
@@ -422,7 +422,7 @@ def _ways(
 ) -> Iterator[Placement]:
     """Yield the ways to place one demand: the preferred one, then one of each group that leaves the same room."""
     best = place(demand, rooms, rank, closeness)
-    yield from () if isinstance(best, Refusal) else (best,)
+    yield from () if isinstance(best, Unplaceable) else (best,)
     memory = demand.kind is Kind.MEMORY
     each = demand.amount // demand.gpus
     alike: dict[_Likeness, list[Room]] = {}

@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuPreferences, read_preferences
 from gpu_device_plugin.model.contract.keys import SPLIT_LABEL, MalformedAnnotationError
 from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS
-from gpu_device_plugin.model.contract.wishes import NO_WISHES, Wishes, read_wishes
 from gpu_device_plugin.model.gpus import MOST_GPUS, MOST_SHARES
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Kind
@@ -42,7 +42,7 @@ class Ask:
     """The GPU demand and the wishes of a pod; pods that a scheduler may treat alike have equal ones."""
 
     parts: tuple[Part, ...] = ()
-    wishes: Wishes = NO_WISHES
+    wishes: GpuPreferences = NO_PREFERENCES
 
     @property
     def size(self) -> tuple[int, int]:
@@ -68,7 +68,7 @@ def ask(pod: Pod, resources: Iterable[Resource]) -> Ask | Impossible:
         if not parts:
             return Ask()
         _check_size(parts)
-        return Ask(_split(parts, pod.labels.get(SPLIT_LABEL, "1")), read_wishes(pod.annotations))
+        return Ask(_split(parts, pod.labels.get(SPLIT_LABEL, "1")), read_preferences(pod.annotations))
     except (_ImpossibleError, MalformedAnnotationError) as error:
         return Impossible(str(error))
 

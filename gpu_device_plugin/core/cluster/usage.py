@@ -20,7 +20,7 @@ from gpu_device_plugin.model.contract.keys import (
     PLACES,
     POD,
 )
-from gpu_device_plugin.model.contract.promises import Allocation, readable_promises, write_allocation
+from gpu_device_plugin.model.contract.promises import PodAllocation, readable_promises, write_allocation
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.sharing import Shared
 
@@ -218,7 +218,7 @@ def growable(pod: Pod, resources: Iterable[Resource]) -> Mapping[str, tuple[int,
         for container in pod.containers
         if (container.name, Kind.MEMORY) in promised
         and len(promised[container.name, Kind.MEMORY].shares) == 1
-        and not container.hands_on
+        and not container.devices_reused_by_later
     }
 
 
@@ -276,7 +276,7 @@ def promise(ask: Ask, placements: Sequence[Placement], gpus: NodeGpus, now_ns: i
     memory = any(part.demand.kind is Kind.MEMORY for part in ask.parts)
     return {
         **({MEMORY_PROMISED: NO_GROWTH} if memory else {}),
-        **write_allocation(Allocation.of(zip(containers, promised, strict=True), used)),
+        **write_allocation(PodAllocation.of(zip(containers, promised, strict=True), used)),
         POD: str(sum(used.values())),
         DEV: str(max(gpu.shares for gpu in gpus.gpus if gpu.position in used)),
         ASSIGNED: "false",
@@ -296,6 +296,6 @@ def _promised(part: Part, placement: Placement) -> list[dict[int, int]]:
     for container, amount in part.members:
         promised.append(dict(placement.shares[first : first + amount]))
         # The containers after an init container reuse its GPUs; any other container keeps its own.
-        if not container.hands_on:
+        if not container.devices_reused_by_later:
             first += amount
     return promised

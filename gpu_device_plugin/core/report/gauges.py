@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.report.exposition import Gauge
 from gpu_device_plugin.features.use.contract import GpuUse, NodeUse, idle_s, to_return
-from gpu_device_plugin.model.condition import Throttle
 from gpu_device_plugin.model.contract.nodelimits import NO_LIMITS, NodeLimits
 from gpu_device_plugin.model.gpus import Inventory
 from gpu_device_plugin.model.limits import LimitStatus
+from gpu_device_plugin.model.telemetry import Throttle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.report.exposition import Gauges, Value
     from gpu_device_plugin.features.use.contract import ContainerUse
-    from gpu_device_plugin.model.condition import GpuTelemetry
     from gpu_device_plugin.model.shares import SharedGpu
+    from gpu_device_plugin.model.telemetry import GpuTelemetry
     from gpu_device_plugin.node.rules.node import Node
 
     Row = tuple[Sequence[str], Sequence[float | None]]
@@ -168,7 +168,7 @@ class NodeMetrics:
     """By resource: whether the kubelet's ListAndWatch stream is open, and the seconds without one since the start."""
     mps: Mapping[str, bool] | None = field(default_factory=dict)
     """Whether the MPS daemon that a GPU needs is ready, by UUID."""
-    conditions: Mapping[str, GpuTelemetry] | None = field(default_factory=dict)
+    telemetry: Mapping[str, GpuTelemetry] | None = field(default_factory=dict)
     """The newest condition of GPUs, by UUID."""
 
     def gauges(self) -> Gauges:
@@ -194,9 +194,9 @@ class NodeMetrics:
         yield _CARD, [((uuid,), mib << 20) for uuid, mib in self.inventory.cards_mib.items()]
         if self.mps is not None:
             yield _MPS, [((uuid,), ready) for uuid, ready in self.mps.items()]
-        if (conditions := self.conditions) is not None:
+        if (telemetry := self.telemetry) is not None:
             cards = dict.fromkeys(shared.gpu.card for shared in gpus)
-            yield from _condition([conditions[card] for card in cards if card in conditions])
+            yield from _condition([telemetry[card] for card in cards if card in telemetry])
         if self.use is not None:
             yield from self._of_containers(self.use)
 
@@ -265,13 +265,13 @@ def _limit(place: Sequence[str], part: ContainerUse) -> Value:
     return (*place, part.enforcement or "", part.held or LimitStatus.UNVERIFIED), mib << 20
 
 
-def _condition(conditions: Sequence[GpuTelemetry]) -> Gauges:
+def _condition(telemetry: Sequence[GpuTelemetry]) -> Gauges:
     for key, name, meaning, unit in _CONDITION:
-        values = [((gpu.uuid,), getattr(gpu, key)) for gpu in conditions]
+        values = [((gpu.uuid,), getattr(gpu, key)) for gpu in telemetry]
         whole = f"gpushare_gpu_{name.removesuffix('_total')}"
         gauge = Gauge(whole, meaning, ("gpu",), grows=name.endswith("_total"))
         yield gauge, [(labels, value * unit) for labels, value in values if value is not None]
-    known = [(gpu.uuid, gpu.throttle) for gpu in conditions if gpu.throttle is not None]
+    known = [(gpu.uuid, gpu.throttle) for gpu in telemetry if gpu.throttle is not None]
     reasons = Throttle.__members__.items()
     yield _THROTTLED, [((uuid, name.lower()), bool(bits & bit)) for uuid, bits in known for name, bit in reasons]
 

@@ -205,9 +205,9 @@ class Dominance:
 
 def _matched(mix: Iterable[PodKind], models: Collection[str]) -> Generator[None, None, None]:
     """Compare the wishes with all models, once for each different wish: later it is known which ones they allow."""
-    for wishes in {id(kind.wishes): kind.wishes for kind in mix if kind.wishes.choosy}.values():
+    for preferences in {id(kind.wishes): kind.wishes for kind in mix if kind.wishes.choosy}.values():
         for at, model in enumerate(models):
-            wishes.allow_model(model)
+            preferences.allow_model(model)
             if at % _MODELS == _MODELS - 1:
                 yield
         yield

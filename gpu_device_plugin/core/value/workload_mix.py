@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.model.contract.wishes import NO_WISHES, Wishes
+from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuPreferences
 from gpu_device_plugin.model.resources import Kind
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class PodKind:
     gpus: int = 0
     cpu_milli: int = 0
     memory_mib: int = 0
-    wishes: Wishes = NO_WISHES
+    wishes: GpuPreferences = NO_PREFERENCES
     """Its wishes for models; it has no others."""
 
 
@@ -48,7 +48,7 @@ class WorkloadMix:
 
     _weights: dict[str, dict[PodKind, float]] = field(default_factory=dict)
     _kinds: int = 0
-    _wishes: dict[Wishes, Wishes] = field(default_factory=dict)
+    _wishes: dict[GpuPreferences, GpuPreferences] = field(default_factory=dict)
     """Those of the kinds, each once: it remembers the models that it was compared with."""
     _doublings: float = 0.0
     """Instead of all weights decaying, that of a new pod grows: 2 to the power of this."""
@@ -143,7 +143,7 @@ def joined(mixes: Iterable[Mapping[PodKind, float]]) -> dict[PodKind, float]:
 
 def kinds_of(ask: Ask, cpu_milli: int, memory_mib: int) -> tuple[PodKind, ...]:
     """Return a pod as kinds: one for each part that is placed by itself, the first with all CPU and memory."""
-    wishes = ask.wishes.of_models
+    preferences = ask.wishes.of_models
     kinds: list[PodKind] = []
     for part in ask.parts:
         demand = part.demand
@@ -154,7 +154,7 @@ def kinds_of(ask: Ask, cpu_milli: int, memory_mib: int) -> tuple[PodKind, ...]:
                 demand.amount if whole else demand.gpus,
                 0 if kinds else cpu_milli,
                 0 if kinds else memory_mib,
-                wishes,
+                preferences,
             )
         )
     return tuple(kinds) or (PodKind(cpu_milli=cpu_milli, memory_mib=memory_mib),)

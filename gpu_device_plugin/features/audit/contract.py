@@ -15,7 +15,7 @@ from gpu_device_plugin.model.memory import format_mib
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from gpu_device_plugin.features.use.rules.holdings import Holding
+    from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
     from gpu_device_plugin.model.gpus import Inventory
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.shares import SharedGpu, Shares
@@ -174,24 +174,24 @@ def offered(node: str, shares: Shares, inventory: Inventory, now: str) -> Iterat
             yield _gpu(record, shared)
 
 
-def grants(node: str, holdings: Iterable[Holding], shares: Shares, before: Grants, now: str) -> Grants:
+def grants(node: str, holders: Iterable[ContainerGpus], shares: Shares, before: Grants, now: str) -> Grants:
     """Return what containers have, by what they had `before`, and since when: RFC 3339 `now`, if that is new.
 
     What was known of a pod stays: the kubelet keeps its devices for a moment after the API has deleted it.
     """
     found: dict[tuple[str, str, str], AuditRecord] = {}
-    for holding in holdings:
-        for uuid, mib in holding.granted.items():
-            shared, place = shares.by_uuid(uuid), (holding.pod_uid, holding.container, uuid)
+    for holder in holders:
+        for uuid, mib in holder.granted.items():
+            shared, place = shares.by_uuid(uuid), (holder.pod_uid, holder.container, uuid)
             # A device plugin of another vendor may have given a container the same GPU once more.
             if shared is None or (place in found and (found[place].memory_mib or 0) >= mib):
                 continue
             known = before.get(place) or AuditRecord(
-                AuditKind.GRANTED, node, pod_uid=holding.pod_uid, container=holding.container, began=now
+                AuditKind.GRANTED, node, pod_uid=holder.pod_uid, container=holder.container, began=now
             )
-            named = _gpu(known if holding.pod is None else known.naming(holding.pod), shared)
-            count, size = len(shared.shares) if holding.whole else mib // shares.share_mib, shares.share_mib
-            found[place] = replace(named, shares=count, share_mib=size, memory_mib=mib, whole=holding.whole)
+            named = _gpu(known if holder.pod is None else known.naming(holder.pod), shared)
+            count, size = len(shared.shares) if holder.whole else mib // shares.share_mib, shares.share_mib
+            found[place] = replace(named, shares=count, share_mib=size, memory_mib=mib, whole=holder.whole)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Write an audit record for every change of what containers hold, and for the time in which nobody recorded."""
+"""Write an audit record for every change of what containers hold, and for the time without an agent."""
 
 from __future__ import annotations
 
@@ -83,18 +83,18 @@ class AuditLog:
         """Record what has changed, once it has a name; return in how many seconds to look again."""
         named = not self._api.has_access or self._api.living() is not None
         if named or self.clock() - self._began_s >= self.names_within_s:
-            self._look()
+            self._write_changes()
             self._life_sign.write(rfc3339(self.clock()))
         return self.life_sign_s if self._found else 1.0
 
-    def _look(self) -> None:
+    def _write_changes(self) -> None:
         now, shares, before = rfc3339(self.clock()), self._state.node.shares, self._grants
         if not self._found:
             last = self._life_sign.read() or ""
             known = epoch_s(last) is not None
             AuditRecord(AuditKind.STARTED, self._node, began=last if known else "", ended=now).write(_records)
         gpus = {record.gpu: record for record in offered(self._node, shares, self._config.value.facts.inventory, now)}
-        self._grants = grants(self._node, self._use.holdings(), shares, before, now)
+        self._grants = grants(self._node, self._use.holders(), shares, before, now)
         evicted = {} if self._evictor is None else self._evictor.evicted
         new = changes(before, self._grants, evicted, self._told, now, first=not self._found)
         gone = [

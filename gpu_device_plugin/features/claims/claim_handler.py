@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.aio.waiting import in_thread, within
+from gpu_device_plugin.aio.waiting import in_thread, wait_within
 from gpu_device_plugin.cluster.client.backoff import Backoff
 from gpu_device_plugin.cluster.client.errors import TRANSIENT, ApiError
 from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
@@ -26,10 +26,10 @@ from gpu_device_plugin.features.claims.rules.claim_grants import (
 )
 from gpu_device_plugin.features.claims.rules.prepared import PreparedClaim
 from gpu_device_plugin.features.claims.rules.preparing import Preparation, prepare, two_claims
-from gpu_device_plugin.model.holds import DeviceHold, HoldSource
+from gpu_device_plugin.model.allocations import Allocation, AllocationSource
 from gpu_device_plugin.node.allocation_handler import device_nodes
 from gpu_device_plugin.node.extension import Features, GrantDraft, GrantRequest, StartRequest
-from gpu_device_plugin.node.rules.admission import Refused, Why, refuse_without_nodes
+from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode, refuse_without_nodes
 from gpu_device_plugin.node.rules.container_grants import GrantOwner
 from gpu_device_plugin.node.rules.ledger import Ledger
 
@@ -48,7 +48,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_PASSING = frozenset({Why.NO_ROOM, Why.IN_WHOLE_USE, Why.OTHER_RESOURCE, Why.RECORDS_UNREADABLE})
+_PASSING = frozenset(
+    {RefusalCode.NO_ROOM, RefusalCode.IN_WHOLE_USE, RefusalCode.OTHER_RESOURCE, RefusalCode.RECORDS_UNREADABLE}
+)
 """Reasons that end by themselves: a container that has ended for the API server still runs, or a record is read."""
 
 
@@ -100,14 +102,14 @@ class NodeClaims:
         """Prepare a claim, or return what was prepared; see `ClaimHandler`."""
         until = time.monotonic() + self.wait_s
         while True:
-            found = await self._found(claim, until)
+            found = await self._read_claim(claim, until)
             known = await asyncio.gather(*(self._pod(consumer.uid) for consumer in found.consumers))
             made = await self._prepare(found, [pod for pod in known if pod is not None])
-            if not isinstance(made, Refused):
+            if not isinstance(made, Refusal):
                 await self._startable(made, until)
                 return made
             if not await self._passes(found, made, until):
-                self._metrics.count(m.REFUSALS, DRIVER, made.why)
+                self._metrics.count(m.REFUSALS, DRIVER, made.code)
                 _log.warning("refused", extra={"claim": str(found), "why": made.sentence, "once_per_s": 60})
                 raise NotPreparedError(made.sentence)
 
@@ -120,42 +122,42 @@ class NodeClaims:
         if not claim.device_ids:
             return
         start = StartRequest(claim.kind, sorted(claim.device_ids), until)
-        if (refused := await self.features.before_start(start)) is not None:
-            self._metrics.count(m.REFUSALS, DRIVER, refused.why)
-            raise NotPreparedError(f"{refused.sentence}; this is tried again")
+        if (refusal := await self.features.before_start(start)) is not None:
+            self._metrics.count(m.REFUSALS, DRIVER, refusal.code)
+            raise NotPreparedError(f"{refusal.sentence}; this is tried again")
 
-    async def _passes(self, claim: Claim, refused: Refused, until: float) -> bool:
+    async def _passes(self, claim: Claim, refusal: Refusal, until: float) -> bool:
         """Wait until a refusal has passed, or `until` (monotonic seconds); return whether the claim may be tried again.
 
         Without the lock: what the claim waits for may be the end of another one.
         """
-        while refused.why in _PASSING:
+        while refusal.code in _PASSING:
             version = self._state.nodes.version
             verdict = self._judged(claim, self.prepared.value.get(claim.uid))
-            if not isinstance(verdict, Refused) or verdict.why not in _PASSING:
+            if not isinstance(verdict, Refusal) or verdict.code not in _PASSING:
                 return True
-            if not await within(until - time.monotonic(), self._state.nodes.after(version)):
+            if not await wait_within(until - time.monotonic(), self._state.nodes.after(version)):
                 return False
         return False
 
-    async def _prepare(self, claim: Claim, owners: Sequence[Pod]) -> PreparedClaim | Refused:
+    async def _prepare(self, claim: Claim, owners: Sequence[Pod]) -> PreparedClaim | Refusal:
         async with self._lock:
             before = self.prepared.value.get(claim.uid)
             verdict = self._judged(claim, before)
-            if isinstance(verdict, Refused):
+            if isinstance(verdict, Refusal):
                 return verdict
             if before is not None and (before.devices, before.device_ids) == (verdict.devices, verdict.device_ids):
                 await self._done(self._store.write, before)  # a reboot removes one file, and a full disk keeps out both
                 self._memory_mounts(before)
                 return before
             made = await self._give(claim, before, owners)
-            if isinstance(made, Refused):
+            if isinstance(made, Refusal):
                 return made
             self._metrics.count(m.ALLOCATIONS, DRIVER)
             _log.info("prepared", extra={"claim": str(made), "devices": [device.device for device in made.devices]})
             return made
 
-    def _judged(self, claim: Claim, before: PreparedClaim | None) -> Preparation | Refused:
+    def _judged(self, claim: Claim, before: PreparedClaim | None) -> Preparation | Refusal:
         return prepare(self._state.node, claim, self.node_name, before)
 
     async def adopt(self, claim: Claim) -> None:
@@ -166,7 +168,7 @@ class NodeClaims:
         """
         async with self._lock:
             made = await self._give(claim, None, (), running=True)
-        if isinstance(made, Refused):
+        if isinstance(made, Refusal):
             _log.error("a prepared claim holds nothing here", extra={"claim": str(claim), "why": made.sentence})
 
     async def unprepare(self, uid: str) -> None:
@@ -184,7 +186,7 @@ class NodeClaims:
         """Return a pod of our node once it is known; None: it is not known in time."""
         return await self._followed.wait_for(lambda pods: pods.get(uid), self.pod_within_s)
 
-    async def _found(self, ref: dra_v1_pb2.Claim, until: float) -> Claim:
+    async def _read_claim(self, ref: dra_v1_pb2.Claim, until: float) -> Claim:
         """Read a claim, again until `until` (monotonic seconds) while the API server fails."""
         name, backoff = f"{ref.namespace}/{ref.name}", Backoff(0.5)
         while True:
@@ -202,7 +204,7 @@ class NodeClaims:
 
     async def _give(
         self, claim: Claim, before: PreparedClaim | None, owners: Sequence[Pod], *, running: bool = False
-    ) -> PreparedClaim | Refused:
+    ) -> PreparedClaim | Refusal:
         """Give a claim its devices; return what its containers get, or why they cannot have it.
 
         Nothing of what the node lacks is a reason for a claim whose containers are `running`.
@@ -213,24 +215,24 @@ class NodeClaims:
         delivery = self.delivery()
         present, preparations = device_nodes(self.dev, delivery), list[Preparation]()
 
-        def judge() -> GrantDraft | Refused:
+        def judge() -> GrantDraft | Refusal:
             verdict = prepare(self._state.node, claim, self.node_name, before, running=running)
-            if not running and not isinstance(verdict, Refused):
+            if not running and not isinstance(verdict, Refusal):
                 others = self.prepared.value.values()
                 refusals = (two_claims(pod, claim, others) for pod in owners)
-                refused = refuse_without_nodes(delivery, present) or next(filter(None, refusals), None)
-                verdict = verdict if refused is None else refused
-            if isinstance(verdict, Refused):
+                refusal = refuse_without_nodes(delivery, present) or next(filter(None, refusals), None)
+                verdict = verdict if refusal is None else refusal
+            if isinstance(verdict, Refusal):
                 return verdict
             preparations.append(verdict)
             return GrantDraft(verdict.device_ids, verdict.placement, owner_of(claim, verdict), delivery)
 
-        if isinstance(refused := judge(), Refused):
+        if isinstance(refused := judge(), Refusal):
             return refused
         features = Features() if preparations[-1].admin else self.features
         request = GrantRequest(judge, running=running)
         async with features.granting(request) as draft:
-            if isinstance(draft, Refused):
+            if isinstance(draft, Refusal):
                 return draft
             preparation = replace(preparations[-1], limit_shares=draft.owner.limit_shares)
             shares = self._state.node.shares
@@ -238,12 +240,12 @@ class NodeClaims:
                 return unlimited
             grant = claim_grant(claim, preparation, shares, draft.delivery, present, added=draft.added)
             made = self._made(claim, preparation, grant)
-            request.granted = DeviceHold(
+            request.granted = Allocation(
                 "",
                 "",
                 made.kind,
                 made.device_ids,
-                HoldSource.CLAIM,
+                AllocationSource.CLAIM,
                 made.uid,
                 made.enforcement,
                 made.limit_mib or None,

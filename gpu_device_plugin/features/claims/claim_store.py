@@ -1,4 +1,4 @@
-"""Keep the claims that were prepared on this node, over restarts: a file of ours and a CDI file for each."""
+"""Store the claims prepared on this node across restarts: one state file and one CDI file for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The DRA driver of a node: give its GPUs to ResourceClaims, until nobody holds or can come to hold them that way."""
+"""Run the DRA driver of a node until no ResourceClaim holds a GPU or can still get one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.aio.waiting import together, within
+from gpu_device_plugin.aio.waiting import together, wait_within
 from gpu_device_plugin.cluster.client.errors import ApiError, NotFoundError
 from gpu_device_plugin.features.claims.claim_handler import NodeClaims
 from gpu_device_plugin.features.claims.claim_store import ClaimStore, ClaimStoreError
@@ -19,14 +19,14 @@ from gpu_device_plugin.features.claims.dra_offer import DeviceOffer
 from gpu_device_plugin.features.claims.dra_servicer import DraServicer, NotPreparedError
 from gpu_device_plugin.features.claims.resource_slices import ClaimsApi
 from gpu_device_plugin.features.claims.rules.devices import SliceInputs
-from gpu_device_plugin.features.claims.rules.prepared import claim_holds
+from gpu_device_plugin.features.claims.rules.prepared import claim_allocations
 from gpu_device_plugin.kubelet.calls import PodResourcesUnavailableError, listed_claims
 from gpu_device_plugin.model.resources import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from gpu_device_plugin.model.holds import DeviceHold, Place
+    from gpu_device_plugin.model.allocations import Allocation, Place
     from gpu_device_plugin.model.limits import LimitState, LimitStatus
     from gpu_device_plugin.node.feature_context import NodeContext
     from gpu_device_plugin.node.rules.node_config import NodeConfig
@@ -68,7 +68,7 @@ class DraDriver:
             dev=node.dev,
             features=node.features,
         )
-        self.entries: Observable[tuple[DeviceHold, ...]] = Observable(())
+        self.entries: Observable[tuple[Allocation, ...]] = Observable(())
         """What containers hold by claims."""
         self.closing = Observable(value=False)
         """The node waits to serve in another mode: nothing new is offered."""
@@ -206,7 +206,7 @@ class DraDriver:
     async def _announce_ready(self) -> None:
         published = self.offer.slices.published
         while self.unmet():  # a registration is no change of the slices
-            await within(0.5, published.after(published.version))
+            await wait_within(0.5, published.after(published.version))
         self.cluster.announce_ready()
 
     async def _read_records(self) -> NoReturn:
@@ -214,7 +214,7 @@ class DraDriver:
         while True:
             await asyncio.sleep(self._reconciler.interval_s)
             ledger = self._state.node.ledger
-            if ledger.foreign or not ledger.certain or self._other_plugins.others.value:
+            if ledger.held_by_other_resource or not ledger.certain or self._other_plugins.others.value:
                 await self._reconciler.prepare()
 
     async def _leave(self) -> NoReturn:
@@ -232,7 +232,7 @@ class DraDriver:
             elif time.monotonic() - since >= self.withdrawn_s:
                 self._allocated = await self._claims_allocated()
                 self.changed()
-            await within(min(self.list_s, self.withdrawn_s), self.closing.after(self.closing.version))
+            await wait_within(min(self.list_s, self.withdrawn_s), self.closing.after(self.closing.version))
 
     async def _claims_allocated(self) -> frozenset[str] | None:
         """Return the names of the claims of the cluster that are allocated on our node; None: they cannot be listed."""
@@ -262,7 +262,7 @@ class DraDriver:
 
     def _holders_changed(self, _new: object = None) -> None:
         prepared = self.claims.prepared.value.values()
-        self.entries.change(claim_holds(prepared, self.cluster.followed.pods.values()))
+        self.entries.change(claim_allocations(prepared, self.cluster.followed.pods.values()))
         devices = (device for claim in prepared for device in claim.devices)
         self.offer.hold_formerly(frozenset(device.uuid for device in devices if is_former_name(device.device)))
         self._show()
@@ -271,13 +271,13 @@ class DraDriver:
         """Let the status of each claim say what it holds, and whether its limit does."""
         prepared = self.claims.prepared.value
         held: dict[str, dict[str, LimitStatus]] = {uid: {} for uid in prepared}
-        for hold in self.entries.value if self._limits else ():
-            claim = prepared.get(hold.through)
+        for allocation in self.entries.value if self._limits else ():
+            claim = prepared.get(allocation.through)
             for device in () if claim is None else claim.devices:
-                state = self._limits.get((hold.pod_uid, hold.container, device.uuid))
+                state = self._limits.get((allocation.pod_uid, allocation.container, device.uuid))
                 if state is not None:
-                    before = held[hold.through].get(device.uuid, state.held)
-                    held[hold.through][device.uuid] = max(before, state.held, key=lambda held: held.severity)
+                    before = held[allocation.through].get(device.uuid, state.held)
+                    held[allocation.through][device.uuid] = max(before, state.held, key=lambda held: held.severity)
         shown = {
             uid: (claim, {uuid: state.value for uuid, state in held[uid].items()}) for uid, claim in prepared.items()
         }

@@ -105,7 +105,7 @@ class DeviceOffer:
         if self._dropped and now - self._dropped_at >= self.again_s:
             self._dropped = ()
         # All that they are made of. Most changes of the node are claims that come and go, and change none of it.
-        foreign = frozenset(node.ledger.foreign)
+        foreign = frozenset(node.ledger.held_by_other_resource)
         sources = node.shares, node.blocks, node.links, foreign, facts, self._offering, self._dropped
         if sources != self._published:
             self._published = sources

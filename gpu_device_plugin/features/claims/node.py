@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from gpu_device_plugin.aio.observable import Observable
-    from gpu_device_plugin.model.holds import DeviceHold
+    from gpu_device_plugin.model.allocations import Allocation
     from gpu_device_plugin.node.extension import Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
 
@@ -24,12 +24,12 @@ class Claims(NodeFeature):
         """Prepare for `node`, which has the API."""
         self.dra = DraDriver(node)
         self.switch = ServingModeSwitch(node, self.dra)
-        self.dra.changed = self.switch.look
+        self.dra.changed = self.switch.decide_again
 
     def recover(self) -> Collection[str]:  # noqa: D102
         return self.dra.holders_of_shares()
 
-    def entries(self) -> list[Observable[tuple[DeviceHold, ...]]]:  # noqa: D102
+    def entries(self) -> list[Observable[tuple[Allocation, ...]]]:  # noqa: D102
         return [self.dra.entries]
 
     def server(self) -> ServingModeSwitch:  # noqa: D102

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.aio.waiting import together, within
+from gpu_device_plugin.aio.waiting import together, wait_within
 from gpu_device_plugin.cluster.client.api_client import PatchType
 from gpu_device_plugin.cluster.client.backoff import Backoff
 from gpu_device_plugin.cluster.client.errors import ApiError, ConflictError, ForbiddenError, InvalidError, NotFoundError
@@ -154,7 +154,7 @@ class NodeSlices(Store[Present]):
                     problem = why
                     self.on_problem(why)
                 pause_s = backoff.next_s(error.retry_after_s)
-            await (self._changed.wait() if pause_s is None else within(pause_s, self.wanted.after(version)))
+            await (self._changed.wait() if pause_s is None else wait_within(pause_s, self.wanted.after(version)))
 
     def _call(self, _value: object) -> None:
         self._changed.set()

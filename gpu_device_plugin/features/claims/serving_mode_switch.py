@@ -1,4 +1,4 @@
-"""Serve in the mode that is wanted, and change over once nobody holds GPUs in the other mode."""
+"""Serve pods in the wanted mode, and switch once no GPU is held in the other mode."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.features.claims.rules.mode_change import serving
 from gpu_device_plugin.node.rules.serving_mode import Serving, ServingMode
 
@@ -41,7 +41,7 @@ class ServingModeSwitch:
         self._changed = asyncio.Event()
         self._reported = self.serving.value
 
-    def look(self, _new: object = None) -> None:
+    def decide_again(self, _new: object = None) -> None:
         """Decide again soon: a setting, a label or a holder may have changed."""
         self._changed.set()
 
@@ -60,13 +60,13 @@ class ServingModeSwitch:
     async def run(self) -> NoReturn:
         """Serve until cancelled."""
         claims = self._plugin.last_mode.read() == ServingMode.DRA
-        if not await within(_GPUS_S if claims else None, self._plugin.any_gpu()):
+        if not await wait_within(_GPUS_S if claims else None, self._plugin.any_gpu()):
             _log.warning("claims are served before a GPU is found: pods that end have to give theirs back")
         before = await self._begin()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._config.follow(self.look), name="follow the mode that is wanted")
-            tasks.create_task(self._state.nodes.follow(self.look), name="follow those who hold GPUs")
-            tasks.create_task(self._entries.follow(self.look), name="follow what they hold")
+            tasks.create_task(self._config.follow(self.decide_again), name="follow the mode that is wanted")
+            tasks.create_task(self._state.nodes.follow(self.decide_again), name="follow those who hold GPUs")
+            tasks.create_task(self._entries.follow(self.decide_again), name="follow what they hold")
             task: asyncio.Task[NoReturn] | None = None
             while True:
                 self._changed.clear()
@@ -89,7 +89,7 @@ class ServingModeSwitch:
         """Find out who holds GPUs, and return the mode of the previous agent; None if unknown."""
         last = self._plugin.last_mode.read()
         before = ServingMode(last) if last in list(ServingMode) else None
-        known = await within(_LABEL_S, self._config.meets(lambda config: config.labelled))
+        known = await wait_within(_LABEL_S, self._config.wait_until(lambda config: config.labelled))
         if not known and before is not None:
             _log.warning("our node could not be read yet: it is served as by the previous agent, by %s", before)
         await self._dra.take_over(served=before is ServingMode.DRA)
@@ -109,7 +109,7 @@ class ServingModeSwitch:
         before = dict(plugin.registration.registrations)
         last = asyncio.create_task(plugin.registration.run(), name="the last registration")
         try:
-            await within(_PART_S, self._registered_since(before))
+            await wait_within(_PART_S, self._registered_since(before))
         finally:
             last.cancel()
             await asyncio.wait({last})
@@ -141,7 +141,7 @@ class ServingModeSwitch:
         return decision
 
     def _holders_of_plugin(self) -> frozenset[str]:
-        held = self._state.node.ledger.holds.keys() - self._dra.device_ids
+        held = self._state.node.ledger.id_states.keys() - self._dra.device_ids
         if not held:
             return frozenset()
         pods = {pod.kubelet_uid: pod for pod in self._api.pods.values()}

@@ -1,4 +1,4 @@
-"""Share this node's GPUs only while no other device plugin or DRA driver hands them out; checked every minute."""
+"""Share this node's GPUs only while no other device plugin or DRA driver offers them; checked every minute."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class ConflictingPlugins(NodeFeature):
         self.look_s = 60.0
         """Seconds between two looks."""
         self._seen_at = -math.inf
-        node.other_plugins.look = self.look
+        node.other_plugins.look = self.detect
 
     def tasks(self) -> Tasks:  # noqa: D102
-        return [self._look_again(), self._entries.follow(lambda _: self.look())]
+        return [self._look_again(), self._entries.follow(lambda _: self.detect())]
 
-    def look(self) -> None:
+    def detect(self) -> None:
         """Look at once, without waiting, and publish the result if it differs from the last one.
 
         A plugin that was found counts as present until it was not seen for `look_s` seconds: it may be restarting.
@@ -49,9 +49,9 @@ class ConflictingPlugins(NodeFeature):
                 listened_to(settings.plugins_registry, DRIVER_SOCKETS),
                 {} if node is None else node.allocatable,
                 settings.names,
-                {hold.through for hold in self._entries.value if hold.gpus is not None},
+                {allocation.through for allocation in self._entries.value if allocation.gpus is not None},
             )
-            found = tuple(OtherPlugin(one.found, f"{one}; {ALLOW}") for one in detections)
+            found = tuple(OtherPlugin(one.finding, f"{one}; {ALLOW}") for one in detections)
         if found:
             self._seen_at = now
         elif now - self._seen_at < self.look_s and not settings.allow_other_plugins:
@@ -60,5 +60,5 @@ class ConflictingPlugins(NodeFeature):
 
     async def _look_again(self) -> NoReturn:
         while True:
-            self.look()
+            self.detect()
             await asyncio.sleep(self.look_s)

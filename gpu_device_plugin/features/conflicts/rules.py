@@ -1,4 +1,4 @@
-"""The other programs that hand out the GPUs of a node, recognised by their sockets, resources and answers."""
+"""Detect other programs that offer the GPUs of a node, by their sockets, resources and answers."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ class Detection:
     signs: tuple[str, ...]
 
     @property
-    def found(self) -> str:
+    def finding(self) -> str:
         """The finding, as a sentence without the full stop."""
         return f"{self.other.name} hands out GPUs of this node too ({', '.join(self.signs)})"
 
     def __str__(self) -> str:
         """Return the finding and the instructions."""
-        return f"{self.found}; {self.other.off}"
+        return f"{self.finding}; {self.other.off}"
 
 
 def sightings(

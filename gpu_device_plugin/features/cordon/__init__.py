@@ -1,1 +1,1 @@
-"""Puts GPUs aside: no new container gets them, and what runs there stays."""
+"""Cordons GPUs: they get no new containers, and running ones stay."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from gpu_device_plugin.aio.observable import Observable
-    from gpu_device_plugin.model.condition import GpuTelemetry
+    from gpu_device_plugin.model.telemetry import GpuTelemetry
     from gpu_device_plugin.node.extension import Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
     from gpu_device_plugin.node.node_api import NodeApi
@@ -34,7 +34,7 @@ class AutoCordon:
     A new agent begins anew: it has not seen how long a fault lasts.
     """
 
-    _conditions: Observable[Mapping[str, GpuTelemetry]]
+    _telemetry: Observable[Mapping[str, GpuTelemetry]]
     _settings: Observable[NodeSettings]
     _config: Observable[NodeConfig]
     _api: NodeApi
@@ -43,12 +43,12 @@ class AutoCordon:
 
     async def run(self) -> NoReturn:
         """Follow them until cancelled."""
-        await self._conditions.follow(self.act_on, initial=True)
+        await self._telemetry.follow(self.act_on, initial=True)
 
-    async def act_on(self, conditions: Mapping[str, GpuTelemetry]) -> None:
+    async def act_on(self, telemetry: Mapping[str, GpuTelemetry]) -> None:
         """Act on a reading of all GPUs. A cordon that cannot be written is tried again with the next one."""
         now, config = self.clock(), self._config.value
-        self._faults = self._faults.after(conditions, self._settings.value.cordon_on, now)
+        self._faults = self._faults.after(telemetry, self._settings.value.cordon_on, now)
         shared = {each.gpu.card for each in config.shares.gpus if not each.vacant}
         for uuid, why in self._faults.due(now).items():
             if uuid not in shared:
@@ -67,7 +67,7 @@ class Cordons(NodeFeature):
         self._told: Mapping[str, Cordon] = {}
         history = node.get(PastHour)
         self.automatic = (
-            None if history is None else AutoCordon(history.history.conditions, node.settings, node.config, node.api)
+            None if history is None else AutoCordon(history.history.telemetry, node.settings, node.config, node.api)
         )
 
     def tasks(self) -> Tasks:  # noqa: D102

@@ -1,16 +1,16 @@
-"""Decide which GPUs the agent puts aside by itself: those whose condition has shown a chosen fault for long enough."""
+"""Decide which GPUs the agent itself cordons: those that have shown a chosen fault for long enough."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.model.condition import FAULTS
+from gpu_device_plugin.model.telemetry import FAULTS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from gpu_device_plugin.model.condition import GpuTelemetry
+    from gpu_device_plugin.model.telemetry import GpuTelemetry
 
 AGENT = "gpu-device-plugin"
 """Who put aside a GPU that an agent puts aside."""
@@ -28,17 +28,17 @@ class Faults:
     """Those of GPUs that are put aside, or were: the agent does not put a GPU aside again that a person has taken back
     into use, until the fault has ended and come again."""
 
-    def after(self, conditions: Mapping[str, GpuTelemetry], codes: Collection[str], now: float) -> Faults:
+    def after(self, telemetry: Mapping[str, GpuTelemetry], codes: Collection[str], now: float) -> Faults:
         """Return the faults after a reading of all GPUs at `now`; only those with these codes count.
 
         A reading without any GPU is none: the driver did not answer, or is not asked. That ends no fault, but nobody
         knows then how long it lasts.
         """
-        if not conditions:
+        if not telemetry:
             return Faults(answered=self.answered)
         since = {
             (uuid, code): self.since.get((uuid, code), now)
-            for uuid, condition in conditions.items()
+            for uuid, condition in telemetry.items()
             for code in codes
             if FAULTS[code][1](condition)
         }

@@ -1,4 +1,4 @@
-"""Lend memory that nobody uses, and have it returned when it is needed: limits, files, Events, and evictions."""
+"""Lend unused memory, and reclaim it when it is needed, by limits, files, Events and evictions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.core.report.text.use_texts import borrowed, duration, misdirected, ultimatum, waits
 from gpu_device_plugin.features.elastic.contract import MemoryRequests, is_elastic
 from gpu_device_plugin.features.elastic.memory_file import MemoryFile
@@ -23,12 +23,12 @@ from gpu_device_plugin.features.elastic.rules.reclaiming import (
     uses_now,
 )
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse
-from gpu_device_plugin.model.holds import HoldSource
+from gpu_device_plugin.model.allocations import AllocationSource
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import parse_id
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.node.extension import NodeFeature
-from gpu_device_plugin.node.rules.admission import Refused, Why
+from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.features.eviction.node import Evictor
     from gpu_device_plugin.features.use.node import UseWatch
     from gpu_device_plugin.features.use.rules.process_use import UseReading
-    from gpu_device_plugin.model.holds import DeviceHold, Place
+    from gpu_device_plugin.model.allocations import Allocation, Place
     from gpu_device_plugin.model.placing import Placement
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.node.extension import Contribution, GrantDraft, GrantRequest, StartRequest
@@ -78,7 +78,7 @@ class Borrowing(NodeFeature):
     """
 
     _watch: UseWatch
-    _entries: Observable[tuple[DeviceHold, ...]]
+    _entries: Observable[tuple[Allocation, ...]]
     """What containers hold, as last read."""
     _state: NodeState
     _settings: Observable[NodeSettings]
@@ -97,7 +97,7 @@ class Borrowing(NodeFeature):
         self.reclaiming: Observable[ReclaimState] = Observable(ReclaimState())
         """Who is asked; set with every reading."""
         self._starting: list[_Start] = []
-        self._told: set[frozenset[str]] = set()
+        self._reported: set[frozenset[str]] = set()
         """The devices of containers of which an Event says that they wait: the kubelet tries again and again."""
         self._misdirected: set[tuple[str, str]] = set()
         """The containers that were told another one's limit, about which an Event says that."""
@@ -142,11 +142,11 @@ class Borrowing(NodeFeature):
         uuid, given = parse_id(device_ids[0])[0], len(device_ids) * share_mib
         limit = None if owner.limit_shares is None else owner.limit_shares * share_mib
         new = AttributedUse(owner.pod_uid, owner.container, uuid, given, 0, limit_mib=limit)
-        uses = uses_now(self._watch.reading.value, self._watch.holdings(), [new])
+        uses = uses_now(self._watch.reading.value, self._watch.holders(), [new])
         found = allowed_now(uses, self._state.node.shares.capacity_mib, self.reclaiming.value.requests.keys())
         return self._files.make(device_ids, MemoryFile(given, found.get(new.place, given), new.allowed_mib))
 
-    async def before_start(self, start: StartRequest) -> Refused | None:
+    async def before_start(self, start: StartRequest) -> Refusal | None:
         """Wait until what a container is guaranteed is free, as far as others borrow it.
 
         As soon as the container has lost its devices, nobody has to return memory for it.
@@ -157,8 +157,8 @@ class Borrowing(NodeFeature):
         self._restore(ids)
         why = await self._until_room(start.device_ids, start.deadline - time.monotonic(), start.lost)
         if why:
-            return Refused(Why.BORROWED, why)
-        self._told.discard(ids)
+            return Refusal(RefusalCode.BORROWED, why)
+        self._reported.discard(ids)
         return None
 
     async def _until_room(self, device_ids: Sequence[str], within_s: float, lost: Callable[[], object]) -> str:
@@ -170,10 +170,10 @@ class Borrowing(NodeFeature):
         self._starting.append(start)
         try:
             # So that people read for whom memory is needed.
-            await within(_RECORDED_S, self._entries.meets(lambda _: self._owner(start) is not None))
+            await wait_within(_RECORDED_S, self._entries.wait_until(lambda _: self._owner(start) is not None))
             self._hasten()
-            if not self._watch.interval_s or not await within(
-                self.answer_s, self.reclaiming.meets(lambda found: found.at >= began)
+            if not self._watch.interval_s or not await wait_within(
+                self.answer_s, self.reclaiming.wait_until(lambda found: found.at >= began)
             ):
                 return ""
             if why := self._why_wait(start):
@@ -182,9 +182,9 @@ class Borrowing(NodeFeature):
             while (
                 (why := self._why_wait(start))
                 and not lost()
-                and await within(
+                and await wait_within(
                     began + within_s - time.monotonic(),
-                    self.reclaiming.meets(lambda _: bool(lost()) or not self._why_wait(start)),
+                    self.reclaiming.wait_until(lambda _: bool(lost()) or not self._why_wait(start)),
                 )
             ):
                 pass
@@ -193,18 +193,22 @@ class Borrowing(NodeFeature):
             self._starting.remove(start)
             self._hasten()
 
-    def _owner(self, start: _Start) -> DeviceHold | None:
+    def _owner(self, start: _Start) -> Allocation | None:
         """Return the container that starts, once the kubelet's records show it."""
-        return next((hold for hold in self._entries.value if hold.device_ids == start.device_ids), None)
+        return next(
+            (allocation for allocation in self._entries.value if allocation.device_ids == start.device_ids), None
+        )
 
     def _owner_key(self, start: _Start) -> tuple[str, str]:
         """Return its pod's UID and its name, or a name that only this start has."""
-        hold = self._owner(start)
-        return ("", start.name) if hold is None else (hold.pod_uid, hold.container)
+        allocation = self._owner(start)
+        return ("", start.name) if allocation is None else (allocation.pod_uid, allocation.container)
 
     def _pod(self, start: _Start) -> Pod | None:
-        hold = self._owner(start)
-        return next((pod for pod in self._api.pods.values() if hold and pod.kubelet_uid == hold.pod_uid), None)
+        allocation = self._owner(start)
+        return next(
+            (pod for pod in self._api.pods.values() if allocation and pod.kubelet_uid == allocation.pod_uid), None
+        )
 
     def _restore(self, device_ids: frozenset[str]) -> None:
         """Let the file of a container that is about to start say what is its own, whoever it was made for.
@@ -213,10 +217,10 @@ class Borrowing(NodeFeature):
         """
         if not self._on_one_gpu(device_ids):
             return
-        for hold, use, memory in self._memories(self._uses()):
-            claimed = hold.source is HoldSource.CLAIM and use.place not in self.allowed_now.value
-            if hold.device_ids == device_ids and not claimed:
-                self._files.make(hold.device_ids, memory)
+        for allocation, use, memory in self._memories(self._uses()):
+            claimed = allocation.source is AllocationSource.CLAIM and use.place not in self.allowed_now.value
+            if allocation.device_ids == device_ids and not claimed:
+                self._files.make(allocation.device_ids, memory)
 
     def _on_one_gpu(self, device_ids: Iterable[str]) -> bool:
         """Return whether devices are shares of one GPU, which is no MIG instance: only such a container has a file."""
@@ -244,8 +248,12 @@ class Borrowing(NodeFeature):
 
     def _finds_room(self, start: _Start, uuid: str) -> bool:
         """Return whether a GPU lacks only what others that wait need: they get no more of it if this one waits, too."""
-        waiting = {each.device_ids for each in self._starting} | self._told
-        others = {(hold.pod_uid, hold.container) for hold in self._entries.value if hold.device_ids in waiting}
+        waiting = {each.device_ids for each in self._starting} | self._reported
+        others = {
+            (allocation.pod_uid, allocation.container)
+            for allocation in self._entries.value
+            if allocation.device_ids in waiting
+        }
         others |= {self._owner_key(each) for each in self._starting}
         others.discard(self._owner_key(start))
         uses = [use for use in self._uses().get(uuid, ()) if use.place[:2] not in others]
@@ -254,9 +262,9 @@ class Borrowing(NodeFeature):
         )
 
     def _tell_waiting(self, start: _Start, why: str) -> None:
-        if start.device_ids in self._told:
+        if start.device_ids in self._reported:
             return
-        self._told.add(start.device_ids)
+        self._reported.add(start.device_ids)
         if (pod := self._pod(start)) is not None:
             self._api.pod_event(pod, "GPUMemoryWaits", why, "Start")
 
@@ -272,38 +280,40 @@ class Borrowing(NodeFeature):
         after = ReclaimState(reading.at)  # where use is not read, no other reading says soon that a shortage is over
         if self._watch.interval_s:
             after = before.after(reading, uses, self._state.node.shares.capacity_mib, policy, waiting)
-        self._tell(before, after, uses)
+        self._report_changes(before, after, uses)
         self.reclaiming.set(after)
         self._publish(uses)
         self._hasten()
         self._evict(after)
 
-    def look(self, _new: object = None) -> None:
+    def publish_allowed(self, _new: object = None) -> None:
         """Publish what containers may use now, after something else than their use has changed."""
         if self._concerned() and self._publish(self._uses()) and self._watch.interval_s:
-            self._watch.look()
+            self._watch.read_now()
 
-    def holders_changed(self, entries: Iterable[DeviceHold]) -> None:
+    def holders_changed(self, entries: Iterable[Allocation]) -> None:
         """Take note of what containers hold, and remove the files of those that have ended."""
-        ledger, held = self._state.node.ledger, {hold.device_ids for hold in entries}
-        self._told &= held
+        ledger, held = self._state.node.ledger, {allocation.device_ids for allocation in entries}
+        self._reported &= held
         if ledger.certain:
-            self._files.keep(held, ledger.holds.keys())
+            self._files.keep(held, ledger.id_states.keys())
         self._tell_misdirected()
-        self.look()
+        self.publish_allowed()
 
     def _concerned(self) -> bool:
         known = self.allowed_now.value or self.reclaiming.value.requests or self._starting
-        lent = any(self._lent(hold) for hold in self._entries.value if hold.limit_mib)
+        lent = any(self._lent(allocation) for allocation in self._entries.value if allocation.limit_mib)
         return bool(known) or lent or any(is_elastic(pod.annotations) for pod in self._api.pods.values())
 
-    def _lent(self, hold: DeviceHold) -> bool:
+    def _lent(self, allocation: Allocation) -> bool:
         """Return whether a container was started with a limit that may be more than its guarantee."""
-        given_mib = len(hold.device_ids) * self._state.node.shares.share_mib
-        return hold.source is HoldSource.CLAIM or (hold.kind is Kind.MEMORY and (hold.limit_mib or 0) > given_mib)
+        given_mib = len(allocation.device_ids) * self._state.node.shares.share_mib
+        return allocation.source is AllocationSource.CLAIM or (
+            allocation.kind is Kind.MEMORY and (allocation.limit_mib or 0) > given_mib
+        )
 
     def _uses(self) -> Mapping[str, tuple[AttributedUse, ...]]:
-        return uses_now(self._watch.reading.value, self._watch.holdings(), self._starters())
+        return uses_now(self._watch.reading.value, self._watch.holders(), self._starters())
 
     def _starters(self) -> Sequence[AttributedUse]:
         """Return the containers that are about to start, by their names as soon as the kubelet's records show them."""
@@ -325,23 +335,23 @@ class Borrowing(NodeFeature):
         }
         # The containers of a claim have one file: it says what the one that has to return most is told.
         files: dict[frozenset[str], MemoryFile] = {}
-        for hold, _, memory in self._memories(uses):
-            if hold.device_ids not in files or memory.return_mib > files[hold.device_ids].return_mib:
-                files[hold.device_ids] = memory
+        for allocation, _, memory in self._memories(uses):
+            if allocation.device_ids not in files or memory.return_mib > files[allocation.device_ids].return_mib:
+                files[allocation.device_ids] = memory
         for device_ids, memory in files.items():
             self._files.update(device_ids, memory)
         return changed
 
     def _memories(
         self, uses: Mapping[str, tuple[AttributedUse, ...]]
-    ) -> Iterable[tuple[DeviceHold, AttributedUse, MemoryFile]]:
+    ) -> Iterable[tuple[Allocation, AttributedUse, MemoryFile]]:
         """Yield what the file of each container says, if it has one."""
         by_container: dict[tuple[str, str], AttributedUse] = {}
         for on_gpu in uses.values():
             by_container |= {use.place[:2]: use for use in on_gpu}
-        for hold in self._entries.value:
-            use = by_container.get((hold.pod_uid, hold.container))
-            if hold.kind is not Kind.MEMORY or use is None:
+        for allocation in self._entries.value:
+            use = by_container.get((allocation.pod_uid, allocation.container))
+            if allocation.kind is not Kind.MEMORY or use is None:
                 continue
             limit = self.allowed_now.value.get(use.place, use.granted_mib)
             memory = MemoryFile(use.granted_mib, limit, max(limit, use.allowed_mib))
@@ -349,14 +359,16 @@ class Borrowing(NodeFeature):
             if request is not None and request.mib:
                 due = self._due.get(use.place, "")
                 memory = replace(memory, return_mib=request.mib, return_by=due, needed_by=request.told_needed_by)
-            yield hold, use, memory
+            yield allocation, use, memory
 
     def _hasten(self) -> None:
         found = self.reclaiming.value
         new = any(each.mib and found.at - each.since < _QUICK_FOR_S for each in found.requests.values())
         self._watch.hurry(_QUICK_S if self._starting or new else None)
 
-    def _tell(self, before: ReclaimState, after: ReclaimState, uses: Mapping[str, tuple[AttributedUse, ...]]) -> None:
+    def _report_changes(
+        self, before: ReclaimState, after: ReclaimState, uses: Mapping[str, tuple[AttributedUse, ...]]
+    ) -> None:
         """Log, count and post what is new."""
         evicts = self._settings.value.borrowers == "evict"
         for place, request in after.requests.items():
@@ -379,19 +391,23 @@ class Borrowing(NodeFeature):
 
     def _tell_misdirected(self) -> None:
         """Post an Event about each container that was started with the answer for another one, if that matters."""
-        holds = {(hold.pod_uid, hold.container): hold for hold in self._entries.value if hold.misdirected}
+        holds = {
+            (allocation.pod_uid, allocation.container): allocation
+            for allocation in self._entries.value
+            if allocation.misdirected
+        }
         self._misdirected &= holds.keys()
         if holds.keys() <= self._misdirected:
             return
         pods = {pod.kubelet_uid: pod for pod in self._api.pods.values()}
-        for holding in self._watch.holdings():
-            key = holding.pod_uid, holding.container
-            if key in holds and key not in self._misdirected and holding.pod is not None:
+        for holder in self._watch.holders():
+            key = holder.pod_uid, holder.container
+            if key in holds and key not in self._misdirected and holder.pod is not None:
                 self._misdirected.add(key)
                 uid, _, container = holds[key].granted_to.partition("/")
-                if note := misdirected(holding, container, pods.get(uid)):
-                    _log.warning("%s", note, extra={"pod": f"{holding.pod.namespace}/{holding.pod.name}"})
-                    self._api.pod_event(holding.pod, "GPULimitNotHeld", note, "Start")
+                if note := misdirected(holder, container, pods.get(uid)):
+                    _log.warning("%s", note, extra={"pod": f"{holder.pod.namespace}/{holder.pod.name}"})
+                    self._api.pod_event(holder.pod, "GPULimitNotHeld", note, "Start")
 
     def _evict(self, found: ReclaimState) -> None:
         if self._evictor is None or not (candidates := found.candidates()):

@@ -1,4 +1,4 @@
-"""Memory that changes while a pod runs: its owner's wishes, and the answers of the scheduler and the node's agent.
+"""Memory that changes while a pod runs: what its owner asks for, and the answers of scheduler and agent.
 
 Each annotation has one writer. A guarantee grows when the extender has promised it (`MEMORY_PROMISED`) and the agent
 holds it (`MEMORY_HELD`); it shrinks when the agent has given it up, and then the extender promises less. So the agent

@@ -1,4 +1,4 @@
-"""Let guarantees grow and shrink as the owners of pods want, the scheduler has promised and the GPUs have room."""
+"""Resize guarantees as pod owners ask, as far as the scheduler has promised and the GPUs have room."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.aio.waiting import in_thread, together, within
+from gpu_device_plugin.aio.waiting import in_thread, together, wait_within
 from gpu_device_plugin.features.elastic.contract import Allowance, PodGuarantees, write_answer
 from gpu_device_plugin.features.elastic.rules.reservations import (
     UNDECIDED,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.features.elastic.contract import Answer
     from gpu_device_plugin.features.elastic.rules.reservations import Elastic, Resize
     from gpu_device_plugin.features.elastic.saved_guarantees import SavedGuarantees
-    from gpu_device_plugin.model.holds import DeviceHold
+    from gpu_device_plugin.model.allocations import Allocation
     from gpu_device_plugin.node.node_api import NodeApi
     from gpu_device_plugin.node.node_state import NodeState
     from gpu_device_plugin.node.rules.ledger import ContainerKey, Reservations
@@ -64,7 +64,7 @@ class Guarantees:
 
     _state: NodeState
     _api: NodeApi
-    _entries: Observable[tuple[DeviceHold, ...]]
+    _entries: Observable[tuple[Allocation, ...]]
     """What containers hold by the kubelet's checkpoint, as last read."""
     _saved: SavedGuarantees
     _: KW_ONLY
@@ -122,7 +122,7 @@ class Guarantees:
             self._woken.clear()
             again = await self._round()
             await asyncio.sleep(self.pace_s)
-            await within(self.again_s if again else None, self._woken.wait())
+            await wait_within(self.again_s if again else None, self._woken.wait())
 
     async def _round(self) -> bool:
         """Do what can be done now; return whether something is left that has to be looked at again."""
@@ -217,7 +217,7 @@ class Guarantees:
     def _answer(self, found: Mapping[str, Sequence[Elastic]], refused: Mapping[ContainerKey, str]) -> bool:
         """Write on the pods what they are guaranteed; return whether a pod does not show it yet."""
         reservations, now = self._state.node.ledger.reservations, self.clock()
-        holders = {hold.pod_uid for hold in self._entries.value}
+        holders = {allocation.pod_uid for allocation in self._entries.value}
         answers: dict[str, _Answered] = {}
         for uid, says in self._pods.items():
             if uid in holders and uid not in found:
@@ -233,7 +233,7 @@ class Guarantees:
             elif last.written is None or now - last.written >= self.again_s:
                 self._api.annotate(says.pod, {MEMORY_HELD: text})
                 answers[uid] = replace(last, written=now)
-                self._tell(says, last.answer)
+                self._report(says, last.answer)
             else:
                 answers[uid] = last
         self._answers = answers
@@ -245,7 +245,7 @@ class Guarantees:
             return False
         return replace(last.answer, why=new.why) == new and now - last.since < self.same_s
 
-    def _tell(self, says: PodGuarantees, new: Answer | None) -> None:
+    def _report(self, says: PodGuarantees, new: Answer | None) -> None:
         """Post an Event about a wish that is not fulfilled, one for each wish."""
         if new is None or new.why in {"", UNDECIDED} or (says.held.wish == new.wish and says.held.why):
             return

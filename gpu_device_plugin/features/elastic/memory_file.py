@@ -1,4 +1,4 @@
-"""The file by which a program in a container knows its memory: how much it may use now, and what it is to return.
+"""The file that tells a program in a container how much memory it may use now, and how much to return.
 
 The agent of the node replaces it atomically whenever something changes. A program finds it at `IN_CONTAINER`.
 """

@@ -1,4 +1,4 @@
-"""Keep on the node, for each container with shares of one GPU, the file by which its programs know their memory."""
+"""Maintain on the node the memory file of each container that has shares of one GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that grows and bursts: guarantees beyond requests, and memory that is lent while nobody needs it."""
+"""Elastic memory: guarantees beyond requests, and unused memory lent to containers that may borrow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.node.extension import Contribution, GrantRequest, StartRequest, Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
-    from gpu_device_plugin.node.rules.admission import Refused
+    from gpu_device_plugin.node.rules.admission import Refusal
     from gpu_device_plugin.node.rules.container_grants import GrantOwner, Mount
 
 
@@ -58,7 +58,7 @@ class Elastic(NodeFeature):
     def mounts(self, owner: GrantOwner, device_ids: Sequence[str]) -> tuple[Mount, ...]:  # noqa: D102
         return self.borrowing.mounts(owner, device_ids)
 
-    async def before_start(self, start: StartRequest) -> Refused | None:  # noqa: D102
+    async def before_start(self, start: StartRequest) -> Refusal | None:  # noqa: D102
         return await self.borrowing.before_start(start)
 
     def ledger_complete(self) -> None:  # noqa: D102
@@ -69,8 +69,8 @@ class Elastic(NodeFeature):
         return [
             self._use.watch.reading.follow(borrowing.act_on),
             node.entries.follow(borrowing.holders_changed),
-            node.settings.follow(borrowing.look),
+            node.settings.follow(borrowing.publish_allowed),
             self.guarantees.run(),
             node.api.pod_changes.follow(self.guarantees.wake),
-            node.api.pod_changes.follow(borrowing.look, settle_s=0.1),
+            node.api.pod_changes.follow(borrowing.publish_allowed, settle_s=0.1),
         ]

@@ -15,7 +15,7 @@ from gpu_device_plugin.node.rules.health.node_condition import failure
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from gpu_device_plugin.features.use.rules.holdings import Holding
+    from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
     from gpu_device_plugin.node.rules.health.gpu_health import GpuHealth
 
 
@@ -44,15 +44,15 @@ def lasting(failing: Mapping[str, Failed], grace_s: float, now: float) -> Mappin
     return {uuid: failed for uuid, failed in failing.items() if now - failed.since >= grace_s}
 
 
-def on_failed(lasting: Mapping[str, Failed], holdings: Iterable[Holding]) -> tuple[Candidate, ...]:
+def on_failed(lasting: Mapping[str, Failed], holders: Iterable[ContainerGpus]) -> tuple[Candidate, ...]:
     """Return the pods that hold GPUs that failed, with shares or whole; those that the API does not know are left out.
 
     Of two pods with one priority the one with more memory of the GPU goes first.
     """
     return tuple(
-        Candidate(holding.pod, uuid, granted)
-        for holding in holdings
-        if holding.pod is not None
-        for uuid, granted in holding.granted.items()
+        Candidate(holder.pod, uuid, granted)
+        for holder in holders
+        if holder.pod is not None
+        for uuid, granted in holder.granted.items()
         if uuid in lasting
     )

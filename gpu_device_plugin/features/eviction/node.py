@@ -1,4 +1,4 @@
-"""Evict pods one after the other, with patience where that is refused; those on failed GPUs, where that is wanted."""
+"""Evict pods one at a time, retrying refused evictions, and evict those on failed GPUs if the settings say so."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.writers.evictions import Eviction
     from gpu_device_plugin.features.eviction.gpu_failure import Failed
     from gpu_device_plugin.features.eviction.rules import Candidate
-    from gpu_device_plugin.features.use.rules.holdings import Holding
+    from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
     from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.node.extension import Tasks
@@ -59,7 +59,7 @@ class _Order:
 
 
 @dataclass(slots=True)
-class _Refused:
+class _RefusedEviction:
     """A pod whose eviction did not succeed."""
 
     backoff: Backoff
@@ -88,7 +88,7 @@ class Evictor:
         self._going: dict[str, frozenset[str]] = {}
         self._due: dict[str, float] = {}
         """When each pod that is on its way should be gone, in monotonic seconds."""
-        self._refused: dict[str, _Refused] = {}
+        self._refused: dict[str, _RefusedEviction] = {}
         self._evicted: dict[str, str] = {}
 
     def __repr__(self) -> str:
@@ -205,7 +205,7 @@ class Evictor:
         before = self._refused.get(pod.uid)
         backoff = Backoff(self.first_retry_s, _MOST_RETRY_S) if before is None else before.backoff
         not_before = self.clock() + backoff.next_s(answer.retry_after_s)
-        self._refused[pod.uid] = _Refused(backoff, not_before, answer.outcome)
+        self._refused[pod.uid] = _RefusedEviction(backoff, not_before, answer.outcome)
         if before is not None and before.outcome is answer.outcome:
             return  # told before; the counter has the repetitions
         _log.warning("pod %s is not evicted, and this is tried again: %s", name, answer.why)
@@ -224,7 +224,7 @@ class GpuFailures:
     _view: Observable[HardwareView]
     _state: NodeState
     _settings: Observable[NodeSettings]
-    _holdings: Callable[[], Iterable[Holding]]
+    _holders: Callable[[], Iterable[ContainerGpus]]
     _evictor: Evictor
     _: KW_ONLY
     again_s: float = 5.0
@@ -235,12 +235,12 @@ class GpuFailures:
 
     async def run(self) -> NoReturn:
         """Look at every new view. Ends only by cancellation."""
-        await Worker(self._look).run(self._view)
+        await Worker(self._check_view).run(self._view)
 
-    def _look(self) -> float | None:
+    def _check_view(self) -> float | None:
         view = self._view.value
         watched = view.state is State.WATCHING
-        healths = with_cards(view.beliefs, view.inventory.gpus)
+        healths = with_cards(view.health_by_uuid, view.inventory.gpus)
         self._failing = failures(self._failing, healths, watched=watched, now=time.monotonic())
         if self._settings.value.on_gpu_failure == "evict":
             self._evict()
@@ -251,7 +251,7 @@ class GpuFailures:
         failed = lasting(self._failing, self._settings.value.gpu_failure_grace_s, now)
         if not failed:
             return
-        victims = self._evictor.next_victims(on_failed(failed, self._holdings()))
+        victims = self._evictor.next_victims(on_failed(failed, self._holders()))
         for pod, uuids in victims.values():
             why = "; ".join(
                 f"{self._gpu(uuid)} has failed, for {duration(now - failed[uuid].since)}: {failed[uuid].why}"
@@ -270,8 +270,8 @@ class Evictions(NodeFeature):
     def __init__(self, node: NodeContext) -> None:
         """Prepare to evict pods of `node`, which has the API."""
         self.evictor = Evictor(node.reached_cluster, node.metrics, node.settings, alone=node.other_plugins.alone)
-        holdings = node.of(Use).watch.holdings
-        self.failures = GpuFailures(node.hardware.view, node.state, node.settings, holdings, self.evictor)
+        holders = node.of(Use).watch.holders
+        self.failures = GpuFailures(node.hardware.view, node.state, node.settings, holders, self.evictor)
 
     def tasks(self) -> Tasks:  # noqa: D102
         return [self.evictor.run(), self.failures.run()]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from gpu_device_plugin.kubelet.checkpoint import Checkpoint
-    from gpu_device_plugin.model.holds import DeviceHold
+    from gpu_device_plugin.model.allocations import Allocation
     from gpu_device_plugin.node.feature_context import NodeContext
 
 _log = logging.getLogger(__name__)
@@ -38,8 +38,8 @@ class ForgottenPods(NodeFeature):
         self._saved: SavedAllocations | None = None
         self._saving = asyncio.Lock()
         self._remembered = Remembered()
-        self._reported: frozenset[DeviceHold] = frozenset()
-        self._doubtful: frozenset[DeviceHold] = frozenset()
+        self._reported: frozenset[Allocation] = frozenset()
+        self._doubtful: frozenset[Allocation] = frozenset()
         """Allocations that another kubelet than before does not show in a checkpoint that can be read. It has lost
         them, or all of their pods have ended since."""
 
@@ -51,20 +51,27 @@ class ForgottenPods(NodeFeature):
         except CheckpointUnreadableError:
             found = None
         self.checkpoint_read(found, its_own=False)
-        return {hold.pod_uid for hold in self._remembered.forgotten}
+        return {allocation.pod_uid for allocation in self._remembered.forgotten}
 
     def checkpoint_read(self, found: Checkpoint | None, *, its_own: bool) -> None:  # noqa: D102
         # Every kubelet that has allocated a device has written the file.
         readable = found is not None and found.stamp is not None
-        record = [hold for hold in found.holds if hold.kind is not None] if found and readable else None
+        record = (
+            [allocation for allocation in found.allocations if allocation.kind is not None]
+            if found and readable
+            else None
+        )
         before = self._remembered
         self._remembered = before.after(record, self._records.kubelet, its_own=its_own)
         if record is not None:
             self._doubtful |= self._remembered.forgotten - before.forgotten
 
-    def unrecorded(self) -> Collection[DeviceHold]:
+    def unrecorded(self) -> Collection[Allocation]:
         """Return the lost allocations, in the order of their pods' UIDs."""
-        return sorted(self._remembered.forgotten, key=lambda hold: (hold.pod_uid, hold.container, hold.through))
+        return sorted(
+            self._remembered.forgotten,
+            key=lambda allocation: (allocation.pod_uid, allocation.container, allocation.through),
+        )
 
     def unrecorded_ids(self) -> frozenset[str]:  # noqa: D102
         return self._remembered.lost_ids
@@ -82,11 +89,11 @@ class ForgottenPods(NodeFeature):
             self._remembered = self._remembered.among({*(processes or ()), *(in_api or ())})
         elif not self._api.has_access:
             certain = self._remembered.forgotten - self._doubtful
-            self._remembered = self._remembered.among({hold.pod_uid for hold in certain})
+            self._remembered = self._remembered.among({allocation.pod_uid for allocation in certain})
         if new := self._remembered.forgotten - self._reported:
             self._reported = self._remembered.forgotten
             self._report(new, in_api or {})
 
-    def _report(self, lost: Collection[DeviceHold], names: Mapping[str, str]) -> None:
+    def _report(self, lost: Collection[Allocation], names: Mapping[str, str]) -> None:
         self._metrics.count(m.LEDGER_DRIFT, "unknown_to_the_kubelet", times=len(ids_of(lost)))
         self._api.announce(_log, "DevicesForgotten", lost_sentence(lost, names), "Observe", logging.ERROR)

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.model.holds import HoldSource
+from gpu_device_plugin.model.allocations import AllocationSource
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from gpu_device_plugin.model.holds import DeviceHold
+    from gpu_device_plugin.model.allocations import Allocation
 
 _NAMED = 3
 """The number of pods that a sentence names."""
@@ -27,9 +27,9 @@ class Remembered:
 
     kubelet: str = ""
     """The kubelet process whose own record was read last; empty: none was."""
-    recorded: frozenset[DeviceHold] = field(default_factory=frozenset)
+    recorded: frozenset[Allocation] = field(default_factory=frozenset)
     """The allocations in the record that was read last."""
-    forgotten: frozenset[DeviceHold] = field(default_factory=frozenset)
+    forgotten: frozenset[Allocation] = field(default_factory=frozenset)
     """Those that the kubelet has lost, of pods that may still run."""
 
     @property
@@ -37,7 +37,7 @@ class Remembered:
         """The device IDs in use that the kubelet takes for free."""
         return ids_of(self.forgotten) - ids_of(self.recorded) if self.forgotten else frozenset()
 
-    def after(self, record: Collection[DeviceHold] | None, kubelet: str, *, its_own: bool) -> Remembered:
+    def after(self, record: Collection[Allocation] | None, kubelet: str, *, its_own: bool) -> Remembered:
         """Return the value after one more reading.
 
         The kubelet restores its checkpoint whole or, if the checksum is wrong, not at all. So another process that
@@ -52,32 +52,34 @@ class Remembered:
         lost = kubelet != self.kubelet and self.recorded.isdisjoint(record or ())
         forgotten = self.forgotten
         if lost:
-            forgotten |= {replace(hold, source=HoldSource.REMEMBERED) for hold in self.recorded}
+            forgotten |= {replace(allocation, source=AllocationSource.REMEMBERED) for allocation in self.recorded}
         if record is None:
             return replace(self, recorded=frozenset() if lost else self.recorded, forgotten=forgotten)
         # The kubelet has allocated anew for a container that did not run.
-        again = {_slot(hold) for hold in record}
+        again = {_slot(allocation) for allocation in record}
         return Remembered(
             kubelet if its_own else self.kubelet,
             frozenset(record),
-            frozenset(hold for hold in forgotten if _slot(hold) not in again),
+            frozenset(allocation for allocation in forgotten if _slot(allocation) not in again),
         )
 
     def among(self, living: Collection[str]) -> Remembered:
         """Return the value without the forgotten allocations of all pods but these, by UID."""
-        return replace(self, forgotten=frozenset(hold for hold in self.forgotten if hold.pod_uid in living))
+        return replace(
+            self, forgotten=frozenset(allocation for allocation in self.forgotten if allocation.pod_uid in living)
+        )
 
 
-def _slot(hold: DeviceHold) -> tuple[str, str, str]:
-    return hold.pod_uid, hold.container, hold.through
+def _slot(allocation: Allocation) -> tuple[str, str, str]:
+    return allocation.pod_uid, allocation.container, allocation.through
 
 
-def ids_of(holds: Collection[DeviceHold]) -> frozenset[str]:
+def ids_of(allocations: Collection[Allocation]) -> frozenset[str]:
     """Return the device IDs of some allocations."""
-    return frozenset().union(*(hold.device_ids for hold in holds))
+    return frozenset().union(*(allocation.device_ids for allocation in allocations))
 
 
-def lost_sentence(lost: Collection[DeviceHold], names: Mapping[str, str]) -> str:
+def lost_sentence(lost: Collection[Allocation], names: Mapping[str, str]) -> str:
     """Return what an administrator should know of lost allocations, without a full stop.
 
     `names` are those of pods by UID, as far as known.

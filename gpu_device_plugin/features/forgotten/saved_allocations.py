@@ -8,7 +8,7 @@ import msgspec
 
 from gpu_device_plugin.features.forgotten.rules import Remembered
 from gpu_device_plugin.kubelet.statefile import LONGEST_DOCUMENT, StateFile
-from gpu_device_plugin.model.holds import DeviceHold, HoldSource
+from gpu_device_plugin.model.allocations import Allocation, AllocationSource
 from gpu_device_plugin.model.limits import Enforcement
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ class SavedAllocations:
         found = self._file.read_document(_Allocations, _Allocations())
         if not self._boot_id or found.boot != self._boot_id:
             return Remembered()
-        recorded = self._holds(found.recorded, HoldSource.CHECKPOINT)
-        return Remembered(found.kubelet, recorded, self._holds(found.forgotten, HoldSource.REMEMBERED))
+        recorded = self._allocations(found.recorded, AllocationSource.CHECKPOINT)
+        return Remembered(found.kubelet, recorded, self._allocations(found.forgotten, AllocationSource.REMEMBERED))
 
     def save(self, allocations: Remembered) -> None:
         """Save `allocations` for the next agent. May wait for the disk."""
@@ -56,17 +56,17 @@ class SavedAllocations:
             written = self._file.write_document(_Allocations(self._boot_id, allocations.kubelet, *rows))
             self._saved = allocations if written else None
 
-    def _holds(self, rows: Iterable[_Row], source: HoldSource) -> frozenset[DeviceHold]:
+    def _allocations(self, rows: Iterable[_Row], source: AllocationSource) -> frozenset[Allocation]:
         # A later version may know other means of limiting.
         means = {each.value: each for each in Enforcement}
         return frozenset(
-            DeviceHold(
+            Allocation(
                 uid, container, self._names.kind_of(resource), ids, source, resource, means.get(str(enforcement))
             )
             for uid, container, resource, ids, enforcement in rows
         )
 
 
-def _rows(holds: Iterable[DeviceHold]) -> list[_Row]:
-    ordered = sorted(holds, key=lambda hold: (hold.pod_uid, hold.container, hold.through))
+def _rows(allocations: Iterable[Allocation]) -> list[_Row]:
+    ordered = sorted(allocations, key=lambda allocation: (allocation.pod_uid, allocation.container, allocation.through))
     return [(h.pod_uid, h.container, h.through, h.device_ids, h.enforcement or "") for h in ordered]

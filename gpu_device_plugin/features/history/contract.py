@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin.features.use.contract import NodeUse  # noqa: TC001 - msgspec looks them up
-from gpu_device_plugin.model.condition import GpuTelemetry  # noqa: TC001 - as above
+from gpu_device_plugin.model.telemetry import GpuTelemetry  # noqa: TC001 - as above
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +60,7 @@ class GpuHistory:
     power_w: Series = ()
     temperature_c: Series = ()
     throttle: Series = ()
-    """Bits of `model.condition.Throttle`."""
+    """Bits of `model.telemetry.Throttle`."""
     pcie_percent: Series = ()
     """Bytes over PCIe in the busier direction, of the most that the link can carry as it is now."""
     ecc_errors: Series = ()

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.features.history.ring import Selection
     from gpu_device_plugin.features.use.contract import NodeUse
     from gpu_device_plugin.features.use.node import UseWatch
-    from gpu_device_plugin.features.use.rules.holdings import Holding
+    from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.node.node_api import Happening, NodeApi
 
@@ -101,7 +101,7 @@ class FlightRecorder:
         self._recorded = Recorded()
         self._pods: Mapping[str, Pod] = {}
         self._drafts: deque[_Draft] = deque(maxlen=_MOST_WAITING)
-        self._storm: tuple[float, NodeUse, Sequence[Holding]] | None = None
+        self._storm: tuple[float, NodeUse, Sequence[ContainerGpus]] | None = None
         """When limits and use were taken down last, and what they were; None: that is written."""
         self._writer = Worker(self._write_drafts)
         self._busy = asyncio.Lock()
@@ -157,9 +157,9 @@ class FlightRecorder:
         shares, watch = self._watch.shares(), self._watch
         uuids = concerned(trigger.uuids, shares)
         if self._storm is None or self.clock() - self._storm[0] >= _STORM_S:
-            self._storm = self.clock(), self._use(), watch.holdings()
-        _, use, holdings = self._storm
-        processes = processes_on(uuids, *watch.processes_read, holdings, shares, most=_MOST_ROWS)
+            self._storm = self.clock(), self._use(), watch.holders()
+        _, use, holders = self._storm
+        processes = processes_on(uuids, *watch.processes_read, holders, shares, most=_MOST_ROWS)
         decisions, none = lately(self.decisions, at_s), NodeHistory(found.at, STEP_S)
         return _Draft(
             Incident(found, self._node, none, use, processes, decisions),
@@ -175,7 +175,7 @@ class FlightRecorder:
         before, self._pods = self._pods, pods
         of = cache(self._gpus_by_container)  # all of a node's containers may die at once
         for trigger in deaths(before, pods, self._started_s, lambda *container: of()[container]):
-            self._tell(trigger)
+            self._report(trigger)
 
     def _gpus_by_container(self) -> Mapping[tuple[str, str], set[str]]:
         """Return the GPUs that containers hold, or held within the hour, by UID of the pod and name."""
@@ -186,14 +186,14 @@ class FlightRecorder:
             found[held.pod_uid, held.container] |= {parse_id(each)[0] for each in held.device_ids}
         return found
 
-    def killed(self, holdings: Iterable[Holding]) -> None:
+    def killed(self, holders: Iterable[ContainerGpus]) -> None:
         """Record that the kernel killed a process of each of these containers."""
-        for each in holdings:
+        for each in holders:
             sentence = f"a process of container {each.container} was killed for lack of main memory"
             uuids = tuple(sorted(each.granted))
-            self._tell(Trigger(IncidentKind.OUT_OF_MEMORY, sentence, uuids, each.pod, each.container))
+            self._report(Trigger(IncidentKind.OUT_OF_MEMORY, sentence, uuids, each.pod, each.container))
 
-    def _tell(self, trigger: Trigger) -> None:
+    def _report(self, trigger: Trigger) -> None:
         name, new = self._record(trigger)
         _log.warning("%s", trigger.sentence, extra={"incident": name, "once_per_s": 60})
         if new and trigger.pod is not None:

@@ -1,4 +1,4 @@
-"""Decide which incidents of a node are recorded, under which names, and what a record has."""
+"""Decide which incidents of a node are recorded, under which names, and what a record contains."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.features.history.contract import Decision
     from gpu_device_plugin.features.use.contract import NodeUse
-    from gpu_device_plugin.features.use.rules.holdings import Holding
+    from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
     from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
-    from gpu_device_plugin.model.condition import GpuReading
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.shares import Shares
+    from gpu_device_plugin.model.telemetry import GpuReading
 
 MOST_INCIDENTS = 32
 """Records that a node keeps."""
@@ -190,19 +190,19 @@ def processes_on(
     uuids: Collection[str],
     readings: Iterable[GpuReading],
     owners: Mapping[int, CgroupOwner | None],
-    holdings: Iterable[Holding],
+    holdings: Iterable[ContainerGpus],
     shares: Shares,
     *,
     most: int,
 ) -> tuple[IncidentProcess, ...]:
     """Return the processes on these GPUs, at most `most`: those with the most memory, with the pods they belong to."""
     pods: dict[str, Pod] = {}
-    held: dict[tuple[str, str], list[Holding]] = {}
-    for holding in holdings:
-        if holding.pod is not None:
-            pods[holding.pod_uid] = holding.pod
-        for uuid in holding.granted:
-            held.setdefault((holding.pod_uid, uuid), []).append(holding)
+    held: dict[tuple[str, str], list[ContainerGpus]] = {}
+    for holder in holdings:
+        if holder.pod is not None:
+            pods[holder.pod_uid] = holder.pod
+        for uuid in holder.granted:
+            held.setdefault((holder.pod_uid, uuid), []).append(holder)
     found = []
     for reading in readings:
         shared = shares.by_uuid(reading.uuid)

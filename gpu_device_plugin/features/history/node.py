@@ -36,4 +36,4 @@ class PastHour(NodeFeature):
         return self.recorder.routes
 
     def measured(self, metrics: NodeMetrics) -> NodeMetrics:  # noqa: D102
-        return replace(metrics, conditions=self.history.conditions.value)
+        return replace(metrics, telemetry=self.history.telemetry.value)

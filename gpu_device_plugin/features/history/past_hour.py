@@ -13,7 +13,7 @@ import msgspec
 
 from gpu_device_plugin.aio.http import JSON, Page, Route
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.aio.waiting import Attempts, within
+from gpu_device_plugin.aio.waiting import Attempts, wait_within
 from gpu_device_plugin.features.history.contract import HISTORY_PATH, LARGEST_HISTORY
 from gpu_device_plugin.features.history.ring import GpuSample, Ring, pcie_percent
 from gpu_device_plugin.features.use.rules.process_use import NOT_READ
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.features.history.contract import ContainerHistory
     from gpu_device_plugin.features.history.ring import Selection
     from gpu_device_plugin.features.use.node import UseWatch
-    from gpu_device_plugin.features.use.rules.holdings import Holding
+    from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
     from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
-    from gpu_device_plugin.model.condition import GpuTelemetry
+    from gpu_device_plugin.model.telemetry import GpuTelemetry
 
 _log = logging.getLogger(__name__)
 
@@ -46,16 +46,16 @@ class History:
     _condition: Callable[[Sequence[str]], Awaitable[tuple[GpuTelemetry, ...] | None]]
     """Reads these groups of every GPU's condition; None: no driver process answers now."""
     groups: Callable[[], Sequence[str]]
-    """Returns the groups to read, values of `model.condition.ConditionGroup`; none: conditions are not read."""
+    """Returns the groups to read, values of `model.telemetry.ConditionGroup`; none: conditions are not read."""
     _cgroups: CgroupTree
     _: KW_ONLY
     ring: Ring = field(default_factory=Ring)
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self.conditions: Observable[Mapping[str, GpuTelemetry]] = Observable({})
+        self.telemetry: Observable[Mapping[str, GpuTelemetry]] = Observable({})
         """The condition of each GPU as last read, by UUID; empty while it is not read."""
-        self.kills: Observable[Sequence[Holding]] = Observable(())
+        self.kills: Observable[Sequence[ContainerGpus]] = Observable(())
         """The containers on GPUs of which the kernel killed a process for lack of main memory, by the last sample."""
         self._read_at = -math.inf
         self._counters: Mapping[CgroupOwner, Mapping[str, int]] = {}
@@ -72,7 +72,7 @@ class History:
         while await self._read_conditions() is None:  # noqa: ASYNC110 - a driver process that starts answers, no more
             await asyncio.sleep(_AGAIN_S)
         step_s = self.ring.step_s
-        await within(step_s, self._watch.reading.after(0))
+        await wait_within(step_s, self._watch.reading.after(0))
         while True:
             await self._attempts.make(self.sample(), None)
             now = self.clock()
@@ -81,13 +81,13 @@ class History:
     async def sample(self) -> None:
         """Add the present moment to the ring, as far as it is read."""
         pcie = await self._read_conditions() or {}
-        throttled = await self._read_cgroups(self._watch.holdings()) if self._watch.interval_s else {}
+        throttled = await self._read_cgroups(self._watch.holders()) if self._watch.interval_s else {}
         now, reading = self.clock(), self._watch.reading.value
         # A reading that is not repeated in time tells of the past: the driver hangs, or the agent is paused.
         known = now - reading.at < max(self._watch.interval_s, self.ring.step_s) + self.ring.step_s / 2
-        used, uses, conditions = reading.used_mib if known else {}, reading.containers, self.conditions.value
+        used, uses, telemetry = reading.used_mib if known else {}, reading.containers, self.telemetry.value
         gpus = [
-            GpuSample(shared, used.get(shared.gpu.uuid), conditions.get(shared.gpu.card), pcie.get(shared.gpu.card))
+            GpuSample(shared, used.get(shared.gpu.uuid), telemetry.get(shared.gpu.card), pcie.get(shared.gpu.card))
             for shared in self._watch.shares().gpus
             if not shared.gone
         ]
@@ -98,32 +98,30 @@ class History:
 
         None: the driver does not answer.
         """
-        before, was_at, groups = self.conditions.value, self._read_at, self.groups()
+        before, was_at, groups = self.telemetry.value, self._read_at, self.groups()
         self._read_at = self.clock()
         read = await self._condition(groups) if groups else ()
-        after = {condition.uuid: condition for condition in read or ()}
-        self.conditions.set(after)
+        after = {telemetry.uuid: telemetry for telemetry in read or ()}
+        self.telemetry.set(after)
         seconds = self._read_at - was_at
         loads = {uuid: pcie_percent(before[uuid], now, seconds) for uuid, now in after.items() if uuid in before}
         return None if read is None else loads
 
-    async def _read_cgroups(self, holdings: Sequence[Holding]) -> Mapping[tuple[str, str], int]:
+    async def _read_cgroups(self, holders: Sequence[ContainerGpus]) -> Mapping[tuple[str, str], int]:
         """Return in how many percent of the CPU's periods each container was held back since the last reading."""
-        owners = {
-            CgroupOwner(holding.pod_uid, holding.container_id): holding for holding in holdings if holding.container_id
-        }
+        owners = {CgroupOwner(holder.pod_uid, holder.container_id): holder for holder in holders if holder.container_id}
         before = self._counters
         # In a thread: a thousand containers take 0.1 s.
         self._counters = after = await asyncio.to_thread(self._read_counters, tuple(owners)) if owners else {}
         found, killed = {}, []
         for owner, now in after.items():
-            then, holding = before.get(owner, {}), owners[owner]
+            then, holder = before.get(owner, {}), owners[owner]
             grown = {name: value - then[name] for name, value in now.items() if name in then}
             if grown.get("oom_kill", 0) > 0:
-                killed.append(holding)
+                killed.append(holder)
             if "nr_periods" in grown and "nr_throttled" in grown:
                 periods, held = grown["nr_periods"], grown["nr_throttled"]
-                found[holding.pod_uid, holding.container] = round(100 * held / periods) if periods > 0 else 0
+                found[holder.pod_uid, holder.container] = round(100 * held / periods) if periods > 0 else 0
         if killed:
             self.kills.set(killed)
         return found

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.features.use.rules.process_use import AttributedUse
-    from gpu_device_plugin.model.condition import GpuTelemetry
-    from gpu_device_plugin.model.holds import Place
+    from gpu_device_plugin.model.allocations import Place
     from gpu_device_plugin.model.shares import SharedGpu
+    from gpu_device_plugin.model.telemetry import GpuTelemetry
 
 _Values: TypeAlias = "Mapping[str, int | None]"
 """By the name of the column; what is not there is not known."""

@@ -1,4 +1,4 @@
-"""Tell of pods that leave their GPUs idle."""
+"""Report pods that leave their GPUs idle."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class IdlePods:
         # The clock may be set meanwhile: what was told stays.
         now = {uid: before.get(uid) or rfc3339(booted_s + since) for uid, since in found.items()}
         for uid in now.keys() - before.keys():
-            self._tell(pods[uid], reading.at - found[uid])
+            self._report(pods[uid], reading.at - found[uid])
         for uid in before.keys() - now.keys():
             _log.info("no longer idle", extra={"pod": _name(pods[uid]) if uid in pods else uid})
         self.since.change(now)
@@ -69,7 +69,7 @@ class IdlePods:
             if pod.annotations.get(IDLE_SINCE) != now.get(uid) and not pod.ended:
                 self._api.annotate(pod, {IDLE_SINCE: now.get(uid)})
 
-    def _tell(self, pod: Pod, idle_s: float) -> None:
+    def _report(self, pod: Pod, idle_s: float) -> None:
         settings = self._settings.value
         note = (
             f"has left its GPUs idle for {duration(idle_s)}: its use of the multiprocessors is at most "

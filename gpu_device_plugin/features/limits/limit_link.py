@@ -1,4 +1,4 @@
-"""Meet the node's limit helper in its two files: say which limits running containers are to have, and why not yet."""
+"""Exchange files with the limit helper: the limits that running containers should have, and why some are not set."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.features.limits.contract import LimitsState
-    from gpu_device_plugin.features.use.rules.holdings import Holding
-    from gpu_device_plugin.model.holds import Place
+    from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
+    from gpu_device_plugin.model.allocations import Place
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class LimitLink:
 
     _directory: Path
     """The setting `memory_dir`."""
-    _holdings: Callable[[], Iterable[Holding]]
+    _holders: Callable[[], Iterable[ContainerGpus]]
     """Returns what the containers of this node hold now."""
     _allowed_now: Observable[Mapping[Place, int]]
     """MiB for the containers whose limit may be another than when they started."""
@@ -53,7 +53,7 @@ class LimitLink:
         self.reasons: Mapping[Place, str] = {}
         """Why a limit that the helper was told is not set. It may be right all the same, if it is that of the start."""
         self._files = FileLink(self._directory, LIMIT_FILES, _WORDS, self.clock)
-        self._worker = Worker(self._look)
+        self._worker = Worker(self._step)
         self.changed = self._worker.wake
         """Tells the helper soon: containers have started or ended, or their limits are others."""
 
@@ -62,17 +62,17 @@ class LimitLink:
         self._files.take_up()
         await self._worker.run(self._allowed_now)
 
-    async def _look(self) -> float | None:
-        await self._tell()
+    async def _step(self) -> float | None:
+        await self._exchange()
         # Nobody's limit is changed on most nodes, where nothing is looked at either.
         return self.poll_s if self._files.wanted or self._files.unwritten else None
 
-    async def _tell(self) -> None:
-        found = setting.wanted_limits(self._holdings(), self._allowed_now.value, self._files.wanted, soft=self.soft())
+    async def _exchange(self) -> None:
+        found = setting.wanted_limits(self._holders(), self._allowed_now.value, self._files.wanted, soft=self.soft())
         await in_thread(self._files.want, dict(found.values()))
         state: LimitsState | str = self._files.unwritten
         if found and not state:
-            state = await in_thread(self._files.look)
+            state = await in_thread(self._files.read_state)
         known, self.reasons = self.reasons, setting.reasons(found, state)
         for place, why in self.reasons.items():
             if why not in {known.get(place), setting.NOT_YET}:

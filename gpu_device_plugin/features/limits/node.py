@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.shares import Shares
     from gpu_device_plugin.node.extension import Contribution, GrantDraft, GrantRequest, Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
-    from gpu_device_plugin.node.rules.admission import Refused
+    from gpu_device_plugin.node.rules.admission import Refusal
     from gpu_device_plugin.settings.node import NodeSettings
 
 
@@ -37,7 +37,7 @@ class Means(OtherMeans, Protocol):
     def follows(self) -> Iterable[Observable[Any]]:
         """The values on whose changes it may be there, or be there no more."""
 
-    def look(self) -> None:
+    def read_state(self) -> None:
         """Find out now whether it is there."""
 
     def granting(self, request: GrantRequest) -> AbstractAsyncContextManager[Contribution] | None:
@@ -59,7 +59,7 @@ class Limits(NodeFeature):
         self._extra = read_extra_grant(settings.extra_grant)
         self._plan = LimitPlan()
         self.verification = Verification(
-            use.watch.holdings,
+            use.watch.holders,
             node.hardware.limits,
             node.cgroups,
             node.state,
@@ -72,7 +72,7 @@ class Limits(NodeFeature):
         self.link: LimitLink | None = None
         if settings.memory_dir is not None:
             soft = lambda: node.settings.value.soft_limit == "share"  # noqa: E731 - the setting may change
-            self.link = LimitLink(settings.memory_dir, use.watch.holdings, use.allowed_now, soft=soft)
+            self.link = LimitLink(settings.memory_dir, use.watch.holders, use.allowed_now, soft=soft)
 
     def add(self, means: Means) -> None:
         """Let a feature's own means be one to choose from; it then takes part in grants before they are limited."""
@@ -81,7 +81,7 @@ class Limits(NodeFeature):
     def means(self, shares: Shares, cgroup: int | None, labels: Mapping[str, str]) -> LimitMeans:  # noqa: D102
         settings = self._node.settings.value
         for other in self._others:
-            other.look()
+            other.read_state()
         self._plan, chosen = derive_means(
             shares,
             cgroup,
@@ -110,14 +110,14 @@ class Limits(NodeFeature):
                 if (part := other.granting(request)) is not None:
                     request.contributions.append(await stack.enter_async_context(part))
 
-            def contribution(draft: GrantDraft) -> GrantDraft | Refused:
+            def contribution(draft: GrantDraft) -> GrantDraft | Refusal:
                 shares, owner = self._node.state.node.shares, draft.owner
                 plan = replace(self._plan, enforcements=draft.enforcements)
                 if not request.running:
                     kind, ids = draft.placement.demand.kind, draft.device_ids
-                    refused = refuse_unlimited(self._node.state.node, kind, ids, plan, owner)
-                    if refused is not None:
-                        return refused
+                    refusal = refuse_unlimited(self._node.state.node, kind, ids, plan, owner)
+                    if refusal is not None:
+                        return refusal
                 return replace(draft, added=added_for_limits(draft.placement, shares, plan, owner))
 
             yield contribution
@@ -130,7 +130,7 @@ class Limits(NodeFeature):
         tasks = [
             verification.run(),
             node.entries.follow(verification.changed),
-            node.hardware.view.follow(verification.again),
+            node.hardware.view.follow(verification.verify_all),
             node.settings.follow(self._interval),
             node.api.pod_changes.follow(verification.changed),
         ]

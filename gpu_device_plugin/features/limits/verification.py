@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from typing import NoReturn
 
-    from gpu_device_plugin.features.use.rules.holdings import Holding
+    from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
     from gpu_device_plugin.hardware.messages import CgroupLimit
     from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
-    from gpu_device_plugin.model.holds import Place
+    from gpu_device_plugin.model.allocations import Place
     from gpu_device_plugin.model.limits import LimitState
     from gpu_device_plugin.node.node_api import NodeApi
     from gpu_device_plugin.node.node_state import NodeState
@@ -65,7 +65,7 @@ class Verification:
     may not answer: then a limit is unverified, or as it was read last, and nothing else is different.
     """
 
-    _holdings: Callable[[], Iterable[Holding]]
+    _holders: Callable[[], Iterable[ContainerGpus]]
     """Returns what the containers of this node hold now."""
     _read_limits: Callable[[Sequence[tuple[str, str]]], Awaitable[tuple[CgroupLimit, ...] | None]]
     """Reads limits back: of each pair of a GPU's UUID and the path of a cgroup; None: no driver answers now."""
@@ -105,7 +105,7 @@ class Verification:
         self._retry_s = _RETRY_S
         self._worker.wake()
 
-    def again(self, _new: object = None) -> None:
+    def verify_all(self, _new: object = None) -> None:
         """Verify all limits soon: the driver may be another."""
         self._everything = True
         self.changed()
@@ -127,9 +127,9 @@ class Verification:
 
     async def _round(self) -> bool:
         """Read back what is not known for good; return whether that succeeded."""
-        holdings = tuple(self._holdings())
+        holders = tuple(self._holders())
         running = {
-            (each.pod_uid, each.container): each for each in holdings if verifying.by_driver(each) and each.container_id
+            (each.pod_uid, each.container): each for each in holders if verifying.by_driver(each) and each.container_id
         }
         due = {key: each for key, each in running.items() if (old := self._known(key, each)) is None or not old.final}
         found = await self._read(due, running.values()) if due else {}
@@ -138,43 +138,43 @@ class Verification:
         used = {(*key, uuid): mib for key, each in self._verified.items() for uuid, mib in each.used_mib.items()}
         self.measured.set(used)
         self._reported = {key: reported for key, reported in self._reported.items() if key in running}
-        self._publish(holdings)
-        for key, holding in due.items():
+        self._publish(holders)
+        for key, holder in due.items():
             old = before.get(key)
             if old is None or (old.container_id, old.states) != (found[key].container_id, found[key].states):
-                self._report(key, holding, found[key])
+                self._report(key, holder, found[key])
         return all(each.final for each in found.values())
 
-    def _known(self, key: _Container, holding: Holding) -> _Verified | None:
+    def _known(self, key: _Container, holder: ContainerGpus) -> _Verified | None:
         """Return what is known of the present start of a container."""
         old = self._verified.get(key)
-        same = old is not None and (old.container_id, old.granted) == (holding.container_id, holding.granted)
+        same = old is not None and (old.container_id, old.granted) == (holder.container_id, holder.granted)
         return old if same else None
 
     async def _read(
-        self, due: Mapping[_Container, Holding], running: Iterable[Holding]
+        self, due: Mapping[_Container, ContainerGpus], running: Iterable[ContainerGpus]
     ) -> Mapping[_Container, _Verified]:
         leaves = self._tree.leaves({_owner(each) for each in running})
         paths = {key: (leaves or {}).get(_owner(each)) for key, each in due.items()}
         limits = await self._ask([(uuid, path) for key, path in paths.items() if path for uuid in due[key].granted])
         found = {}
-        for key, holding in due.items():
-            path, old, used = paths[key], self._known(key, holding), {}
+        for key, holder in due.items():
+            path, old, used = paths[key], self._known(key, holder), {}
             if path is None:
                 unseen = verifying.unverified(verifying.NO_CGROUPS if leaves is None else verifying.NO_LEAF)
-                states, final = dict.fromkeys(holding.granted, unseen), leaves is None
+                states, final = dict.fromkeys(holder.granted, unseen), leaves is None
             else:
-                states = dict.fromkeys(holding.granted, verifying.unverified(verifying.NO_ANSWER))
+                states = dict.fromkeys(holder.granted, verifying.unverified(verifying.NO_ANSWER))
                 states |= {} if old is None else old.states
-                read = {uuid: limits[uuid, path] for uuid in holding.granted if (uuid, path) in limits}
+                read = {uuid: limits[uuid, path] for uuid in holder.granted if (uuid, path) in limits}
                 now = {uuid: self.allowed_now.value.get((*key, uuid)) for uuid in read}
                 states |= {
-                    uuid: verifying.verified(holding, uuid, one.code, one.hard_mib, now[uuid])
+                    uuid: verifying.verified(holder, uuid, one.code, one.hard_mib, now[uuid])
                     for uuid, one in read.items()
                 }
                 final = len(read) == len(states)
                 used = {uuid: one.used_mib for uuid, one in read.items() if one.used_mib is not None}
-            found[key] = _Verified(holding.container_id, holding.granted, states, used, final)
+            found[key] = _Verified(holder.container_id, holder.granted, states, used, final)
         return found
 
     async def _ask(self, wanted: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], CgroupLimit]:
@@ -187,27 +187,27 @@ class Verification:
             found |= {(each.uuid, each.path): each for each in answer}
         return found
 
-    def _publish(self, holdings: Iterable[Holding]) -> None:
+    def _publish(self, holders: Iterable[ContainerGpus]) -> None:
         states = {
-            (holding.pod_uid, holding.container, uuid): state
-            for holding in holdings
-            for uuid, state in self._states_of(holding)
+            (holder.pod_uid, holder.container, uuid): state
+            for holder in holders
+            for uuid, state in self._states_of(holder)
         }
         self.states.change(states)
 
-    def _states_of(self, holding: Holding) -> Iterable[tuple[str, LimitState]]:
-        if (unread := verifying.by_kind(holding)) is not None:
-            return dict.fromkeys(holding.granted, unread).items()
-        if not verifying.by_driver(holding):
+    def _states_of(self, holder: ContainerGpus) -> Iterable[tuple[str, LimitState]]:
+        if (unread := verifying.by_kind(holder)) is not None:
+            return dict.fromkeys(holder.granted, unread).items()
+        if not verifying.by_driver(holder):
             return ()
-        if holding.pod is None:
-            return dict.fromkeys(holding.granted, verifying.unverified(verifying.NO_CONTAINER)).items()
-        verified = self._verified.get((holding.pod_uid, holding.container))
+        if holder.pod is None:
+            return dict.fromkeys(holder.granted, verifying.unverified(verifying.NO_CONTAINER)).items()
+        verified = self._verified.get((holder.pod_uid, holder.container))
         return () if verified is None else verified.states.items()
 
-    def _report(self, key: _Container, holding: Holding, found: _Verified) -> None:
+    def _report(self, key: _Container, holder: ContainerGpus, found: _Verified) -> None:
         """Log the states of a container's limits, and post one Event for each of its starts if they do not hold."""
-        pod = holding.pod
+        pod = holder.pod
         if pod is None:
             return
         gpus: dict[LimitState, list[str]] = {}
@@ -216,7 +216,7 @@ class Verification:
             gpus.setdefault(state, []).append(uuid if shared is None else str(shared.position))
         faults = []
         for state, names in gpus.items():
-            extra = {"pod": f"{pod.namespace}/{pod.name}", "container": holding.container, "gpus": sorted(names)}
+            extra = {"pod": f"{pod.namespace}/{pod.name}", "container": holder.container, "gpus": sorted(names)}
             wrong = state.held.broken
             level = logging.WARNING if wrong else logging.INFO
             _log.log(level, "the memory limit of a container is %s", state.held, extra={**extra, "why": state.why})
@@ -224,9 +224,9 @@ class Verification:
                 faults.append(f"on GPU {', '.join(sorted(names))} {state.why}")
         if faults and self._reported.get(key) != found.container_id:
             self._reported[key] = found.container_id
-            note = f"The memory limit of container {printable(holding.container)} does not hold: {'; '.join(faults)}."
+            note = f"The memory limit of container {printable(holder.container)} does not hold: {'; '.join(faults)}."
             self._api.pod_event(pod, "GPULimitNotHeld", note, "Verify")
 
 
-def _owner(holding: Holding) -> CgroupOwner:
-    return CgroupOwner(holding.pod_uid, holding.container_id)
+def _owner(holder: ContainerGpus) -> CgroupOwner:
+    return CgroupOwner(holder.pod_uid, holder.container_id)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gpu_device_plugin.features.mig.rules import Stranded
-    from gpu_device_plugin.model.holds import DeviceHold
+    from gpu_device_plugin.model.allocations import Allocation
     from gpu_device_plugin.node.extension import Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
 
@@ -44,8 +44,8 @@ class InstancesOfPods(NodeFeature):
             self._api.pod_changes.follow(self._annotate),
         ]
 
-    def _checkpoint_read(self, holds: Sequence[DeviceHold]) -> None:
-        self._instances = instances_by_pod(holds)
+    def _checkpoint_read(self, allocations: Sequence[Allocation]) -> None:
+        self._instances = instances_by_pod(allocations)
         self._annotate()
 
     def _annotate(self, _new: object = None) -> None:
@@ -72,7 +72,11 @@ class InstancesOfPods(NodeFeature):
         config, ended = self._config.value, self._records.over
         if not config.facts.watched:
             return
-        held = [hold for hold in self._entries.value if hold.kind is not None and hold.pod_uid not in ended]
+        held = [
+            allocation
+            for allocation in self._entries.value
+            if allocation.kind is not None and allocation.pod_uid not in ended
+        ]
         present = {gpu.uuid for gpu in config.facts.inventory.gpus}
         alive = {pod.kubelet_uid: pod for pod in self._api.pods.values() if not pod.ended}
         strandings = {

@@ -11,7 +11,7 @@ from gpu_device_plugin.model.shares import parse_id
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from gpu_device_plugin.model.holds import DeviceHold
+    from gpu_device_plugin.model.allocations import Allocation
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.shares import Shares
 
@@ -19,13 +19,13 @@ INSTANCE = "MIG-"
 """The beginning of the UUID of an instance."""
 
 
-def instances_by_pod(holds: Iterable[DeviceHold]) -> Mapping[str, Mapping[str, frozenset[str]]]:
+def instances_by_pod(allocations: Iterable[Allocation]) -> Mapping[str, Mapping[str, frozenset[str]]]:
     """Return the UUIDs of the whole instances of each container, by the UID of its pod and its name."""
     found: dict[str, dict[str, frozenset[str]]] = {}
-    for hold in holds:
-        if hold.kind is Kind.INSTANCE:
-            held = found.setdefault(hold.pod_uid, {})
-            held[hold.container] = held.get(hold.container, frozenset()) | hold.device_ids
+    for allocation in allocations:
+        if allocation.kind is Kind.INSTANCE:
+            held = found.setdefault(allocation.pod_uid, {})
+            held[allocation.container] = held.get(allocation.container, frozenset()) | allocation.device_ids
     return found
 
 
@@ -53,7 +53,7 @@ class Stranded:
 
 
 def stranded(
-    holds: Iterable[DeviceHold], there: Collection[str], shares: Shares, pods: Mapping[str, Pod]
+    allocations: Iterable[Allocation], there: Collection[str], shares: Shares, pods: Mapping[str, Pod]
 ) -> tuple[Stranded, ...]:
     """Return the containers of a node that hold instances which exist no more.
 
@@ -61,9 +61,15 @@ def stranded(
     have not ended, by the UID by which the kubelet knows them.
     """
     return tuple(
-        Stranded(hold.pod_uid, hold.container, uuid, "" if shared is None else shared.name, pods.get(hold.pod_uid))
-        for hold in holds
-        for uuid in sorted({parse_id(device)[0] for device in hold.device_ids})
+        Stranded(
+            allocation.pod_uid,
+            allocation.container,
+            uuid,
+            "" if shared is None else shared.name,
+            pods.get(allocation.pod_uid),
+        )
+        for allocation in allocations
+        for uuid in sorted({parse_id(device)[0] for device in allocation.device_ids})
         if uuid.startswith(INSTANCE) and uuid not in there
         for shared in (shares.by_uuid(uuid),)
     )

@@ -10,16 +10,16 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.aio.waiting import together, within
+from gpu_device_plugin.aio.waiting import together, wait_within
 from gpu_device_plugin.features.mps.contract import SHM_DIRECTORY, MpsStatus
-from gpu_device_plugin.features.mps.rules import mps_wishes as mps
+from gpu_device_plugin.features.mps.rules import mps_admission as mps
 from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
 from gpu_device_plugin.file_link import FileLink, HelperWords
 from gpu_device_plugin.kubelet.procfs import boot_time
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.extension import NodeFeature
-from gpu_device_plugin.node.rules.admission import Refused, Why
+from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode
 from gpu_device_plugin.node.rules.preferred_allocation import spread_over
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.features.limits.rules.enforcement import WantedEnforcement
     from gpu_device_plugin.features.limits.rules.extra_grant import Part
     from gpu_device_plugin.features.mps.contract import MpsGpu
+    from gpu_device_plugin.model.allocations import Allocation
     from gpu_device_plugin.model.gpus import Gpu
-    from gpu_device_plugin.model.holds import DeviceHold
     from gpu_device_plugin.model.shares import SharedGpu
     from gpu_device_plugin.node.extension import Contribution, GrantDraft, GrantRequest, StartRequest
     from gpu_device_plugin.node.node_state import NodeState
@@ -65,7 +65,7 @@ class MpsLink(NodeFeature):
     _directory: Path
     """No file in it is opened before `run`."""
     _state: NodeState
-    _entries: Observable[tuple[DeviceHold, ...]]
+    _entries: Observable[tuple[Allocation, ...]]
     _on_trouble: Callable[[str, str], None]
     """Called with a GPU's UUID (empty: for all) and the reason when it lacks the daemon that it needs, and with an
     empty reason when it has it again."""
@@ -92,7 +92,7 @@ class MpsLink(NodeFeature):
         """Of the last state that was read: a GPU keeps its directory, also while its supervisor or the file is gone."""
         self._complete = False
         self._clients = False
-        self._granted: list[DeviceHold] = []
+        self._granted: list[Allocation] = []
         """What containers were given that the checkpoint does not show yet, the latest last."""
         self._asked: dict[str, int] = {}
         self._waiting = 0
@@ -107,18 +107,18 @@ class MpsLink(NodeFeature):
         return bool(self.asked_for or self._clients or known)
 
     @property
-    def _given(self) -> Sequence[DeviceHold]:
+    def _allocations(self) -> Sequence[Allocation]:
         """What containers were given, the latest last."""
         return *self._entries.value, *self._granted
 
     @property
     def _matters(self) -> bool:
         """Whether an answer may depend on MPS. False on most nodes, whose calls then cost nothing for it."""
-        return self.on or any(hold.enforcement is Enforcement.MPS for hold in self._given)
+        return self.on or any(allocation.enforcement is Enforcement.MPS for allocation in self._allocations)
 
     @property
-    def _tenants(self) -> Mapping[str, mps.Tenants]:
-        return mps.tenants(self._state.node.ledger, self._given)
+    def _occupancies(self) -> Mapping[str, mps.MpsOccupancy]:
+        return mps.occupancies(self._state.node.ledger, self._allocations)
 
     @property
     def gpus(self) -> Mapping[str, MpsGpu]:
@@ -188,7 +188,7 @@ class MpsLink(NodeFeature):
         An agent that ends leaves its clients running, and so what is wanted.
         """
         self._files.take_up()  # clients of our predecessor run on
-        self.look()
+        self.read_state()
         holders = self._state.nodes.follow(self._holders_changed)
         await together(self._poll(), holders, self._entries.follow(self._checkpoint_read))
 
@@ -201,7 +201,7 @@ class MpsLink(NodeFeature):
     async def _granting(self, request: GrantRequest) -> AsyncIterator[Contribution]:
         """Have the daemon started that a container needs, and let it be a client of it."""
         draft = request.draft()
-        if not request.running and not isinstance(draft, Refused) and draft.placement.demand.kind is Kind.MEMORY:
+        if not request.running and not isinstance(draft, Refusal) and draft.placement.demand.kind is Kind.MEMORY:
             await self._until_ready(draft)
         try:
             yield (lambda draft: draft) if request.running else self._contribution
@@ -211,15 +211,15 @@ class MpsLink(NodeFeature):
             else:
                 self.given_up()
 
-    def _contribution(self, draft: GrantDraft) -> GrantDraft | Refused:
+    def _contribution(self, draft: GrantDraft) -> GrantDraft | Refusal:
         if draft.placement.demand.kind is not Kind.MEMORY or not self._matters:
             return draft
         placement, shares = draft.placement.at_most(draft.owner.limit_shares), self._state.node.shares
         gpus = [shares.gpus[position] for position in placement.positions]
         unwritten = self._files.unwritten
         waited = f": {unwritten}" if unwritten else f", after {mps.START_S:g} s"
-        choice = mps.choose(self._situations(gpus, dict(placement.shares)), refuse=self.refuse, waited=waited)
-        if isinstance(choice, Refused):
+        choice = mps.choose(self._contexts(gpus, dict(placement.shares)), refuse=self.refuse, waited=waited)
+        if isinstance(choice, Refusal):
             return choice
         chosen = {} if choice is None else {shared.gpu.uuid: GpuEnforcement(choice, "") for shared in gpus}
         return replace(draft, enforcements={**draft.enforcements, **chosen})
@@ -230,9 +230,9 @@ class MpsLink(NodeFeature):
         gpus = [node.shares.gpus[position] for position in draft.placement.positions]
 
         def waits() -> bool:
-            return mps.waits(self._situations(gpus, shares))
+            return mps.waits(self._contexts(gpus, shares))
 
-        self.look()
+        self.read_state()
         if not self._matters or not waits():
             return
         self._asked = asked = {shared.gpu.uuid: shares[shared.position] for shared in gpus}
@@ -247,10 +247,10 @@ class MpsLink(NodeFeature):
                 self.given_up()
             raise
 
-    def granted(self, hold: DeviceHold) -> None:
+    def granted(self, allocation: Allocation) -> None:
         """Take note of a container's devices, which the ledger has by now."""
-        earlier = (other for other in self._granted if not other.device_ids <= hold.device_ids)
-        self._granted = [*earlier, hold][-_MOST_GRANTED:]
+        earlier = (other for other in self._granted if not other.device_ids <= allocation.device_ids)
+        self._granted = [*earlier, allocation][-_MOST_GRANTED:]
         self.given_up()
 
     def given_up(self) -> None:
@@ -258,23 +258,23 @@ class MpsLink(NodeFeature):
         self._asked = {}
         self._write()
 
-    async def before_start(self, start: StartRequest) -> Refused | None:
+    async def before_start(self, start: StartRequest) -> Refusal | None:
         """Let a container start when MPS runs its GPU if and only if it is a client."""
         if not self.on:
             return None
-        self.look()
+        self.read_state()
         if self.why_not_start(start.device_ids):
             wait_s = min(self.stop_s, start.deadline - time.monotonic())
             await self._until(lambda: not self.why_not_start(start.device_ids), wait_s)
         why = self.why_not_start(start.device_ids)
-        return Refused(Why.MPS_NOT_READY, why) if why else None
+        return Refusal(RefusalCode.MPS_NOT_READY, why) if why else None
 
     def why_not_start(self, device_ids: Iterable[str]) -> str:
         """Return why a container with these devices must not start now, as a sentence; empty if it may."""
         if not self.on:
             return ""
         ids, node, last = frozenset(device_ids), self._state.node, self._files.last
-        given = [hold for hold in self._given if hold.device_ids & ids]
+        given = [allocation for allocation in self._allocations if allocation.device_ids & ids]
         client = bool(given) and given[-1].enforcement is Enforcement.MPS
         for position in sorted(spread_over(node, ids)):
             uuid = node.shares.gpus[position].gpu.uuid
@@ -290,13 +290,13 @@ class MpsLink(NodeFeature):
                 return why
         return ""
 
-    def _situations(self, gpus: Sequence[SharedGpu], shares: Mapping[int, int]) -> list[mps.Situation]:
-        tenants = self._tenants
+    def _contexts(self, gpus: Sequence[SharedGpu], shares: Mapping[int, int]) -> list[mps.MpsGpuContext]:
+        occupancy = self._occupancies
         return [
-            mps.Situation(
+            mps.MpsGpuContext(
                 f"GPU {shared.position}",
                 shared.gpu.uuid in self.asked_for,
-                tenants.get(shared.gpu.uuid, mps.NOBODY),
+                occupancy.get(shared.gpu.uuid, mps.UNOCCUPIED),
                 mps.daemon(self.daemons.value, shared.gpu.uuid),
                 shares[shared.position] * self._state.node.shares.share_mib,
             )
@@ -308,7 +308,7 @@ class MpsLink(NodeFeature):
         self._waiting += 1
         self._wake.set()
         try:
-            await within(seconds, self.daemons.meets(lambda _: there()))
+            await wait_within(seconds, self.daemons.wait_until(lambda _: there()))
         finally:
             self._waiting -= 1
 
@@ -317,8 +317,8 @@ class MpsLink(NodeFeature):
     def _holders_changed(self, _new: object = None) -> None:
         if not self._matters:  # without clients nobody's end or beginning concerns the supervisor
             return
-        present = self._tenants
-        self._clients = any(tenants.clients for tenants in present.values())
+        present = self._occupancies
+        self._clients = any(occupancy.clients for occupancy in present.values())
         self.others.change(_others(present))
         self._wake.set()
         self._write()
@@ -326,13 +326,15 @@ class MpsLink(NodeFeature):
     def _checkpoint_read(self, _new: object = None) -> None:
         self._holders_changed()
         if self._granted:
-            held = {name for name, hold in self._state.node.ledger.holds.items() if hold.freed_at is None}
-            shown = {(hold.device_ids, hold.enforcement is Enforcement.MPS) for hold in self._entries.value}
+            held = {name for name, state in self._state.node.ledger.id_states.items() if state.freed_at is None}
+            shown = {
+                (allocation.device_ids, allocation.enforcement is Enforcement.MPS) for allocation in self._entries.value
+            }
             self._granted = [
-                hold
-                for hold in self._granted
-                if not hold.device_ids.isdisjoint(held)
-                and (hold.device_ids, hold.enforcement is Enforcement.MPS) not in shown
+                allocation
+                for allocation in self._granted
+                if not allocation.device_ids.isdisjoint(held)
+                and (allocation.device_ids, allocation.enforcement is Enforcement.MPS) not in shown
             ]
 
     def _write(self) -> None:
@@ -341,7 +343,7 @@ class MpsLink(NodeFeature):
         if not (self.on and self._complete and ledger.certain):
             return
         before, share_mib = self._files.wanted, self._state.node.shares.share_mib
-        wanted = mps.wanted(ledger, self._tenants, self._asked, before, share_mib)
+        wanted = mps.wanted(ledger, self._occupancies, self._asked, before, share_mib)
         if wanted != before:
             _log.info("the MPS supervisor is asked for daemons", extra={"gpus": dict(wanted)})
         self._files.want(wanted)
@@ -352,20 +354,20 @@ class MpsLink(NodeFeature):
         while True:
             self._wake.clear()
             if self.on:
-                self.look()
+                self.read_state()
                 self._write()
                 self._report()
             pause_s = _POLL_WAITED_FOR_S if self._waiting else _POLL_S
-            await within(pause_s if self.on else None, self._wake.wait())
+            await wait_within(pause_s if self.on else None, self._wake.wait())
 
-    def look(self) -> None:
+    def read_state(self) -> None:
         """Read the supervisor's file, if it was replaced, and publish what it says or why it says nothing."""
-        state = self._files.look()
+        state = self._files.read_state()
         last = self._files.last
         if last is not None:
             self._directories = last.gpus
         self.daemons.change(state if isinstance(state, str) else state.gpus)
-        self.others.change(_others(self._tenants))
+        self.others.change(_others(self._occupancies))
         runs = last is not None and any(gpu.status is not MpsStatus.STOPPED for gpu in last.gpus.values())
         if not (self.asked_for or self._files.wanted or runs):
             self._files.forget()  # nobody needs to know more of it
@@ -390,5 +392,5 @@ class MpsLink(NodeFeature):
         self._troubles = found
 
 
-def _others(present: Mapping[str, mps.Tenants]) -> frozenset[str]:
-    return frozenset(uuid for uuid, tenants in present.items() if tenants.others)
+def _others(present: Mapping[str, mps.MpsOccupancy]) -> frozenset[str]:
+    return frozenset(uuid for uuid, occupancy in present.items() if occupancy.others)

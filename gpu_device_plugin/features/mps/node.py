@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.report.gauges import NodeMetrics
     from gpu_device_plugin.node.extension import StartRequest, Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
-    from gpu_device_plugin.node.rules.admission import Refused
+    from gpu_device_plugin.node.rules.admission import Refusal
 
 from gpu_device_plugin.features.mps.mps_link import MpsLink
 
@@ -31,7 +31,7 @@ class Mps(NodeFeature):
         node.of(Limits).add(self.link)
         node.of(Use).watch.mps_servers = self.link.server_pids
 
-    async def before_start(self, start: StartRequest) -> Refused | None:  # noqa: D102
+    async def before_start(self, start: StartRequest) -> Refusal | None:  # noqa: D102
         return await self.link.before_start(start)
 
     def ledger_complete(self) -> None:  # noqa: D102

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.features.eviction.node import Evictor
     from gpu_device_plugin.features.over_use.rules import Excess
     from gpu_device_plugin.features.use.rules.process_use import UseReading
-    from gpu_device_plugin.model.holds import Place
+    from gpu_device_plugin.model.allocations import Place
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.node.extension import Tasks
     from gpu_device_plugin.node.feature_context import NodeContext

@@ -1,4 +1,4 @@
-"""Decide which containers have used more GPU memory than they may, in every reading for the grace.
+"""Decide which containers have used more GPU memory than they may, in every reading of the grace period.
 
 A container may use what it was granted, or as much as its limit if its owner lets it borrow. One that was told another
 one's limit, because the kubelet names nobody when it asks, may use that.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
-    from gpu_device_plugin.model.holds import Place
+    from gpu_device_plugin.model.allocations import Place
     from gpu_device_plugin.model.pods import Pod
 
 SLACK_PERCENT = 5
@@ -75,7 +75,7 @@ class Excess:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class OverUseEvidence:
     """The use of one place beyond what it may use, as far as consecutive readings have told it."""
 
     since: float
@@ -96,7 +96,7 @@ class Watch:
 
     at: float = float("-inf")
     """Monotonic seconds of the newest reading."""
-    evidence: Mapping[Place, Evidence] = field(default_factory=dict)
+    evidence: Mapping[Place, OverUseEvidence] = field(default_factory=dict)
 
     def after(self, reading: UseReading, rules: OverUseRules) -> Watch:
         """Return the evidence after one more reading."""
@@ -148,7 +148,7 @@ def is_short(reading: UseReading, uuid: str, pod_uid: str, capacity_mib: int | N
     return shortage_mib(others, reading.used_mib.get(uuid), capacity_mib) > 0
 
 
-def _seen(before: Evidence | None, use: AttributedUse, at: float, rules: OverUseRules) -> Evidence | None:
+def _seen(before: OverUseEvidence | None, use: AttributedUse, at: float, rules: OverUseRules) -> OverUseEvidence | None:
     if use.holding is not None and use.holding.whole:
         return None
     if use.used_mib is None:
@@ -156,14 +156,14 @@ def _seen(before: Evidence | None, use: AttributedUse, at: float, rules: OverUse
     if not rules.exceeded(use.used_mib, use.told_mib):
         return None
     limit_mib = use.limit_mib if use.told_mib == use.allowed_mib else use.told_mib
-    now = Evidence(at, at, use.used_mib, use.granted_mib, limit_mib)
+    now = OverUseEvidence(at, at, use.used_mib, use.granted_mib, limit_mib)
     if before is None:
         return now
     more_s = at - before.last if before.certain else 0.0
     return replace(now, since=before.since, proven_s=before.proven_s + more_s)
 
 
-def _kept(before: Evidence, at: float, rules: OverUseRules) -> Evidence | None:
+def _kept(before: OverUseEvidence, at: float, rules: OverUseRules) -> OverUseEvidence | None:
     return replace(before, certain=False) if at - before.last <= rules.grace_s else None
 
 

@@ -1,4 +1,4 @@
-"""Read at intervals who uses what on the node's GPUs, and report it: on the node, to the page, in the metrics."""
+"""Read at intervals which containers use what on the node's GPUs, and publish it: on the node, page and metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpu_device_plugin.aio.waiting import Attempts, together
 from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.features.elastic.rules.reclaiming import ReclaimState
 from gpu_device_plugin.features.use.contract import SERVED, USE_PATH, write_node_use
-from gpu_device_plugin.features.use.rules.holdings import holdings
+from gpu_device_plugin.features.use.rules.container_gpus import container_gpus
 from gpu_device_plugin.features.use.rules.process_use import NOT_READ, UseReading, attribute, blindness
 from gpu_device_plugin.features.use.rules.use_report import SELDOM_S, SOON_S, due_in_s, fresh, names, node_use
 from gpu_device_plugin.kubelet import procfs
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.report.gauges import NodeMetrics
     from gpu_device_plugin.features.over_use.rules import Excess
     from gpu_device_plugin.features.use.contract import NodeUse
-    from gpu_device_plugin.features.use.rules.holdings import Holding
+    from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
     from gpu_device_plugin.features.use.rules.use_report import Names
     from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
-    from gpu_device_plugin.model.condition import GpuReading
-    from gpu_device_plugin.model.holds import DeviceHold, Place
+    from gpu_device_plugin.model.allocations import Allocation, Place
     from gpu_device_plugin.model.limits import LimitState
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.shares import Shares
+    from gpu_device_plugin.model.telemetry import GpuReading
     from gpu_device_plugin.node.extension import Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
     from gpu_device_plugin.node.node_state import NodeState
@@ -53,7 +53,7 @@ class UseWatch:
 
     _read_use: Callable[[], Awaitable[tuple[GpuReading, ...] | None]]
     """Reads the processes on all GPUs; None: no driver process answers now."""
-    entries: Observable[tuple[DeviceHold, ...]]
+    entries: Observable[tuple[Allocation, ...]]
     """What containers hold, as last read."""
     _state: NodeState
     _: KW_ONLY
@@ -77,7 +77,7 @@ class UseWatch:
 
     def __post_init__(self) -> None:
         self._worker = Worker(self._step)
-        self.look = self._worker.wake
+        self.read_now = self._worker.wake
         """Reads at once."""
         self._hurry_s: float | None = None
         self._attempts = Attempts(_log, "the use of the GPUs cannot be read; trying again at every interval")
@@ -94,24 +94,24 @@ class UseWatch:
         """Change the interval, at once."""
         if seconds != self.interval_s:
             self.interval_s = seconds
-            self.look()
+            self.read_now()
 
     def hurry(self, seconds: float | None) -> None:
         """Read at once, and then at least so often; None: as often as the interval says."""
         if seconds != self._hurry_s:
             self._hurry_s = seconds
             if seconds is not None:
-                self.look()
+                self.read_now()
 
     def shares(self) -> Shares:
         """Return the shares of the node's GPUs now."""
         return self._state.node.shares
 
-    def holdings(self) -> tuple[Holding, ...]:
+    def holders(self) -> tuple[ContainerGpus, ...]:
         """Return which container holds how much of which GPU now."""
         node = self._state.node
         known = self.entries.value, self._pods(), node.shares, self.ended(), node.ledger.reservations
-        return holdings(*known, may_borrow=self.may_borrow())
+        return container_gpus(*known, may_borrow=self.may_borrow())
 
     def _pods(self) -> Iterable[Pod]:
         return () if self.pods is None else self.pods()
@@ -124,7 +124,7 @@ class UseWatch:
 
     def _recorded(self, _: object) -> None:
         if not self.interval_s:
-            self.look()
+            self.read_now()
 
     async def _step(self) -> float | None:
         await self._attempts.make(self._read(), None)
@@ -133,7 +133,7 @@ class UseWatch:
 
     async def _read(self) -> None:
         if not self.interval_s:
-            self.reading.set(attribute((), {}, self.holdings(), at=time.monotonic(), blind=NOT_READ))
+            self.reading.set(attribute((), {}, self.holders(), at=time.monotonic(), blind=NOT_READ))
             return
         at = time.monotonic()
         found = await self._read_use()
@@ -148,7 +148,7 @@ class UseWatch:
         owners = await asyncio.to_thread(self.processes.owners, pids, named_at=named_at) if pids else {}
         self.processes_read = readings, owners
         # Whether the checkpoint's entries show everything that we granted.
-        complete = all(hold.granted_at is None for hold in self._state.node.ledger.holds.values())
+        complete = all(state.granted_at is None for state in self._state.node.ledger.id_states.values())
         alone = self.alone()
         self._excused &= {owner.pod_uid for owner in owners.values() if owner is not None}
         blind = blindness(readings, owners, host_pids=self.host_pids())
@@ -159,14 +159,15 @@ class UseWatch:
             attribute(
                 readings,
                 owners,
-                self.holdings(),
+                self.holders(),
                 pods=self._pods(),
                 mps_servers=self.mps_servers(),
                 measured=self.measured.value,
                 at=at,
                 blind=blind,
                 complete=complete and alone,
-                excused=self._excused | {hold.pod_uid for hold in self.entries.value if hold.gpus is not None},
+                excused=self._excused
+                | {allocation.pod_uid for allocation in self.entries.value if allocation.gpus is not None},
             )
         )
         if not alone:
@@ -226,7 +227,7 @@ class UseReports:
 
     def _report(self, *, fresh: bool) -> NodeUse:
         watch = self._watch
-        held, reading = watch.holdings(), watch.reading.value
+        held, reading = watch.holders(), watch.reading.value
         self._names = names(self._names, held, reading)
         return node_use(
             held,

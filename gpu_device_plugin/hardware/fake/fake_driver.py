@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.driver import HardwareError
 from gpu_device_plugin.hardware.fake.description import read
-from gpu_device_plugin.hardware.fake.fake_condition import FakeCondition
+from gpu_device_plugin.hardware.fake.fake_telemetry import FakeCondition
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The driver port over NVML. Of a GPU its UUID is required, and the memory that it has; all else may be unknown."""
+"""The driver port over NVML. A GPU must have a UUID and a memory size; everything else may be unknown."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.driver import HardwareError
 from gpu_device_plugin.hardware.nvml import nvml_calls, nvml_use
 from gpu_device_plugin.hardware.nvml.nvml_calls import LOST, MIB, NO_PERMISSION, NOT_SUPPORTED, text
-from gpu_device_plugin.hardware.nvml.nvml_condition import ConditionReader, links
+from gpu_device_plugin.hardware.nvml.nvml_telemetry import ConditionReader, links
 
 TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Nvml:
         self._worked = False
         self._sampled_us: dict[str, int] = {}
         """When the newest known sample of each GPU's use was taken, by NVML's clock."""
-        self._conditions = ConditionReader(nvml)
+        self._telemetry = ConditionReader(nvml)
         try:
             nvml.nvmlInit()
         except nvml.NVMLError as error:
@@ -183,7 +183,7 @@ class Nvml:
 
     def condition(self, groups: list[str]) -> list[Record]:
         """Read the condition of every GPU; see `Driver.condition`."""
-        found = (self._conditions.read(uuid, handle, groups) for uuid, handle in self._gpus.items())
+        found = (self._telemetry.read(uuid, handle, groups) for uuid, handle in self._gpus.items())
         return [condition for condition in found if condition is not None]
 
     def limits(self, wanted: list[tuple[str, str]]) -> list[Record]:

@@ -1,4 +1,4 @@
-"""Read from NVML which MIG instances a GPU has, and how each of them is."""
+"""Read from NVML the MIG instances of a GPU and their state."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What stands on pods and nodes and in variables for several programs: one codec for each."""
+"""Documents on pods and nodes, and variables, that several programs read: one codec for each."""

@@ -1,4 +1,4 @@
-"""Which GPUs of a node no new pod gets, by whom they were put aside, when and why: an annotation of the node."""
+"""The cordons of a node's GPUs, with who set each, when and why: an annotation of the node."""
 
 from __future__ import annotations
 

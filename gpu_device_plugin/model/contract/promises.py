@@ -1,6 +1,6 @@
 """The GPUs of a pod's containers in the pod's annotations: promised by a scheduler, then reported by the agent.
 
-Both write an `Allocation`; each reads a `Promise` for every container from it. MIG instances that containers get whole
+Both write a `PodAllocation`; each reads a `Promise` for every container from it. Whole MIG instances
 are not promised: their number is kube-scheduler's affair, and the choice of them the kubelet's. The agent writes them
 for people and their tools.
 """
@@ -50,7 +50,7 @@ _compact = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would 
 
 
 @dataclass(frozen=True, slots=True)
-class Allocation:
+class PodAllocation:
     """The GPUs of a pod's containers, as its annotations list them."""
 
     app: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Allocation:
     """Position of the one GPU of all containers without an entry."""
 
     @classmethod
-    def of(cls, places: Iterable[tuple[Container, Mapping[int, int]]], positions: Iterable[int]) -> Allocation:
+    def of(cls, places: Iterable[tuple[Container, Mapping[int, int]]], positions: Iterable[int]) -> PodAllocation:
         """Return the allocation of containers with their shares by position; `positions` are all of their GPUs."""
         by_index: tuple[dict[int, Mapping[int, int]], dict[int, Mapping[int, int]]] = {}, {}
         for container, shares in places:
@@ -70,7 +70,7 @@ class Allocation:
         return cls(*by_index, None if others else first)
 
 
-def write_allocation(allocation: Allocation) -> Mapping[str, str]:
+def write_allocation(allocation: PodAllocation) -> Mapping[str, str]:
     """Return the annotations of an allocation. One that is too long is left out: every reader refuses it."""
     lists = {ALLOCATION: allocation.app, INIT_ALLOCATION: allocation.init}
     texts = {key: _compact(by_index) for key, by_index in lists.items() if by_index}
@@ -79,13 +79,13 @@ def write_allocation(allocation: Allocation) -> Mapping[str, str]:
     return {key: text for key, text in texts.items() if not too_long(key, text)}
 
 
-def read_allocation(annotations: Mapping[str, str]) -> Allocation:
+def read_allocation(annotations: Mapping[str, str]) -> PodAllocation:
     """Parse the annotations of a pod. A GPU with zero shares is left out.
 
     Raises:
         MalformedAnnotationError: one of our annotations cannot be parsed.
     """
-    return Allocation(
+    return PodAllocation(
         _by_index(ALLOCATION, annotations),
         _by_index(INIT_ALLOCATION, annotations),
         _number(IDX, annotations[IDX]) if IDX in annotations else None,
@@ -175,7 +175,7 @@ def readable_promises(pod: Pod, resources: Iterable[Resource]) -> Mapping[tuple[
 
 
 def _promise(
-    container: Container, kind: Kind, amount: int, allocation: Allocation, handed_on: int | None
+    container: Container, kind: Kind, amount: int, allocation: PodAllocation, handed_on: int | None
 ) -> Promise | None:
     app = container.kind is ContainerKind.APP
     key, by_index = (ALLOCATION, allocation.app) if app else (INIT_ALLOCATION, allocation.init)
@@ -224,7 +224,7 @@ def assignment(
         return {}
     before, held = pod.annotations, {name: dict(sorted(gpus.items())) for (name, _), gpus in sorted(actual.items())}
     places = [(container, held[container.name]) for container in pod.containers if container.name in held]
-    written = write_allocation(Allocation.of(places, positions))
+    written = write_allocation(PodAllocation.of(places, positions))
     complete = {
         **written,
         POD: str(_held_at_once(pod, actual)),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.client.errors import ApiError
-from gpu_device_plugin.cluster.writers.own_node import NodeCondition, NodeMetadata
+from gpu_device_plugin.cluster.writers.own_node import NodeConditionWriter, NodeMetadata
 from gpu_device_plugin.model.contract.keys import SWITCH_LABEL, SWITCHED_ON
 from gpu_device_plugin.model.contract.nodelabels import our_annotations, our_labels, switched_on
 
@@ -74,7 +74,7 @@ class Cleanup:
                         _log.info(sentence, SWITCH_LABEL, SWITCHED_ON)
                 if node.gpu_condition:
                     async with asyncio.timeout(within_s):
-                        await NodeCondition(self._client, self._self.name).put(None)
+                        await NodeConditionWriter(self._client, self._self.name).put(None)
         except (ApiError, TimeoutError) as error:
             why = str(error) or f"no answer within {within_s:g} s"
             _log.warning("the node could not be cleaned up; our labels and annotations may still be on it: %s", why)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.aio.waiting import together, within
+from gpu_device_plugin.aio.waiting import together, wait_within
 from gpu_device_plugin.cluster.client.errors import ApiError
 from gpu_device_plugin.cluster.writers.own_node import NodeMetadata
 from gpu_device_plugin.model.contract.keys import AGENT_LABELS, NODE_GPUS, NODE_LIMITS
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
-    from gpu_device_plugin.cluster.writers.own_node import NodeCondition, OwnNode
+    from gpu_device_plugin.cluster.writers.own_node import NodeConditionWriter, OwnNode
     from gpu_device_plugin.model.gpus import Gpu
     from gpu_device_plugin.node.node_state import NodeState
     from gpu_device_plugin.node.rules.node_config import NodeConfig
@@ -39,7 +39,7 @@ class NodePublisher:
     """The labels, annotations and the condition of our node."""
 
     _own: OwnNode
-    _condition: NodeCondition
+    _condition: NodeConditionWriter
     _settings: NodeSettings
     _config: Observable[NodeConfig]
     _state: NodeState
@@ -112,7 +112,7 @@ class NodePublisher:
 
     async def gpus_before(self, within_s: float) -> tuple[Gpu, ...]:
         """Return the GPUs that our node listed before we started, by position; none if it cannot be read in time."""
-        if not await within(within_s, self._read.wait()):
+        if not await wait_within(within_s, self._read.wait()):
             _log.warning("the positions of the GPUs may differ from before: our node could not be read yet")
         return self._before
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.contract.keys import ASSUME_TIME
 from gpu_device_plugin.model.contract.promises import assignment
-from gpu_device_plugin.node.rules.holdings import assigned_shares
+from gpu_device_plugin.node.rules.assignments import assigned_shares
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

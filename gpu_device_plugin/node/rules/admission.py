@@ -1,4 +1,4 @@
-"""Decide whether a container may have the device IDs that the kubelet chose for it, and at its start still has them.
+"""Decide whether a container may have the device IDs that the kubelet chose, and may still start with them.
 
 The first answers Allocate. The kubelet calls PreStartContainer, and reads the variables of the container's devices only
 after the answer (devicemanager/manager.go, GetDeviceRunContainerOptions, 1.36). It also starts the container of a pod
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.model.memory import format_mib
-from gpu_device_plugin.model.placing import POLICIES, Demand, Placement, Refusal, place
+from gpu_device_plugin.model.placing import POLICIES, Demand, Placement, Unplaceable, place
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.rules.container_grants import CONTROL_NODES
 from gpu_device_plugin.node.rules.preferred_allocation import spread_over
@@ -22,8 +22,8 @@ from gpu_device_plugin.node.rules.preferred_allocation import spread_over
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from gpu_device_plugin.model.allocations import Allocation
     from gpu_device_plugin.model.contract.promises import Promise
-    from gpu_device_plugin.model.holds import DeviceHold
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.shares import SharedGpu
     from gpu_device_plugin.node.rules.container_grants import Delivery
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.node.rules.node import Node
 
 
-class Why(StrEnum):
+class RefusalCode(StrEnum):
     """Why a container was refused, for metrics."""
 
     UNKNOWN_DEVICE = "unknown_device"
@@ -63,10 +63,10 @@ class Why(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Refusal:
     """The refusal of a container's devices, with a sentence for the owner of its pod."""
 
-    why: Why
+    code: RefusalCode
     sentence: str
 
 
@@ -77,7 +77,7 @@ def admit(
     promise: Promise | None = None,
     *,
     after_init: bool | None = None,
-) -> Placement | Refused:
+) -> Placement | Refusal:
     """Decide on one container, for which the kubelet chose `device_ids` (at least one).
 
     Within one resource the kubelet is trusted to allocate every ID once, and to reuse only the IDs of an init container
@@ -88,16 +88,16 @@ def admit(
     """
     whole = kind is not Kind.MEMORY
     places = {name: node.shares.place_of(name) for name in device_ids}
-    foreign = [name for name, found in places.items() if found is None or (found[1] < 0) is not whole]
-    if foreign:
-        return Refused(
-            Why.UNKNOWN_DEVICE,
-            f"device {foreign[0]} is not on this node (any more), although the kubelet still knows it; "
+    unknown = [name for name, found in places.items() if found is None or (found[1] < 0) is not whole]
+    if unknown:
+        return Refusal(
+            RefusalCode.UNKNOWN_DEVICE,
+            f"device {unknown[0]} is not on this node (any more), although the kubelet still knows it; "
             "delete the pod so that it is scheduled again",
         )
     wanted = spread_over(node, device_ids)
     gpus = [node.shares.gpus[position] for position in sorted(wanted)]
-    closed = next((refused for shared in gpus if (refused := _closed(node, kind, shared)) is not None), None)
+    closed = next((refusal for shared in gpus if (refusal := _closed(node, kind, shared)) is not None), None)
     if closed is not None:
         return closed
     if (unproven := _unproven(node, device_ids)) is not None:
@@ -114,98 +114,100 @@ def admit(
     return _exceeding(node, gpus, device_ids) or Placement(Demand(kind, len(device_ids), len(gpus)), shares)
 
 
-def refuse_request(match: Match | None) -> Refused | None:
+def refuse_request(match: Match | None) -> Refusal | None:
     """Refuse a container whose pod makes requests that no node can serve; `match` is None if its pod is unknown."""
     if match is None:
         return None
     if match.asks_both:
         # The kubelet allocates each resource separately, so the two would come from different GPUs.
-        return Refused(
-            Why.BOTH_RESOURCES,
+        return Refusal(
+            RefusalCode.BOTH_RESOURCES,
             f"container {match.request.container!r} asks for GPU memory and for whole GPUs at once, which no GPU can "
             "serve together; ask for one of the two",
         )
     if len({request.container for request in match.pod.requests}) > MOST_CONTAINERS:
         # Every call of the kubelet is compared with all waiting containers.
-        return Refused(
-            Why.TOO_MANY_CONTAINERS,
+        return Refusal(
+            RefusalCode.TOO_MANY_CONTAINERS,
             f"more than {MOST_CONTAINERS} containers of this pod ask for GPU memory or GPUs; let fewer ask",
         )
     return None
 
 
-def refuse_without_nodes(delivery: Delivery, present: Collection[str]) -> Refused | None:
+def refuse_without_nodes(delivery: Delivery, present: Collection[str]) -> Refusal | None:
     """Refuse a container while device nodes that CUDA needs are missing; `present` are those of this node."""
     missing = [path for path in CONTROL_NODES if path not in present] if delivery.device_specs else []
     if not missing:
         return None
-    return Refused(
-        Why.NO_DEVICE_NODE,
+    return Refusal(
+        RefusalCode.NO_DEVICE_NODE,
         f"{missing[0]} is not on this node yet; run `nvidia-modprobe -u -c 0` there, or let the driver's persistence "
         "daemon do it at boot",
     )
 
 
-def _closed(node: Node, kind: Kind, shared: SharedGpu) -> Refused | None:
+def _closed(node: Node, kind: Kind, shared: SharedGpu) -> Refusal | None:
     block = node.block(shared.gpu.uuid)
     if block.everyone:
-        return Refused(Why.UNHEALTHY, f"{shared.name} is out of service: {block.everyone}")
+        return Refusal(RefusalCode.UNHEALTHY, f"{shared.name} is out of service: {block.everyone}")
     if block.new_pods:
-        return Refused(Why.CORDONED, f"{shared.name} takes no new pods: it is {block.new_pods}")
+        return Refusal(RefusalCode.CORDONED, f"{shared.name} takes no new pods: it is {block.new_pods}")
     return _given_otherwise(node, kind, shared)
 
 
-def _given_otherwise(node: Node, kind: Kind, shared: SharedGpu) -> Refused | None:
+def _given_otherwise(node: Node, kind: Kind, shared: SharedGpu) -> Refusal | None:
     name, use = shared.name, node.use(shared)
-    if shared.gpu.uuid in node.ledger.foreign:
-        resource = node.ledger.foreign[shared.gpu.uuid]
-        return Refused(Why.OTHER_RESOURCE, f"{name} is in use through {resource}, which this agent does not offer")
+    if shared.gpu.uuid in node.ledger.held_by_other_resource:
+        resource = node.ledger.held_by_other_resource[shared.gpu.uuid]
+        return Refusal(
+            RefusalCode.OTHER_RESOURCE, f"{name} is in use through {resource}, which this agent does not offer"
+        )
     if not any(offered is kind for offered, _ in shared.offered):
-        return Refused(
-            Why.NOT_OFFERED,
+        return Refusal(
+            RefusalCode.NOT_OFFERED,
             f"{name} is not given to pods by this resource any more, as it or the way of giving MIG instances was "
             "changed on this node; delete the pod so that it is scheduled again",
         )
     if kind is Kind.MEMORY and use.whole:
-        return Refused(Why.IN_WHOLE_USE, f"{name} is in whole use by another container")
+        return Refusal(RefusalCode.IN_WHOLE_USE, f"{name} is in whole use by another container")
     if kind is not Kind.MEMORY and use.shares:
         used = format_mib(use.taken * node.shares.share_mib)
-        return Refused(Why.SHARES_IN_USE, f"{name} cannot be taken whole: {used} of its memory are in use")
+        return Refusal(RefusalCode.SHARES_IN_USE, f"{name} cannot be taken whole: {used} of its memory are in use")
     return None
 
 
-def _unproven(node: Node, device_ids: Collection[str]) -> Refused | None:
+def _unproven(node: Node, device_ids: Collection[str]) -> Refusal | None:
     """Refuse devices that are free for the kubelet, which does not know of all the containers that run."""
     if lost := node.ledger.forgotten.intersection(device_ids):
         where = ", ".join(f"GPU {position}" for position in sorted(spread_over(node, lost)))
-        return Refused(
-            Why.FORGOTTEN,
+        return Refusal(
+            RefusalCode.FORGOTTEN,
             f"the kubelet chose devices of {where} that running containers use: its record of them was lost with its "
             "checkpoint; they become free when the pods of those containers end",
         )
-    if not node.ledger.certain and not node.ledger.holds.keys() >= set(device_ids):
-        return Refused(
-            Why.RECORDS_UNREADABLE,
+    if not node.ledger.certain and not node.ledger.id_states.keys() >= set(device_ids):
+        return Refusal(
+            RefusalCode.RECORDS_UNREADABLE,
             "the kubelet's checkpoint cannot be read, so nothing proves that these devices are free; "
             "the log of the GPU device plugin on this node says what to do",
         )
     return None
 
 
-def _exceeding(node: Node, gpus: Sequence[SharedGpu], device_ids: Collection[str]) -> Refused | None:
+def _exceeding(node: Node, gpus: Sequence[SharedGpu], device_ids: Collection[str]) -> Refusal | None:
     """Refuse shares that containers are guaranteed beyond their requests. It does not matter which IDs stand for them.
 
     They are fenced; a list that fences more of them may still be on its way to the kubelet.
     """
     if not node.ledger.reservations:
         return None
-    new = spread_over(node, [name for name in device_ids if name not in node.ledger.holds])
+    new = spread_over(node, [name for name in device_ids if name not in node.ledger.id_states])
     for shared in gpus:
         use, asked, mib = node.use(shared), new.get(shared.position, 0), node.shares.share_mib
         left = max(0, len(shared.shares) - use.taken)
         if use.reserved and asked > left:
-            return Refused(
-                Why.GUARANTEED,
+            return Refusal(
+                RefusalCode.GUARANTEED,
                 f"{shared.name} has {format_mib(left * mib)} that no container is guaranteed, and "
                 f"{format_mib(asked * mib)} of it are asked for: a container that runs there was guaranteed more while "
                 "this pod was on its way; delete the pod to try again",
@@ -213,20 +215,20 @@ def _exceeding(node: Node, gpus: Sequence[SharedGpu], device_ids: Collection[str
     return None
 
 
-def _scattered(node: Node, demand: Demand, device_ids: Collection[str], *, after_init: bool | None) -> Refused:
+def _scattered(node: Node, demand: Demand, device_ids: Collection[str], *, after_init: bool | None) -> Refusal:
     answer = place(demand, node.rooms(), POLICIES["binpack"])
-    if isinstance(answer, Refusal):
+    if isinstance(answer, Unplaceable):
         largest = max((room.total for room in node.rooms()), default=0)
-        why = Why.TOO_LARGE if largest * demand.gpus < demand.amount else Why.NO_ROOM
-        return Refused(why, answer.sentence(node.shares.share_mib))
+        why = RefusalCode.TOO_LARGE if largest * demand.gpus < demand.amount else RefusalCode.NO_ROOM
+        return Refusal(why, answer.sentence(node.shares.share_mib))
     asked = format_mib(len(device_ids) * node.shares.share_mib)
-    reused = [name for name in device_ids if name in node.ledger.holds]
+    reused = [name for name in device_ids if name in node.ledger.id_states]
     # An ID in our ledger may also belong to a pod that has just ended: the kubelet knows of that end before us.
     if reused and after_init is not False:
         where = ", ".join(f"GPU {position}" for position in sorted(spread_over(node, reused)))
         took = "an init container of this pod took" if after_init else "an init container of this pod seems to have had"
-        return Refused(
-            Why.SCATTERED,
+        return Refusal(
+            RefusalCode.SCATTERED,
             f"GPU memory: {asked} asked, but {took} {where}, which has less; "
             "let the init container ask as much as the largest container"
             + ("" if after_init else ", or delete the pod to try again"),
@@ -236,8 +238,8 @@ def _scattered(node: Node, demand: Demand, device_ids: Collection[str], *, after
         if demand.gpus == 1
         else f"shares that are not equal parts of {demand.gpus} GPUs"
     )
-    return Refused(
-        Why.SCATTERED, f"GPU memory: {asked} asked, and the kubelet chose {chose}; delete the pod to try again"
+    return Refusal(
+        RefusalCode.SCATTERED, f"GPU memory: {asked} asked, and the kubelet chose {chose}; delete the pod to try again"
     )
 
 
@@ -262,7 +264,7 @@ def why_not_its_own(
     start: Start,
     *,
     ledger: Ledger,
-    owners: Sequence[DeviceHold],
+    owners: Sequence[Allocation],
     pods: Mapping[str, Pod] | None,
     listed: Collection[str] | None = None,
 ) -> str:
@@ -290,7 +292,7 @@ def why_not_its_own(
         # A pod may be deleted so soon that the checkpoint has never shown it when we read it.
         return FREED if ledger.certain and (start.named or listed is not None) else ""
     if pod is not None:
-        init = {container.name for container in pod.containers if container.hands_on}
+        init = {container.name for container in pod.containers if container.devices_reused_by_later}
         # Ordinary init containers are never listed.
         return "" if listed is None or init.issuperset(owner.container for owner in owners) else FREED
     # The mirror pod of a static pod may be missing. The UID of such a pod is a hash, without dashes.
@@ -299,7 +301,7 @@ def why_not_its_own(
 
 def _left(start: Start, ledger: Ledger) -> bool:
     """Return whether the devices have left the ledger, or were given to another container since the call."""
-    holds = [ledger.holds.get(name) for name in start.device_ids]
+    holds = [ledger.id_states.get(name) for name in start.device_ids]
     return ledger.certain and any(
         hold is None or hold.freed_at is not None or (hold.granted_at or -math.inf) > start.since for hold in holds
     )

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.node.rules.admission import Why
+from gpu_device_plugin.node.rules.admission import RefusalCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -53,7 +53,7 @@ def offers(node: Node, listing: Listing, most_free: int | None = None) -> tuple[
     unhealthy. A GPU out of service is different: all of its IDs change, at once. As many free shares as containers of a
     GPU are guaranteed beyond their requests are fenced too.
 
-    No more than `most_free` free shares are offered, see `Refusals`; None for no bound.
+    No more than `most_free` free shares are offered, see `RecentRefusals`; None for no bound.
     """
     plain = tuple(_offer(node, listing, shared) for shared in node.shares.gpus if listing in shared.listed)
     if most_free is None or listing[0] is not Kind.MEMORY:
@@ -69,7 +69,7 @@ def offers(node: Node, listing: Listing, most_free: int | None = None) -> tuple[
 
 def _offer(node: Node, listing: Listing, shared: SharedGpu) -> Offer:
     uuid, ledger, memory = shared.gpu.uuid, node.ledger, listing[0] is Kind.MEMORY
-    use, foreign, block = ledger.use(uuid), uuid in ledger.foreign, node.block(uuid)
+    use, foreign, block = ledger.use(uuid), uuid in ledger.held_by_other_resource, node.block(uuid)
     doubtful = foreign or block.new_pods or node.closing or not ledger.certain or listing not in shared.offered
     fenced = _NONE
     if doubtful or (use.whole if memory else use.shares):
@@ -102,11 +102,11 @@ WINDOW_S = 60.0
 HOLD_S = 300.0
 """The bound is lifted after this time without a refusal, so that it never outlives its reason for good."""
 
-ADVICE: Mapping[Why, str] = MappingProxyType(
+ADVICE: Mapping[RefusalCode, str] = MappingProxyType(
     {
-        Why.NO_ROOM: "the scheduler sees only the sum of free memory, and no single GPU has room for them; install a "
-        "scheduler extender, or ask for less than the emptiest GPU has free",
-        Why.TOO_LARGE: "no GPU of this node is as large; ask for less, or choose nodes by the label "
+        RefusalCode.NO_ROOM: "the scheduler sees only the sum of free memory, and no single GPU has room for them; "
+        "install a scheduler extender, or ask for less than the emptiest GPU has free",
+        RefusalCode.TOO_LARGE: "no GPU of this node is as large; ask for less, or choose nodes by the label "
         "gpu-device-plugin/memory-mib",
     }
 )
@@ -114,7 +114,7 @@ ADVICE: Mapping[Why, str] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Refusals:
+class RecentRefusals:
     """The recent refusals, and whether they have become a run."""
 
     limit: int = 10
@@ -125,7 +125,7 @@ class Refusals:
     """The size, in shares, that is being refused again and again."""
     last: float = 0.0
 
-    def refused(self, shares: int, now: float) -> Refusals:
+    def refused(self, shares: int, now: float) -> RecentRefusals:
         """Return the state after a demand for `shares` found no GPU with room."""
         times = (*((at, size) for at, size in self.times if now - at < WINDOW_S), (now, shares))
         same = sum(size == shares for _, size in times)
@@ -140,8 +140,8 @@ class Refusals:
             return None
         return self.run - 1
 
-    def settled(self, emptiest: int, now: float) -> Refusals:
+    def settled(self, emptiest: int, now: float) -> RecentRefusals:
         """Return the state without a run whose reason is gone."""
         if self.run is not None and self.most_free(emptiest, now) is None:
-            return Refusals(self.limit)
+            return RecentRefusals(self.limit)
         return self

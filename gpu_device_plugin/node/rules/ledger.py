@@ -1,4 +1,4 @@
-"""The device IDs in use on one node, and the evidence by which an ID counts as free again."""
+"""The ledger: the device IDs in use on one node, and the evidence by which an ID counts as free again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IN_USE_MIB = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class IdState:
     """Why one device ID counts as in use."""
 
     granted_at: float | None = None
@@ -71,7 +71,7 @@ Reservations: TypeAlias = "Mapping[ContainerKey, Reservation]"
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class ReleaseEvidence:
     """The kubelet's two records, read one after the other. Neither suffices alone.
 
     PodResources answers successfully and without pods for about a second after a kubelet restart (longer while the API
@@ -121,10 +121,10 @@ FREE = Use()
 class Ledger:
     """Every device ID in use on this node. A change is a new ledger."""
 
-    holds: Mapping[str, Hold] = field(default_factory=dict)
+    id_states: Mapping[str, IdState] = field(default_factory=dict)
     certain: bool = True
     """False while the kubelet's checkpoint could not be read: then an ID without a hold may be in use too."""
-    foreign: Mapping[str, str] = field(default_factory=dict)
+    held_by_other_resource: Mapping[str, str] = field(default_factory=dict)
     """GPUs (by UUID) that containers hold through a resource that is not, or no longer, ours, with the resource's name.
     The kubelet does not know that it is the same hardware."""
     forgotten: frozenset[str] = frozenset()
@@ -139,7 +139,7 @@ class Ledger:
 
     def granted(self, device_ids: Iterable[str], now: float) -> Ledger:
         """Return the ledger after we granted these IDs at `now` (monotonic seconds). An ID in use gets a new hold."""
-        new = dict.fromkeys(device_ids, Hold(granted_at=now))
+        new = dict.fromkeys(device_ids, IdState(granted_at=now))
         return self._with(new)._disowned(new)
 
     def seen(self, device_ids: Iterable[str], *, certain: bool | None = None) -> Ledger:
@@ -147,14 +147,18 @@ class Ledger:
 
         `certain`: whether those records are complete; None leaves the ledger's value.
         """
-        confirmed = Hold()
-        new = {name: confirmed for name in device_ids if self.holds.get(name) != confirmed}
+        confirmed = IdState()
+        new = {name: confirmed for name in device_ids if self.id_states.get(name) != confirmed}
         ledger = self._with(new) if new else self
         return ledger if certain is None or certain == self.certain else replace(ledger, certain=certain)
 
-    def with_foreign(self, foreign: Mapping[str, str]) -> Ledger:
+    def with_held_by_other_resource(self, held_by_other_resource: Mapping[str, str]) -> Ledger:
         """Return this ledger with these GPUs held through resources that are not ours."""
-        return self if foreign == self.foreign else replace(self, foreign=foreign)
+        return (
+            self
+            if held_by_other_resource == self.held_by_other_resource
+            else replace(self, held_by_other_resource=held_by_other_resource)
+        )
 
     def with_forgotten(self, device_ids: frozenset[str]) -> Ledger:
         """Return this ledger with these IDs in use unknown to the kubelet; others count by the kubelet's records."""
@@ -175,11 +179,11 @@ class Ledger:
 
     def without(self, device_ids: Iterable[str]) -> Ledger:
         """Return the ledger without these IDs, whose holder is known to have given them back."""
-        drop = {name for name in device_ids if name in self.holds}
+        drop = {name for name in device_ids if name in self.id_states}
         return self._without(drop) if drop else self
 
     def reconciled(
-        self, evidence: Evidence, readings: Mapping[str, Reading], now: float, process_wait_s: float
+        self, evidence: ReleaseEvidence, readings: Mapping[str, Reading], now: float, process_wait_s: float
     ) -> Ledger:
         """Return the ledger without the IDs that are proven free.
 
@@ -199,24 +203,24 @@ class Ledger:
         held = evidence.held | self.forgotten
         ledger = self.seen(
             name
-            for name, hold in self.holds.items()
-            if name in held and (hold.granted_at is None or evidence.list_began >= hold.granted_at)
+            for name, state in self.id_states.items()
+            if name in held and (state.granted_at is None or evidence.list_began >= state.granted_at)
         )
         proven = {
-            name: replace(hold, freed_at=now)
-            for name, hold in ledger.holds.items()
-            if hold.freed_at is None
+            name: replace(state, freed_at=now)
+            for name, state in ledger.id_states.items()
+            if state.freed_at is None
             and name not in held
-            and (hold.granted_at is None or evidence.list_began >= hold.granted_at + SETTLING_S)
+            and (state.granted_at is None or evidence.list_began >= state.granted_at + SETTLING_S)
         }
         return (ledger._with(proven) if proven else ledger).released(readings, now, process_wait_s)
 
     def released(self, readings: Mapping[str, Reading], now: float, process_wait_s: float) -> Ledger:
         """Return the ledger without the IDs that were proven free and need not wait any longer, see `reconciled`."""
         by_gpu: dict[str, dict[str, float]] = defaultdict(dict)
-        for name, hold in self.holds.items():
-            if hold.freed_at is not None:
-                by_gpu[parse_id(name)[0]][name] = hold.freed_at
+        for name, state in self.id_states.items():
+            if state.freed_at is not None:
+                by_gpu[parse_id(name)[0]][name] = state.freed_at
         drop: set[str] = set()
         for uuid, freed in by_gpu.items():
             use, since = self.use(uuid), max(freed.values())
@@ -225,7 +229,7 @@ class Ledger:
                 drop.update(freed)
         return self._without(drop) if drop else self
 
-    def _with(self, new: Mapping[str, Hold]) -> Ledger:
+    def _with(self, new: Mapping[str, IdState]) -> Ledger:
         uses = dict(self._uses)
         by_gpu: dict[str, list[int | None]] = defaultdict(list)
         for name in new:
@@ -238,12 +242,12 @@ class Ledger:
                 use.whole or None in numbers,
                 use.reserved,
             )
-        return replace(self, holds={**self.holds, **new}, _uses=uses)
+        return replace(self, id_states={**self.id_states, **new}, _uses=uses)
 
     def _without(self, freed: set[str]) -> Ledger:
-        left = {name: hold for name, hold in self.holds.items() if name not in freed}
+        left = {name: state for name, state in self.id_states.items() if name not in freed}
         kept = self._disowned(freed).reservations
-        return replace(self, holds={}, reservations={}, _uses={})._with(left).with_reservations(kept)
+        return replace(self, id_states={}, reservations={}, _uses={})._with(left).with_reservations(kept)
 
     def _disowned(self, device_ids: Collection[str]) -> Ledger:
         """Return the ledger after these IDs were freed or given to another container."""

@@ -166,10 +166,12 @@ def _told_the_same(one: Match, other: Match) -> bool:
 
 def _may_swap(one: ContainerRequest, other: ContainerRequest) -> bool:
     """Return whether each of the two may have the GPUs that the other was promised."""
-    return one.split == other.split and within(one.promise, other.allowed) and within(other.promise, one.allowed)
+    return (
+        one.split == other.split and names_only(one.promise, other.allowed) and names_only(other.promise, one.allowed)
+    )
 
 
-def within(promise: Promise | None, allowed: Collection[int] | None) -> bool:
+def names_only(promise: Promise | None, allowed: Collection[int] | None) -> bool:
     """Return whether a promise names only GPUs that are `allowed`; None allows all."""
     return promise is None or allowed is None or all(position in allowed for position, _ in promise.shares)
 

@@ -1,4 +1,4 @@
-"""A node at one moment: its shares, the ledger of their holders, and the GPUs that are closed."""
+"""A node at one moment: its shares, the ledger, and the GPUs that are closed."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Node:
             max(0, total - use.taken) if free is None else free,
             not block.everyone and not block.new_pods and bool(shared.offered),
             bool(use.shares),
-            use.whole or uuid in self.ledger.foreign,
+            use.whole or uuid in self.ledger.held_by_other_resource,
             shared.card,
         )
 

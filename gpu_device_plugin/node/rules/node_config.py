@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.model.contract.cordons import Cordon
     from gpu_device_plugin.model.shares import Shares
-    from gpu_device_plugin.node.rules.health.node_condition import GpuHealthyCondition
+    from gpu_device_plugin.node.rules.health.node_condition import NodeCondition
 
 GONE = "the MIG instance exists no more"
 IN_MIG_MODE = "it is in MIG mode now"
@@ -111,7 +111,7 @@ class NodeConfig:
     """Why no GPU is advertised although all may be healthy; empty: they are advertised."""
     why_none: str = ""
     """Why no GPU is shared or watched, for a node without one."""
-    condition: GpuHealthyCondition | None = None
+    condition: NodeCondition | None = None
     """The node condition GPUHealthy; None: there is to be none."""
     remarks: tuple[str, ...] = ()
     """What a person should correct, in sentences: labels, exclusions, GPUs that are not shared."""
@@ -277,7 +277,7 @@ def _cut(before: Shares, inventory: Inventory, excluded: Iterable[str], mig: Mig
     return before.with_inventory(present, excluded, no_limit, mig=before.mig), why
 
 
-def _condition(facts: NodeFacts, health: Mapping[str, GpuHealth], shares: Shares, sentence: str) -> GpuHealthyCondition:
+def _condition(facts: NodeFacts, health: Mapping[str, GpuHealth], shares: Shares, sentence: str) -> NodeCondition:
     known = with_cards(health, facts.inventory.gpus)
     gpus = ((shared.position, known.get(shared.gpu.uuid, GpuHealth())) for shared in shares.gpus if not shared.gone)
     return gpu_condition(gpus, watched=facts.watched, sentence=sentence)

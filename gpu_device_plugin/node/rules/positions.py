@@ -1,4 +1,4 @@
-"""Give each GPU a position in the node's list of GPUs: its previous one, as long as that is known."""
+"""Give each GPU of a node a position, which it keeps across restarts and changes of hardware."""
 
 from __future__ import annotations
 

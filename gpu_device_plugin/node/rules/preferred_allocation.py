@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.placing import Demand, Placement, place
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.node.rules.matching import Call, Matched, within
+from gpu_device_plugin.node.rules.matching import Call, Matched, names_only
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -67,7 +67,7 @@ class PreferredAllocationRequest:
         )
         # GPUs that the pod's owner excludes come last. A promise can name one after a swap.
         for among in dict.fromkeys((allowed, None)):
-            if promise is not None and within(promise, among) and self._has(promise.shares):
+            if promise is not None and names_only(promise, among) and self._has(promise.shares):
                 return dict(promise.shares)
             # Shares promised to others come last. Before them come IDs that are free for the kubelet and still held in
             # our ledger: their container may be force-deleted and still running, and a kubelet that cleans up its

@@ -55,8 +55,8 @@ from gpu_device_plugin.settings.knobs import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from gpu_device_plugin.model.condition import GpuTelemetry
     from gpu_device_plugin.model.gpus import Inventory
+    from gpu_device_plugin.model.telemetry import GpuTelemetry
     from gpu_device_plugin.settings.node import NodeSettings
     from gpu_device_plugin.settings.sources import Sources, Texts
 
@@ -215,7 +215,7 @@ async def examined(
         held = tasks.create_task(_pod_resources(settings, deadlines), name="PodResources")
         agent = tasks.create_task(node_reading.ask(settings.http, deadlines.answer_s), name="agent")
         api = tasks.create_task(_api(settings, deadlines), name="API server")
-    (view, conditions), seen = driver.result(), api.result()
+    (view, telemetry), seen = driver.result(), api.result()
     folder, root = settings.device_plugin_dir, where.host_root
     invented, mps_dir = settings.gpus != "nvml", (root or Path("/")) / settings.mps_dir.relative_to("/")
     mps, mps_left = node_reading.mps_state(mps_dir)
@@ -249,8 +249,10 @@ async def examined(
         mps_state_file=str(settings.mps_dir / STATE_FILE),
         inventory=view.inventory,
         driver_problem="" if view.state is State.WATCHING else view.sentence,
-        unhealthy={uuid: "; ".join(belief.reasons) for uuid, belief in view.beliefs.items() if not belief.healthy},
-        conditions=conditions,
+        unhealthy={
+            uuid: "; ".join(health.reasons) for uuid, health in view.health_by_uuid.items() if not health.healthy
+        },
+        telemetry=telemetry,
         device_nodes=device_nodes,
         unlinked_nodes=unlinked,
         runtimes=_HIDDEN if root is None else runtime_reading.runtimes(root, engine),
@@ -299,14 +301,14 @@ async def _driver(
         hardware = Hardware(settings.gpus, timings=timings, library_dir=where.libraries)
     except DescriptionError as problem:
         return HardwareView(State.OTHER, str(problem)), ()
-    conditions: tuple[GpuTelemetry, ...] | None = ()
+    telemetry: tuple[GpuTelemetry, ...] | None = ()
     async with asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(hardware.run(), name="hardware")
         _, view = await hardware.view.after(0)
         if view.state is State.WATCHING and settings.condition:
-            conditions = await hardware.condition(settings.condition)
+            telemetry = await hardware.condition(settings.condition)
         watching.cancel()
-    return view, _NO_CONDITION if conditions is None else conditions
+    return view, _NO_CONDITION if telemetry is None else telemetry
 
 
 def _device_nodes(where: DoctorPlace, inventory: Inventory) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -343,10 +345,10 @@ def _instances_present(root: Path, inventory: Inventory) -> dict[str, int]:
 def _given_by_others(settings: NodeSettings) -> frozenset[str]:
     """Return the resources by which other plugins have given containers GPUs, as far as the checkpoint can be read."""
     try:
-        holds = checkpoint.read(settings.device_plugin_dir / checkpoint.NAME, settings.names).holds
+        allocations = checkpoint.read(settings.device_plugin_dir / checkpoint.NAME, settings.names).allocations
     except checkpoint.CheckpointUnreadableError:
         return frozenset()  # another check tells of it
-    return frozenset(hold.through for hold in holds if hold.gpus is not None)
+    return frozenset(allocation.through for allocation in allocations if allocation.gpus is not None)
 
 
 def _of_profiles(settings: NodeSettings, inventory: Inventory, labels: Mapping[str, str]) -> tuple[Resource, ...]:

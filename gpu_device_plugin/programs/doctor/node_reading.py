@@ -19,7 +19,7 @@ from gpu_device_plugin.core.report.findings.symptoms import AgentSeen
 from gpu_device_plugin.core.report.gauges import STREAM_UP
 from gpu_device_plugin.features.mps.contract import MpsStatus
 from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
-from gpu_device_plugin.features.mps.rules.mps_wishes import BEAT_S, NOT_THERE, SILENT
+from gpu_device_plugin.features.mps.rules.mps_admission import BEAT_S, NOT_THERE, SILENT
 from gpu_device_plugin.file_link import FileLink, HelperWords
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
 from gpu_device_plugin.kubelet.procfs import boot_time
@@ -48,7 +48,7 @@ def mps_state(directory: Path) -> tuple[Mapping[str, MpsGpu] | str, tuple[str, .
     These are the GPUs (by UUID, sorted) that a supervisor which no longer runs did not give back.
     """
     link = FileLink(directory, MPS_FILES, _SUPERVISOR, boot_time)
-    state = link.look()
+    state = link.read_state()
     if not isinstance(state, str):
         return state.gpus, ()
     left = {} if link.last is None else link.last.gpus

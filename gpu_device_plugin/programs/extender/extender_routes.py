@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.http import JSON, Page, Request, Route, page_at
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.cluster.writers.binder import PodRef
 from gpu_device_plugin.scheduler import wire
 
@@ -123,7 +123,7 @@ class ExtenderRoutes:
 
         The kube-scheduler in the same pod waits for this answer before it releases its lease.
         """
-        quiet = await within(self.quiet_within_s(), self.quiet.wait())
+        quiet = await wait_within(self.quiet_within_s(), self.quiet.wait())
         return Page("quiet\n" if quiet else "this extender has not been asked to stop\n")
 
 

@@ -10,7 +10,7 @@ from collections import Counter, OrderedDict
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.cluster.client.errors import ApiError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import PODS
@@ -172,7 +172,7 @@ class Nominator:
         body = {"metadata": {"uid": pod.uid}, "status": {"nominatedNodeName": node}}
         patch = self._client.patch(PODS, pod.name, body, namespace=pod.namespace, subresource="status")
         try:
-            written = await within(_TOO_LATE_S, patch)
+            written = await wait_within(_TOO_LATE_S, patch)
             why = "" if written else "the API server did not answer"
         except NotFoundError:
             return

@@ -126,7 +126,7 @@ class Verbs:
         if passed:
             self.waiting.filtered(pod.uid, WaitingReason.FITS)
             return wire.filter_result(args, passed, failed, unresolvable)
-        why_again = "" if isinstance(asked, Impossible) else self._again(args.names, pod, asked, placing, failed)
+        why_again = "" if isinstance(asked, Impossible) else self._retry_reason(args.names, pod, asked, placing, failed)
         if why_again:
             return wire.filter_error(why_again)
         self.waiting.filtered(pod.uid, self._reason(asked, failed))
@@ -156,7 +156,7 @@ class Verbs:
         final |= {name: why for name, why in failed.items() if name != placing.nominated_node}
         return wire.filter_result(args, [], awaited, final)
 
-    def _again(
+    def _retry_reason(
         self, names: Sequence[str], pod: Pod, asked: Ask, placing: wire.Placing, failed: Mapping[str, str]
     ) -> str:
         """Return why the scheduler should retry a pod by itself that fits on none of these nodes; empty: it need not.
@@ -171,7 +171,7 @@ class Verbs:
         sampled = len(names) >= SMALLEST_SAMPLE
         if sampled and (elsewhere := self._outside(names, pod, asked, placing)):
             return elsewhere
-        if (node := self._soon(asked, self._fleet.candidates if sampled else failed)) is not None:
+        if (node := self._first_with_room_soon(asked, self._fleet.candidates if sampled else failed)) is not None:
             self.waiting.filtered(pod.uid, self._reason(asked, failed))
             (why,) = self.judge.verdicts(asked, [node])
             return f"node {node}: {'' if why is None else why.sentence}; {_SOON}"
@@ -230,7 +230,7 @@ class Verbs:
             return WaitingReason.NO_ROOM
         return WaitingReason.NEVER_FITS
 
-    def _soon(self, asked: Ask, names: Iterable[str]) -> str | None:
+    def _first_with_room_soon(self, asked: Ask, names: Iterable[str]) -> str | None:
         """Return the first of `names` on which time alone makes room for a pod; None if there is none."""
         opening = self._fleet.without_terminating.candidates
         names = [name for name in names if name in opening] if opening else ()

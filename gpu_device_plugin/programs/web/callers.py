@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import msgspec
 
 from gpu_device_plugin.aio.turns import Turns
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.cluster.client.errors import Call, UnavailableError
 from gpu_device_plugin.cluster.objects.decoding import ObjectKind
 from gpu_device_plugin.core.report.overview_document import redacted
@@ -365,7 +365,7 @@ class CallerScope:
         wanted = {*namespaces}
         now = CallerScope(caller)
         await now.learn()
-        await within(within_s, now.learn(wanted & self._seen))
+        await wait_within(within_s, now.learn(wanted & self._seen))
         now._unseen |= wanted & (self._seen | self._unseen) - now._seen
         now._again |= now._unseen - {ALL_NAMESPACES}
         return now

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.aio.children import signal_child
 from gpu_device_plugin.aio.http import ListenError
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, NotFoundError
@@ -135,7 +135,7 @@ class KubectlProxy:
         )
         self._ended = asyncio.create_task(process.wait(), name="kubectl's end")
         self._ended.add_done_callback(lambda _: self._serving.set())
-        in_time = await within(within_s, self._serving.wait())
+        in_time = await wait_within(within_s, self._serving.wait())
         if process.returncode is not None or not in_time or not (self._folder / "socket").exists():
             await self.stop()
             ended = how_it_ended(self._said, process.returncode)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.cluster.client.errors import ApiError
 from gpu_device_plugin.core.report.overview_document import VERSION
 from gpu_device_plugin.model.times import rfc3339
@@ -204,7 +204,7 @@ class Streams:
         stream = self.views.open(caller.user)
         rights = _Rights(scope, again, page_state, timing)
         try:
-            await within(timing.first_s, self._until_complete())
+            await wait_within(timing.first_s, self._until_complete())
             if (learning := rights.learn()) is not None:
                 await asyncio.wait({learning}, timeout=timing.learn_s)
             mark, seen, known = page_state.mark.value, scope.seen, rights.known
@@ -215,7 +215,7 @@ class Streams:
             pulse_at = time.monotonic() + timing.pulse_s
             while True:
                 pause_s = timing.learn_s if rights.learn() is not None else timing.pulse_s
-                await within(min(pause_s, pulse_at - time.monotonic()), page_state.mark.after(mark))
+                await wait_within(min(pause_s, pulse_at - time.monotonic()), page_state.mark.after(mark))
                 await rights.look()
                 if rights.scope is not scope:
                     scope, before = rights.scope, scope

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.http import BROWSERS, ListenError, Page, page_at, serving_routes, written
-from gpu_device_plugin.aio.waiting import for_ever, within
+from gpu_device_plugin.aio.waiting import for_ever, wait_within
 from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.client.config import SERVICE_ACCOUNT, ClusterConfigError, config_for
 from gpu_device_plugin.cluster.reflector import ReflectorTiming
@@ -149,7 +149,9 @@ class PageServer:
 
     async def _refresh(self) -> NoReturn:
         while True:
-            await within(self._timings.look_s if self.page_state.complete else _SOON_S, self.page_state.dirty.wait())
+            await wait_within(
+                self._timings.look_s if self.page_state.complete else _SOON_S, self.page_state.dirty.wait()
+            )
             await self.page_state.refresh()
             await asyncio.sleep(self._timings.refresh_s if self.page_state.complete else _SOON_S)
 

@@ -14,7 +14,7 @@ import msgspec
 from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.http import JSON, Page, Route, Stream
 from gpu_device_plugin.aio.turns import Turns
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.cluster.client.errors import ApiError, Call, ForbiddenError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import PODS, ObjectKind, UnreadableObjectError
 from gpu_device_plugin.core.report.overview_document import containers_of, node_document
@@ -212,7 +212,7 @@ class PageRoutes:
             return _error(403, _NO_NODES)
         if (node := self.page_state.node(name)) is None:
             return _error(404, "There is no such node that shares GPUs.")
-        await within(_LEARN_S, scope.learn(node.namespaces))
+        await wait_within(_LEARN_S, scope.learn(node.namespaces))
         return _json({"node": node_document(scope.of(node.view))})
 
     async def _pod(self, request: Request, caller: Caller) -> Page:
@@ -223,7 +223,7 @@ class PageRoutes:
         await scope.learn([namespace])
         if not scope.may_see(namespace):
             return _error(403, f"You have no right to get pods in the namespace {namespace}.")
-        await within(_LEARN_S, scope.learn(self.page_state.namespaces))  # why it waits names pods on nodes
+        await wait_within(_LEARN_S, scope.learn(self.page_state.namespaces))  # why it waits names pods on nodes
         return _json(await self._details(namespace, name, scope, caller.user))
 
     async def _plan(self, request: Request, caller: Caller) -> Page:
@@ -257,7 +257,7 @@ class PageRoutes:
         else:
             return _error(403, f"You have no right to get pods in the namespace {namespace}.")
         found = await self.history.read(unquote(request.rest), path, contract.NodeHistory, caller.user)
-        await within(_LEARN_S, scope.learn({each.namespace for each in found.containers} - {ALL_NAMESPACES}))
+        await wait_within(_LEARN_S, scope.learn({each.namespace for each in found.containers} - {ALL_NAMESPACES}))
         return _json(seen_history(found, scope.may_see, nodes=nodes, pod=pod))
 
     async def _incidents(self, request: Request, caller: Caller) -> Page:
@@ -274,7 +274,7 @@ class PageRoutes:
                 return _error(400, "This is no name of an incident; incidents/NODE lists them.")
             return _json(await self.history.read(node, path + name, contract.Incident, caller.user))
         found = await self.history.read(node, path, contract.IncidentList, caller.user)
-        await within(_LEARN_S, scope.learn({each.namespace for each in found.incidents} - {ALL_NAMESPACES}))
+        await wait_within(_LEARN_S, scope.learn({each.namespace for each in found.incidents} - {ALL_NAMESPACES}))
         return _json(replace(found, incidents=tuple(seen_summary(each, scope.may_see) for each in found.incidents)))
 
     async def _view(self, request: Request, caller: Caller) -> Page:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.testing.cluster.cluster_kinds import CORE_EVENTS, EVENTS, core_event
 from gpu_device_plugin.testing.cluster.cluster_requests import ApiRequest, status_of, version_of
 from gpu_device_plugin.testing.cluster.cluster_served import Served, StatusError
@@ -199,7 +199,7 @@ class Reads:
                 bookmark = now + self._bookmark_s
             if now >= end:
                 return
-            await within((min(bookmark, end) if bookmarks else end) - now, self._store().changed.after(tick))
+            await wait_within((min(bookmark, end) if bookmarks else end) - now, self._store().changed.after(tick))
 
     async def _send_events(self, watch: _Watch, done: int) -> int:
         """Send the events after version `done`, and return the version up to which they are sent."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 import grpc.aio
 
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
     AllocateRequest,
     AllocateResponse,
@@ -79,7 +79,7 @@ class PluginClient:
 
     async def dial(self, timeout_s: float) -> None:
         """Connect, with retries until the timeout. AdmissionError: no plugin answered."""
-        if not await within(timeout_s, self._channel.channel_ready()):
+        if not await wait_within(timeout_s, self._channel.channel_ready()):
             raise AdmissionError("failed to dial device plugin: context deadline exceeded")
 
     async def options(self) -> DevicePluginOptions:

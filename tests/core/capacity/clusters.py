@@ -12,8 +12,8 @@ from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.fitting import Fit, fit
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.usage import Occupant
+from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
-from gpu_device_plugin.model.contract.wishes import Wishes
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Amounts, Kind
 
@@ -40,8 +40,8 @@ class World:
 
 def resident(name: str, demands: Sequence[Demand], site: Site, **more: Any) -> Resident | None:
     """Return a pod on the emptiest GPUs of a node; None: it has no room there."""
-    wishes = Wishes(use_models=tuple(more.pop("models", ())))
-    asked = Ask(tuple(map(Part, demands)), wishes)
+    preferences = GpuPreferences(use_models=tuple(more.pop("models", ())))
+    asked = Ask(tuple(map(Part, demands)), preferences)
     amounts = more.get("amounts", Amounts())
     found = fit(asked, site.node, "spread")
     if not isinstance(found, Fit) or (site.node.left is not None and not site.node.left.cover(amounts)):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.core.capacity.node_kinds import NewNode, Waiting, needed
 from gpu_device_plugin.core.cluster.candidate import candidate
-from gpu_device_plugin.model.contract.wishes import Wishes
+from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
 from gpu_device_plugin.model.resources import Amounts
 from tests.core.cluster.test_fitting import asking, mem, node, whole
 from tests.steps import result_of
@@ -67,7 +67,7 @@ def test_pods_that_fit_on_no_empty_node_change_nothing_for_others() -> None:
 
 
 def test_the_pods_wishes_count() -> None:
-    choosy = asking(mem(4), wishes=Wishes(use_models=("A100",)))
+    choosy = asking(mem(4), preferences=GpuPreferences(use_models=("A100",)))
 
     assert number([Waiting(choosy)], [FOUR, BIG]) == {1: 1}
 

@@ -17,9 +17,9 @@ from gpu_device_plugin.core.capacity.node_kinds import (
 from gpu_device_plugin.core.capacity.terms import NO_TERMS, Terms, Toleration
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.fitting import unfit
+from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
 from gpu_device_plugin.model.contract.keys import HOSTNAME, STARTUP_TAINT
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
-from gpu_device_plugin.model.contract.wishes import Wishes
 from gpu_device_plugin.model.resources import Amounts
 from gpu_device_plugin.model.taints import Taint
 from tests.core.cluster.test_fitting import asking, mem, node, whole
@@ -59,7 +59,7 @@ def test_a_new_node_is_empty_and_whole_and_has_started() -> None:
 def test_a_new_node_has_no_gpu_that_a_pod_wants_by_name() -> None:
     (uuid,) = {gpu.uuid for gpu in node(8).gpus.gpus}
 
-    wants = Needs(asking(mem(4), wishes=Wishes(use_uuids={uuid})), NO_TERMS)
+    wants = Needs(asking(mem(4), preferences=GpuPreferences(use_uuids={uuid})), NO_TERMS)
     assert wants.met_by(node(8))
     assert not wants.met_by(kind_of(node(8), {}, (), NONE).node)
 

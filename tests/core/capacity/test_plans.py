@@ -16,9 +16,9 @@ from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.usage import Occupant, Usage
 from gpu_device_plugin.model.contract.cordons import Cordon, write_cordons
+from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
 from gpu_device_plugin.model.contract.keys import CORDONS
 from gpu_device_plugin.model.contract.nodegpus import NodeGpus, with_cordons
-from gpu_device_plugin.model.contract.wishes import Wishes
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Kind
 from tests.core.capacity.clusters import cheapest, node, random_world, resident
@@ -155,7 +155,7 @@ def test_pods_that_want_certain_gpus_are_told_apart() -> None:
     sites = [node("a", [8]), node("b", [8, 8])]
     found = resident("p", [Demand(Kind.MEMORY, 4)], sites[0])
     assert found is not None
-    picky = replace(found, ask=replace(found.ask, wishes=Wishes(use_uuids={"a-0", "b-1"})))
+    picky = replace(found, ask=replace(found.ask, wishes=GpuPreferences(use_uuids={"a-0", "b-1"})))
     sites[0] = sites[0].changed(come=picky)
     found_plan = plan(sites, replace(mem(8), nodes=frozenset({"a"})))
     assert [(move.node, move.shares) for move in found_plan.moves or ()] == [("b", {1: 4})]

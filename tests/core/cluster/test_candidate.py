@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpu_device_plugin.core.cluster.candidate import Candidate, Summary, candidate, rooms_of, summary
 from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
-from gpu_device_plugin.model.placing import POLICIES, Demand, Placement, Refusal, Room, place
+from gpu_device_plugin.model.placing import POLICIES, Demand, Placement, Room, Unplaceable, place
 from gpu_device_plugin.model.resources import Kind
 
 
@@ -179,7 +179,7 @@ def test_what_fits_still_fits_wherever_the_unplaced_turn_out_to_be(
     """Every share and every GPU whose place is not known is tried on every GPU on which it can be."""
     there = gpus(4, 3, 4)
     found = place(demand, rooms_of(there, usages), POLICIES[policy])
-    if isinstance(found, Refusal):
+    if isinstance(found, Unplaceable):
         return
     used = {n: sum(shares for u in usages for position, shares in u.shares if position == n) for n in range(3)}
     whole = {position for u in usages for position in u.whole}

@@ -14,10 +14,10 @@ from gpu_device_plugin.core.cluster.fitting import Fit, Unfit, fit, unfit
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part, ask
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, promise, usage_of
 from gpu_device_plugin.model.contract.cordons import Cordon
+from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuPreferences
 from gpu_device_plugin.model.contract.keys import SPLIT_LABEL
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.model.contract.promises import promises
-from gpu_device_plugin.model.contract.wishes import NO_WISHES, Wishes
 from gpu_device_plugin.model.gpus import Closeness, Links
 from gpu_device_plugin.model.placing import POLICIES, Demand
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
@@ -72,13 +72,13 @@ def nodes(draw: st.DrawFn, *, gpushare: bool = True) -> Candidate:
 
 wishes = st.sampled_from(
     [
-        *[NO_WISHES] * 5,
-        Wishes(use_models=("T4",)),
-        Wishes(avoid_models=("T4",)),
-        Wishes(avoid_uuids=("GPU-0", "GPU-2")),
-        Wishes(use_uuids=("GPU-1", "GPU-9")),
-        Wishes(avoid_uuids=("GPU-8",)),
-        Wishes(gpu_policy="spread"),
+        *[NO_PREFERENCES] * 5,
+        GpuPreferences(use_models=("T4",)),
+        GpuPreferences(avoid_models=("T4",)),
+        GpuPreferences(avoid_uuids=("GPU-0", "GPU-2")),
+        GpuPreferences(use_uuids=("GPU-1", "GPU-9")),
+        GpuPreferences(avoid_uuids=("GPU-8",)),
+        GpuPreferences(gpu_policy="spread"),
     ]
 )
 demands = (
@@ -90,7 +90,7 @@ asks = st.builds(lambda asked, wished: Ask(tuple(map(Part, asked)), wished), st.
 policies = st.sampled_from(sorted(POLICIES))
 
 
-def allowed(there: Candidate, wished: Wishes) -> list[Room]:
+def allowed(there: Candidate, wished: GpuPreferences) -> list[Room]:
     named = {gpu.position: gpu for gpu in there.gpus.gpus}
     return [
         room

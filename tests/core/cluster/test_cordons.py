@@ -11,9 +11,9 @@ from gpu_device_plugin.core.cluster.fitting import Fit, fit, unfit
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.model.contract.cordons import Cordon, write_cordons
+from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
 from gpu_device_plugin.model.contract.keys import CORDONS
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus, with_cordons
-from gpu_device_plugin.model.contract.wishes import Wishes
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Kind
 from tests.core.cluster.test_cluster_properties import asks, nodes, policies
@@ -36,7 +36,7 @@ def cordoned(node: Candidate, *uuids: str, used: tuple[int, ...]) -> Candidate:
 
 
 def asking(shares: int, use_uuids: tuple[str, ...] = ()) -> Ask:
-    return Ask((Part(Demand(Kind.MEMORY, shares)),), Wishes(use_uuids=use_uuids))
+    return Ask((Part(Demand(Kind.MEMORY, shares)),), GpuPreferences(use_uuids=use_uuids))
 
 
 def test_a_cordoned_gpu_has_no_room_and_what_runs_there_counts() -> None:

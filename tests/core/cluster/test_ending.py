@@ -14,8 +14,8 @@ from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.victims import Ends, ends_needed
+from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
 from gpu_device_plugin.model.contract.nodegpus import ListedInstance
-from gpu_device_plugin.model.contract.wishes import Wishes
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Kind
 from tests.core.cluster.occupants import occupants
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.usage import Occupant
 
 
-def wanting(*demands: Demand, wishes: Wishes | None = None) -> Ask:
+def wanting(*demands: Demand, preferences: GpuPreferences | None = None) -> Ask:
     parts = tuple(map(Part, demands))
-    return Ask(parts) if wishes is None else Ask(parts, wishes)
+    return Ask(parts) if preferences is None else Ask(parts, preferences)
 
 
 def mem(shares: int, gpus: int = 1) -> Demand:
@@ -88,9 +88,9 @@ def test_equal_pods_are_not_compared_with_each_other() -> None:
 
 def test_gpus_that_the_pod_does_not_want_are_not_cleared() -> None:
     there = node_view("n", (8, 8), pod_on("a", {0: 1}), pod_on("b", {1: 8}))
-    assert names(ends_needed(wanting(mem(8), wishes=Wishes(use_uuids=("GPU-1",))), there)) == ["b"]
-    assert names(ends_needed(wanting(mem(8), wishes=Wishes(use_models=("T4",))), there)) == ["a"]
-    assert ends_needed(wanting(mem(8), wishes=Wishes(avoid_models=("T4",))), there) is None
+    assert names(ends_needed(wanting(mem(8), preferences=GpuPreferences(use_uuids=("GPU-1",))), there)) == ["b"]
+    assert names(ends_needed(wanting(mem(8), preferences=GpuPreferences(use_models=("T4",))), there)) == ["a"]
+    assert ends_needed(wanting(mem(8), preferences=GpuPreferences(avoid_models=("T4",))), there) is None
 
 
 def test_nothing_that_ends_helps_where_the_agent_is_away() -> None:
@@ -229,7 +229,7 @@ _ASKS = st.builds(
     st.one_of(
         st.builds(mem, st.integers(1, 6)), st.just(mem(4, 2)), st.builds(whole, st.integers(1, 2)), st.just(mem(6, 2))
     ),
-    wishes=st.sampled_from([None, Wishes(avoid_uuids=("GPU-1",))]),
+    wishes=st.sampled_from([None, GpuPreferences(avoid_uuids=("GPU-1",))]),
 ) | st.builds(wanting, st.builds(mem, st.integers(1, 4)), st.builds(mem, st.integers(1, 4)))
 
 

@@ -22,6 +22,7 @@ from gpu_device_plugin.core.cluster.fitting import (
 from gpu_device_plugin.core.cluster.packing import Packer, Packing, groups
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.usage import Usage
+from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuPreferences
 from gpu_device_plugin.model.contract.nodegpus import (
     AWAY,
     BY_CLAIMS,
@@ -30,7 +31,6 @@ from gpu_device_plugin.model.contract.nodegpus import (
     NodeGpus,
     by_division,
 )
-from gpu_device_plugin.model.contract.wishes import NO_WISHES, Wishes
 from gpu_device_plugin.model.gpus import Closeness, Links
 from gpu_device_plugin.model.placing import POLICIES, Demand
 from gpu_device_plugin.model.resources import Amounts, Kind
@@ -44,8 +44,8 @@ def whole(gpus: int) -> Demand:
     return Demand(Kind.COUNT, gpus)
 
 
-def asking(*demands: Demand, wishes: Wishes = NO_WISHES) -> Ask:
-    return Ask(tuple(map(Part, demands)), wishes)
+def asking(*demands: Demand, preferences: GpuPreferences = NO_PREFERENCES) -> Ask:
+    return Ask(tuple(map(Part, demands)), preferences)
 
 
 def node(
@@ -118,7 +118,7 @@ def test_the_pod_chooses_the_policy_before_the_node_and_the_node_before_the_conf
     free, full = [{1: 1}], [{0: 1}]
     for policy, other in (("spread", "binpack"), ("binpack", "spread")):
         expected = free if policy == "spread" else full
-        asked = asking(mem(1), wishes=Wishes(gpu_policy=policy))
+        asked = asking(mem(1), preferences=GpuPreferences(gpu_policy=policy))
         assert places(asked, node(8, 8, used={0: 1}, policy=other), other) == expected
         assert places(asking(mem(1)), node(8, 8, used={0: 1}, policy=policy), other) == expected
         assert places(asking(mem(1)), node(8, 8, used={0: 1}), policy) == expected
@@ -343,48 +343,53 @@ MIXED = ("Tesla T4", "NVIDIA A10", "NVIDIA A10")
 @pytest.mark.parametrize(
     ("wishes", "place"),
     [
-        (Wishes(), 0),
-        (Wishes(use_models=("A10",)), 1),
-        (Wishes(avoid_models=("T4",)), 1),
-        (Wishes(use_uuids=("GPU-2",)), 2),
-        (Wishes(use_models=("A10",), avoid_uuids=("GPU-1",)), 2),
+        (GpuPreferences(), 0),
+        (GpuPreferences(use_models=("A10",)), 1),
+        (GpuPreferences(avoid_models=("T4",)), 1),
+        (GpuPreferences(use_uuids=("GPU-2",)), 2),
+        (GpuPreferences(use_models=("A10",), avoid_uuids=("GPU-1",)), 2),
     ],
 )
-def test_a_pod_gets_a_gpu_that_its_annotations_allow(wishes: Wishes, place: int) -> None:
-    assert places(asking(mem(4), wishes=wishes), node(8, 8, 8, models=MIXED)) == [{place: 4}]
+def test_a_pod_gets_a_gpu_that_its_annotations_allow(preferences: GpuPreferences, place: int) -> None:
+    assert places(asking(mem(4), preferences=preferences), node(8, 8, 8, models=MIXED)) == [{place: 4}]
 
 
 def test_wishes_hold_for_every_container() -> None:
-    asked = asking(mem(5), mem(5), wishes=Wishes(use_models=("A10",)))
+    asked = asking(mem(5), mem(5), preferences=GpuPreferences(use_models=("A10",)))
     assert places(asked, node(8, 8, 8, models=MIXED)) == [{1: 5}, {2: 5}]
 
 
-CHOOSY: dict[str, tuple[Demand, Wishes, str, bool]] = {
-    "no such model": (mem(1), Wishes(use_models=("H100",)), "the pod's annotations allow none of its GPUs", True),
+CHOOSY: dict[str, tuple[Demand, GpuPreferences, str, bool]] = {
+    "no such model": (
+        mem(1),
+        GpuPreferences(use_models=("H100",)),
+        "the pod's annotations allow none of its GPUs",
+        True,
+    ),
     "too small": (
         mem(9),
-        Wishes(use_models=("T4",)),
+        GpuPreferences(use_models=("T4",)),
         "the largest GPU has 8 GiB in all, among the GPUs that the pod's annotations allow",
         True,
     ),
-    "all are allowed": (mem(17), Wishes(avoid_models=("H100",)), "the largest GPU has 16 GiB in all", True),
+    "all are allowed": (mem(17), GpuPreferences(avoid_models=("H100",)), "the largest GPU has 16 GiB in all", True),
 }
 
 
 @pytest.mark.parametrize(("demand", "wishes", "sentence", "unresolvable"), CHOOSY.values(), ids=CHOOSY)
 def test_the_sentence_says_that_the_pod_is_choosy(
     demand: Demand,
-    wishes: Wishes,
+    preferences: GpuPreferences,
     sentence: str,
     unresolvable: bool,  # noqa: FBT001  (a table's column)
 ) -> None:
     there = node(8, 16, 16, used={0: 4}, unhealthy=(2,), models=MIXED)
-    assert why(asking(demand, wishes=wishes), there) == Unfit(sentence, unresolvable)
+    assert why(asking(demand, preferences=preferences), there) == Unfit(sentence, unresolvable)
 
 
 def test_choosy_containers_that_do_not_fit_together_are_told_so() -> None:
     there = node(8, 8, 8, models=MIXED, used={1: 4})
-    asked = asking(mem(5), mem(5), wishes=Wishes(use_models=("A10",)))
+    asked = asking(mem(5), mem(5), preferences=GpuPreferences(use_models=("A10",)))
     together = "its GPUs have no room for all containers of the pod together"
     assert why(asked, there) == Unfit(
         f"{together}, among the GPUs that the pod's annotations allow", unresolvable=False
@@ -511,23 +516,26 @@ def test_no_pod_goes_to_a_node_that_serves_claims_while_its_agent_is_away() -> N
     ("wishes", "sentence"),
     [
         (
-            Wishes(use_models=("T4",)),
+            GpuPreferences(use_models=("T4",)),
             "kube-scheduler gives out its GPUs by ResourceClaims (DRA) and may choose any, and ",
         ),
-        (Wishes(avoid_uuids=("GPU-1",)), "kube-scheduler gives out its GPUs by ResourceClaims (DRA) and may choose "),
-        (Wishes(use_models=("H100",)), "the pod's annotations allow none of its GPUs"),
+        (
+            GpuPreferences(avoid_uuids=("GPU-1",)),
+            "kube-scheduler gives out its GPUs by ResourceClaims (DRA) and may choose ",
+        ),
+        (GpuPreferences(use_models=("H100",)), "the pod's annotations allow none of its GPUs"),
     ],
 )
 def test_wishes_that_kube_scheduler_would_not_keep_exclude_a_node_that_serves_claims(
-    wishes: Wishes, sentence: str
+    preferences: GpuPreferences, sentence: str
 ) -> None:
-    found = why(asking(whole(1), wishes=wishes), by_claims("T4", "A10"))
+    found = why(asking(whole(1), preferences=preferences), by_claims("T4", "A10"))
     assert found.sentence.startswith(sentence)
     assert found.unresolvable
 
 
 def test_wishes_that_every_gpu_of_a_node_meets_are_kept_by_any_choice() -> None:
-    assert unfit(asking(whole(1), wishes=Wishes(use_models=("T4",))), by_claims("T4", "T4")) is None
+    assert unfit(asking(whole(1), preferences=GpuPreferences(use_models=("T4",))), by_claims("T4", "T4")) is None
 
 
 # --- What many nodes have in common
@@ -664,7 +672,7 @@ SENTENCES: dict[str, tuple[Ask, Candidate, str, bool]] = {
         True,
     ),
     "the pod may have the instances alone": (
-        asking(whole(1), wishes=Wishes(use_uuids=frozenset({"GPU-8"}))),
+        asking(whole(1), preferences=GpuPreferences(use_uuids=frozenset({"GPU-8"}))),
         node(80, 10, cards=BESIDE),
         "it has MIG instances only, none of its GPUs is whole, among the GPUs that the pod's annotations allow",
         True,
@@ -688,14 +696,14 @@ def test_a_node_that_gives_its_instances_whole_says_so() -> None:
 
 def test_the_uuid_of_a_gpu_in_mig_mode_means_its_instances() -> None:
     there = node(10, 10, 10, 10, cards=TWO_CARDS)
-    for wishes, taken in (
-        (Wishes(use_uuids=frozenset({"GPU-9"})), 2),
-        (Wishes(use_uuids=frozenset({"GPU-3"})), 3),
-        (Wishes(avoid_uuids=frozenset({"GPU-8"})), 2),
-        (Wishes(avoid_uuids=frozenset({"GPU-0"})), 1),
-        (Wishes(use_uuids=frozenset({"GPU-9"}), avoid_uuids=frozenset({"GPU-2"})), 3),
+    for preferences, taken in (
+        (GpuPreferences(use_uuids=frozenset({"GPU-9"})), 2),
+        (GpuPreferences(use_uuids=frozenset({"GPU-3"})), 3),
+        (GpuPreferences(avoid_uuids=frozenset({"GPU-8"})), 2),
+        (GpuPreferences(avoid_uuids=frozenset({"GPU-0"})), 1),
+        (GpuPreferences(use_uuids=frozenset({"GPU-9"}), avoid_uuids=frozenset({"GPU-2"})), 3),
     ):
-        assert places(asking(mem(4), wishes=wishes), there) == [{taken: 4}]
+        assert places(asking(mem(4), preferences=preferences), there) == [{taken: 4}]
 
 
 def test_a_second_part_keeps_to_the_same_gpu_or_leaves_it() -> None:

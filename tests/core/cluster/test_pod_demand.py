@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Impossible, Part, ask, parts_of
+from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
 from gpu_device_plugin.model.contract.keys import GPU_POLICY, SPLIT_LABEL, USE_MODEL
-from gpu_device_plugin.model.contract.wishes import Wishes
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind, Resource
@@ -110,7 +110,7 @@ def test_pods_that_ask_the_same_are_equal_whoever_asks() -> None:
 
 def test_what_the_owner_wishes_is_part_of_it() -> None:
     there = pod(("c0", 4), annotations={USE_MODEL: "T4", GPU_POLICY: "spread"})
-    assert asked(there) == Ask((memory(4),), Wishes(use_models=("T4",), gpu_policy="spread"))
+    assert asked(there) == Ask((memory(4),), GpuPreferences(use_models=("T4",), gpu_policy="spread"))
 
 
 def test_both_resources_in_one_container_are_impossible() -> None:

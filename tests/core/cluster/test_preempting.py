@@ -16,8 +16,8 @@ from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.preempting import Preemptor, choose, choose_on_each, where_evicting_may_help
 from gpu_device_plugin.core.cluster.usage import Occupant, Usage
+from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
 from gpu_device_plugin.model.contract.nodegpus import BY_CLAIMS, ListedGpu, ListedInstance, NodeGpus
-from gpu_device_plugin.model.contract.wishes import Wishes
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Kind
 from tests.core.cluster.occupants import occupants
@@ -131,21 +131,21 @@ def test_nobody_is_evicted_where_the_agent_is_away() -> None:
 
 
 def test_only_gpus_that_the_pod_wants_are_emptied() -> None:
-    ask = Ask(memory(8).parts, Wishes(use_models=("a100",)))
+    ask = Ask(memory(8).parts, GpuPreferences(use_models=("a100",)))
     pods = [on(0, 8, "a"), on(1, 4, "b"), on(1, 4, "c")]
     assert chosen(ask, node(8, 8, models=("Tesla T4", "NVIDIA A100")), pods, "x") == {"b", "c", "x"}
 
 
 FOUR_OF_SIXTEEN = {
-    "by name": (Wishes(use_uuids=[f"GPU-{n}" for n in range(12, 16)]), "Tesla T4", ()),
-    "by model": (Wishes(use_models=("a10",)), "NVIDIA A10", ()),
-    "in service": (Wishes(), "Tesla T4", range(12)),
+    "by name": (GpuPreferences(use_uuids=[f"GPU-{n}" for n in range(12, 16)]), "Tesla T4", ()),
+    "by model": (GpuPreferences(use_models=("a10",)), "NVIDIA A10", ()),
+    "in service": (GpuPreferences(), "Tesla T4", range(12)),
 }
 
 
 @pytest.mark.parametrize(("wishes", "model", "unhealthy"), FOUR_OF_SIXTEEN.values(), ids=FOUR_OF_SIXTEEN)
 def test_however_many_gpus_do_not_serve_the_others_are_looked_at(
-    wishes: Wishes, model: str, unhealthy: Container[int]
+    preferences: GpuPreferences, model: str, unhealthy: Container[int]
 ) -> None:
     """4 shares of each of four GPUs. Those that may serve hold 4, 3 and 1: the 4 makes room there with the fewest pods.
 
@@ -154,7 +154,7 @@ def test_however_many_gpus_do_not_serve_the_others_are_looked_at(
     pods = [on(at, shares, f"{at}-{shares}") for at in range(12, 16) for shares in (4, 3, 1)]
     there = node(*(8,) * 16, models=("Tesla T4",) * 12 + (model,) * 4, unhealthy=unhealthy)
     others = [on(at, 8, f"{at}", IMPORTANT) for at in range(12)]
-    ask = Ask(memory(16, gpus=4).parts, wishes)
+    ask = Ask(memory(16, gpus=4).parts, preferences)
     assert chosen(ask, there, [*pods, *others], "x") == {"x", *(f"{at}-4" for at in range(12, 16))}
 
 

@@ -14,8 +14,8 @@ from gpu_device_plugin.core.cluster.packing import Effort, TooLongError
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.scoring import MIDDLE, Scorer, connected
 from gpu_device_plugin.core.cluster.usage import Usage
+from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
 from gpu_device_plugin.model.contract.nodegpus import BY_CLAIMS, ListedGpu, NodeGpus
-from gpu_device_plugin.model.contract.wishes import Wishes
 from gpu_device_plugin.model.gpus import Closeness, Links
 from gpu_device_plugin.model.placing import POLICIES, Demand
 from gpu_device_plugin.model.resources import Kind
@@ -31,7 +31,7 @@ def whole(gpus: int) -> Demand:
 
 
 def asking(*demands: Demand, **wishes: str) -> Ask:
-    return Ask(tuple(map(Part, demands)), Wishes(**wishes))  # type: ignore[arg-type]  # policies are all that is wished
+    return Ask(tuple(map(Part, demands)), GpuPreferences(**wishes))  # type: ignore[arg-type]  # policies are all that is wished
 
 
 def node(
@@ -122,7 +122,7 @@ def test_of_what_a_pod_could_spoil_each_pair_of_whole_gpus_is_one_part() -> None
 
 def test_a_gpu_that_the_pod_refuses_spares_none() -> None:
     """GPU 0 is in use, and yet the pod has to open GPU 1; how full the node gets is told by all of its GPUs."""
-    there, refusing = node(8, 8, used={0: 2}), Ask((Part(mem(4)),), Wishes(avoid_uuids=("GPU-0",)))
+    there, refusing = node(8, 8, used={0: 2}), Ask((Part(mem(4)),), GpuPreferences(avoid_uuids=("GPU-0",)))
     assert score(refusing, there, "binpack", "binpack") == round(6 * 6 / 16)
 
 
@@ -228,7 +228,7 @@ def test_what_there_is_no_time_to_look_at_is_estimated() -> None:
     assert (scorer.score(linked), scorer.score(linked), scorer.estimate(linked)) == (8, 8, 4)
     with pytest.raises(TooLongError):
         scorer.score(node(8, 8, 8, 8))
-    picky = Scorer(Ask((Part(mem(4)),), Wishes(avoid_uuids=("GPU-0",))), "binpack", "binpack", Effort(1))
+    picky = Scorer(Ask((Part(mem(4)),), GpuPreferences(avoid_uuids=("GPU-0",))), "binpack", "binpack", Effort(1))
     mixed = node(8, 8, used={0: 4})
     assert (picky.score(mixed), picky.estimate(mixed)) == (3, 7)
     with pytest.raises(TooLongError):

@@ -13,13 +13,13 @@ from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.report.gauges import ExtenderMetrics, NodeMetrics, WaitingReason
 from gpu_device_plugin.features.use.contract import ContainerUse, GpuUse, NodeUse
 from gpu_device_plugin.metrics import family
-from gpu_device_plugin.model.condition import GpuTelemetry, Throttle
 from gpu_device_plugin.model.contract.nodegpus import NO_GPUS, ListedGpu, NodeGpus
 from gpu_device_plugin.model.contract.nodelimits import NodeLimits
 from gpu_device_plugin.model.gpus import Gpu, Inventory
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.shares import Shares, share_id
+from gpu_device_plugin.model.telemetry import GpuTelemetry, Throttle
 from gpu_device_plugin.node.rules.node import Block, Node
 from tests.mig_gpus import MIDDLE, SMALL, in_mig_mode
 from tests.nodes import node, uuid
@@ -82,7 +82,7 @@ def test_a_gpu_has_a_line_for_each_figure() -> None:
     """GPU 0 gives 3 shares, GPU 1 is given whole, GPU 2 whole by another plugin; 3 is out of order and unread."""
     there = node(16, 16, 16, 16)
     ledger = there.ledger.seen([share_id(uuid(0), n) for n in range(3)]).seen([uuid(1)])
-    ledger = ledger.with_foreign({uuid(2): "nvidia.com/gpu"})
+    ledger = ledger.with_held_by_other_resource({uuid(2): "nvidia.com/gpu"})
     there = replace(there, ledger=ledger, blocks={uuid(3): Block("why")})
     use = NodeUse("", {0: GpuUse(2048, 256), 1: GpuUse()})
     limits, inventory = NodeLimits({0: GpuEnforcement(Enforcement.MPS, "why")}), Inventory(driver_version="615.71.09")
@@ -328,14 +328,14 @@ TOLD: dict[str, tuple[Any, str]] = {
 def conditions(*told: GpuTelemetry, seen: Node = node(16)) -> list[str]:  # noqa: B008 - frozen
     """Return what the conditions of GPUs add to the lines of a node, without the label of its first GPU."""
     before = {*lines(NodeMetrics(seen), "gpu_")}
-    added = lines(NodeMetrics(seen, conditions={each.uuid: each for each in told}), "gpu_")
+    added = lines(NodeMetrics(seen, telemetry={each.uuid: each for each in told}), "gpu_")
     return [line.replace(f'gpu="{uuid(0)}"', "").removeprefix("gpu_") for line in added if line not in before]
 
 
 def test_each_figure_of_a_gpus_condition_has_its_series_in_base_units() -> None:
     assert TOLD.keys() | {"uuid", "throttle"} == {field.name for field in fields(GpuTelemetry)}
-    condition = replace(GpuTelemetry(uuid(0)), **{name: value for name, (value, _) in TOLD.items()})
-    assert conditions(condition) == [line for _, line in TOLD.values()]
+    telemetry = replace(GpuTelemetry(uuid(0)), **{name: value for name, (value, _) in TOLD.items()})
+    assert conditions(telemetry) == [line for _, line in TOLD.values()]
 
 
 def test_every_reason_to_slow_a_gpu_has_a_series_once_reasons_are_told() -> None:

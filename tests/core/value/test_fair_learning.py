@@ -15,7 +15,7 @@ from gpu_device_plugin.core.value.marginal_value import Left, left_on, shape_of
 from gpu_device_plugin.core.value.node_types import NodeType
 from gpu_device_plugin.core.value.price_learning import Dominance, learn
 from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix
-from gpu_device_plugin.model.contract.wishes import NO_WISHES, Wishes
+from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuPreferences
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Kind
 from tests.scores import partly_used, score
@@ -219,7 +219,7 @@ def test_of_tiny_pods_fewer_gpus_are_filled() -> None:
 
 
 def test_pods_that_fit_nowhere_count_for_neither_policy() -> None:
-    mix = {PodKind(40, 1): 1.0, PodKind(40, 1, wishes=Wishes(("A10",))): 1.0}
+    mix = {PodKind(40, 1): 1.0, PodKind(40, 1, wishes=GpuPreferences(("A10",))): 1.0}
     trial = tried(learn(mix, {H100: 60}), mix, {H100: 60})
     assert trial.fit == trial.binpack == pytest.approx(0.5, abs=0.1)
 
@@ -230,7 +230,7 @@ pods = st.builds(
     st.integers(1, 3),
     st.sampled_from((0, 1000, 40_000)),
     st.sampled_from((0, 1 << 20)),
-    st.sampled_from((NO_WISHES, Wishes(("H100",)), Wishes(("A10",)))),
+    st.sampled_from((NO_PREFERENCES, GpuPreferences(("H100",)), GpuPreferences(("A10",)))),
 )
 
 

@@ -35,8 +35,8 @@ from gpu_device_plugin.core.value.price_learning import (
     learning,
 )
 from gpu_device_plugin.core.value.workload_mix import PodKind
+from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuPreferences
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
-from gpu_device_plugin.model.contract.wishes import NO_WISHES, Wishes
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Amounts, Kind
 from tests.scores import partly_used
@@ -52,8 +52,8 @@ A10 = NodeType((24,), ("A10",), 32_000, 131_072)
 MIB = 1024
 
 
-def of_model(*models: str) -> Wishes:
-    return Wishes(models)
+def of_model(*models: str) -> GpuPreferences:
+    return GpuPreferences(models)
 
 
 # --- tables
@@ -205,7 +205,7 @@ def test_whole_gpus_are_the_first_unused_ones_that_are_allowed() -> None:
     for kind, gpus in (
         (PodKind(0, 1), (0,)),
         (PodKind(0, 2, wishes=of_model("A10")), (1, 2)),
-        (PodKind(0, 1, wishes=Wishes((), ("T4",))), (1,)),
+        (PodKind(0, 1, wishes=GpuPreferences((), ("T4",))), (1,)),
     ):
         found = there.choose(kind, mixed, left(16, 24, 24))
         assert found is not None
@@ -354,7 +354,7 @@ kinds = st.builds(
     st.integers(0, 2),
     st.sampled_from((0, 1000, 4000)),
     st.sampled_from((0, 4 * MIB)),
-    st.sampled_from((NO_WISHES, of_model("T4"), of_model("A10"))),
+    st.sampled_from((NO_PREFERENCES, of_model("T4"), of_model("A10"))),
 ).map(lambda kind: kind if kind.gpus else PodKind(0, 0, kind.cpu_milli, kind.memory_mib))
 mixes = st.dictionaries(kinds, st.floats(0.1, 10), min_size=1, max_size=5)
 
@@ -407,10 +407,10 @@ def test_the_gain_is_the_difference_of_the_worths(
 # --- how much work it is
 
 
-def hostile(number: int, names: int = 64) -> Wishes:
+def hostile(number: int, names: int = 64) -> GpuPreferences:
     """As many and as long names as annotations may have; one of them is of every model."""
     avoid = tuple(f"avoid-{number}-{at}-".ljust(60, "x") for at in range(names))
-    return Wishes((*avoid[1:], "model"), avoid)
+    return GpuPreferences((*avoid[1:], "model"), avoid)
 
 
 def steps(made: Generator[None, None, Tables]) -> tuple[Tables, int]:
@@ -543,7 +543,7 @@ def test_a_shape_hosts_what_fits_on_it_empty() -> None:
     assert not mixed.hosts(PodKind(0, 1, 8001))
     assert not mixed.hosts(PodKind(0, 1, 0, 1025))
     assert not mixed.hosts(PodKind(20, 1, wishes=of_model("T4")))
-    assert mixed.hosts(PodKind(20, 1, wishes=Wishes((), ("T4",))))
+    assert mixed.hosts(PodKind(20, 1, wishes=GpuPreferences((), ("T4",))))
 
 
 def test_gpus_of_one_size_share_their_prices_and_not_their_pods() -> None:

@@ -18,7 +18,7 @@ from gpu_device_plugin.core.value.workload_mix import (
     kinds_of,
     largest_kind,
 )
-from gpu_device_plugin.model.contract.wishes import Wishes
+from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Amounts, Kind
 
@@ -124,13 +124,13 @@ def test_a_namespace_with_ever_new_kinds_pushes_out_its_own() -> None:
 def test_namespaces_that_hold_nothing_push_out_no_kinds_and_wishes_of_others_however_many_they_are() -> None:
     """Every namespace keeps a kind, and somebody may have thousands of them."""
     mix, plain = WorkloadMix(), [PodKind(1, 1, number) for number in range(20)]
-    choosy = [PodKind(2, 1, wishes=Wishes((f"T{number}",))) for number in range(20)]
+    choosy = [PodKind(2, 1, wishes=GpuPreferences((f"T{number}",))) for number in range(20)]
     mix.hold({"team": 90.0, "small": 1.0}, 0.0)
     for kind in (*plain, *choosy):
         mix.add([kind], 0.0, "team")
     for number in range(3 * MOST_KINDS):
-        wishes = Wishes((f"model {number}",)) if number % 3 == 0 else Wishes()
-        mix.add([PodKind(1 + number % 80, 1, 7, wishes=wishes)] * 2, 0.0, f"other-{number}")
+        preferences = GpuPreferences((f"model {number}",)) if number % 3 == 0 else GpuPreferences()
+        mix.add([PodKind(1 + number % 80, 1, 7, wishes=preferences)] * 2, 0.0, f"other-{number}")
     assert set(mix.by_namespace()["team"]) == {*plain, *choosy}
     others = [kind for name, kinds in mix.by_namespace().items() if name != "team" for kind in kinds]
     mix._forget()
@@ -156,12 +156,12 @@ def test_few_different_wishes_are_kept_and_each_once() -> None:
     """They are 8 KB each."""
     mix = WorkloadMix()
     for number in range(2 * MOST_WISHES):
-        mix.add([PodKind(4, 1, wishes=Wishes((f"model {number}",)))], 0.0, "other")
+        mix.add([PodKind(4, 1, wishes=GpuPreferences((f"model {number}",)))], 0.0, "other")
     for shares in range(1, 4):
-        mix.add([PodKind(shares, 1, wishes=Wishes(("T4",)))], 0.0, "team")
+        mix.add([PodKind(shares, 1, wishes=GpuPreferences(("T4",)))], 0.0, "team")
     kept = {id(kind.wishes): kind.wishes for kind in mix.parts()}
     assert len(kept) <= 2 * MOST_WISHES
-    assert list(kept.values()).count(Wishes(("T4",))) == 1
+    assert list(kept.values()).count(GpuPreferences(("T4",))) == 1
     assert len(mix.by_namespace()["team"]) == 3
 
 
@@ -181,9 +181,9 @@ def test_what_namespaces_hold_is_a_mean_in_which_the_last_hours_count_most() -> 
 def test_a_pod_is_a_kind_for_each_part_that_gets_gpus_of_its_own() -> None:
     """The first has all CPU and memory of the pod, so that they count once."""
     parts = (Part(Demand(Kind.MEMORY, 8, 2)), Part(Demand(Kind.COUNT, 3)), Part(Demand(Kind.MEMORY, 5)))
-    models = Wishes(use_models=("T4",), avoid_models=("A10",))
-    wishes = Wishes(("T4",), ("A10",), frozenset({"GPU-1"}), frozenset(), "spread", "spread")
-    assert kinds_of(Ask(parts, wishes), 2000, 64) == kinds_of(Ask(parts, models), 2000, 64)
+    models = GpuPreferences(use_models=("T4",), avoid_models=("A10",))
+    preferences = GpuPreferences(("T4",), ("A10",), frozenset({"GPU-1"}), frozenset(), "spread", "spread")
+    assert kinds_of(Ask(parts, preferences), 2000, 64) == kinds_of(Ask(parts, models), 2000, 64)
     assert kinds_of(Ask(parts, models), 2000, 64) == (
         PodKind(4, 2, 2000, 64, models),
         PodKind(0, 3, 0, 0, models),

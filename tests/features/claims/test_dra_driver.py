@@ -68,7 +68,7 @@ async def test_a_claim_gets_a_part_of_a_gpu_and_its_containers_the_variables_of_
         assert not list(here.kubelet.cdi.iterdir())
         assert not list(here.dra.directories.claims.iterdir())
         assert here.node.agent is not None
-        assert not here.node.agent.state.node.ledger.holds
+        assert not here.node.agent.state.node.ledger.id_states
 
 
 async def test_shares_and_whole_gpus_never_meet_on_one_gpu() -> None:
@@ -620,7 +620,7 @@ async def test_a_directory_in_the_place_of_a_claims_file_keeps_no_driver_from_re
         here.wish("c2", exactly(memory="8Gi"))
         assert here.allocate("c2") == "cannot allocate all claims"
         assert here.node.agent is not None
-        assert len(here.node.agent.state.node.ledger.holds) == 7
+        assert len(here.node.agent.state.node.ledger.id_states) == 7
         path.rmdir()
         await here.kubelet.stop()
         await here.kubelet.start()  # one that has just started asks again for every claim

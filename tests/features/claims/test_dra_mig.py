@@ -57,11 +57,11 @@ async def test_a_claim_gets_a_whole_instance_which_the_hardware_keeps_apart() ->
         assert (device["data"]["uuid"], device["data"]["limitBy"]) == (uuid, "partition")
         assert here.node.agent is not None
         agent = here.node.agent
-        await here.node.until(lambda: [each.container for each in agent.of(Use).watch.holdings()] == ["main"])
-        (holding,) = agent.of(Use).watch.holdings()
-        assert (list(holding.granted), holding.whole) == ([uuid], True)
+        await here.node.until(lambda: [each.container for each in agent.of(Use).watch.holders()] == ["main"])
+        (holder,) = agent.of(Use).watch.holders()
+        assert (list(holder.granted), holder.whole) == ([uuid], True)
         await here.end_claim("c1")
-        assert not agent.state.node.ledger.holds
+        assert not agent.state.node.ledger.id_states
 
 
 async def test_whole_gpus_and_instances_are_two_types_of_devices() -> None:
@@ -106,7 +106,7 @@ async def test_a_gpu_that_is_divided_anew_brings_new_devices_and_takes_the_other
         assert new not in {stays, goes}
         await here.end_claim("c1")
         assert here.node.agent is not None
-        assert here.node.agent.state.node.ledger.holds.keys() == {stays, new}
+        assert here.node.agent.state.node.ledger.id_states.keys() == {stays, new}
 
 
 async def test_an_instance_that_went_before_its_claim_was_prepared_is_told_to_the_pod() -> None:

@@ -78,10 +78,10 @@ async def test_one_that_restarts_is_not_believed_gone() -> None:
             await node.until(lambda: bool(others.value))
             found.look_s = 60
         path.unlink()
-        found.look()
+        found.detect()
         assert others.value
         found.look_s = 0
-        found.look()
+        found.detect()
         assert others.value == ()
 
 
@@ -201,8 +201,10 @@ async def test_beside_another_plugin_the_kubelets_records_are_read_on() -> None:
             given = {"DeviceIDs": {"-1": [node.uuids[1]]}, "AllocResp": ""}
             content["Data"]["PodDeviceEntries"].append(theirs | given)
             path.write_text(json.dumps(content))
-            await node.until(lambda: agent.state.node.ledger.foreign == {node.uuids[1]: "nvidia.com/gpu"})
-            await node.until(lambda: "77" in {hold.pod_uid for hold in agent.entries.value})
+            await node.until(
+                lambda: agent.state.node.ledger.held_by_other_resource == {node.uuids[1]: "nvidia.com/gpu"}
+            )
+            await node.until(lambda: "77" in {allocation.pod_uid for allocation in agent.entries.value})
 
 
 UNKNOWN = "example.com/slice"
@@ -226,7 +228,7 @@ async def test_a_plugin_that_nobody_knows_is_found_by_the_gpus_that_it_gave() ->
         there.api.patch("nodes", NODE, {"status": {"allocatable": {UNKNOWN: "8"}}}, subresource="status")
         agent = await there.node.start_agent()
         await given(there.node)
-        await there.node.until(lambda: agent.state.node.ledger.foreign == {there.node.uuids[1]: UNKNOWN})
+        await there.node.until(lambda: agent.state.node.ledger.held_by_other_resource == {there.node.uuids[1]: UNKNOWN})
         await there.node.until(lambda: bool(there.events("OtherDevicePlugin")))
         (event,) = there.events("OtherDevicePlugin")
         assert f"a container was given GPUs by {UNKNOWN}" in event["note"]
@@ -240,7 +242,7 @@ async def test_what_another_plugin_gave_is_not_shared_when_it_has_left_and_nobod
         there.node.settings["reconcile_interval"] = "100ms"
         agent = await there.node.start_agent()
         uid = await given(there.node)
-        await there.node.until(lambda: bool(agent.state.node.ledger.foreign))
+        await there.node.until(lambda: bool(agent.state.node.ledger.held_by_other_resource))
         there.node.process(77, replace(pod("x"), uid=uid), "5ad9" * 16)
         there.node.hardware(T4, BUSY)
         await there.node.until(lambda: agent.of(Use).watch.reading.value.used_mib.get(there.node.uuids[1]) == 3200)

@@ -15,9 +15,9 @@ from gpu_device_plugin.cluster.client.errors import ConflictError
 from gpu_device_plugin.cluster.writers.own_node import OwnNode
 from gpu_device_plugin.features.cordon.node import AutoCordon
 from gpu_device_plugin.features.cordon.rules import KEPT_FOR_S
-from gpu_device_plugin.model.condition import GpuTelemetry
 from gpu_device_plugin.model.contract.cordons import Cordon, read_cordons, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS
+from gpu_device_plugin.model.telemetry import GpuTelemetry
 from gpu_device_plugin.node.node_api import NodeApi
 from tests.names import COUNT, MEM
 from tests.node.cluster_harness import NODE, RIGHTS, Cluster, cluster, promise
@@ -124,11 +124,11 @@ def auto(it: Cluster, now: list[float]) -> AutoCordon:
     return AutoCordon(Observable({}), agent.settings, agent.config, agent.api, clock=lambda: now[0])
 
 
-async def lasts(by: AutoCordon, now: list[float], conditions: dict[str, GpuTelemetry]) -> None:
+async def lasts(by: AutoCordon, now: list[float], telemetry: dict[str, GpuTelemetry]) -> None:
     for _ in range(2):
-        await by.act_on(conditions)
+        await by.act_on(telemetry)
         now[0] += KEPT_FOR_S
-    await by.act_on(conditions)
+    await by.act_on(telemetry)
 
 
 def cordons(it: Cluster) -> dict[str, Cordon]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.node.agent import NodeAgent
     from gpu_device_plugin.node.extension import StartRequest
-    from gpu_device_plugin.node.rules.admission import Refused
+    from gpu_device_plugin.node.rules.admission import Refusal
     from gpu_device_plugin.testing.pod_specs import Pod
 
 EVICTING = {*RIGHTS, ("create", "pods/eviction")}
@@ -216,7 +216,7 @@ def shortly(its: Scene, seconds: float = 1.5) -> None:
     """Let the agent answer PreStartContainer after so long instead of 25 s."""
     before_start = its.agent.of(Elastic).borrowing.before_start
 
-    async def sooner(start: StartRequest) -> Refused | None:
+    async def sooner(start: StartRequest) -> Refusal | None:
         return await before_start(replace(start, deadline=time.monotonic() + seconds))
 
     its.agent.of(Elastic).borrowing.before_start = sooner  # type: ignore[method-assign]

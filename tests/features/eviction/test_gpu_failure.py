@@ -8,13 +8,13 @@ import pytest
 
 from gpu_device_plugin.features.eviction.gpu_failure import Failed, failures, lasting, on_failed
 from gpu_device_plugin.features.eviction.rules import Candidate
-from gpu_device_plugin.features.use.rules.holdings import Holding
+from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.node.rules.health.gpu_health import Cause, GpuHealth, Problem
 from gpu_device_plugin.node.rules.health.node_condition import (
     MOST_MESSAGE,
     OWN_CAUSES,
-    GpuHealthyCondition,
+    NodeCondition,
     failure,
     gpu_condition,
 )
@@ -41,8 +41,8 @@ def test_what_an_unwatched_gpu_had_is_not_known_to_last() -> None:
 
 def after(*looks: tuple[float, dict[str, GpuHealth], bool]) -> Mapping[str, Failed]:
     failing: Mapping[str, Failed] = {}
-    for now, beliefs, watched in looks:
-        failing = failures(failing, beliefs, watched=watched, now=now)
+    for now, health_by_uuid, watched in looks:
+        failing = failures(failing, health_by_uuid, watched=watched, now=now)
     return failing
 
 
@@ -80,13 +80,13 @@ def test_the_newest_reason_is_told() -> None:
 
 def test_the_pods_on_it_go_whether_they_have_parts_or_all_of_it() -> None:
     one, two = Pod("u", "default", "one"), Pod("v", "default", "two")
-    holdings = [
-        Holding("u", "main", {"a": 4096, "b": 4096}, pod=one),
-        Holding("v", "main", {"a": 16384}, whole=True, pod=two),
-        Holding("w", "main", {"a": 1024}),
-        Holding("x", "main", {"b": 1024}, pod=two),
+    holders = [
+        ContainerGpus("u", "main", {"a": 4096, "b": 4096}, pod=one),
+        ContainerGpus("v", "main", {"a": 16384}, whole=True, pod=two),
+        ContainerGpus("w", "main", {"a": 1024}),
+        ContainerGpus("x", "main", {"b": 1024}, pod=two),
     ]
-    assert on_failed({"a": Failed(0, "")}, holdings) == (Candidate(one, "a", 4096), Candidate(two, "a", 16384))
+    assert on_failed({"a": Failed(0, "")}, holders) == (Candidate(one, "a", 4096), Candidate(two, "a", 16384))
 
 
 # --- The node condition -----------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ UNWATCHED = GpuHealth((Problem(Cause.UNWATCHED, "the driver does not answer"),))
 def test_the_condition_names_the_gpus(
     gpus: list[tuple[int, GpuHealth]], expected: tuple[str, str, str], *, watched: bool
 ) -> None:
-    assert gpu_condition(gpus, watched=watched, sentence="the agent is paused") == GpuHealthyCondition(*expected)
+    assert gpu_condition(gpus, watched=watched, sentence="the agent is paused") == NodeCondition(*expected)
 
 
 def test_a_long_message_is_cut() -> None:

@@ -9,7 +9,7 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.features.forgotten.node import ForgottenPods
 from gpu_device_plugin.kubelet.checkpoint import Checkpoint
 from gpu_device_plugin.kubelet.records import KubeletRecords
-from gpu_device_plugin.model.holds import DeviceHold
+from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.resources import Kind
 from tests.names import OURS
 from tests.node.recorded_api import RecordedApi
@@ -47,7 +47,7 @@ async def test_devices_that_the_kubelet_has_forgotten_are_told_with_the_pods_tha
     records = KubeletRecords(tmp_path, tmp_path / "pod-resources", OURS)
     known = SimpleNamespace(records=records, proc=tmp_path / "proc", api=api, metrics=metrics)
     feature = ForgottenPods(cast("Any", known))
-    held = tuple(DeviceHold(uid, "main", Kind.MEMORY, frozenset({f"G::{uid}", f"G::{uid}2"})) for uid in "ae")
+    held = tuple(Allocation(uid, "main", Kind.MEMORY, frozenset({f"G::{uid}", f"G::{uid}2"})) for uid in "ae")
     feature.checkpoint_read(Checkpoint(held, stamp=(1, 1, 1)), its_own=True)
     (tmp_path / "kubelet.sock").touch()  # another kubelet
     for _ in range(2):

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpu_device_plugin.features.forgotten.rules import Remembered, lost_sentence
-from gpu_device_plugin.model.holds import DeviceHold, HoldSource
+from gpu_device_plugin.model.allocations import Allocation, AllocationSource
 from gpu_device_plugin.model.resources import Kind
 
 
-def given(uid: str, *device_ids: str, container: str = "main") -> DeviceHold:
-    return DeviceHold(uid, container, Kind.MEMORY, frozenset(device_ids), through="mem")
+def given(uid: str, *device_ids: str, container: str = "main") -> Allocation:
+    return Allocation(uid, container, Kind.MEMORY, frozenset(device_ids), through="mem")
 
 
-def lost(*holds: DeviceHold) -> frozenset[DeviceHold]:
-    return frozenset(replace(hold, source=HoldSource.REMEMBERED) for hold in holds)
+def lost(*allocations: Allocation) -> frozenset[Allocation]:
+    return frozenset(replace(allocation, source=AllocationSource.REMEMBERED) for allocation in allocations)
 
 
 A, B = given("a", "G::0", "G::1"), given("b", "G::2")

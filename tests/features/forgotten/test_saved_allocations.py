@@ -8,7 +8,7 @@ import pytest
 
 from gpu_device_plugin.features.forgotten.rules import Remembered
 from gpu_device_plugin.features.forgotten.saved_allocations import SavedAllocations
-from gpu_device_plugin.model.holds import DeviceHold, HoldSource
+from gpu_device_plugin.model.allocations import Allocation, AllocationSource
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.resources import Kind
 from tests.names import OURS
@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-A = DeviceHold(
+A = Allocation(
     "a",
     "main",
     Kind.MEMORY,
@@ -31,7 +31,7 @@ A = DeviceHold(
     through="aliyun.com/gpu-mem",
     enforcement=Enforcement.DRIVER,
 )
-B = DeviceHold("b", "main", Kind.COUNT, frozenset({"GPU-1"}), HoldSource.REMEMBERED, "aliyun.com/gpu-count")
+B = Allocation("b", "main", Kind.COUNT, frozenset({"GPU-1"}), AllocationSource.REMEMBERED, "aliyun.com/gpu-count")
 SAVED = Remembered("7.1", frozenset({A}), frozenset({B}))
 NOTHING = Remembered()
 

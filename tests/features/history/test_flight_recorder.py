@@ -23,7 +23,7 @@ from gpu_device_plugin.features.history.contract import (
 from gpu_device_plugin.features.history.incidents import MOST_INCIDENTS, Trigger
 from gpu_device_plugin.features.history.node import PastHour
 from gpu_device_plugin.features.use.contract import ContainerUse, NodeUse
-from gpu_device_plugin.model.condition import GpuTelemetry
+from gpu_device_plugin.model.telemetry import GpuTelemetry
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.node.node_api import Happening
 from tests.node.cluster_harness import Cluster, cluster, promise

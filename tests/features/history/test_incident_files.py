@@ -26,8 +26,8 @@ from gpu_device_plugin.features.history.contract import (
 from gpu_device_plugin.features.history.incident_files import IncidentFiles
 from gpu_device_plugin.features.history.incidents import MOST_INCIDENTS
 from gpu_device_plugin.features.use.contract import ContainerUse, GpuUse, NodeUse
-from gpu_device_plugin.model.condition import GpuTelemetry
 from gpu_device_plugin.model.limits import Enforcement, LimitStatus
+from gpu_device_plugin.model.telemetry import GpuTelemetry
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -25,13 +25,13 @@ from gpu_device_plugin.features.history.incidents import (
     use_of,
 )
 from gpu_device_plugin.features.use.contract import ContainerUse, GpuUse, NodeUse
-from gpu_device_plugin.features.use.rules.holdings import Holding
+from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
-from gpu_device_plugin.model.condition import GpuProcess, GpuReading
 from gpu_device_plugin.model.gpus import Gpu, Inventory, MigInstance
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.pods import ContainerEnd, Pod
 from gpu_device_plugin.model.shares import Shares
+from gpu_device_plugin.model.telemetry import GpuProcess, GpuReading
 from gpu_device_plugin.model.times import rfc3339
 from tests.nodes import inventory
 
@@ -252,11 +252,11 @@ def test_the_use_of_other_gpus_and_of_those_who_use_least_is_left_out() -> None:
 def test_processes_are_told_with_their_pods_and_without_anything_else_of_them() -> None:
     ident = "ab" * 32
     pod = replace(POD, container_ids={"main": ident})
-    holdings = [
-        Holding("u", "main", {"GPU-0": 4096}, pod=pod),
-        Holding("u", "side", {"GPU-0": 4096}, pod=pod),
-        Holding("v", "only", {"GPU-0": 1024}),
-        Holding("u", "main", {"GPU-1": 4096}, pod=pod),
+    holders = [
+        ContainerGpus("u", "main", {"GPU-0": 4096}, pod=pod),
+        ContainerGpus("u", "side", {"GPU-0": 4096}, pod=pod),
+        ContainerGpus("v", "only", {"GPU-0": 1024}),
+        ContainerGpus("u", "main", {"GPU-1": 4096}, pod=pod),
     ]
     readings = [
         GpuReading("GPU-8", (GpuProcess(1, 99, 1),)),
@@ -265,7 +265,7 @@ def test_processes_are_told_with_their_pods_and_without_anything_else_of_them() 
         GpuReading("GPU-0", None),
     ]
     owners = {1: CgroupOwner("u", ident), 2: CgroupOwner("v", "cd" * 32), 3: CgroupOwner("w"), 4: None}
-    found = processes_on({"GPU-0", "GPU-8"}, readings, owners, holdings, SHARES, most=9)
+    found = processes_on({"GPU-0", "GPU-8"}, readings, owners, holders, SHARES, most=9)
     assert found == (
         IncidentProcess(0, 4, "", "", "", 40, 4),
         IncidentProcess(0, 3, "", "w", "", 30, 3),
@@ -273,7 +273,7 @@ def test_processes_are_told_with_their_pods_and_without_anything_else_of_them() 
         IncidentProcess(0, 1, "team", "web", "main", 10, 1),
         IncidentProcess(0, 0, "", "", "", None, 0),
     )
-    assert processes_on({"GPU-0"}, readings, owners, holdings, SHARES, most=2) == found[:2]
+    assert processes_on({"GPU-0"}, readings, owners, holders, SHARES, most=2) == found[:2]
 
 
 def test_the_processes_of_a_full_node_are_found_without_looking_at_every_container_for_each() -> None:
@@ -284,11 +284,11 @@ def test_the_processes_of_a_full_node_are_found_without_looking_at_every_contain
             Counted.looks += 1
             return super().__contains__(key)
 
-    holdings = [Holding(f"u{n}", "main", Counted({"GPU-0": 1})) for n in range(300)]
+    holders = [ContainerGpus(f"u{n}", "main", Counted({"GPU-0": 1})) for n in range(300)]
     readings = [GpuReading("GPU-0", tuple(GpuProcess(n, n) for n in range(300)), 1)]
-    found = processes_on({"GPU-0"}, readings, {n: CgroupOwner(f"u{n}") for n in range(300)}, holdings, SHARES, most=300)
+    found = processes_on({"GPU-0"}, readings, {n: CgroupOwner(f"u{n}") for n in range(300)}, holders, SHARES, most=300)
     assert {(each.pid, each.pod, each.container) for each in found} == {(n, f"u{n}", "main") for n in range(300)}
-    assert Counted.looks <= len(holdings)
+    assert Counted.looks <= len(holders)
 
 
 def test_decisions_of_the_time_before_are_kept() -> None:

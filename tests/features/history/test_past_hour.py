@@ -14,12 +14,12 @@ from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.history.contract import LARGEST_HISTORY, NodeHistory
 from gpu_device_plugin.features.history.past_hour import History, encoded
 from gpu_device_plugin.features.history.ring import ROOM, STEPS, GpuSample, Ring
-from gpu_device_plugin.features.use.rules.holdings import Holding
+from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
 from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
-from gpu_device_plugin.model.condition import ConditionGroup, GpuTelemetry
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.shares import Shares
+from gpu_device_plugin.model.telemetry import GpuTelemetry, TelemetryGroup
 from tests.nodes import inventory
 from tests.patience import eventually
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 UID = "8dbc6bd1-07c9-4f21-a4f4-3b4fd6e0c6a1"
 ID = "ab" * 32
 POD = Pod(UID, "team", "web", container_ids={"main": ID})
-HOLDING = Holding(UID, "main", {"GPU-0": 4096}, pod=POD)
+HOLDING = ContainerGpus(UID, "main", {"GPU-0": 4096}, pod=POD)
 USE = AttributedUse(UID, "main", "GPU-0", 4096, 3000, 40, HOLDING, POD)
 SHARES = Shares(1024).with_inventory(inventory(16, 16))
 
@@ -47,7 +47,7 @@ class Desk:
     reading: Observable[UseReading] = field(default_factory=lambda: Observable(UseReading()))
     condition: tuple[GpuTelemetry, ...] | None = ()
     asked: list[tuple[str, ...]] = field(default_factory=list)
-    groups: tuple[str, ...] = tuple(ConditionGroup)
+    groups: tuple[str, ...] = tuple(TelemetryGroup)
 
     def __post_init__(self) -> None:
         watch = cast("UseWatch", self)
@@ -57,7 +57,7 @@ class Desk:
     def shares(self) -> Shares:
         return SHARES
 
-    def holdings(self) -> tuple[Holding, ...]:
+    def holdings(self) -> tuple[ContainerGpus, ...]:
         return (HOLDING, replace(HOLDING, pod=None))
 
     async def _condition(self, groups: Sequence[str]) -> tuple[GpuTelemetry, ...] | None:
@@ -106,8 +106,8 @@ def condition(**fields: Any) -> GpuTelemetry:
 async def test_condition_and_use_are_sampled_and_the_condition_is_published(desk: Desk) -> None:
     desk.condition = (condition(temperature_c=70, power_mw=250_000, sm_percent=88, throttle=4),)
     await desk.sample(USE)
-    assert desk.asked == [tuple(ConditionGroup)]
-    assert desk.history.conditions.value == {"GPU-0": desk.condition[0]}
+    assert desk.asked == [tuple(TelemetryGroup)]
+    assert desk.history.telemetry.value == {"GPU-0": desk.condition[0]}
     found = await desk.shown()
     ((gpu,), (container,)) = found.gpus, found.containers
     assert (gpu.used_mib, gpu.power_w, gpu.temperature_c, gpu.sm_percent) == ((3100,), (250,), (70,), (88,))
@@ -123,7 +123,7 @@ async def test_the_load_of_the_pcie_link_is_that_between_two_readings(desk: Desk
     desk.condition = None
     await desk.sample(USE)
     assert (await desk.shown()).gpus[0].pcie_percent == (None, 50, None)
-    assert desk.history.conditions.value == {}
+    assert desk.history.telemetry.value == {}
 
 
 async def test_groups_that_nobody_wants_are_not_read(desk: Desk) -> None:
@@ -167,7 +167,7 @@ async def test_the_condition_is_read_where_use_is_not_read(desk: Desk) -> None:
 async def test_where_neither_is_read_the_answer_says_so(desk: Desk) -> None:
     desk.groups, desk.interval_s = (), 0
     await desk.sample(USE)
-    assert (desk.asked, desk.history.conditions.value) == ([], {})
+    assert (desk.asked, desk.history.telemetry.value) == ([], {})
     page = await desk.get("")
     assert (page.status, "usage_interval" in str(page.body)) == (404, True)
 
@@ -177,7 +177,7 @@ async def test_the_driver_is_asked_until_it_answers_for_the_first_time(desk: Des
     task = asyncio.create_task(desk.history.run())
     await eventually(lambda: len(desk.asked) > 1)
     desk.condition = (condition(temperature_c=70),)
-    await eventually(lambda: desk.history.conditions.value)
+    await eventually(lambda: desk.history.telemetry.value)
     task.cancel()
 
 

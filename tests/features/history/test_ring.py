@@ -19,14 +19,14 @@ from gpu_device_plugin.features.history.ring import (
     pcie_percent,
 )
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse
-from gpu_device_plugin.model.condition import GpuTelemetry
 from gpu_device_plugin.model.gpus import Gpu, Inventory, MigInstance
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.shares import SharedGpu, Shares
+from gpu_device_plugin.model.telemetry import GpuTelemetry
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.model.holds import Place
+    from gpu_device_plugin.model.allocations import Place
 
 STEP_S = 15.0
 CONTAINER_BYTES = 4
@@ -65,7 +65,7 @@ def ticked(*steps: tuple[int, list[AttributedUse]], ring: Ring | None = None) ->
 
 def test_a_gpu_and_a_container_have_their_values_by_step() -> None:
     ring = Ring()
-    conditions = [
+    telemetry = [
         GpuTelemetry(
             GPUS[1].uuid,
             temperature_c=61,
@@ -79,7 +79,7 @@ def test_a_gpu_and_a_container_have_their_values_by_step() -> None:
         GpuTelemetry(GPUS[1].uuid),
     ]
     uses = [using("a", 1, 30_000), replace(using("a", 1, None, sm=None), granted_mib=2048, limit_mib=4096)]
-    for step, (condition, use) in enumerate(zip(conditions, uses, strict=True)):
+    for step, (condition, use) in enumerate(zip(telemetry, uses, strict=True)):
         sample = GpuSample(SHARED[1], 40_001 if step == 0 else None, condition, 12 if step == 0 else None)
         ring.tick(STEP_S * (step + 100) + 7.5, [sample], [use], {("a", "main"): 33} if step == 0 else {})
     assert of_gpus(ring, 1) == NodeHistory(
@@ -98,7 +98,7 @@ def test_a_gpu_and_a_container_have_their_values_by_step() -> None:
                 (12, None),
                 (70_002, None),
                 (200_000, None),
-                conditions[1],
+                telemetry[1],
             ),
         ),
         (ContainerHistory("team", "a-name", "main", 1, 2048, 4096, (30_000, None), (7, None), (33, None)),),
@@ -117,8 +117,8 @@ def test_memory_is_right_within_half_a_unit(total_mib: int, used_mib: int) -> No
 
 def test_values_beyond_a_code_are_cut_and_never_unknown() -> None:
     ring = Ring()
-    condition = GpuTelemetry("GPU-0", temperature_c=-5, power_mw=90_000_000, sm_percent=300)
-    ring.tick(0, [GpuSample(SHARED[0], 1 << 30, condition)], [], {})
+    telemetry = GpuTelemetry("GPU-0", temperature_c=-5, power_mw=90_000_000, sm_percent=300)
+    ring.tick(0, [GpuSample(SHARED[0], 1 << 30, telemetry)], [], {})
     (gpu,) = all_of(ring.select()).gpus
     assert (gpu.temperature_c, gpu.power_w, gpu.sm_percent, gpu.used_mib) == ((0,), (65_534,), (254,), (65_534,))
 

@@ -184,7 +184,7 @@ class Desk:
                 self.leaf = there.node.cgroups / "kubepods" / f"pod{made.uid}" / IDS[name]
                 self.leaf.mkdir(parents=True)
         await there.node.until(
-            lambda: {each.container_id for each in self.agent.of(Use).watch.holdings()} == {*IDS.values()}
+            lambda: {each.container_id for each in self.agent.of(Use).watch.holders()} == {*IDS.values()}
         )
 
     async def live(self, moment: Moment) -> None:
@@ -204,7 +204,7 @@ class Desk:
         """Have the agent read the use; return whether it is this."""
         reading = self.agent.of(Use).watch.reading
         before = reading.value
-        self.agent.of(Use).watch.look()
+        self.agent.of(Use).watch.read_now()
         await self.there.node.until(lambda: reading.value is not before)
         used = [(use.pod, (use.used_mib, use.sm_percent)) for use in reading.value.containers]
         return {of.name: figures for of, figures in used if of is not None} == wanted

@@ -11,7 +11,7 @@ from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.idle.node import IdlePods
 from gpu_device_plugin.features.use.contract import read_node_use
 from gpu_device_plugin.features.use.node import Use
-from gpu_device_plugin.features.use.rules.holdings import Holding
+from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
 from gpu_device_plugin.model.contract.keys import IDLE_SINCE
 from gpu_device_plugin.model.pods import Pod
@@ -26,7 +26,7 @@ from tests.node.recorded_api import RecordedApi
 from tests.nodes import uuid
 
 POD = Pod("u", "default", "web", phase="Running")
-HOLDING = Holding("u", "main", {uuid(0): 4096}, pod=POD)
+HOLDING = ContainerGpus("u", "main", {uuid(0): 4096}, pod=POD)
 OLD = "2026-01-02T03:04:05Z"
 
 

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.features.idle.rules import Idleness
-from gpu_device_plugin.features.use.rules.holdings import Holding
+from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
 from gpu_device_plugin.model.pods import Pod
 
 POD = Pod("u", "default", "web", phase="Running")
-HOLDING = Holding("u", "main", {"GPU-0": 4096}, pod=POD)
+HOLDING = ContainerGpus("u", "main", {"GPU-0": 4096}, pod=POD)
 PAUSE_S = 60.0
 
 

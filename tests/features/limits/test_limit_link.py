@@ -12,7 +12,7 @@ from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.limits.contract import LIMIT_FILES, LimitKey, LimitOutcome, LimitsState, MemoryLimit
 from gpu_device_plugin.features.limits.limit_link import LimitLink
 from gpu_device_plugin.features.limits.rules import limit_setting as setting
-from gpu_device_plugin.features.use.rules.holdings import Holding
+from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.pods import Pod
 from tests.patience import beside, eventually, rounds
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
-    from gpu_device_plugin.model.holds import Place
+    from gpu_device_plugin.model.allocations import Place
 
 UID, A = "0f0e0d0c-1111-2222-3333-0123456789ab", "GPU-a"
 C, D = "c" * 64, "d" * 64
@@ -31,9 +31,9 @@ FOUR = MemoryLimit(4096)
 POLL_S = 0.01
 
 
-def holding(container_id: str = C) -> Holding:
+def holding(container_id: str = C) -> ContainerGpus:
     pod = Pod(UID, "default", "p", container_ids={"main": container_id})
-    return Holding(UID, "main", {A: 4096}, enforcement=Enforcement.DRIVER, pod=pod, limits={A: 12288})
+    return ContainerGpus(UID, "main", {A: 4096}, enforcement=Enforcement.DRIVER, pod=pod, limits={A: 12288})
 
 
 class World:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.features.limits.rules import limit_verification as verifying
 from gpu_device_plugin.features.limits.verification import Verification
-from gpu_device_plugin.features.use.rules.holdings import Holding
+from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.hardware.messages import CgroupLimit
 from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
 from gpu_device_plugin.model.limits import Enforcement, LimitState, LimitStatus
@@ -39,7 +39,7 @@ class Node:
     """A node whose driver and cgroups are what a test makes of them."""
 
     root: Path
-    held: dict[str, Holding] = field(default_factory=dict)
+    held: dict[str, ContainerGpus] = field(default_factory=dict)
     """By pod UID."""
     limits: dict[str, int | None] = field(default_factory=dict)
     """What the driver has for a container ID, in MiB on every GPU; None: no limit."""
@@ -72,7 +72,7 @@ class Node:
         self.limits[made] = mib
         pod = Pod(uid, "ns", f"name-{uid}", container_ids={"main": made})
         granted = {uuid(index): GRANTED for index in range(gpus)}
-        self.held[uid] = replace(Holding(uid, "main", granted, enforcement=Enforcement.DRIVER, pod=pod), **rest)
+        self.held[uid] = replace(ContainerGpus(uid, "main", granted, enforcement=Enforcement.DRIVER, pod=pod), **rest)
         return made
 
     def stop(self, uid: str) -> None:
@@ -157,7 +157,7 @@ async def test_every_restart_is_verified_and_told_once(tmp_path: Path) -> None:
         there.run(UID, 1, mib=None)
         there.verification.changed()
         await there.until(UID, LimitStatus.MISSING)
-        there.verification.again()
+        there.verification.verify_all()
         await eventually(lambda: len(there.asked) == 2)
         assert len(there.events) == 1
         there.stop(UID)
@@ -183,7 +183,7 @@ async def test_a_container_that_was_verified_is_read_again_only_with_all_others(
         await there.until(OTHER, LimitStatus.HELD)
         assert [[path[-1] for _, path in wanted] for wanted in there.asked] == [["1"], ["2"]]
         there.limits[container_id(1)] = 5000
-        there.verification.again()
+        there.verification.verify_all()
         await there.until(UID, LimitStatus.DIFFERS)
         assert [path[-1] for _, path in there.asked[-1]] == ["1", "2"]
 
@@ -192,7 +192,7 @@ async def test_all_limits_are_read_again_at_intervals(tmp_path: Path) -> None:
     async with verifying_on(tmp_path) as there:
         there.verification.interval_s = 0.05
         there.run(UID, 1)
-        there.verification.again()
+        there.verification.verify_all()
         await there.until(UID, LimitStatus.HELD)
         there.limits[container_id(1)] = None
         await there.until(UID, LimitStatus.MISSING)
@@ -211,7 +211,7 @@ async def test_a_driver_that_does_not_answer_is_asked_again(tmp_path: Path) -> N
         await there.until(UID, LimitStatus.HELD)
         there.answers = False
         there.run(OTHER, 2)
-        there.verification.again()
+        there.verification.verify_all()
         await there.until(OTHER, LimitStatus.UNVERIFIED)
         assert there.states(OTHER)[0].why == verifying.NO_ANSWER
         assert there.held_of(UID) == [LimitStatus.HELD]
@@ -281,13 +281,13 @@ async def test_what_the_driver_counts_is_known_as_long_as_it_answers(tmp_path: P
         await there.until(UID, LimitStatus.HELD, LimitStatus.HELD)
         assert there.verification.measured.value == {(UID, "main", uuid(gpu)): 700 for gpu in range(2)}
         there.used = None
-        there.verification.again()
+        there.verification.verify_all()
         await eventually(lambda: there.verification.measured.value == {})
         there.used = 800
-        there.verification.again()
+        there.verification.verify_all()
         await eventually(lambda: set(there.verification.measured.value.values()) == {800})
         there.answers = False
-        there.verification.again()
+        there.verification.verify_all()
         await eventually(lambda: there.verification.measured.value == {})
         assert there.held_of(UID) == [LimitStatus.HELD, LimitStatus.HELD]
 
@@ -344,7 +344,7 @@ async def test_a_limit_is_called_held_only_where_the_driver_said_so(
                 case "the mount":
                     _mount(root, there=value)
                 case _:
-                    there.verification.again()
+                    there.verification.verify_all()
             there.verification.changed()
             for _ in range(pause):
                 await asyncio.sleep(0)
@@ -354,8 +354,8 @@ async def test_a_limit_is_called_held_only_where_the_driver_said_so(
             assert held <= there.said_held
         there.answers = True
         _mount(root, there=True)
-        there.verification.again()
-        expected = {uid: _expected(there, holding) for uid, holding in there.held.items()}
+        there.verification.verify_all()
+        expected = {uid: _expected(there, holder) for uid, holder in there.held.items()}
         await eventually(lambda: {uid: there.held_of(uid) for uid in there.held} == expected)
         assert {place[0] for place in there.verification.states.value} <= there.held.keys()
         assert len(there.events) <= sum(what == "run" for what, _, _ in steps)
@@ -369,10 +369,10 @@ def _mount(root: Path, *, there: bool) -> None:
             source.rename(target)
 
 
-def _expected(there: Node, holding: Holding) -> list[LimitStatus]:
-    if holding.pod is None:
+def _expected(there: Node, holder: ContainerGpus) -> list[LimitStatus]:
+    if holder.pod is None:
         return [LimitStatus.UNVERIFIED]
-    if not holding.container_id:
+    if not holder.container_id:
         return []
-    limit = there.limits[holding.container_id]
+    limit = there.limits[holder.container_id]
     return [LimitStatus.MISSING if limit is None else LimitStatus.HELD if limit == GRANTED else LimitStatus.DIFFERS]

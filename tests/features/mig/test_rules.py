@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpu_device_plugin.features.mig.rules import instances_by_pod, stranded
-from gpu_device_plugin.model.holds import DeviceHold
+from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind
@@ -15,9 +15,9 @@ def test_containers_with_instances_that_exist_no_more_are_found() -> None:
     pod = Pod("uid-b", "default", "b")
     there = {"GPU-0", "MIG-0-0"}
     held = [
-        DeviceHold("uid-a", "main", Kind.COUNT, frozenset({"MIG-0-0", "GPU-7"})),
-        DeviceHold("uid-b", "main", Kind.MEMORY, frozenset({"MIG-0-1::0", "MIG-0-1::1", "MIG-0-0::5"})),
-        DeviceHold("uid-c", "main", Kind.INSTANCE, frozenset({"MIG-former"})),
+        Allocation("uid-a", "main", Kind.COUNT, frozenset({"MIG-0-0", "GPU-7"})),
+        Allocation("uid-b", "main", Kind.MEMORY, frozenset({"MIG-0-1::0", "MIG-0-1::1", "MIG-0-0::5"})),
+        Allocation("uid-c", "main", Kind.INSTANCE, frozenset({"MIG-former"})),
     ]
     known, former = stranded(held, there, shares, {"uid-b": pod})
     assert (known.pod, known.uuid) == (pod, "MIG-0-1")
@@ -35,11 +35,11 @@ def test_containers_with_instances_that_exist_no_more_are_found() -> None:
 
 
 def test_a_pod_holds_the_whole_instances_of_all_its_containers() -> None:
-    holds = [
-        DeviceHold("uid-a", "main", Kind.INSTANCE, frozenset({"MIG-0-0"})),
-        DeviceHold("uid-a", "main", Kind.INSTANCE, frozenset({"MIG-1-0"})),
-        DeviceHold("uid-a", "side", Kind.INSTANCE, frozenset({"MIG-0-1"})),
-        DeviceHold("uid-b", "main", Kind.MEMORY, frozenset({"MIG-0-2::0"})),
+    allocations = [
+        Allocation("uid-a", "main", Kind.INSTANCE, frozenset({"MIG-0-0"})),
+        Allocation("uid-a", "main", Kind.INSTANCE, frozenset({"MIG-1-0"})),
+        Allocation("uid-a", "side", Kind.INSTANCE, frozenset({"MIG-0-1"})),
+        Allocation("uid-b", "main", Kind.MEMORY, frozenset({"MIG-0-2::0"})),
     ]
-    assert instances_by_pod(holds) == {"uid-a": {"main": {"MIG-0-0", "MIG-1-0"}, "side": {"MIG-0-1"}}}
+    assert instances_by_pod(allocations) == {"uid-a": {"main": {"MIG-0-0", "MIG-1-0"}, "side": {"MIG-0-1"}}}
     assert instances_by_pod([]) == {}

@@ -13,8 +13,8 @@ from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.mps.contract import STATE_FILE, WANTED_FILE, MpsGpu, MpsState, MpsStatus
 from gpu_device_plugin.features.mps.mps_link import MpsLink
 from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
-from gpu_device_plugin.features.mps.rules.mps_wishes import NOT_MOUNTED, NOT_THERE, SILENT
-from gpu_device_plugin.model.holds import DeviceHold, HoldSource
+from gpu_device_plugin.features.mps.rules.mps_admission import NOT_MOUNTED, NOT_THERE, SILENT
+from gpu_device_plugin.model.allocations import Allocation, AllocationSource
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.placing import Demand, Placement
 from gpu_device_plugin.model.resources import Kind
@@ -35,10 +35,10 @@ READY = MpsGpu(MpsStatus.READY, "", "/run/gpushare/mps/a")
 
 
 def hold(
-    *numbers: int, enforcement: Enforcement = Enforcement.MPS, source: HoldSource = HoldSource.CHECKPOINT
-) -> DeviceHold:
+    *numbers: int, enforcement: Enforcement = Enforcement.MPS, source: AllocationSource = AllocationSource.CHECKPOINT
+) -> Allocation:
     """Return shares of GPU 0 that a container holds."""
-    return DeviceHold("uid", "main", Kind.MEMORY, frozenset(ids(0, numbers)), source, enforcement=enforcement)
+    return Allocation("uid", "main", Kind.MEMORY, frozenset(ids(0, numbers)), source, enforcement=enforcement)
 
 
 class Desk:
@@ -47,7 +47,7 @@ class Desk:
     def __init__(self, directory: Path, *used: int) -> None:
         self.directory = directory
         self.state = NodeState(node(8, 8, used={0: used}))
-        self.entries = Observable[tuple[DeviceHold, ...]](())
+        self.entries = Observable[tuple[Allocation, ...]](())
         self.told: list[tuple[str, str]] = []
         self.link = MpsLink(
             directory, self.state, self.entries, lambda *told: self.told.append(told), clock=lambda: NOW_S

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gpu_device_plugin.features.over_use.rules import Excess, OverUseRules, Response, Watch, is_short
-from gpu_device_plugin.features.use.rules.holdings import Holding
+from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading, attribute
 from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
-from gpu_device_plugin.model.condition import GpuProcess, GpuReading
 from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.telemetry import GpuProcess, GpuReading
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.model.holds import Place
+    from gpu_device_plugin.model.allocations import Place
 
 RULES = OverUseRules(slack_mib=512, grace_s=180)
 PLACE: Place = ("u", "main", "GPU-0")
@@ -83,7 +83,7 @@ def test_a_container_that_may_borrow_exceeds_beyond_its_limit() -> None:
 
 def test_a_container_that_was_told_the_limit_of_another_may_use_that() -> None:
     """It exceeds only beyond it: the kubelet, which names nobody, asked in another order than the agent expected."""
-    told = Holding("u", "main", {"GPU-0": 4096}, started_mib=10240, misdirected=True)
+    told = ContainerGpus("u", "main", {"GPU-0": 4096}, started_mib=10240, misdirected=True)
     within, beyond = replace(use(10240), holding=told), replace(use(11264), holding=told)
     assert exceeding(reading(0, within), reading(500, within)) == []
     found = watched(reading(0, beyond), reading(500, beyond)).excesses(RULES, {})
@@ -133,9 +133,9 @@ def test_a_gpu_that_vanished_is_used_by_nobody() -> None:
 
 
 def test_whole_gpus_never_exceed() -> None:
-    whole = replace(use(90000), holding=Holding("u", "main", {"GPU-0": 4096}, whole=True))
+    whole = replace(use(90000), holding=ContainerGpus("u", "main", {"GPU-0": 4096}, whole=True))
     assert exceeding(reading(0, whole), reading(500, whole)) == []
-    shared = replace(use(90000), holding=Holding("u", "main", {"GPU-0": 4096}))
+    shared = replace(use(90000), holding=ContainerGpus("u", "main", {"GPU-0": 4096}))
     assert exceeding(reading(0, shared), reading(500, shared)) == [PLACE]
 
 
@@ -143,7 +143,7 @@ def test_whole_gpus_never_exceed() -> None:
 def test_the_processes_of_a_restarting_container_count_together(old: int, new: int | None, *, exceeds: bool) -> None:
     processes = GpuProcess(1, old), GpuProcess(2, new)
     owners = {1: CgroupOwner("u", "a" * 64), 2: CgroupOwner("u", "b" * 64)}
-    held = Holding("u", "main", {"GPU-0": 4096})
+    held = ContainerGpus("u", "main", {"GPU-0": 4096})
     readings = [attribute([GpuReading("GPU-0", processes, 6000)], owners, [held], at=at) for at in (0, 180)]
     assert exceeding(*readings) == ([PLACE] if exceeds else [])
 

@@ -12,15 +12,15 @@ from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.over_use.rules import Excess
 from gpu_device_plugin.features.use.contract import SERVED, GpuUse, read_node_use
 from gpu_device_plugin.features.use.node import UseReports, UseWatch
-from gpu_device_plugin.features.use.rules.holdings import Holding
+from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.features.use.rules.process_use import NOT_READ, AttributedUse, UseReading
 from gpu_device_plugin.features.use.rules.use_report import FRESH_S, SELDOM_S, SOON_S
 from gpu_device_plugin.kubelet.procfs import ProcessOwners
-from gpu_device_plugin.model.condition import GpuProcess, GpuReading
-from gpu_device_plugin.model.holds import DeviceHold
+from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.limits import Enforcement, LimitState, LimitStatus
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.model.telemetry import GpuProcess, GpuReading
 from gpu_device_plugin.node.node_state import NodeState
 from tests.nodes import ids, node, uuid
 from tests.patience import eventually
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     import pytest
 
     from gpu_device_plugin.features.use.contract import NodeUse
-    from gpu_device_plugin.model.holds import Place
+    from gpu_device_plugin.model.allocations import Place
 
 UID = "0f5d3a31-9a3b-4c6e-8c5b-6a7b8c9d0e1f"
 ID = "5ad9" * 16
 
 
-def entry(pod_uid: str = UID, *device_ids: str) -> DeviceHold:
-    return DeviceHold(pod_uid, "main", Kind.MEMORY, frozenset(device_ids or ids(0, [0, 1])))
+def entry(pod_uid: str = UID, *device_ids: str) -> Allocation:
+    return Allocation(pod_uid, "main", Kind.MEMORY, frozenset(device_ids or ids(0, [0, 1])))
 
 
 @dataclass
@@ -47,7 +47,7 @@ class World:
     """A node with scripted GPUs and a tree that stands for /proc."""
 
     proc: Path
-    entries: Observable[tuple[DeviceHold, ...]] = field(default_factory=lambda: Observable(()))
+    entries: Observable[tuple[Allocation, ...]] = field(default_factory=lambda: Observable(()))
     readings: tuple[GpuReading, ...] | None = ()
     error: Exception | None = None
     host_pids: bool | None = True
@@ -179,7 +179,7 @@ async def test_the_interval_may_change_and_0_switches_off(tmp_path: Path) -> Non
 
 # --- Reports ----------------------------------------------------------------------------------------------------------
 
-WEB = AttributedUse(UID, "main", uuid(0), 2048, 700, holding=Holding(UID, "main"), pod=Pod(UID, "shop", "web-0"))
+WEB = AttributedUse(UID, "main", uuid(0), 2048, 700, holding=ContainerGpus(UID, "main"), pod=Pod(UID, "shop", "web-0"))
 PLACE = (UID, "main", uuid(0))
 
 
@@ -187,7 +187,7 @@ PLACE = (UID, "main", uuid(0))
 class Reported:
     """A pod on the first GPU, and what was written of it on the node, by a clock that the test turns."""
 
-    entries: Observable[tuple[DeviceHold, ...]] = field(default_factory=lambda: Observable((entry(),)))
+    entries: Observable[tuple[Allocation, ...]] = field(default_factory=lambda: Observable((entry(),)))
     limits: Observable[Mapping[Place, LimitState]] = field(default_factory=lambda: Observable({}))
     over: Observable[Mapping[Place, Excess]] = field(default_factory=lambda: Observable({}))
     now: float = 1000.0

@@ -14,8 +14,8 @@ import pynvml
 import pytest
 
 from gpu_device_plugin.hardware.nvml.nvml_driver import Nvml
-from gpu_device_plugin.model.condition import GpuProcess, GpuReading
 from gpu_device_plugin.model.gpus import MigInstance
+from gpu_device_plugin.model.telemetry import GpuProcess, GpuReading
 from tests.hardware.nvml.test_nvml_driver import (
     FUNCTION_NOT_FOUND,
     INVALID_ARGUMENT,
@@ -570,7 +570,7 @@ async def test_instances_come_through_the_real_binding_and_follow_when_the_gpu_i
             GpuReading("MIG-2", (GpuProcess(4713, 3072),), used_mib=13),
         )
         (tmp_path / "anew").touch()
-        view = await hardware.until(lambda view: len(view.inventory.gpus) == 3 and "MIG-0" in view.beliefs)
+        view = await hardware.until(lambda view: len(view.inventory.gpus) == 3 and "MIG-0" in view.health_by_uuid)
     assert [gpu.uuid for gpu in view.inventory.gpus] == ["GPU-a", "MIG-1", "MIG-0"]
-    assert all(belief.healthy for belief in view.beliefs.values())
+    assert all(health.healthy for health in view.health_by_uuid.values())
     assert (xids[0].uuid, xids[0].code) == ("MIG-1", 43)

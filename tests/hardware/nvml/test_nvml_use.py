@@ -13,7 +13,7 @@ import pytest
 
 from gpu_device_plugin.hardware.messages import CgroupLimit
 from gpu_device_plugin.hardware.nvml import nvml_use
-from gpu_device_plugin.model.condition import GpuProcess, GpuReading
+from gpu_device_plugin.model.telemetry import GpuProcess, GpuReading
 from tests.hardware.test_compiled_library import ONE_GPU, compiled
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from gpu_device_plugin.model.contract.keys import (
     too_long,
 )
 from gpu_device_plugin.model.contract.nodegpus import NODE_GPUS_VERSION
-from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS, Allocation, write_allocation
+from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS, PodAllocation, write_allocation
 from gpu_device_plugin.model.gpus import MOST_GPUS
 from gpu_device_plugin.model.pods import Container, ContainerKind
 
@@ -65,5 +65,5 @@ def test_a_promise_of_all_gpus_to_each_container_is_kept(number: int) -> None:
     """No other allocation of so many containers is longer; a GPU is cut into 4,000 shares at most."""
     shares = dict.fromkeys(range(MOST_GPUS), 4000)
     places = [(Container(f"c{n}", ContainerKind.INIT, n), shares) for n in range(number)]
-    for key, text in write_allocation(Allocation.of(places, shares)).items():
+    for key, text in write_allocation(PodAllocation.of(places, shares)).items():
         assert kept(key, text, number) == text

@@ -27,7 +27,7 @@ from gpu_device_plugin.model.contract.keys import (
 )
 from gpu_device_plugin.model.contract.promises import (
     MOST_CONTAINERS,
-    Allocation,
+    PodAllocation,
     Promise,
     assignment,
     promises,
@@ -509,14 +509,14 @@ places = st.dictionaries(
 )
 
 
-@given(st.builds(Allocation, places, places, st.none() | st.integers(0, 1 << 20)))
-def test_an_allocation_reads_as_it_was_written(allocation: Allocation) -> None:
+@given(st.builds(PodAllocation, places, places, st.none() | st.integers(0, 1 << 20)))
+def test_an_allocation_reads_as_it_was_written(allocation: PodAllocation) -> None:
     assert read_allocation(write_allocation(allocation)) == allocation
 
 
 def test_an_allocation_is_written_in_acks_form_and_without_empty_lists() -> None:
-    assert write_allocation(Allocation()) == {}
-    assert write_allocation(Allocation({0: {2: 4, 3: 4}}, {1: {2: 1}}, 2)) == {
+    assert write_allocation(PodAllocation()) == {}
+    assert write_allocation(PodAllocation({0: {2: 4, 3: 4}}, {1: {2: 1}}, 2)) == {
         ALLOCATION: '{"0":{"2":4,"3":4}}',
         INIT_ALLOCATION: '{"1":{"2":1}}',
         IDX: "2",
@@ -527,15 +527,15 @@ def test_annotations_of_others_read_the_same_once_rewritten() -> None:
     """Unknown keys, numbers as texts, spaces and GPUs with zero shares are dropped; no place is."""
     foreign = {IDX: "007", ALLOCATION: '{ "0": {"1": "4", "2": 0}, "3": {} }', "gpu-device-plugin/next": "{}"}
     allocation = read_allocation(foreign)
-    assert allocation == Allocation({0: {1: 4}, 3: {}}, {}, 7)
+    assert allocation == PodAllocation({0: {1: 4}, 3: {}}, {}, 7)
     assert read_allocation(write_allocation(allocation)) == allocation
 
 
 def test_an_allocation_of_containers_goes_by_their_kind_and_index() -> None:
     on = {0: 3}, {0: 1, 2: 1}, {2: 5}
     containers = container("c1"), container("i0", kind=INIT), container("s1", kind=SIDECAR)
-    assert Allocation.of(zip(containers, on, strict=True), {0, 2}) == Allocation({1: on[0]}, {0: on[1], 1: on[2]})
-    assert Allocation.of([(containers[0], on[0])], [0]) == Allocation({1: on[0]}, single=0)
+    assert PodAllocation.of(zip(containers, on, strict=True), {0, 2}) == PodAllocation({1: on[0]}, {0: on[1], 1: on[2]})
+    assert PodAllocation.of([(containers[0], on[0])], [0]) == PodAllocation({1: on[0]}, single=0)
 
 
 # --- MIG instances that containers have whole

@@ -13,8 +13,8 @@ from gpu_device_plugin.model.contract.promises import Promise
 from gpu_device_plugin.model.placing import Demand, Placement
 from gpu_device_plugin.model.resources import OF_GPUS, Kind
 from gpu_device_plugin.node.rules.admission import (
-    Refused,
-    Why,
+    Refusal,
+    RefusalCode,
     admit,
     refuse_request,
     refuse_without_nodes,
@@ -53,38 +53,62 @@ def test_within_one_resource_the_kubelet_is_trusted() -> None:
 @pytest.mark.parametrize(
     ("there", "kind", "device_ids", "why", "part"),
     [
-        (node(8), MEMORY, ["GPU-7::0"], Why.UNKNOWN_DEVICE, "device GPU-7::0 is not on this node"),
-        (node(8), MEMORY, [*ids(0, [7, 8]), "GPU-7::0"], Why.UNKNOWN_DEVICE, "device GPU-0::8 is"),
-        (node(8), COUNT, ["GPU-0", "GPU-7"], Why.UNKNOWN_DEVICE, "device GPU-7 is"),
+        (node(8), MEMORY, ["GPU-7::0"], RefusalCode.UNKNOWN_DEVICE, "device GPU-7::0 is not on this node"),
+        (node(8), MEMORY, [*ids(0, [7, 8]), "GPU-7::0"], RefusalCode.UNKNOWN_DEVICE, "device GPU-0::8 is"),
+        (node(8), COUNT, ["GPU-0", "GPU-7"], RefusalCode.UNKNOWN_DEVICE, "device GPU-7 is"),
         # An ID of the other resource is none of this one.
-        (node(8), MEMORY, ["GPU-0"], Why.UNKNOWN_DEVICE, "device GPU-0 is"),
-        (node(8), COUNT, ["GPU-0::0"], Why.UNKNOWN_DEVICE, "device GPU-0::0 is"),
-        (ASIDE, MEMORY, ids(1, [1]), Why.CORDONED, "GPU 1 takes no new pods: it is cordoned by alice"),
-        (ASIDE, COUNT, [uuid(0), uuid(1)], Why.CORDONED, "GPU 1 takes no new pods: it is cordoned by alice"),
-        (node(8, 8, unhealthy={1: "XID 79"}), MEMORY, ids(1, [0]), Why.UNHEALTHY, "GPU 1 is out of service: XID 79"),
-        (node(8, 8, unhealthy={1: "XID 79"}), COUNT, [uuid(0), uuid(1)], Why.UNHEALTHY, "GPU 1 is out of service"),
-        (node(8, 8, whole=[1]), MEMORY, ids(1, [0]), Why.IN_WHOLE_USE, "GPU 1 is in whole use"),
-        (node(8, 8, used={1: [0, 5, 6]}), COUNT, [uuid(0), uuid(1)], Why.SHARES_IN_USE, "3 GiB of its memory"),
+        (node(8), MEMORY, ["GPU-0"], RefusalCode.UNKNOWN_DEVICE, "device GPU-0 is"),
+        (node(8), COUNT, ["GPU-0::0"], RefusalCode.UNKNOWN_DEVICE, "device GPU-0::0 is"),
+        (ASIDE, MEMORY, ids(1, [1]), RefusalCode.CORDONED, "GPU 1 takes no new pods: it is cordoned by alice"),
+        (ASIDE, COUNT, [uuid(0), uuid(1)], RefusalCode.CORDONED, "GPU 1 takes no new pods: it is cordoned by alice"),
+        (
+            node(8, 8, unhealthy={1: "XID 79"}),
+            MEMORY,
+            ids(1, [0]),
+            RefusalCode.UNHEALTHY,
+            "GPU 1 is out of service: XID 79",
+        ),
+        (
+            node(8, 8, unhealthy={1: "XID 79"}),
+            COUNT,
+            [uuid(0), uuid(1)],
+            RefusalCode.UNHEALTHY,
+            "GPU 1 is out of service",
+        ),
+        (node(8, 8, whole=[1]), MEMORY, ids(1, [0]), RefusalCode.IN_WHOLE_USE, "GPU 1 is in whole use"),
+        (node(8, 8, used={1: [0, 5, 6]}), COUNT, [uuid(0), uuid(1)], RefusalCode.SHARES_IN_USE, "3 GiB of its memory"),
         # Of several barred GPUs the first is named.
         (
             node(8, 8, 8, used={1: [0]}, unhealthy={2: "too hot"}),
             COUNT,
             [uuid(2), uuid(1), uuid(0)],
-            Why.SHARES_IN_USE,
+            RefusalCode.SHARES_IN_USE,
             "GPU 1 cannot be taken whole: 1 GiB",
         ),
         # While the checkpoint is unreadable only held IDs are allocated again.
-        (node(8, used={0: [0, 1]}, certain=False), MEMORY, ids(0, [2]), Why.RECORDS_UNREADABLE, "cannot be read"),
-        (node(8, used={0: [0, 1]}, certain=False), MEMORY, ids(0, [1, 2]), Why.RECORDS_UNREADABLE, "cannot be read"),
-        (node(8, certain=False), COUNT, [uuid(0)], Why.RECORDS_UNREADABLE, "cannot be read"),
+        (
+            node(8, used={0: [0, 1]}, certain=False),
+            MEMORY,
+            ids(0, [2]),
+            RefusalCode.RECORDS_UNREADABLE,
+            "cannot be read",
+        ),
+        (
+            node(8, used={0: [0, 1]}, certain=False),
+            MEMORY,
+            ids(0, [1, 2]),
+            RefusalCode.RECORDS_UNREADABLE,
+            "cannot be read",
+        ),
+        (node(8, certain=False), COUNT, [uuid(0)], RefusalCode.RECORDS_UNREADABLE, "cannot be read"),
     ],
 )
 def test_devices_that_cannot_be_given_are_refused_with_the_reason(
-    there: Node, kind: Kind, device_ids: Sequence[str], why: Why, part: str
+    there: Node, kind: Kind, device_ids: Sequence[str], why: RefusalCode, part: str
 ) -> None:
     refused = admit(there, kind, device_ids)
-    assert isinstance(refused, Refused)
-    assert refused.why is why
+    assert isinstance(refused, Refusal)
+    assert refused.code is why
     assert part in refused.sentence
 
 
@@ -124,60 +148,72 @@ TWO_EACH = Promise(((0, 2), (1, 2)))
     ("there", "device_ids", "promise", "why", "sentence"),
     [
         # Shares of several GPUs need that very promise.
-        (node(8, 8, 8), TWO, None, Why.SCATTERED, "4 GiB asked, and the kubelet chose shares of several GPUs although"),
-        (node(8, 8, 8), TWO, Promise(((0, 4),)), Why.SCATTERED, "shares of several GPUs although one GPU has room"),
-        (node(8, 8, 8), TWO, Promise(((0, 1), (1, 3))), Why.SCATTERED, "shares of several GPUs although"),
-        (node(8, 8, 8), TWO, Promise(((0, 3), (2, 3))), Why.SCATTERED, "shares of several GPUs although"),
-        (node(8, 8, 8), TWO, Promise(()), Why.SCATTERED, "shares of several GPUs although"),
+        (
+            node(8, 8, 8),
+            TWO,
+            None,
+            RefusalCode.SCATTERED,
+            "4 GiB asked, and the kubelet chose shares of several GPUs although",
+        ),
+        (
+            node(8, 8, 8),
+            TWO,
+            Promise(((0, 4),)),
+            RefusalCode.SCATTERED,
+            "shares of several GPUs although one GPU has room",
+        ),
+        (node(8, 8, 8), TWO, Promise(((0, 1), (1, 3))), RefusalCode.SCATTERED, "shares of several GPUs although"),
+        (node(8, 8, 8), TWO, Promise(((0, 3), (2, 3))), RefusalCode.SCATTERED, "shares of several GPUs although"),
+        (node(8, 8, 8), TWO, Promise(()), RefusalCode.SCATTERED, "shares of several GPUs although"),
         # Equal parts were promised.
         (
             node(8, 8, 8),
             PARTS,
             SIX_EACH,
-            Why.SCATTERED,
+            RefusalCode.SCATTERED,
             "the kubelet chose shares that are not equal parts of 2 GPUs",
         ),
-        (node(8, 8), ids(0, range(4)), TWO_EACH, Why.SCATTERED, "shares that are not equal parts of 2 GPUs"),
+        (node(8, 8), ids(0, range(4)), TWO_EACH, RefusalCode.SCATTERED, "shares that are not equal parts of 2 GPUs"),
         (
             node(8, 8, 8, used={0: [5, 6, 7], 2: [5, 6, 7]}),
             PARTS,
             SIX_EACH,
-            Why.NO_ROOM,
+            RefusalCode.NO_ROOM,
             "12 GiB asked from 2 GPUs, healthy GPUs with 6 GiB free: 1",
         ),
-        (node(5, 5, 5), PARTS, SIX_EACH, Why.TOO_LARGE, "from 2 GPUs, healthy GPUs with 6 GiB free: 0"),
+        (node(5, 5, 5), PARTS, SIX_EACH, RefusalCode.TOO_LARGE, "from 2 GPUs, healthy GPUs with 6 GiB free: 0"),
         # A GPU twice the size does not stand for two, of which one is in whole use.
-        (node(8, 8, whole=[1]), ids(0, range(4)), TWO_EACH, Why.NO_ROOM, "healthy GPUs with 2 GiB free: 1"),
+        (node(8, 8, whole=[1]), ids(0, range(4)), TWO_EACH, RefusalCode.NO_ROOM, "healthy GPUs with 2 GiB free: 1"),
         # No single GPU has room.
         (
             node(8, 8, used={0: range(3), 1: range(5)}),
             (*ids(0, [4, 5, 6, 7]), *ids(1, [5, 6])),
             None,
-            Why.NO_ROOM,
+            RefusalCode.NO_ROOM,
             "6 GiB asked, the emptiest healthy GPU has 5 GiB free",
         ),
         (
             node(8, 8, used={0: [0], 1: [0]}),
             (*ids(0, range(1, 8)), *ids(1, [1])),
             None,
-            Why.NO_ROOM,
+            RefusalCode.NO_ROOM,
             "8 GiB asked, the emptiest healthy GPU has 7 GiB free",
         ),
         (
             node(4, 8, used={1: range(4)}),
             (*ids(0, range(4)), *ids(1, range(3, 8))),
             None,
-            Why.TOO_LARGE,
+            RefusalCode.TOO_LARGE,
             "9 GiB asked, the largest GPU of this node has 8 GiB in all",
         ),
     ],
 )
 def test_scattered_shares_are_refused_with_what_there_is(
-    there: Node, device_ids: Sequence[str], promise: Promise | None, why: Why, sentence: str
+    there: Node, device_ids: Sequence[str], promise: Promise | None, why: RefusalCode, sentence: str
 ) -> None:
     refused = admit(there, MEMORY, device_ids, promise)
-    assert isinstance(refused, Refused)
-    assert (refused.why, sentence in refused.sentence) == (why, True)
+    assert isinstance(refused, Refusal)
+    assert (refused.code, sentence in refused.sentence) == (why, True)
 
 
 MEND = "GPU 0, which has less; let the init container ask as much as the largest container"
@@ -198,15 +234,15 @@ def test_the_refusal_after_a_smaller_init_container_names_the_remedy(why: str, *
     Shares that we hold may as well be those of a pod that has just ended, if the container of the call is unknown.
     """
     there = node(8, 8, used={0: range(8)})
-    assert admit(there, MEMORY, (*ids(0, [2, 3]), *ids(1, [0, 1])), after_init=after_init) == Refused(
-        Why.SCATTERED, f"GPU memory: 4 GiB asked, {why}"
+    assert admit(there, MEMORY, (*ids(0, [2, 3]), *ids(1, [0, 1])), after_init=after_init) == Refusal(
+        RefusalCode.SCATTERED, f"GPU memory: 4 GiB asked, {why}"
     )
 
 
 def test_all_gpus_of_an_init_container_are_named() -> None:
     there = node(8, 8, 8, used={0: range(8), 1: range(8)})
     refused = admit(there, MEMORY, (*ids(0, [0]), *ids(1, [0]), *ids(2, [0])), after_init=True)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, Refusal)
     assert "an init container of this pod took GPU 0, GPU 1, which has less" in refused.sentence
 
 
@@ -241,10 +277,10 @@ def test_ids_that_are_free_in_all_records_are_allocated(there: Node, data: st.Da
 @pytest.mark.parametrize("kind", OF_GPUS)
 def test_a_gpu_held_through_another_resource_is_not_allocated(kind: Kind) -> None:
     there = node(8, 8)
-    there = there.with_ledger(there.ledger.with_foreign({uuid(0): "nvidia.com/gpu"}))
+    there = there.with_ledger(there.ledger.with_held_by_other_resource({uuid(0): "nvidia.com/gpu"}))
     refused = admit(there, kind, there.shares.gpus[0].ids((kind, ""))[:1])
-    assert refused == Refused(
-        Why.OTHER_RESOURCE, "GPU 0 is in use through nvidia.com/gpu, which this agent does not offer"
+    assert refused == Refusal(
+        RefusalCode.OTHER_RESOURCE, "GPU 0 is in use through nvidia.com/gpu, which this agent does not offer"
     )
     assert isinstance(admit(there, kind, there.shares.gpus[1].ids((kind, ""))[:1]), Placement)
 
@@ -256,8 +292,8 @@ def test_devices_that_the_kubelet_has_forgotten_are_refused_until_their_pods_end
     there = node(8, 8)
     there = there.with_ledger(there.ledger.with_forgotten(frozenset(lost)))
     asked = there.shares.gpus[0].ids((kind, ""))[:3]
-    assert admit(there, kind, asked) == Refused(
-        Why.FORGOTTEN,
+    assert admit(there, kind, asked) == Refusal(
+        RefusalCode.FORGOTTEN,
         "the kubelet chose devices of GPU 0 that running containers use: its record of them was lost with its "
         "checkpoint; they become free when the pods of those containers end",
     )
@@ -272,7 +308,7 @@ def test_a_container_waits_for_the_device_nodes_that_every_container_needs() -> 
     by_path = Delivery(methods=frozenset({"device-specs"}))
     missing = refuse_without_nodes(by_path, {"/dev/nvidiactl"})
     assert missing is not None
-    assert (missing.why, missing.sentence.split()[0]) == (Why.NO_DEVICE_NODE, "/dev/nvidia-uvm")
+    assert (missing.code, missing.sentence.split()[0]) == (RefusalCode.NO_DEVICE_NODE, "/dev/nvidia-uvm")
     assert refuse_without_nodes(by_path, CONTROL_NODES) is None
     assert refuse_without_nodes(Delivery(methods=frozenset({"cdi"})), ()) is None
 
@@ -280,25 +316,25 @@ def test_a_container_waits_for_the_device_nodes_that_every_container_needs() -> 
 # --- The requests of a pod --------------------------------------------------------------------------------------------
 
 
-def asking(*wanted: ContainerRequest) -> Refused | None:
+def asking(*wanted: ContainerRequest) -> Refusal | None:
     return refuse_request(Match(WaitingPod("a", "default/a", wanted), wanted[0]))
 
 
 def test_a_container_cannot_have_both_resources() -> None:
-    refused = asking(ContainerRequest("main", MEMORY, 2), ContainerRequest("main", COUNT, 1))
-    assert refused is not None
-    assert (refused.why, "'main' asks for GPU memory and for whole GPUs at once" in refused.sentence) == (
-        Why.BOTH_RESOURCES,
+    refusal = asking(ContainerRequest("main", MEMORY, 2), ContainerRequest("main", COUNT, 1))
+    assert refusal is not None
+    assert (refusal.code, "'main' asks for GPU memory and for whole GPUs at once" in refusal.sentence) == (
+        RefusalCode.BOTH_RESOURCES,
         True,
     )
     assert asking(ContainerRequest("main", MEMORY, 2), ContainerRequest("other", COUNT, 1)) is None
     assert refuse_request(None) is None
 
 
-@pytest.mark.parametrize(("containers", "why"), [(64, None), (65, Why.TOO_MANY_CONTAINERS)])
-def test_a_pod_has_no_more_containers_than_a_call_can_look_at(containers: int, why: Why | None) -> None:
-    refused = asking(*(ContainerRequest(f"c{number}", MEMORY, 2) for number in range(containers)))
-    assert (None if refused is None else refused.why) == why
+@pytest.mark.parametrize(("containers", "why"), [(64, None), (65, RefusalCode.TOO_MANY_CONTAINERS)])
+def test_a_pod_has_no_more_containers_than_a_call_can_look_at(containers: int, why: RefusalCode | None) -> None:
+    refusal = asking(*(ContainerRequest(f"c{number}", MEMORY, 2) for number in range(containers)))
+    assert (None if refusal is None else refusal.code) == why
 
 
 # --- Shares beyond a request ------------------------------------------------------------------------------------------
@@ -310,8 +346,8 @@ def test_shares_that_running_containers_are_guaranteed_beyond_their_requests_are
     assert admit(there, MEMORY, ids(0, [5, 6, 7])) == Placement(Demand(MEMORY, 3), ((0, 3),))
     assert admit(there, MEMORY, ids(0, [0, 1, 2, 3, 4])) == Placement(Demand(MEMORY, 5), ((0, 5),))
     assert isinstance(admit(there, MEMORY, ids(1, range(8))), Placement)
-    assert admit(there, MEMORY, ids(0, [2, 3, 4, 5])) == Refused(
-        Why.GUARANTEED,
+    assert admit(there, MEMORY, ids(0, [2, 3, 4, 5])) == Refusal(
+        RefusalCode.GUARANTEED,
         "GPU 0 has 3 GiB that no container is guaranteed, and 4 GiB of it are asked for: a container that runs there "
         "was guaranteed more while this pod was on its way; delete the pod to try again",
     )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.model.resources import OF_GPUS, Kind
 from gpu_device_plugin.model.shares import SHARES, WHOLE_GPUS
-from gpu_device_plugin.node.rules.advertised_devices import Offer, Refusals, offers
+from gpu_device_plugin.node.rules.advertised_devices import Offer, RecentRefusals, offers
 from gpu_device_plugin.node.rules.node import Block
 from tests.nodes import ids, node, uuid
 
@@ -116,7 +116,7 @@ def test_a_fence_is_exactly_the_use_of_the_other_resource(there: Node) -> None:
             other = use.whole if kind is MEMORY else bool(use.shares)
             for name in shared.ids((kind, "")):
                 expected = shared.gpu.uuid not in there.blocks and (
-                    name in there.ledger.holds or (there.ledger.certain and not other)
+                    name in there.ledger.id_states or (there.ledger.certain and not other)
                 )
                 assert (name in healthy(there, kind)) is expected
 
@@ -124,16 +124,16 @@ def test_a_fence_is_exactly_the_use_of_the_other_resource(there: Node) -> None:
 @given(worlds(), st.integers(0, 12))
 def test_a_bound_withholds_just_the_excess(there: Node, most_free: int) -> None:
     plain, bounded = healthy(there, MEMORY), healthy(there, MEMORY, most_free)
-    free = len(plain - there.ledger.holds.keys())
+    free = len(plain - there.ledger.id_states.keys())
     assert bounded <= plain
-    assert len(bounded - there.ledger.holds.keys()) == min(free, most_free)
+    assert len(bounded - there.ledger.id_states.keys()) == min(free, most_free)
 
 
 @pytest.mark.parametrize("kind", OF_GPUS)
 def test_free_ids_of_a_gpu_held_through_another_resource_are_fenced(kind: Kind) -> None:
     """One share of GPU 0 is ours and in use, and stays as it is; all else of the GPU is not offered."""
     there = node(3, 3, used={0: [1]})
-    there = there.with_ledger(there.ledger.with_foreign({uuid(0): "nvidia.com/gpu"}))
+    there = there.with_ledger(there.ledger.with_held_by_other_resource({uuid(0): "nvidia.com/gpu"}))
     shown = {name: healthy for offer in offers(there, (kind, "")) for name, healthy in offer.devices((kind, ""))}
     other = dict.fromkeys(there.shares.gpus[1].ids((kind, "")), True)
     ours = (
@@ -154,9 +154,9 @@ def test_a_node_that_changes_over_offers_what_is_in_use_and_nothing_else(kind: K
 # --- Less while demands are refused again and again -------------------------------------------------------------------
 
 
-def after(*refused: tuple[int, float], limit: int = 3) -> Refusals:
+def after(*refused: tuple[int, float], limit: int = 3) -> RecentRefusals:
     """The state after refusals of (shares, time)."""
-    state = Refusals(limit)
+    state = RecentRefusals(limit)
     for shares, at in refused:
         state = state.refused(shares, at)
     return state
@@ -202,14 +202,14 @@ def test_a_run_offers_less_than_the_refused_size_until_it_is_over(
     emptiest: int, now: float, most_free: int | None
 ) -> None:
     assert RUN.most_free(emptiest, now) == most_free
-    assert RUN.settled(emptiest, now) == (Refusals(3) if most_free is None else RUN)
+    assert RUN.settled(emptiest, now) == (RecentRefusals(3) if most_free is None else RUN)
 
 
 def test_without_a_run_there_is_nothing_to_settle() -> None:
     some = after((8, 100.0))
     assert some.settled(8, 1000.0) is some
-    assert Refusals().most_free(0, 0.0) is None
-    assert Refusals().limit == 10
+    assert RecentRefusals().most_free(0, 0.0) is None
+    assert RecentRefusals().limit == 10
 
 
 def test_old_refusals_are_forgotten_and_a_new_one_prolongs_the_run() -> None:

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.node.rules.ledger import FREE, SETTLING_S, Evidence, Hold, Ledger, Reading, Reservation, Use
+from gpu_device_plugin.node.rules.ledger import (
+    FREE,
+    SETTLING_S,
+    IdState,
+    Ledger,
+    Reading,
+    ReleaseEvidence,
+    Reservation,
+    Use,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,9 +32,11 @@ def seen(at: float = 1000.0, **processes: int | None) -> dict[str, Reading]:
     return {f"GPU-{letter}": Reading(count, at) for letter, count in processes.items()}
 
 
-def evidence(listed: set[str] | None = None, recorded: set[str] | None = None, *, began: float = 100.0) -> Evidence:
+def evidence(
+    listed: set[str] | None = None, recorded: set[str] | None = None, *, began: float = 100.0
+) -> ReleaseEvidence:
     """The IDs in PodResources and in the checkpoint; by default none."""
-    return Evidence(frozenset(listed or ()), began, frozenset(recorded or ()))
+    return ReleaseEvidence(frozenset(listed or ()), began, frozenset(recorded or ()))
 
 
 def held(*names: str) -> Ledger:
@@ -34,7 +45,7 @@ def held(*names: str) -> Ledger:
 
 
 def test_in_an_empty_ledger_every_id_is_free() -> None:
-    assert (Ledger().holds, Ledger().use("GPU-a"), Ledger().certain) == ({}, FREE, True)
+    assert (Ledger().id_states, Ledger().use("GPU-a"), Ledger().certain) == ({}, FREE, True)
     assert Use() == FREE
 
 
@@ -51,16 +62,16 @@ def test_both_uses_of_one_gpu_are_shown_if_the_kubelet_has_both() -> None:
 
 
 def test_a_grant_is_remembered_with_its_time() -> None:
-    assert Ledger().granted([A0, A1], 7.5).holds == {A0: Hold(granted_at=7.5), A1: Hold(granted_at=7.5)}
+    assert Ledger().granted([A0, A1], 7.5).id_states == {A0: IdState(granted_at=7.5), A1: IdState(granted_at=7.5)}
 
 
 def test_a_grant_of_a_held_id_is_a_new_grant() -> None:
     """The app container gets the IDs of the init container."""
-    assert held(A0).granted([A0], 9.0).holds == {A0: Hold(granted_at=9.0)}
+    assert held(A0).granted([A0], 9.0).id_states == {A0: IdState(granted_at=9.0)}
 
 
 def test_an_id_that_the_records_show_needs_no_settling() -> None:
-    assert Ledger().granted([A0, B0], 7.5).seen([A0]).holds == {A0: Hold(), B0: Hold(granted_at=7.5)}
+    assert Ledger().granted([A0, B0], 7.5).seen([A0]).id_states == {A0: IdState(), B0: IdState(granted_at=7.5)}
 
 
 def test_seeing_known_ids_changes_nothing() -> None:
@@ -99,17 +110,17 @@ def test_an_id_is_free_when_both_records_omit_it() -> None:
 
 def test_an_id_is_free_when_the_records_show_it_only_for_an_ended_pod() -> None:
     """The checkpoint of a kubelet up to 1.31 goes on to show the pod that it admitted last."""
-    records_of_131 = Evidence(frozenset({A1}), 100.0, frozenset({A1, WHOLE}), stale=frozenset({WHOLE}))
+    records_of_131 = ReleaseEvidence(frozenset({A1}), 100.0, frozenset({A1, WHOLE}), stale=frozenset({WHOLE}))
     assert records_of_131.held == {A1}
     assert held(A1, WHOLE).reconciled(records_of_131, seen(b=0), 101.0, 60.0) == held(A1)
     waiting = held(A1, WHOLE).reconciled(records_of_131, seen(b=1), 101.0, 60.0)
-    assert waiting.holds == {A1: Hold(), WHOLE: Hold(freed_at=101.0)}
+    assert waiting.id_states == {A1: IdState(), WHOLE: IdState(freed_at=101.0)}
     assert waiting.reconciled(replace(records_of_131, list_began=150.0), seen(b=1), 151.0, 60.0) is waiting
 
 
 def test_a_grant_is_not_confirmed_by_a_record_for_an_ended_pod() -> None:
     """The grant is of a later pod, which the records do not show yet."""
-    stale = Evidence(frozenset(), 101.0, frozenset({A0}), stale=frozenset({A0}))
+    stale = ReleaseEvidence(frozenset(), 101.0, frozenset({A0}), stale=frozenset({A0}))
     granted = Ledger().granted([A0], 100.0)
     assert granted.reconciled(stale, NOBODY, 102.0, 60.0) is granted
 
@@ -126,7 +137,7 @@ def test_a_grant_is_only_doubted_by_a_list_that_began_ten_seconds_later(began: f
     """Granted at 100; the kubelet enters the IDs in its records after our answer, not before."""
     assert SETTLING_S == 10.0
     ledger = Ledger().granted([A0], 100.0)
-    assert (A0 not in ledger.reconciled(evidence(began=began), NOBODY, 1000.0, 60.0).holds) is free
+    assert (A0 not in ledger.reconciled(evidence(began=began), NOBODY, 1000.0, 60.0).id_states) is free
 
 
 def test_a_grant_that_the_records_have_shown_is_free_as_soon_as_they_omit_it() -> None:
@@ -146,7 +157,7 @@ def test_a_gpu_that_would_be_empty_waits_for_its_processes() -> None:
     """A force-deleted pod: the kubelet frees its IDs at once, its processes end at 125."""
     start = held(A0, A1, WHOLE)
     waiting = start.reconciled(evidence(began=120.0), seen(a=2, b=0), 121.0, 60.0)
-    assert waiting.holds == {A0: Hold(freed_at=121.0), A1: Hold(freed_at=121.0)}
+    assert waiting.id_states == {A0: IdState(freed_at=121.0), A1: IdState(freed_at=121.0)}
     assert waiting.use("GPU-b") == FREE
     assert waiting.reconciled(evidence(began=122.0), seen(a=1), 123.0, 60.0) is waiting
     assert waiting.reconciled(evidence(began=125.0), seen(a=0), 126.0, 60.0) == Ledger()
@@ -164,7 +175,7 @@ def test_a_wait_counts_from_the_last_id_that_was_free() -> None:
     """A second pod came and went while the first one's processes were waited for."""
     waiting = held(A0).reconciled(evidence(began=120.0), seen(a=1), 121.0, 60.0)
     both = waiting.seen([A1]).reconciled(evidence(began=150.0), seen(a=1), 151.0, 60.0)
-    assert both.holds == {A0: Hold(freed_at=121.0), A1: Hold(freed_at=151.0)}
+    assert both.id_states == {A0: IdState(freed_at=121.0), A1: IdState(freed_at=151.0)}
     assert both.reconciled(evidence(began=181.0), seen(a=1), 210.9, 60.0) is both
     assert both.reconciled(evidence(began=181.0), seen(149.0, a=0), 181.0, 60.0) is both
     assert both.reconciled(evidence(began=181.0), seen(a=1), 211.0, 60.0) == Ledger()
@@ -174,7 +185,7 @@ def test_a_wait_counts_from_the_last_id_that_was_free() -> None:
 def test_only_a_reading_from_after_an_id_was_free_says_that_no_process_is_left(began: float, *, free: bool) -> None:
     """The records were read by 121. A container that began after an older reading is not in it."""
     waiting = held(A0).reconciled(evidence(began=120.0), seen(90.0, a=0), 121.0, 60.0)
-    assert waiting.holds == {A0: Hold(freed_at=121.0)}
+    assert waiting.id_states == {A0: IdState(freed_at=121.0)}
     assert (waiting.released(seen(began, a=0), 123.0, 60.0) == Ledger()) is free
     assert (waiting.reconciled(evidence(began=122.0), seen(began, a=0), 123.0, 60.0) == Ledger()) is free
 
@@ -193,7 +204,7 @@ def test_nothing_is_released_that_was_not_proven_free() -> None:
 def test_a_waiting_id_is_released_when_another_id_of_its_gpu_is_granted() -> None:
     """The kubelet has since allocated another share, so no fence depends on the first one any more."""
     waiting = held(A0).reconciled(evidence(began=120.0), seen(a=1), 121.0, 60.0)
-    assert waiting.granted([A1], 122.0).released(seen(a=1), 123.0, 60.0).holds == {A1: Hold(granted_at=122.0)}
+    assert waiting.granted([A1], 122.0).released(seen(a=1), 123.0, 60.0).id_states == {A1: IdState(granted_at=122.0)}
 
 
 def test_a_waiting_id_that_is_granted_again_is_not_released() -> None:
@@ -224,13 +235,13 @@ def test_a_whole_gpu_in_use_explains_processes_too() -> None:
 
 def test_both_uses_of_a_gpu_wait_together() -> None:
     waiting = held(B0, WHOLE).reconciled(evidence(), seen(b=1), 101.0, 60.0)
-    assert waiting.holds == {B0: Hold(freed_at=101.0), WHOLE: Hold(freed_at=101.0)}
+    assert waiting.id_states == {B0: IdState(freed_at=101.0), WHOLE: IdState(freed_at=101.0)}
 
 
 def test_every_gpu_waits_for_its_own_processes() -> None:
     waiting = held(A0, B0).reconciled(evidence(), seen(a=1, b=1), 101.0, 60.0)
-    assert waiting.holds == {A0: Hold(freed_at=101.0), B0: Hold(freed_at=101.0)}
-    assert waiting.reconciled(evidence(), seen(a=1), 102.0, 60.0).holds == {A0: Hold(freed_at=101.0)}
+    assert waiting.id_states == {A0: IdState(freed_at=101.0), B0: IdState(freed_at=101.0)}
+    assert waiting.reconciled(evidence(), seen(a=1), 102.0, 60.0).id_states == {A0: IdState(freed_at=101.0)}
 
 
 def test_a_wait_ends_when_the_records_show_the_id_again() -> None:
@@ -240,7 +251,7 @@ def test_a_wait_ends_when_the_records_show_the_id_again() -> None:
 
 def test_one_gpu_waits_while_another_is_released() -> None:
     left = held(A0, B0).reconciled(evidence(), seen(a=1, b=0), 101.0, 60.0)
-    assert left.holds == {A0: Hold(freed_at=101.0)}
+    assert left.id_states == {A0: IdState(freed_at=101.0)}
     assert left.use("GPU-a") == Use(frozenset({0}))
 
 
@@ -252,7 +263,7 @@ READINGS = st.dictionaries(
 )
 
 
-EVIDENCE = st.builds(Evidence, SETS, TIMES, SETS, SETS)
+EVIDENCE = st.builds(ReleaseEvidence, SETS, TIMES, SETS, SETS)
 
 
 @st.composite
@@ -265,36 +276,36 @@ def ledgers(draw: st.DrawFn) -> Ledger:
 
 @given(ledgers(), SETS, TIMES)
 def test_granting_and_seeing_lose_nothing(ledger: Ledger, names: frozenset[str], now: float) -> None:
-    assert ledger.granted(names, now).holds.keys() == ledger.holds.keys() | names
-    assert ledger.seen(names).holds.keys() == ledger.holds.keys() | names
+    assert ledger.granted(names, now).id_states.keys() == ledger.id_states.keys() | names
+    assert ledger.seen(names).id_states.keys() == ledger.id_states.keys() | names
 
 
 @given(ledgers(), EVIDENCE, READINGS, TIMES, st.floats(0, 100))
 def test_an_id_is_freed_only_if_both_records_omit_it_and_it_is_settled(
-    ledger: Ledger, evidence: Evidence, readings: Mapping[str, Reading], now: float, wait: float
+    ledger: Ledger, evidence: ReleaseEvidence, readings: Mapping[str, Reading], now: float, wait: float
 ) -> None:
     left = ledger.reconciled(evidence, readings, now, wait)
-    assert left.holds.keys() <= ledger.holds.keys()
-    for name in ledger.holds.keys() - left.holds.keys():
-        hold = ledger.holds[name]
-        granted = -SETTLING_S if hold.granted_at is None else hold.granted_at
+    assert left.id_states.keys() <= ledger.id_states.keys()
+    for name in ledger.id_states.keys() - left.id_states.keys():
+        state = ledger.id_states[name]
+        granted = -SETTLING_S if state.granted_at is None else state.granted_at
         assert name not in evidence.held or evidence.list_began < granted
         # An ID that newer evidence had proven free may have waited for its processes.
-        assert evidence.list_began >= granted + SETTLING_S or hold.freed_at is not None
+        assert evidence.list_began >= granted + SETTLING_S or state.freed_at is not None
 
 
 @given(ledgers(), EVIDENCE, TIMES)
 def test_an_id_that_both_records_omit_is_freed_once_it_is_settled_and_no_process_runs(
-    ledger: Ledger, evidence: Evidence, now: float
+    ledger: Ledger, evidence: ReleaseEvidence, now: float
 ) -> None:
     evidence = replace(evidence, list_began=300.0 + SETTLING_S)
     left = ledger.reconciled(evidence, NOBODY, now, 60.0)
-    assert left.holds.keys() == ledger.holds.keys() & evidence.held
+    assert left.id_states.keys() == ledger.id_states.keys() & evidence.held
 
 
 @given(ledgers(), EVIDENCE, READINGS, TIMES, st.floats(0, 100))
 def test_the_same_evidence_twice_changes_nothing_more(
-    ledger: Ledger, evidence: Evidence, readings: Mapping[str, Reading], now: float, wait: float
+    ledger: Ledger, evidence: ReleaseEvidence, readings: Mapping[str, Reading], now: float, wait: float
 ) -> None:
     once = ledger.reconciled(evidence, readings, now, wait)
     assert once.reconciled(evidence, readings, now, wait) is once
@@ -303,30 +314,30 @@ def test_the_same_evidence_twice_changes_nothing_more(
 @given(ledgers())
 def test_use_always_agrees_with_the_ids_held(ledger: Ledger) -> None:
     for uuid in ("GPU-a", "GPU-b", "junk"):
-        shares = {int(name.partition("::")[2]) for name in ledger.holds if name.startswith(f"{uuid}::")}
-        assert ledger.use(uuid) == Use(frozenset(shares), whole=uuid in ledger.holds)
+        shares = {int(name.partition("::")[2]) for name in ledger.id_states if name.startswith(f"{uuid}::")}
+        assert ledger.use(uuid) == Use(frozenset(shares), whole=uuid in ledger.id_states)
 
 
 def test_gpus_held_through_other_resources_are_unaffected_by_our_own_ids() -> None:
-    ledger = Ledger().with_foreign({"GPU-0": "nvidia.com/gpu"})
-    assert ledger.with_foreign({"GPU-0": "nvidia.com/gpu"}) is ledger
+    ledger = Ledger().with_held_by_other_resource({"GPU-0": "nvidia.com/gpu"})
+    assert ledger.with_held_by_other_resource({"GPU-0": "nvidia.com/gpu"}) is ledger
     held = ledger.seen(["GPU-1::0"])
-    assert held.foreign == {"GPU-0": "nvidia.com/gpu"}
-    empty = held.reconciled(Evidence(frozenset(), 100.0, frozenset()), {}, 100.0, 60.0)
-    assert (dict(empty.holds), empty.foreign) == ({}, {"GPU-0": "nvidia.com/gpu"})
-    assert empty.with_foreign({}).foreign == {}
+    assert held.held_by_other_resource == {"GPU-0": "nvidia.com/gpu"}
+    empty = held.reconciled(ReleaseEvidence(frozenset(), 100.0, frozenset()), {}, 100.0, 60.0)
+    assert (dict(empty.id_states), empty.held_by_other_resource) == ({}, {"GPU-0": "nvidia.com/gpu"})
+    assert empty.with_held_by_other_resource({}).held_by_other_resource == {}
 
 
 def test_ids_that_the_kubelet_has_forgotten_stay_whatever_its_records_say() -> None:
     ledger = Ledger().with_forgotten(frozenset({"GPU-0::1"}))
     assert ledger.with_forgotten(frozenset({"GPU-0::1"})) is ledger
     assert ledger.use("GPU-0") == Use(frozenset({1}))
-    nothing = Evidence(frozenset(), 100.0, frozenset())
+    nothing = ReleaseEvidence(frozenset(), 100.0, frozenset())
     still = ledger.reconciled(nothing, {}, 100.0, 0.0)
-    assert still.holds.keys() == {"GPU-0::1"}
+    assert still.id_states.keys() == {"GPU-0::1"}
     ended = still.with_forgotten(frozenset())
-    assert ended.holds.keys() == {"GPU-0::1"}, "until both records omit it, and its processes are gone"
-    assert not ended.reconciled(nothing, {}, 101.0, 0.0).holds
+    assert ended.id_states.keys() == {"GPU-0::1"}, "until both records omit it, and its processes are gone"
+    assert not ended.reconciled(nothing, {}, 101.0, 0.0).id_states
 
 
 # --- The driver's readings --------------------------------------------------------------------------------------------

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan, refuse_unlimited
 from gpu_device_plugin.features.limits.rules.limit_verification import by_kind
-from gpu_device_plugin.features.use.rules.holdings import Holding
+from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.model.contract.promises import Promise
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.placing import POLICIES, Demand, Placement
 from gpu_device_plugin.model.resources import Kind, Names, Resource
 from gpu_device_plugin.model.shares import SHARES, WHOLE_GPUS, Listing, parse_id
-from gpu_device_plugin.node.rules.admission import Refused, Why, admit
+from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode, admit
 from gpu_device_plugin.node.rules.advertised_devices import offers
 from gpu_device_plugin.node.rules.container_grants import NOBODY, Delivery, grant
 from gpu_device_plugin.node.rules.health.gpu_health import Cause, GpuHealth, Problem, with_cards
@@ -83,7 +83,7 @@ def preferred(
     ids = available
     if ids is None:
         ids = healthy(node, SHARES) if kind is MEMORY else healthy(node, ONE_G)
-    ids = ids - node.ledger.holds.keys()
+    ids = ids - node.ledger.id_states.keys()
     return list(PreferredAllocationRequest(node, kind, sorted(ids), (), amount).answer(node, POLICIES[policy]))
 
 
@@ -146,15 +146,15 @@ def test_shares_of_two_instances_are_refused_whoever_promised_them(ids: list[str
     promise = Promise(tuple((place[0], 1) for place in places if place is not None))
     for promised in (None, promise):
         refused = admit(node, MEMORY, ids, promised)
-        assert isinstance(refused, Refused)
-        assert refused.why is Why.SCATTERED or refused.why is Why.NO_ROOM
+        assert isinstance(refused, Refusal)
+        assert refused.code is RefusalCode.SCATTERED or refused.code is RefusalCode.NO_ROOM
 
 
 def test_an_instance_is_refused_in_the_way_that_was_left() -> None:
     node = changed(mig_node((10, 10)), WHOLE, (10, 10))
     refused = admit(node, MEMORY, ["MIG-0-0::0"])
-    assert refused == Refused(
-        Why.NOT_OFFERED,
+    assert refused == Refusal(
+        RefusalCode.NOT_OFFERED,
         "GPU 0 (MIG 1g.10gb) is not given to pods by this resource any more, as it or the way of giving MIG instances "
         "was changed on this node; delete the pod so that it is scheduled again",
     )
@@ -163,8 +163,8 @@ def test_an_instance_is_refused_in_the_way_that_was_left() -> None:
 
 def test_a_node_of_instances_only_says_that_memory_of_several_gpus_is_not_to_be_had() -> None:
     refused = admit(mig_node((10, 10)), MEMORY, ["MIG-0-0::0", "MIG-0-1::0"], Promise(((0, 1), (1, 1))))
-    assert refused == Refused(
-        Why.NO_ROOM,
+    assert refused == Refusal(
+        RefusalCode.NO_ROOM,
         "GPU memory: 2 GiB asked from 2 GPUs, this node has MIG instances only, and no container can use several of "
         "them",
     )
@@ -209,7 +209,7 @@ def test_limits_that_are_not_there_refuse_a_part_of_an_instance_and_not_all_of_i
         {"MIG-0-0": GpuEnforcement(Enforcement.ADVISORY, "no means", "limits are required here")}, refuse=True
     )
     part = refuse_unlimited(node, MEMORY, ["MIG-0-0::0"], plan, NOBODY)
-    assert part == Refused(Why.NO_LIMIT, "GPU 0 (MIG 1g.10gb): limits are required here")
+    assert part == Refusal(RefusalCode.NO_LIMIT, "GPU 0 (MIG 1g.10gb): limits are required here")
     everything = [f"MIG-0-0::{number}" for number in range(10)]
     assert refuse_unlimited(node, MEMORY, everything, plan, NOBODY) is None
 
@@ -232,7 +232,7 @@ def test_of_a_gpu_that_gives_no_parts_all_of_an_instance_is_preferred_and_no_par
 
 
 def test_the_limit_of_a_partition_holds_by_hardware() -> None:
-    state = by_kind(Holding("uid", "main", {"MIG-0-0": 10240}, {}, whole=True, enforcement=Enforcement.PARTITION))
+    state = by_kind(ContainerGpus("uid", "main", {"MIG-0-0": 10240}, {}, whole=True, enforcement=Enforcement.PARTITION))
     assert state is not None
     assert (state.enforcement, state.held, state.why) == (Enforcement.PARTITION, "held", "")
 
@@ -254,9 +254,9 @@ def test_a_failed_gpu_takes_its_instances_out_of_service() -> None:
 
 def test_beliefs_about_instances_have_the_problems_of_their_gpu() -> None:
     lost, xid = Problem(Cause.LOST, "lost"), Problem(Cause.FATAL_XID, "XID 31")
-    beliefs = {"GPU-0": GpuHealth((lost,)), "MIG-0-0": GpuHealth(), "MIG-0-1": GpuHealth((xid,))}
+    health_by_uuid = {"GPU-0": GpuHealth((lost,)), "MIG-0-0": GpuHealth(), "MIG-0-1": GpuHealth((xid,))}
     gpus = (*inventory((10, 10, 10), 4).gpus, replace(instance(5, 0), uuid="MIG-stray"))
-    found = with_cards(beliefs, gpus)
+    found = with_cards(health_by_uuid, gpus)
     assert found == {
         "GPU-0": GpuHealth((lost,)),
         "MIG-0-0": GpuHealth((lost,)),
@@ -293,7 +293,7 @@ def test_whatever_is_re_partitioned_nothing_is_given_twice(
         for _ in range(4):
             listings = [SHARES, WHOLE_GPUS, *((INSTANCE, profile) for profile in node.shares.profiles)]
             listing = chance.choice(listings)
-            free = sorted(healthy(node, listing) - node.ledger.holds.keys())
+            free = sorted(healthy(node, listing) - node.ledger.id_states.keys())
             if not free:
                 continue
             amount = chance.randint(1, min(3, len(free)))
@@ -306,10 +306,10 @@ def test_whatever_is_re_partitioned_nothing_is_given_twice(
             assert all(not shared.gone for shared in taken)
             if listing[0] is MEMORY:
                 assert len(taken) == 1
-            assert not set(ids) & node.ledger.holds.keys()
+            assert not set(ids) & node.ledger.id_states.keys()
             node = node.with_ledger(node.ledger.granted(ids, 0.0))
         for shared in node.shares.gpus:
             use = node.use(shared)
             assert not (use.whole and use.shares)
-        ended = [name for name in node.ledger.holds if chance.random() < 0.3]
+        ended = [name for name in node.ledger.id_states if chance.random() < 0.3]
         node = node.with_ledger(node.ledger.without(ended))

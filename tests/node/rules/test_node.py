@@ -34,7 +34,10 @@ def test_more_ids_in_use_than_there_are_shares_leave_no_room() -> None:
 def test_the_emptiest_gpu_is_healthy_and_held_by_nobody_else() -> None:
     there = node(9, 4, 8, 7, used={1: [0]}, whole=[2], unhealthy={0: "it fell off the bus"})
     assert there.emptiest == 7
-    assert there.with_ledger(replace(there.ledger, foreign={"GPU-3": "held by another resource"})).emptiest == 3
+    assert (
+        there.with_ledger(replace(there.ledger, held_by_other_resource={"GPU-3": "held by another resource"})).emptiest
+        == 3
+    )
     assert node(unhealthy={}).emptiest == 0
     assert node(4, used={0: range(6)}).emptiest == 0
     assert mig_node((10, 30), mode=MigMode.SHARE).emptiest == 30
@@ -45,7 +48,10 @@ def test_guarantees_beyond_requests_leave_less_room() -> None:
     there = node(8, 8, used={0: [0, 1, 7]}, reserved={0: 2})
     assert there.rooms()[0] == Room(0, total=8, free=3, shared=True)
     assert there.emptiest == 8
-    assert there.with_ledger(replace(there.ledger, foreign={"GPU-1": "held by another resource"})).emptiest == 3
+    assert (
+        there.with_ledger(replace(there.ledger, held_by_other_resource={"GPU-1": "held by another resource"})).emptiest
+        == 3
+    )
 
 
 def test_the_free_shares_with_the_highest_numbers_stand_for_them() -> None:

@@ -220,7 +220,7 @@ def test_the_means_follow_from_the_shares_and_labels_of_now_and_close_gpus() -> 
 def test_gpus_are_withheld_for_other_plugins_or_while_the_node_changes_over() -> None:
     waiting = Serving(ServingMode.DRA, "this node waits")
     assert (config(serving=waiting).why_not_offered, config(serving=waiting).claims) == ("this node waits", True)
-    others = tuple(Detection(other, ("a sign",)).found for other in OTHERS[:2])
+    others = tuple(Detection(other, ("a sign",)).finding for other in OTHERS[:2])
     assert config(serving=waiting, others=others).why_not_offered == "; ".join(others)
     assert (config().why_not_offered, config().claims) == ("", False)
 

@@ -16,16 +16,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.contract.promises import Promise
-from gpu_device_plugin.model.holds import DeviceHold
 from gpu_device_plugin.model.placing import POLICIES
 from gpu_device_plugin.model.pods import ContainerKind, Pod
 from gpu_device_plugin.model.resources import OF_GPUS, Kind
 from gpu_device_plugin.model.shares import parse_id
-from gpu_device_plugin.node.rules.admission import Refused, admit
+from gpu_device_plugin.node.rules.admission import Refusal, admit
 from gpu_device_plugin.node.rules.advertised_devices import offers
 from gpu_device_plugin.node.rules.ended_pods import EndedPods, PodsInApi, pods_in_api
-from gpu_device_plugin.node.rules.ledger import SETTLING_S, Evidence, Ledger, Reading
+from gpu_device_plugin.node.rules.ledger import SETTLING_S, Ledger, Reading, ReleaseEvidence
 from gpu_device_plugin.node.rules.matching import ContainerRequest, Match, Matched, WaitingPod
 from gpu_device_plugin.node.rules.node import Block
 from gpu_device_plugin.node.rules.preferred_allocation import UNMATCHED, PreferredAllocationRequest, spread_over
@@ -95,7 +95,7 @@ class Agent:
         )
 
     def allocate(self, kind: Kind, ids: list[str], promise: Promise | None, answered: Callable[[], float]) -> bool:
-        if isinstance(admit(self.node, kind, ids, promise), Refused):
+        if isinstance(admit(self.node, kind, ids, promise), Refusal):
             return False
         self.node = self.node.with_ledger(self.node.ledger.granted(ids, answered()))
         return True
@@ -112,7 +112,7 @@ class Kubelet:
         self.pods: dict[int, Running] = {}
         self.healthy: dict[Kind, set[str]] = {MEMORY: set(), COUNT: set()}
         self.checkpoint: Mapping[str, frozenset[str]] = {}
-        self.holds: tuple[DeviceHold, ...] = ()
+        self.holds: tuple[Allocation, ...] = ()
         """The same, by container."""
         self.written = 0
         self.process = 0
@@ -134,7 +134,7 @@ class Kubelet:
     def write(self) -> None:
         self.checkpoint = {pod.uid: frozenset(pod.ids()) for pod in self.pods.values() if pod.devices}
         self.holds = tuple(
-            DeviceHold(pod.uid, f"c{number}", kind, frozenset(ids))
+            Allocation(pod.uid, f"c{number}", kind, frozenset(ids))
             for pod in self.pods.values()
             for (number, kind), ids in pod.devices.items()
         )
@@ -288,7 +288,7 @@ class OneNode(RuleBasedStateMachine):
     @rule(asked=CONTAINERS, random=RANDOMS)
     def admit_while_the_agent_looks(self, asked: list[Asked], random: Random) -> None:
         """List and a checkpoint come between our answer to Allocate and the entry in the kubelet's records."""
-        kubelet, between = self.kubelet, list[Evidence]()
+        kubelet, between = self.kubelet, list[ReleaseEvidence]()
 
         def look() -> float:
             at = self.now()
@@ -396,14 +396,14 @@ class OneNode(RuleBasedStateMachine):
 
     def evidence(
         self, listed: Mapping[str, frozenset[str]], began: float, recorded: Mapping[str, frozenset[str]]
-    ) -> Evidence:
+    ) -> ReleaseEvidence:
         in_api = self.in_api()
         stale = frozenset() if in_api is None else self.ended_pods.stale(recorded, listed, in_api)
         # Where the kubelet itself frees the devices of ended pods, the API adds nothing.
         assert self.kubelet.keeps or self.kubelet.forgetful or not stale
-        return Evidence(frozenset().union(*listed.values()), began, frozenset().union(*recorded.values()), stale)
+        return ReleaseEvidence(frozenset().union(*listed.values()), began, frozenset().union(*recorded.values()), stale)
 
-    def reconcile(self, evidence: Evidence) -> None:
+    def reconcile(self, evidence: ReleaseEvidence) -> None:
         """By readings that may be old."""
         there = self.agent.node
         ledger = there.ledger.reconciled(evidence, self.readings, self.now(), FOREVER)
@@ -485,7 +485,7 @@ class OneNode(RuleBasedStateMachine):
             if not pod.static
         }
         kept = set().union(*(pod.ids() for uid, pod in known.items() if uid not in over))
-        assert self.agent.node.ledger.holds.keys() == kept
+        assert self.agent.node.ledger.id_states.keys() == kept
 
     # --- invariants
 
@@ -518,7 +518,7 @@ class OneNode(RuleBasedStateMachine):
     def everything_in_use_is_in_the_ledger(self) -> None:
         ledger = self.agent.node.ledger
         if ledger.certain:
-            assert ledger.holds.keys() >= set().union(*(p.ids() for p in self.kubelet.pods.values() if not p.ended))
+            assert ledger.id_states.keys() >= set().union(*(p.ids() for p in self.kubelet.pods.values() if not p.ended))
 
 
 TestOneNode = OneNode.TestCase

@@ -28,7 +28,7 @@ BINPACK, SPREAD = POLICIES["binpack"], POLICIES["spread"]
 
 def free(there: Node) -> list[str]:
     """The gpu-mem IDs that a kubelet with the knowledge of this node would list as available."""
-    return [name for shared in there.shares.gpus for name in shared.shares if name not in there.ledger.holds]
+    return [name for shared in there.shares.gpus for name in shared.shares if name not in there.ledger.id_states]
 
 
 def memory(there: Node, available: Iterable[str], amount: int, *must: str) -> PreferredAllocationRequest:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.model.holds import DeviceHold
+from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.rules.admission import DELETING, FREED, Start, why_not_its_own
-from gpu_device_plugin.node.rules.ledger import Hold, Ledger
+from gpu_device_plugin.node.rules.ledger import IdState, Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -26,19 +26,19 @@ LEAVING = Pod(UID, "default", "p", deleting=True, containers=(INIT, MAIN))
 MIRROR = Pod("other", "default", "p", deleting=True, static_uid=HASH, containers=(MAIN,))
 
 
-def own(container: str = "main", uid: str = UID) -> DeviceHold:
-    return DeviceHold(uid, container, Kind.MEMORY, frozenset(IDS))
+def own(container: str = "main", uid: str = UID) -> Allocation:
+    return Allocation(uid, container, Kind.MEMORY, frozenset(IDS))
 
 
 def why(
-    owners: Sequence[DeviceHold],
+    owners: Sequence[Allocation],
     pods: Mapping[str, Pod] | None,
     listed: Collection[str] | None,
     ledger: Ledger | None = None,
     *,
     named: bool = False,
 ) -> str:
-    ledger = Ledger(dict.fromkeys(IDS, Hold())) if ledger is None else ledger
+    ledger = Ledger(dict.fromkeys(IDS, IdState())) if ledger is None else ledger
     start = Start(frozenset(IDS), CALLED, named)
     return why_not_its_own(start, ledger=ledger, owners=owners, pods=pods, listed=listed)
 
@@ -47,11 +47,11 @@ def why(
     ("ledger", "expected"),
     [
         (Ledger(), FREED),
-        (Ledger({IDS[0]: Hold()}), FREED),
-        (Ledger({IDS[0]: Hold(), IDS[1]: Hold(freed_at=101.0)}), FREED),
+        (Ledger({IDS[0]: IdState()}), FREED),
+        (Ledger({IDS[0]: IdState(), IDS[1]: IdState(freed_at=101.0)}), FREED),
         # Another container was given them while this one waited.
-        (Ledger({IDS[0]: Hold(), IDS[1]: Hold(granted_at=101.0)}), FREED),
-        (Ledger({IDS[0]: Hold(), IDS[1]: Hold(granted_at=99.0)}), ""),
+        (Ledger({IDS[0]: IdState(), IDS[1]: IdState(granted_at=101.0)}), FREED),
+        (Ledger({IDS[0]: IdState(), IDS[1]: IdState(granted_at=99.0)}), ""),
         # While the kubelet's checkpoint cannot be read, the ledger may lack what is in use.
         (Ledger(certain=False), ""),
     ],
@@ -76,7 +76,7 @@ def test_what_the_kubelet_lists_is_a_containers_own_whatever_the_api_shows() -> 
 def test_a_pod_that_the_api_does_not_show_any_more_is_gone_though_the_kubelet_lists_it_still() -> None:
     start = Start(frozenset(IDS), CALLED, named=True, living=frozenset({UID}))
     for pods, expected in (({}, FREED), ({UID: LIVING}, ""), (None, "")):
-        ledger = Ledger(dict.fromkeys(IDS, Hold()))
+        ledger = Ledger(dict.fromkeys(IDS, IdState()))
         assert why_not_its_own(start, ledger=ledger, owners=[own()], pods=pods, listed=IDS) == expected
 
 
@@ -97,7 +97,7 @@ def test_a_pod_that_the_api_does_not_show_is_gone_unless_the_api_is_away_or_the_
 @pytest.mark.parametrize("pods", [None, {}, {UID: LIVING}])
 def test_a_container_that_no_record_names_any_more_has_lost_its_devices(pods: Mapping[str, Pod] | None) -> None:
     """A pod that was deleted soon after it was admitted may never be seen in the checkpoint."""
-    unreadable = Ledger(dict.fromkeys(IDS, Hold()), certain=False)
+    unreadable = Ledger(dict.fromkeys(IDS, IdState()), certain=False)
     assert why([], pods, ()) == FREED
     assert why([], pods, None, named=True) == FREED
     assert why([], pods, None) == ""

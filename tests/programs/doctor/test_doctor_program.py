@@ -16,7 +16,7 @@ from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.core.report.finding import Severity, Unknown, examine
 from gpu_device_plugin.core.report.findings.node_checks import CHECKS
 from gpu_device_plugin.core.report.findings.symptoms import ApiSeen, NodeSymptoms, Profiles
-from gpu_device_plugin.features.mps.rules.mps_wishes import NOT_THERE
+from gpu_device_plugin.features.mps.rules.mps_admission import NOT_THERE
 from gpu_device_plugin.programs.doctor import node_reading
 from gpu_device_plugin.programs.doctor.doctor_program import (
     CLAIMS,

@@ -12,7 +12,7 @@ from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.core.report.findings.symptoms import Runtime
 from gpu_device_plugin.features.mps.contract import STATE_FILE, MpsGpu, MpsState, MpsStatus
 from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
-from gpu_device_plugin.features.mps.rules.mps_wishes import NOT_THERE, SILENT
+from gpu_device_plugin.features.mps.rules.mps_admission import NOT_THERE, SILENT
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
 from gpu_device_plugin.programs.doctor.node_reading import mps_state, with_driver_limits
 from gpu_device_plugin.programs.doctor.runtime_reading import cdi_devices, cgroup, obeys_images, runtimes, toolkit

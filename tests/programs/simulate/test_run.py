@@ -15,7 +15,7 @@ from gpu_device_plugin.core.value.marginal_value import NEVER, Left
 from gpu_device_plugin.core.value.node_types import NodeType
 from gpu_device_plugin.core.value.price_learning import learn
 from gpu_device_plugin.core.value.workload_mix import PodKind
-from gpu_device_plugin.model.contract.wishes import Wishes
+from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
 from gpu_device_plugin.programs.simulate.inputs.entries import nodes_in_trace, pods_in_trace
 from gpu_device_plugin.programs.simulate.model import (
     Arrivals,
@@ -42,7 +42,7 @@ KINDS = (
     PodKind(0, 1, 8000, 16_384),
     PodKind(0, 2, 8000, 16_384),
     PodKind(8, 2, 4000, 8192),
-    PodKind(20, 1, 4000, 8192, Wishes(("A10",))),
+    PodKind(20, 1, 4000, 8192, GpuPreferences(("A10",))),
     PodKind(0, 0, 3000, 2048),
 )
 
@@ -172,7 +172,8 @@ def test_equal_instances_are_taken_of_one_gpu_after_the_other_or_of_all_evenly(p
 
 def test_a_pod_takes_what_its_models_cpu_and_memory_allow() -> None:
     picky = Workload(
-        (PodKind(20, 1, wishes=Wishes(("A10",))), PodKind(1, 1, 32_001), PodKind(1, 1, 0, 131_073)), (0, 0, 0, 1, 2)
+        (PodKind(20, 1, wishes=GpuPreferences(("A10",))), PodKind(1, 1, 32_001), PodKind(1, 1, 0, 131_073)),
+        (0, 0, 0, 1, 2),
     )
     for policy in POLICIES:
         assert run(policy, NODES, picky, Arrivals(picky.pods), 0).accepted.tolist() == [True, True, False, False, False]

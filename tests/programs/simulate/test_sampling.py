@@ -12,7 +12,7 @@ from gpu_device_plugin.core.value.marginal_value import NEVER, Left
 from gpu_device_plugin.core.value.node_types import NodeType
 from gpu_device_plugin.core.value.price_learning import learn
 from gpu_device_plugin.core.value.workload_mix import PodKind
-from gpu_device_plugin.model.contract.wishes import Wishes
+from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
 from gpu_device_plugin.programs.simulate.model import Arrivals, Start, Workload
 from gpu_device_plugin.programs.simulate.policies.extender_policies import ByFullness, ByValue
 from gpu_device_plugin.programs.simulate.policies.fgd import BestFit, Fgd
@@ -78,7 +78,7 @@ def test_the_start_stays_where_no_node_is_too_many() -> None:
         ((16, 24, 8, 8), PodKind(0, 2), True),
         ((16, 24, 8, 8), PodKind(0, 3), False),
         ((15, 24, 8, 8), PodKind(0, 2), False),
-        ((16, 24, 8, 8), PodKind(0, 1, wishes=Wishes(("H100",))), True),
+        ((16, 24, 8, 8), PodKind(0, 1, wishes=GpuPreferences(("H100",))), True),
         ((-1, 0, 0, 0), PodKind(0, 1), False),
         ((0, 0, 0, 0), PodKind(0, 0, 32_000, 131_072), True),
         ((16, 24, 8, 8), PodKind(1, 1, 32_001), False),
@@ -113,7 +113,7 @@ def test_what_is_missed_is_counted_by_arrival() -> None:
 
 def test_of_all_nodes_every_one_that_fits_is_in_the_sample_in_the_order_of_nodes() -> None:
     """So with 100 % a policy chooses the first of the best nodes, whatever pods came before."""
-    picky = PodKind(20, 1, 500, 64, Wishes(("A10",)))
+    picky = PodKind(20, 1, 500, 64, GpuPreferences(("A10",)))
     kinds = (PodKind(5, 1, 500), PodKind(11, 1, 500), PodKind(0, 1, 900), PodKind(0, 2), PodKind(8, 2), NO_GPU, picky)
     rng = random.Random(0)  # noqa: S311 - the same pods every time
     rooms = Rooms([Start.empty(f"n{at}", rng.choice((T4, MIXED))) for at in range(130)])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.report.finding import Severity, Unknown, note, ok, warning
 from gpu_device_plugin.core.report.findings.container_checks import name
 from gpu_device_plugin.core.report.text.printing import MOST_NAMED
-from gpu_device_plugin.model.condition import BY_HEAT, Throttle
+from gpu_device_plugin.model.telemetry import BY_HEAT, Throttle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.report.finding import Finding
     from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, NodeSymptoms
     from gpu_device_plugin.features.history.contract import GpuHistory
-    from gpu_device_plugin.model.condition import GpuTelemetry
+    from gpu_device_plugin.model.telemetry import GpuTelemetry
 
 LONG_S = 600.0
 """A GPU that is slowed for most of this time is not slowed by chance."""
@@ -47,11 +47,11 @@ _RESET = "drain the node and reset the GPU (docs/operations.md, A GPU is out of 
 
 def condition_here(node: NodeSymptoms) -> Iterator[Finding]:
     """Check the condition of a node's GPUs, as its driver tells it now."""
-    if isinstance(node.conditions, Unknown):
-        yield node.conditions
+    if isinstance(node.telemetry, Unknown):
+        yield node.telemetry
         return
     names = {gpu.uuid: name(gpu, node) for gpu in node.inventory.gpus}
-    named = [(names.get(gpu.uuid, gpu.uuid), gpu) for gpu in node.conditions]
+    named = [(names.get(gpu.uuid, gpu.uuid), gpu) for gpu in node.telemetry]
     findings = [finding for each, gpu in named for finding in (*_slowed_now(each, gpu), *_faults(each, gpu))]
     yield from findings
     if without := tuple(each for each, gpu in named if gpu.persistence is False):

@@ -16,7 +16,7 @@ from gpu_device_plugin.core.report.why.resizing import why_not
 from gpu_device_plugin.features.elastic.contract import MemoryRequests, is_elastic
 from gpu_device_plugin.features.limits.rules.enforcement import REFUSE, Abilities, enforcements, wanted_enforcement
 from gpu_device_plugin.features.mps.contract import MpsStatus
-from gpu_device_plugin.features.mps.rules.mps_wishes import lack
+from gpu_device_plugin.features.mps.rules.mps_admission import lack
 from gpu_device_plugin.features.use.contract import asked_s, exceeds, not_held, trespasses
 from gpu_device_plugin.model.contract.keys import (
     CONFIG_LABEL,

@@ -194,10 +194,10 @@ def _others(node: NodeSymptoms) -> Iterator[Finding]:
     for sighting in node.others:
         if node.allow_other_plugins:
             advice = "make sure that each has GPUs of its own: --exclude-gpus"
-            yield warning("other-plugin-allowed", "{problem}, which is allowed", advice, problem=sighting.found)
+            yield warning("other-plugin-allowed", "{problem}, which is allowed", advice, problem=sighting.finding)
         else:
             text = "{problem}, so that the agent shares none"
-            yield error("other-plugin", text, sighting.other.off, problem=sighting.found)
+            yield error("other-plugin", text, sighting.other.off, problem=sighting.finding)
     if not node.others:
         yield ok("no-other-plugin", "no other plugin hands out GPUs here")
 

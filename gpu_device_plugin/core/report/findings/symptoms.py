@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from gpu_device_plugin.features.history.contract import NodeHistory
     from gpu_device_plugin.features.mps.contract import MpsGpu
     from gpu_device_plugin.features.use.contract import NodeReport
-    from gpu_device_plugin.model.condition import GpuTelemetry
     from gpu_device_plugin.model.contract.nodegpus import NodeGpus
     from gpu_device_plugin.model.gpus import Gpu, Inventory
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resource_claims import Claim
     from gpu_device_plugin.model.resources import Resource
+    from gpu_device_plugin.model.telemetry import GpuTelemetry
 
 _NOT_EXAMINED = Unknown("not-examined", "not examined")
 
@@ -284,7 +284,7 @@ class NodeSymptoms:
     inventory: Inventory
     unhealthy: Mapping[str, str] = field(default_factory=dict)
     """Why a GPU is out of service, by UUID."""
-    conditions: tuple[GpuTelemetry, ...] | Unknown = ()
+    telemetry: tuple[GpuTelemetry, ...] | Unknown = ()
     """As the driver tells them now, in the groups that the settings want read."""
     device_nodes: Mapping[str, str] = field(default_factory=dict)
     """The fault of each device node, by path; empty: it has none."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.report.text.columns import Layout, Line, Row, Tone, aligned, columns, fitted, table
 from gpu_device_plugin.core.report.text.printing import counted, printable, short_uuid
 from gpu_device_plugin.core.report.text.use_texts import container, duration, limit, mib, uses
-from gpu_device_plugin.model.condition import Throttle
+from gpu_device_plugin.model.telemetry import Throttle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

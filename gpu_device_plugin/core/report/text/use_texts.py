@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.features.history.contract import ContainerHistory, IncidentProcess, IncidentSummary
     from gpu_device_plugin.features.over_use.rules import Excess
     from gpu_device_plugin.features.use.contract import ContainerUse, NodeReport, NodeUse
-    from gpu_device_plugin.features.use.rules.holdings import Holding
+    from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
     from gpu_device_plugin.model.pods import Pod
 
 _NOTHING = "-"
@@ -234,16 +234,16 @@ def ultimatum(request: ReclaimRequest, now: float, *, evicts: bool) -> str:
     return "it is to be evicted"
 
 
-def misdirected(holding: Holding, container: str, meant: Pod | None) -> str:
+def misdirected(holder: ContainerGpus, container: str, meant: Pod | None) -> str:
     """Say that a container was started with the answer that was made for another; empty if both are told the same.
 
     `meant` is the pod of that other one, None: it is gone, and `container` its name there.
     """
-    pod = holding.pod
-    uuid = next(iter(holding.granted))
-    told_mib, own_mib = holding.started_mib, holding.limit_mib(uuid)
+    pod = holder.pod
+    uuid = next(iter(holder.granted))
+    told_mib, own_mib = holder.started_mib, holder.limit_mib(uuid)
     alike = meant is None or (pod is not None and _told(pod) == _told(meant))
-    if alike and told_mib in {None, own_mib} and holding.enforcement is not Enforcement.CUSTOM:
+    if alike and told_mib in {None, own_mib} and holder.enforcement is not Enforcement.CUSTOM:
         return ""
     near = meant is not None and pod is not None and meant.namespace == pod.namespace
     whose = (
@@ -251,7 +251,7 @@ def misdirected(holding: Holding, container: str, meant: Pod | None) -> str:
     )
     limits = "" if told_mib in {None, own_mib} else f" (a limit of {mib(told_mib)}, and its own is {mib(own_mib)})"
     return (
-        f"container {holding.container} was started with the variables of {whose}{limits}: the kubelet does not say "
+        f"container {holder.container} was started with the variables of {whose}{limits}: the kubelet does not say "
         "for which pod it asks, and asked in another order than expected. Its memory file is right, and it is not "
         "evicted for this; delete the pod to give it its own variables"
     )
@@ -259,7 +259,7 @@ def misdirected(holding: Holding, container: str, meant: Pod | None) -> str:
 
 def _told(pod: Pod) -> tuple[object, ...]:
     """Return what of a pod decides what its containers are told, beside the amount for each."""
-    shares = sorted(sum(each.limits.values()) for each in pod.containers if not each.hands_on)
+    shares = sorted(sum(each.limits.values()) for each in pod.containers if not each.devices_reused_by_later)
     return pod.namespace, shares, *(pod.annotations.get(key) for key in _TOLD)
 
 

@@ -16,7 +16,7 @@ from gpu_device_plugin.core.report.text.printing import place as place_of
 from gpu_device_plugin.core.report.why.pod_causes import scheduler_says, scheduler_silent
 from gpu_device_plugin.model.gpus import short_model
 from gpu_device_plugin.model.memory import format_mib
-from gpu_device_plugin.model.placing import FIT, POLICIES, Demand, Obstacle, Refusal, fits_kind, place
+from gpu_device_plugin.model.placing import FIT, POLICIES, Demand, Obstacle, Unplaceable, fits_kind, place
 from gpu_device_plugin.model.resources import Kind
 
 if TYPE_CHECKING:
@@ -272,7 +272,7 @@ def _obstacle(part: Part, view: GpuView) -> Obstacle | None:
         return Obstacle.OTHER_KIND
     demand = Demand(kind, 1 if kind is Kind.COUNT else _each(part.demand))
     answer = place(demand, [view.room], next(iter(POLICIES.values())))
-    return answer.reasons[0][1] if isinstance(answer, Refusal) else None
+    return answer.reasons[0][1] if isinstance(answer, Unplaceable) else None
 
 
 def _each(demand: Demand) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.report.text.use_texts import duration
-from gpu_device_plugin.model.condition import GpuTelemetry
+from gpu_device_plugin.model.telemetry import GpuTelemetry
 from gpu_device_plugin.model.times import rfc3339
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from gpu_device_plugin.core.report.text.printing import counted, first, ranges
 from gpu_device_plugin.core.report.text.use_texts import duration, mib
 from gpu_device_plugin.core.report.why.gpu_window import LEAST_S, RECENT_S, Held, windows
 from gpu_device_plugin.features.history.contract import everyone
-from gpu_device_plugin.model.condition import BY_HEAT, SLOWING, Throttle
+from gpu_device_plugin.model.telemetry import BY_HEAT, SLOWING, Throttle
 from gpu_device_plugin.model.times import epoch_s
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.report.why.gpu_window import GpuWindow
     from gpu_device_plugin.features.history.contract import MaySee, NodeHistory, Series
-    from gpu_device_plugin.model.condition import GpuTelemetry
+    from gpu_device_plugin.model.telemetry import GpuTelemetry
 
 Cause: TypeAlias = tuple[float, Finding]
 """The part of the pod's speed that something may have cost, 0 to 1: an estimate that orders the causes; and what."""

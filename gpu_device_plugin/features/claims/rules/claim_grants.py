@@ -1,4 +1,4 @@
-"""Derive what the containers of a claim get, by the rules of the device plugin, and write it as a CDI file."""
+"""Derive what the containers of a claim receive, by the device plugin's rules, and write it as a CDI file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpu_device_plugin.features.limits.rules.limit_grants import parts, weakest
 from gpu_device_plugin.model.contract import variables
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.node.rules.admission import Refused, Why
+from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode
 from gpu_device_plugin.node.rules.container_grants import NOTHING, OPTIONAL_NODES, GrantOwner, grant
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def refuse_limits(
     preparation: Preparation, shares: Shares, enforcements: Mapping[str, GpuEnforcement]
-) -> Refused | None:
+) -> Refusal | None:
     """Refuse a claim whose memory is not limited as its own parameters require; `enforcements` are by UUID."""
     placement, least = preparation.placement, preparation.config.limits
     if placement.demand.kind is not Kind.MEMORY or preparation.admin or least is None:
@@ -34,8 +34,8 @@ def refuse_limits(
     there = weakest(given, enforcements)
     if there.strength < least.strength:
         names = ", ".join(shares.gpus[position].name for position in placement.positions)
-        return Refused(
-            Why.NO_LIMIT,
+        return Refusal(
+            RefusalCode.NO_LIMIT,
             f"{names}: the parameters of the claim require limits of {least}, and this node has {there}; choose "
             f"devices by their attribute limits, or ask for less",
         )

@@ -227,7 +227,7 @@ class _Offer:
             return [_taint(taint_value(block.everyone), "NoExecute" if self._facts.evict else "NoSchedule")]
         if block.new_pods:
             return [{"key": dra.CORDON_TAINT, "effect": "NoSchedule"}]
-        held = uuid in self._node.ledger.foreign or uuid in self._facts.held_formerly
+        held = uuid in self._node.ledger.held_by_other_resource or uuid in self._facts.held_formerly
         return [_taint("held-otherwise", "NoSchedule")] if held else []
 
 

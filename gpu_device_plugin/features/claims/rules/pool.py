@@ -1,4 +1,4 @@
-"""Decide which ResourceSlices a node has, and which writes make those of the API server equal to them."""
+"""Decide which ResourceSlices a node has, and which writes bring the API server in line with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The claims that were prepared on a node: what each holds, its file for the next agent, and its status in the API."""
+"""The claims prepared on a node: the devices of each, its state file, and its status in the API."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from gpu_device_plugin.features.claims.contract import DRIVER, is_instance
-from gpu_device_plugin.model.holds import DeviceHold, HoldSource
+from gpu_device_plugin.model.allocations import Allocation, AllocationSource
 from gpu_device_plugin.model.limits import Enforcement  # noqa: TC001 - msgspec reads it
 from gpu_device_plugin.model.resource_claims import Consumer  # noqa: TC001 - msgspec reads it
 from gpu_device_plugin.model.resources import Kind
@@ -79,7 +79,7 @@ class PreparedClaim:
         return f"{self.namespace}/{self.name}"
 
 
-def claim_holds(prepared: Iterable[PreparedClaim], pods: Iterable[Pod]) -> tuple[DeviceHold, ...]:
+def claim_allocations(prepared: Iterable[PreparedClaim], pods: Iterable[Pod]) -> tuple[Allocation, ...]:
     """Return what the containers that use prepared claims hold of GPUs, with the name of each container if it is known.
 
     A claim that no known pod uses counts for the pods that it was prepared for: their GPUs are in use.
@@ -98,12 +98,12 @@ def claim_holds(prepared: Iterable[PreparedClaim], pods: Iterable[Pod]) -> tuple
         (consumer.uid, "", claim) for claim in claims.values() if claim.uid not in used for consumer in claim.consumers
     ]
     return tuple(
-        DeviceHold(
+        Allocation(
             pod_uid,
             container,
             claim.kind,
             claim.device_ids,
-            HoldSource.CLAIM,
+            AllocationSource.CLAIM,
             claim.uid,
             claim.enforcement,
             claim.limit_mib or None,

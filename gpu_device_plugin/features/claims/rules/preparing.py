@@ -21,7 +21,7 @@ from gpu_device_plugin.model.memory import InvalidSizeError, format_mib, parse_m
 from gpu_device_plugin.model.placing import Demand, Placement
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import SHARES
-from gpu_device_plugin.node.rules.admission import Refused, Why
+from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -83,7 +83,7 @@ class Preparation:
 
 def prepare(
     node: Node, claim: Claim, node_name: str, before: PreparedClaim | None = None, *, running: bool = False
-) -> Preparation | Refused:
+) -> Preparation | Refusal:
     """Decide on one claim. What the scheduler allocated is the truth; that it fits is checked all the same.
 
     A pod that was deleted by force may still run when the scheduler gives its part away, and an agent may have changed
@@ -93,23 +93,23 @@ def prepare(
     whatever has become of its GPU.
     """
     gpus = _gpus(node, claim, node_name, running=running)
-    if isinstance(gpus, Refused):
+    if isinstance(gpus, Refusal):
         return gpus
     config = _config(claim, gpus)
-    if isinstance(config, Refused):
+    if isinstance(config, Refusal):
         return config
     first, _, whole = gpus[0]
     if first.admin:
         return _beside(gpus, config)
-    if not whole and (refused := _several_instances(claim, gpus)) is not None:
-        return refused
+    if not whole and (refusal := _several_instances(claim, gpus)) is not None:
+        return refusal
     closed = None if running else next(filter(None, (_closed(node, shared) for _, shared, _ in gpus)), None)
     if closed is not None:
         return closed
     return _whole(node, claim, gpus, before) if whole else _shares(node, claim, gpus, config, before)
 
 
-def two_claims(pod: Pod, claim: Claim, prepared: Iterable[PreparedClaim]) -> Refused | None:
+def two_claims(pod: Pod, claim: Claim, prepared: Iterable[PreparedClaim]) -> Refusal | None:
     """Refuse a claim of which a container of `pod` would get the variables beside those of one `prepared` before.
 
     Both say by the same variables which GPUs the container sees and how much it has, and either may win.
@@ -117,19 +117,19 @@ def two_claims(pod: Pod, claim: Claim, prepared: Iterable[PreparedClaim]) -> Ref
     others = {one.name for one in prepared if one.namespace == claim.namespace and one.uid != claim.uid}
     for container, names in pod.claims.items():
         if claim.name in names and (both := sorted(others & set(names))):
-            return Refused(
-                Why.TWO_CLAIMS,
+            return Refusal(
+                RefusalCode.TWO_CLAIMS,
                 f"container {container!r} uses claim {both[0]} and claim {claim.name}, which set the same variables; "
                 "ask for both by two requests of one claim",
             )
     return None
 
 
-def _gpus(node: Node, claim: Claim, node_name: str, *, running: bool) -> list[_Given] | Refused:
+def _gpus(node: Node, claim: Claim, node_name: str, *, running: bool) -> list[_Given] | Refusal:
     ours = claim.devices_of(DRIVER)
     if not ours:
-        return Refused(
-            Why.UNKNOWN_DEVICE,
+        return Refusal(
+            RefusalCode.UNKNOWN_DEVICE,
             f"claim {claim} has no device of {DRIVER} allocated (any more); delete the pod so that it is scheduled "
             "again",
         )
@@ -137,22 +137,22 @@ def _gpus(node: Node, claim: Claim, node_name: str, *, running: bool) -> list[_G
     found: list[_Given] = []
     for device in ours:
         if device.pool != node_name:
-            return Refused(
-                Why.OTHER_NODE,
+            return Refusal(
+                RefusalCode.OTHER_NODE,
                 f"claim {claim} was allocated a GPU of node {device.pool}, and this is {node_name}; use the claim in "
                 "pods of that node only, or one claim for each pod",
             )
         watched = parse_monitor_name(device.name)
         shared = known.get((watched or parse_device_name(device.name)).lower())
         if shared is None:
-            return Refused(
-                Why.UNKNOWN_DEVICE,
+            return Refusal(
+                RefusalCode.UNKNOWN_DEVICE,
                 f"device {device.name} of claim {claim} is not on this node (any more); delete the pod so that it is "
                 "scheduled again",
             )
         if watched and not device.admin:
-            return Refused(
-                Why.BAD_PARAMETERS,
+            return Refusal(
+                RefusalCode.BAD_PARAMETERS,
                 f"device {device.name} of claim {claim} is for programs that look at a GPU beside those who have it; "
                 "let the request say adminAccess: true, in a namespace that may",
             )
@@ -161,35 +161,35 @@ def _gpus(node: Node, claim: Claim, node_name: str, *, running: bool) -> list[_G
         found.append((device, shared, whole))
     ways = {"beside" if device.admin else _kind(shared) if whole else Kind.MEMORY for device, shared, whole in found}
     if len(ways) > 1:
-        return Refused(
-            Why.BOTH_RESOURCES,
+        return Refusal(
+            RefusalCode.BOTH_RESOURCES,
             f"claim {claim} has whole GPUs, whole MIG instances, parts of them or access beside others at once, which "
             "one set of variables cannot describe; use one claim for each",
         )
     return found
 
 
-def _several_instances(claim: Claim, gpus: Collection[_Given]) -> Refused | None:
+def _several_instances(claim: Claim, gpus: Collection[_Given]) -> Refusal | None:
     """Refuse parts of a MIG instance together with parts of anything else: CUDA shows a program one instance."""
     there = {shared.position: shared for _, shared, _ in gpus}
     if len(there) < 2 or all(shared.gpu.instance is None for shared in there.values()):
         return None
     names = " and ".join(there[position].name for position in sorted(there))
-    return Refused(
-        Why.SEVERAL_INSTANCES,
+    return Refusal(
+        RefusalCode.SEVERAL_INSTANCES,
         f"claim {claim} was allocated parts of {names}, and no program can use a MIG instance together with another "
         "one or with a GPU; ask for one device, for several of one instance by the constraint matchAttribute: "
         "gpu-device-plugin/uuid, or for parts of several GPUs by devices without the attribute profile",
     )
 
 
-def _cannot_borrow(claim: Claim, gpus: Collection[_Given]) -> Refused | None:
+def _cannot_borrow(claim: Claim, gpus: Collection[_Given]) -> Refusal | None:
     """Refuse a limit of memory beside anything but a part of one GPU."""
     parts = not any(device.admin or whole or shared.gpu.instance is not None for device, shared, whole in gpus)
     if parts and len({shared.position for _, shared, _ in gpus}) == 1:
         return None
-    return Refused(
-        Why.BAD_PARAMETERS,
+    return Refusal(
+        RefusalCode.BAD_PARAMETERS,
         f"claim {claim} has the parameter memoryLimit, and only a part of one GPU may be exceeded: no whole GPU, "
         "no MIG instance or part of one, and no parts of several GPUs; leave memoryLimit out",
     )
@@ -197,15 +197,15 @@ def _cannot_borrow(claim: Claim, gpus: Collection[_Given]) -> Refused | None:
 
 def _limit_shares(
     claim: Claim, config: ShareConfig, amounts: Mapping[int, int], shares: Shares
-) -> int | Refused | None:
+) -> int | Refusal | None:
     """Return `Preparation.limit_shares`; refuse a limit below the amount that was allocated."""
     if config.memory_limit_mib is None:
         return None
     ((position, count),) = amounts.items()
     wanted = -(-config.memory_limit_mib // shares.share_mib)
     if wanted < count:
-        return Refused(
-            Why.BAD_PARAMETERS,
+        return Refusal(
+            RefusalCode.BAD_PARAMETERS,
             f"claim {claim} has memoryLimit {format_mib(config.memory_limit_mib)}, and was allocated "
             f"{format_mib(count * shares.share_mib)}; write a limit of at least that amount, or none",
         )
@@ -213,14 +213,14 @@ def _limit_shares(
     return None if most == count else most
 
 
-def _config(claim: Claim, gpus: Collection[_Given]) -> ShareConfig | Refused:
+def _config(claim: Claim, gpus: Collection[_Given]) -> ShareConfig | Refusal:
     try:
         configs = {share_config(claim, request) for request in {device.request for device, _, _ in gpus}}
     except ParametersError as error:
-        return Refused(Why.BAD_PARAMETERS, f"{error}; correct the parameters of claim {claim} for {DRIVER}")
+        return Refusal(RefusalCode.BAD_PARAMETERS, f"{error}; correct the parameters of claim {claim} for {DRIVER}")
     if len(configs) > 1:
-        return Refused(
-            Why.BAD_PARAMETERS,
+        return Refusal(
+            RefusalCode.BAD_PARAMETERS,
             f"the requests of claim {claim} have different parameters for {DRIVER}, and its containers get one limit; "
             "use one claim for each",
         )
@@ -234,13 +234,13 @@ def _beside(gpus: Collection[_Given], config: ShareConfig) -> Preparation:
     return Preparation(devices, frozenset(), placement, config, admin=True)
 
 
-def _whole(node: Node, claim: Claim, gpus: Collection[_Given], before: PreparedClaim | None) -> Preparation | Refused:
+def _whole(node: Node, claim: Claim, gpus: Collection[_Given], before: PreparedClaim | None) -> Preparation | Refusal:
     held = frozenset() if before is None else before.device_ids
     for device, shared, _ in gpus:
         mib = device.memory_mib
         if device.undivided and mib and mib < node.shares.share_mib * len(shared.shares):
-            return Refused(
-                Why.BAD_PARAMETERS,
+            return Refusal(
+                RefusalCode.BAD_PARAMETERS,
                 f"claim {claim} asks for all of a GPU and for {format_mib(mib)} at once, and was allocated no more; "
                 "let it name no memory, and choose the size of its GPU by an expression",
             )
@@ -255,7 +255,7 @@ def _whole(node: Node, claim: Claim, gpus: Collection[_Given], before: PreparedC
 
 def _shares(
     node: Node, claim: Claim, gpus: Collection[_Given], config: ShareConfig, before: PreparedClaim | None
-) -> Preparation | Refused:
+) -> Preparation | Refusal:
     share_mib = node.shares.share_mib
     amounts: dict[int, int] = defaultdict(int)
     devices = []
@@ -269,12 +269,12 @@ def _shares(
         shared = node.shares.gpus[position]
         own = [] if before is None else [name for name in shared.shares if name in before.device_ids]
         fenced = node.reserved_share_numbers(shared)
-        free = [name for n, name in enumerate(shared.shares) if name not in node.ledger.holds and n not in fenced]
+        free = [name for n, name in enumerate(shared.shares) if name not in node.ledger.id_states and n not in fenced]
         if node.use(shared).whole:
             return _taken(shared)
         if len(own) + len(free) < count:
-            return Refused(
-                Why.NO_ROOM,
+            return Refusal(
+                RefusalCode.NO_ROOM,
                 f"{shared.name} has {format_mib(len(free) * share_mib)} free, and claim {claim} was allocated "
                 f"{format_mib(count * share_mib)} of it: a container that has ended for the API server may still run; "
                 "this is tried again",
@@ -282,31 +282,34 @@ def _shares(
         found.update([*own, *free][:count])
     percent = max(device.compute for device in devices)
     limit = _limit_shares(claim, config, amounts, node.shares)
-    if isinstance(limit, Refused):
+    if isinstance(limit, Refusal):
         return limit
     placement = _placement(Kind.MEMORY, amounts)
     return Preparation(tuple(devices), frozenset(found), placement, config, percent, limit_shares=limit)
 
 
-def _closed(node: Node, shared: SharedGpu) -> Refused | None:
+def _closed(node: Node, shared: SharedGpu) -> Refusal | None:
     """Refuse a GPU that can give nothing now."""
     name, uuid = shared.name, shared.gpu.uuid
     if why := node.block(uuid).everyone:
-        return Refused(Why.UNHEALTHY, f"{name} is out of service: {why}")
-    if uuid in node.ledger.foreign:
-        return Refused(Why.OTHER_RESOURCE, f"{name} is in use through {node.ledger.foreign[uuid]}; this is tried again")
+        return Refusal(RefusalCode.UNHEALTHY, f"{name} is out of service: {why}")
+    if uuid in node.ledger.held_by_other_resource:
+        return Refusal(
+            RefusalCode.OTHER_RESOURCE,
+            f"{name} is in use through {node.ledger.held_by_other_resource[uuid]}; this is tried again",
+        )
     if not node.ledger.certain:
-        return Refused(
-            Why.RECORDS_UNREADABLE,
+        return Refusal(
+            RefusalCode.RECORDS_UNREADABLE,
             "the kubelet's checkpoint cannot be read, so nothing proves that this GPU is free; the log of the GPU "
             "agent on this node says what to do",
         )
     return None
 
 
-def _taken(shared: SharedGpu) -> Refused:
+def _taken(shared: SharedGpu) -> Refusal:
     why = f"{shared.name} is still in use by another claim or container; this is tried again"
-    return Refused(Why.IN_WHOLE_USE, why)
+    return Refusal(RefusalCode.IN_WHOLE_USE, why)
 
 
 def _prepared(device: Device, shared: SharedGpu, mib: int, compute: int) -> PreparedDevice:

@@ -1,4 +1,4 @@
-"""Decide which containers are asked to return borrowed GPU memory, how much, for whom, and whose time to do so is over.
+"""Decide which containers must return borrowed GPU memory, how much, for whom, and which have run out of time.
 
 While a GPU is short and somebody borrows there, borrowers are asked: those of the lowest priority first, then those
 that borrow most, until what they borrow covers the shortage. Who was asked may not borrow again until the shortage is
@@ -24,9 +24,9 @@ from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD,
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.features.use.rules.holdings import Holding
+    from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
     from gpu_device_plugin.features.use.rules.process_use import UseReading
-    from gpu_device_plugin.model.holds import Place
+    from gpu_device_plugin.model.allocations import Place
     from gpu_device_plugin.model.pods import Pod
 
 _CHANGING = frozenset({MEMORY_LIMIT, MEMORY_GUARANTEE, MEMORY_HELD})
@@ -212,25 +212,25 @@ def shortage_mib(uses: Iterable[AttributedUse], used_mib: int | None, capacity_m
 
 
 def uses_now(
-    reading: UseReading, holdings: Iterable[Holding], starting: Iterable[AttributedUse] = ()
+    reading: UseReading, holders: Iterable[ContainerGpus], starting: Iterable[AttributedUse] = ()
 ) -> Mapping[str, tuple[AttributedUse, ...]]:
     """Return the containers that have a guarantee on each GPU (by UUID) now, with their use by an earlier reading.
 
     `starting` are those that the kubelet is about to start, with their guarantees: the kubelet's checkpoint, of which
-    `holdings` are made, may not show them yet.
+    `holders` are made, may not show them yet.
     """
     read = {use.place: use for use in reading.containers}
     about_to_start = {use.place: use for use in starting}
     found: dict[Place, AttributedUse] = {}
-    for holding in holdings:
-        for uuid, granted in () if holding.whole else holding.granted.items():
-            place = holding.pod_uid, holding.container, uuid
+    for holder in holders:
+        for uuid, granted in () if holder.whole else holder.granted.items():
+            place = holder.pod_uid, holder.container, uuid
             use = read.get(place)
             used = 0 if use is None else use.used_mib
             if used is None and place in about_to_start:
                 used = 0
-            limit = holding.limits.get(uuid)
-            found[place] = AttributedUse(*place, granted, used, None, holding, holding.pod, limit, holding.lent)
+            limit = holder.limits.get(uuid)
+            found[place] = AttributedUse(*place, granted, used, None, holder, holder.pod, limit, holder.lent)
     by_gpu: dict[str, list[AttributedUse]] = {}
     for use in {**about_to_start, **found}.values():
         by_gpu.setdefault(use.uuid, []).append(use)

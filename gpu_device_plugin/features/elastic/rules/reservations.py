@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_device_plugin.features.elastic.contract import answer_to
 from gpu_device_plugin.features.elastic.rules.growth import GpuRoom, GrowthRequest, grow
-from gpu_device_plugin.features.use.rules.holdings import elastic_gpu
+from gpu_device_plugin.features.use.rules.container_gpus import elastic_gpu
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD
 from gpu_device_plugin.model.shares import parse_id
-from gpu_device_plugin.node.rules.ledger import Hold, Reservation
+from gpu_device_plugin.node.rules.ledger import IdState, Reservation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.features.elastic.contract import Allowance, Answer, PodGuarantees, Size
-    from gpu_device_plugin.model.holds import DeviceHold
+    from gpu_device_plugin.model.allocations import Allocation
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.shares import SharedGpu
     from gpu_device_plugin.node.rules.ledger import ContainerKey, Reservations
     from gpu_device_plugin.node.rules.node import Node
 
-_CONFIRMED = Hold()
+_CONFIRMED = IdState()
 UNDECIDED = "the scheduler has not decided on it yet"
 _TOO_LITTLE = "{gpu} has {free} left that is promised to nobody, and {more} more are asked for"
 
@@ -65,7 +65,7 @@ class Resize:
 
 
 def elastics(
-    holds: Iterable[DeviceHold], pods: Mapping[str, PodGuarantees], node: Node
+    allocations: Iterable[Allocation], pods: Mapping[str, PodGuarantees], node: Node
 ) -> Mapping[str, tuple[Elastic, ...]]:
     """Return the containers that may grow or shrink by the UID of their pod, for those `pods` that have devices.
 
@@ -73,26 +73,26 @@ def elastics(
     """
     found: dict[str, tuple[Elastic, ...]] = {}
     uncertain: set[str] = set()
-    for hold in holds:
-        if (says := pods.get(hold.pod_uid)) is None:
+    for allocation in allocations:
+        if (says := pods.get(allocation.pod_uid)) is None:
             continue
-        there = found.setdefault(hold.pod_uid, ())
-        if (shared := elastic_gpu(hold, says.pod, node.shares)) is not None:
-            size = says.size(hold.container, shared.position, len(hold.device_ids))
-            found[hold.pod_uid] = (*there, Elastic(says.pod, size, shared, hold.device_ids))
-            if any(node.ledger.holds.get(name) != _CONFIRMED for name in hold.device_ids):
-                uncertain.add(hold.pod_uid)
+        there = found.setdefault(allocation.pod_uid, ())
+        if (shared := elastic_gpu(allocation, says.pod, node.shares)) is not None:
+            size = says.size(allocation.container, shared.position, len(allocation.device_ids))
+            found[allocation.pod_uid] = (*there, Elastic(says.pod, size, shared, allocation.device_ids))
+            if any(node.ledger.id_states.get(name) != _CONFIRMED for name in allocation.device_ids):
+                uncertain.add(allocation.pod_uid)
     return {uid: containers for uid, containers in found.items() if uid not in uncertain}
 
 
-def taken_over(saved: Reservations, holds: Iterable[DeviceHold]) -> Reservations:
+def taken_over(saved: Reservations, allocations: Iterable[Allocation]) -> Reservations:
     """Return what a former agent has `saved` for the containers that still hold shares of their GPU."""
     own: dict[tuple[ContainerKey, str], frozenset[str]] = {}
-    for hold in holds:
-        for name in hold.device_ids:
+    for allocation in allocations:
+        for name in allocation.device_ids:
             uuid, number = parse_id(name)
             if number is not None:
-                at = (hold.pod_uid, hold.container), uuid
+                at = (allocation.pod_uid, allocation.container), uuid
                 own[at] = own.get(at, frozenset()) | {name}
     return {
         key: replace(reservation, own=own[key, reservation.uuid])
@@ -101,15 +101,15 @@ def taken_over(saved: Reservations, holds: Iterable[DeviceHold]) -> Reservations
     }
 
 
-def owned(reservations: Reservations, holds: Iterable[DeviceHold]) -> Reservations:
+def owned(reservations: Reservations, allocations: Iterable[Allocation]) -> Reservations:
     """Return guarantees beyond requests without the device IDs that the kubelet's records show for other pods alone.
 
     A container may have been found to grow by a record that was older than its end.
     """
     shown: dict[str, set[str]] = {}
-    for hold in holds:
-        for name in hold.device_ids:
-            shown.setdefault(name, set()).add(hold.pod_uid)
+    for allocation in allocations:
+        for name in allocation.device_ids:
+            shown.setdefault(name, set()).add(allocation.pod_uid)
     return {
         key: reservation.without([name for name in reservation.own if key[0] not in shown.get(name, {key[0]})])
         for key, reservation in reservations.items()
@@ -189,7 +189,7 @@ def _rooms(node: Node, expected: tuple[Mapping[int, int], int]) -> Mapping[int, 
             closed = f"{shared.name} is out of service: {block.everyone}"
         elif block.new_pods:
             closed = f"{shared.name} is {block.new_pods}"
-        elif not node.ledger.certain or uuid in node.ledger.foreign or use.whole:
+        elif not node.ledger.certain or uuid in node.ledger.held_by_other_resource or use.whole:
             closed = _uncertain(shared)
         free = total - use.taken - promised.get(shared.position, 0) - anywhere
         rooms[shared.position] = GpuRoom(shared.name, total, free, node.shares.share_mib, closed)

@@ -1,4 +1,4 @@
-"""The limit helper sets the limits that the node agent wants and tells what came of it, by the files of both."""
+"""Set the limits that the node agent asks for, and report the results, through two files shared with it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import __version__
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.features.limits.contract import LIMIT_FILES, LimitsState
 from gpu_device_plugin.features.limits.rules import limit_setting as setting
 from gpu_device_plugin.file_link import HelperLink
@@ -83,8 +83,8 @@ class LimitHelper:
             self._hardware.resume()
         if self._wanted:
             starting = {State.STARTING, State.PAUSED}
-            opened = self._hardware.view.meets(lambda view: view.state not in starting)
-            await within(self._hardware.timings.start_within_s, opened)
+            opened = self._hardware.view.wait_until(lambda view: view.state not in starting)
+            await wait_within(self._hardware.timings.start_within_s, opened)
 
     async def _set_due(self) -> None:
         self._attempts = {key: old for key, old in self._attempts.items() if key in self._wanted}

@@ -1,4 +1,4 @@
-"""Choose the means by which the memory limits of new containers hold on each GPU of a node, each with its reason."""
+"""Choose how the memory limits of new containers are enforced on each GPU of a node, and say why."""
 
 from __future__ import annotations
 

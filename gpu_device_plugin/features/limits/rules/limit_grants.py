@@ -10,7 +10,7 @@ from gpu_device_plugin.model.contract import variables
 from gpu_device_plugin.model.contract.frameworks import VARIABLES
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.node.rules.admission import Refused, Why
+from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode
 from gpu_device_plugin.node.rules.container_grants import NOBODY, NOTHING, Grant
 from gpu_device_plugin.node.rules.preferred_allocation import spread_over
 
@@ -86,7 +86,7 @@ def parts(given: Iterable[tuple[int, int]], shares: Shares, limit_shares: int | 
 
 def refuse_unlimited(
     node: Node, kind: Kind, device_ids: Collection[str], plan: LimitPlan, owner: GrantOwner
-) -> Refused | None:
+) -> Refusal | None:
     """Refuse a container whose memory cannot be limited although the administrator requires it.
 
     Whole GPUs have no limits. `owner` is the container, as far as it is known.
@@ -96,7 +96,7 @@ def refuse_unlimited(
         return None
     gpus = [node.shares.gpus[position] for position, _ in given]
     refusing = [shared for shared in gpus if shared.gpu.uuid in plan.refusals]
-    return Refused(Why.NO_LIMIT, f"{', '.join(shared.name for shared in refusing or gpus)}: {why}")
+    return Refusal(RefusalCode.NO_LIMIT, f"{', '.join(shared.name for shared in refusing or gpus)}: {why}")
 
 
 def refusal(parts: Sequence[Part], plan: LimitPlan, owner: GrantOwner = NOBODY) -> str:

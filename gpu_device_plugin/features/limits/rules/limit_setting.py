@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from gpu_device_plugin.features.limits.contract import LimitsState
-    from gpu_device_plugin.features.use.rules.holdings import Holding
-    from gpu_device_plugin.model.holds import Place
+    from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
+    from gpu_device_plugin.model.allocations import Place
 
 CHECK_S = 60.0
 """Seconds until a limit that was set is read again: the driver may be replaced, and root may change a limit."""
@@ -124,7 +124,7 @@ def why_not_set(limit: MemoryLimit, code: int, hard_mib: int | None) -> str:
 
 
 def wanted_limits(
-    holdings: Iterable[Holding],
+    holders: Iterable[ContainerGpus],
     allowed_now: Mapping[Place, int],
     before: Mapping[LimitKey, MemoryLimit],
     *,
@@ -135,18 +135,18 @@ def wanted_limits(
     The helper leaves a limit alone that is right already, so what a container started with need not be known here.
 
     Args:
-        holdings: what the containers of this node hold.
+        holders: what the containers of this node hold.
         allowed_now: MiB for those whose limit may be another than when they started.
         before: what was wanted last. A container that may not change any more gets its own limit back.
         soft: whether what a container is guaranteed is its soft limit.
     """
     found = {}
-    for holding in holdings:
-        for uuid, granted_mib in holding.granted.items() if by_driver(holding) and holding.container_id else ():
-            place = (holding.pod_uid, holding.container, uuid)
-            key = LimitKey(holding.pod_uid, holding.container_id, uuid)
+    for holder in holders:
+        for uuid, granted_mib in holder.granted.items() if by_driver(holder) and holder.container_id else ():
+            place = (holder.pod_uid, holder.container, uuid)
+            key = LimitKey(holder.pod_uid, holder.container_id, uuid)
             if key.plausible and (place in allowed_now or key in before):
-                hard_mib = max(1, allowed_now.get(place, holding.limit_mib(uuid)))
+                hard_mib = max(1, allowed_now.get(place, holder.limit_mib(uuid)))
                 found[place] = key, MemoryLimit(hard_mib, min(granted_mib, hard_mib) if soft else 0)
     return found
 

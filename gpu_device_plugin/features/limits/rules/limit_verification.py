@@ -8,7 +8,7 @@ from gpu_device_plugin.model.contract.variables import DRIVER_LIMIT
 from gpu_device_plugin.model.limits import Enforcement, LimitState, LimitStatus
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.features.use.rules.holdings import Holding
+    from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 
 NO_CGROUPS = (
     "the agent does not see the cgroups of other pods, so it cannot read the limit back: mount the node's "
@@ -54,18 +54,18 @@ _BY_KIND = {
 }
 
 
-def by_kind(holding: Holding) -> LimitState | None:
+def by_kind(holder: ContainerGpus) -> LimitState | None:
     """Return the state of a limit that no reading shows; None: it can be read back, or there is none."""
-    if holding.enforcement is Enforcement.PARTITION:
+    if holder.enforcement is Enforcement.PARTITION:
         return _PARTITION
-    if holding.enforcement is None or holding.enforcement not in _BY_KIND or holding.whole:
+    if holder.enforcement is None or holder.enforcement not in _BY_KIND or holder.whole:
         return None
-    return LimitState(holding.enforcement, why=_BY_KIND[holding.enforcement])
+    return LimitState(holder.enforcement, why=_BY_KIND[holder.enforcement])
 
 
-def by_driver(holding: Holding) -> bool:
+def by_driver(holder: ContainerGpus) -> bool:
     """Whether the driver was asked for a limit of the container, which can be read back while the container runs."""
-    return holding.enforcement is Enforcement.DRIVER and not holding.whole
+    return holder.enforcement is Enforcement.DRIVER and not holder.whole
 
 
 def unverified(why: str) -> LimitState:
@@ -73,7 +73,9 @@ def unverified(why: str) -> LimitState:
     return LimitState(Enforcement.DRIVER, why=why)
 
 
-def verified(holding: Holding, uuid: str, code: int, hard_mib: int | None, now_mib: int | None = None) -> LimitState:
+def verified(
+    holder: ContainerGpus, uuid: str, code: int, hard_mib: int | None, now_mib: int | None = None
+) -> LimitState:
     """Return the state of a limit on one GPU that was read back with NVML's return `code`.
 
     Without a limit the cgroup's is not found (6), or not supported (3) where the driver does the accounting; an older
@@ -85,12 +87,12 @@ def verified(holding: Holding, uuid: str, code: int, hard_mib: int | None, now_m
             return LimitState(Enforcement.DRIVER, LimitStatus.MISSING, why=_MISSING)
         return unverified(_UNREADABLE.get(code, f"the driver fails to read the limit back (NVML: error {code})"))
     if now_mib is not None:
-        return _of_changing(holding, uuid, hard_mib, now_mib)
-    granted_mib = holding.granted[uuid]
+        return _of_changing(holder, uuid, hard_mib, now_mib)
+    granted_mib = holder.granted[uuid]
     if hard_mib == granted_mib:
         return LimitState(Enforcement.DRIVER, LimitStatus.HELD, hard_mib)
     differs = f"the driver limits the container to {hard_mib} MiB on this GPU, and it was granted {granted_mib} MiB"
-    if hard_mib == max(holding.granted.values()):
+    if hard_mib == max(holder.granted.values()):
         why = (
             f"{differs}: NVIDIA's runtime sets one limit on all GPUs of a container, that of its largest part; give it "
             "equal parts"
@@ -100,17 +102,17 @@ def verified(holding: Holding, uuid: str, code: int, hard_mib: int | None, now_m
     return LimitState(Enforcement.DRIVER, LimitStatus.DIFFERS, hard_mib, why)
 
 
-def _of_changing(holding: Holding, uuid: str, hard_mib: int, now_mib: int) -> LimitState:
+def _of_changing(holder: ContainerGpus, uuid: str, hard_mib: int, now_mib: int) -> LimitState:
     """Return the state of a limit that may change while the container runs.
 
     NVIDIA's runtime sets the limit that the container starts with. Where the limit helper runs, that sets what the
     container may use now, some time after this has changed.
     """
-    most_mib = holding.limit_mib(uuid)
-    started_mib = most_mib if holding.started_mib is None else holding.started_mib
+    most_mib = holder.limit_mib(uuid)
+    started_mib = most_mib if holder.started_mib is None else holder.started_mib
     if hard_mib in {started_mib, now_mib}:
         return LimitState(Enforcement.DRIVER, LimitStatus.HELD, hard_mib)
-    if min(now_mib, holding.granted[uuid]) <= hard_mib <= most_mib:
+    if min(now_mib, holder.granted[uuid]) <= hard_mib <= most_mib:
         return LimitState(
             Enforcement.DRIVER,
             found_mib=hard_mib,

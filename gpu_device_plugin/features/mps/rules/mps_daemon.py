@@ -88,7 +88,7 @@ class Daemon:
     silent_s: float | None = None
     """Since when it leaves commands without an answer."""
 
-    def told(self, pipe_directory: str) -> MpsGpu:
+    def as_state(self, pipe_directory: str) -> MpsGpu:
         """Return what the agent is told."""
         clients = sum(server.clients for server in self.servers)
         pids = tuple(server.pid for server in self.servers)

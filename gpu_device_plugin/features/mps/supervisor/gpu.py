@@ -1,4 +1,4 @@
-"""Bring one GPU to the state that is wanted, step by step, and keep it there."""
+"""Bring one GPU to its wanted MPS state, step by step, and keep it there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.rules.mps_daemon import Act, Daemon, Seen, Server, decide, did, failed
 from gpu_device_plugin.features.mps.supervisor.nvidia import MpsError
@@ -95,7 +95,7 @@ class GpuKeeper:
             if self.done:
                 return
             if not acted:
-                await within(self._pause_s(), self._changed.wait())
+                await wait_within(self._pause_s(), self._changed.wait())
                 self._changed.clear()
 
     def _pause_s(self) -> float:
@@ -107,7 +107,7 @@ class GpuKeeper:
 
     async def _step(self) -> bool:
         """Look and act once; return whether there was something to do."""
-        seen = await self._look()
+        seen = await self._observe()
         self._daemon, act = decide(self._daemon, seen, self.clock())
         self._publish()
         if act is None:
@@ -130,7 +130,7 @@ class GpuKeeper:
         return True
 
     def _publish(self) -> None:
-        before, self.told = self.told, self._daemon.told(str(self._place.pipe))
+        before, self.told = self.told, self._daemon.as_state(str(self._place.pipe))
         if self.told == before:
             return
         if (self.told.status, self.told.why) != (before.status, before.why):
@@ -146,7 +146,7 @@ class GpuKeeper:
 
     # --- Looking ------------------------------------------------------------------------------------------------------
 
-    async def _look(self) -> Seen:
+    async def _observe(self) -> Seen:
         alive = self._driver.alive(self._place)
         await self._look_at_mode()
         # A daemon that quits takes commands no more.

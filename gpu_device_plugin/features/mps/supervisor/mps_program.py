@@ -1,4 +1,4 @@
-"""The MPS supervisor runs what the node agent wants and tells it what runs, by the two files in which they meet."""
+"""Run the MPS daemons that the node agent asks for, and report their state, through two files shared with it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.core.report.exposition import Gauge
 from gpu_device_plugin.features.mps.contract import SHM_DIRECTORY, MpsGpu, MpsState, MpsStatus
 from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
@@ -93,7 +93,7 @@ class Supervisor:
         self.files.wanted = {}
         for keeper in self._running.values():
             keeper.want(None)
-        if not await within(_FINISH_S, self._all_done()):
+        if not await wait_within(_FINISH_S, self._all_done()):
             left = [uuid for uuid, gpu in self.gpus.items() if gpu.status is not MpsStatus.STOPPED]
             _log.error("GPUs are left as they are; the next supervisor goes on", extra={"gpus": left})
 

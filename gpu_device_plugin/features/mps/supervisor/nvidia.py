@@ -1,4 +1,4 @@
-"""Run the programs `nvidia-cuda-mps-control` and `nvidia-smi`, which the driver brings, each with a deadline."""
+"""Run the driver's programs `nvidia-cuda-mps-control` and `nvidia-smi`, each with a deadline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_device_plugin.aio.children import signal_child
-from gpu_device_plugin.aio.waiting import within
+from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.features.mps.rules.mps_daemon import MODES
 from gpu_device_plugin.kubelet import procfs
 
@@ -155,12 +155,12 @@ class Nvidia:
             finally:
                 os.close(asked)
             try:
-                if not await within(deadline_s, child.wait()):
+                if not await wait_within(deadline_s, child.wait()):
                     raise MpsError(f"{words[0]} did not answer within {deadline_s:g} s")
             finally:
                 signal_child(child.pid, child.returncode, signal.SIGKILL)
                 # A process that waits in the kernel for a GPU may not end even then.
-                await within(1.0, child.wait())
+                await wait_within(1.0, child.wait())
             text = os.pread(output, _MOST, 0).decode(errors="replace")
         finally:
             os.close(output)

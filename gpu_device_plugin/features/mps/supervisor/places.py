@@ -1,4 +1,4 @@
-"""What lies below `mps_dir` and outlives the supervisor: a directory for each GPU, and memory shared with clients."""
+"""The files below `mps_dir` that outlive the supervisor: a directory for each GPU, and memory shared with clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attribute the processes on the node's GPUs to containers: who uses how much, and whose memory it is."""
+"""Attribute the processes on the node's GPUs, and their memory, to containers."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.model.condition import GpuProcess, GpuReading
+from gpu_device_plugin.model.telemetry import GpuProcess, GpuReading
 from gpu_device_plugin.node.rules.ledger import IN_USE_MIB
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.features.use.rules.holdings import Holding
+    from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
     from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
-    from gpu_device_plugin.model.holds import Place
+    from gpu_device_plugin.model.allocations import Place
     from gpu_device_plugin.model.pods import Pod
 
 
@@ -35,7 +35,7 @@ class AttributedUse:
     """None: not known, see `UseReading.blind`, or the driver does not tell it of this GPU."""
     sm_percent: int | None = None
     """0: its processes kept no multiprocessor busy, or it has none; None: not known."""
-    holding: Holding | None = None
+    holding: ContainerGpus | None = None
     """None for a container that was not given this GPU."""
     pod: Pod | None = None
     """The pod in the API; None: not known (yet), or the agent runs without the API."""
@@ -56,7 +56,7 @@ class AttributedUse:
 
     @property
     def told_mib(self) -> int:
-        """The most that nobody may hold against it, see `Holding.told_mib`."""
+        """The most that nobody may hold against it, see `ContainerGpus.told_mib`."""
         return self.allowed_mib if self.holding is None else max(self.allowed_mib, self.holding.told_mib(self.uuid))
 
     @property
@@ -119,7 +119,7 @@ def blindness(
 def attribute(
     readings: Iterable[GpuReading],
     owners: Mapping[int, CgroupOwner | None],
-    holdings: Sequence[Holding],
+    holdings: Sequence[ContainerGpus],
     *,
     pods: Iterable[Pod] = (),
     mps_servers: Collection[int] = frozenset(),
@@ -149,13 +149,13 @@ def attribute(
         excused: UIDs of the pods of which that cannot be said in any case.
     """
     known = {pod.kubelet_uid: pod for pod in pods}
-    known.update((holding.pod_uid, holding.pod) for holding in holdings if holding.pod is not None)
+    known.update((holder.pod_uid, holder.pod) for holder in holdings if holder.pod is not None)
     of_pods = {pid: owner for pid, owner in owners.items() if owner is not None and pid not in mps_servers}
     by_gpu = {each.uuid: replace(each, processes=None) if blind else each for each in readings}
-    holders: dict[str, list[Holding]] = {uuid: [] for uuid in by_gpu}
-    for holding in holdings:
-        for uuid in holding.granted:
-            holders.setdefault(uuid, []).append(holding)
+    holders: dict[str, list[ContainerGpus]] = {uuid: [] for uuid in by_gpu}
+    for holder in holdings:
+        for uuid in holder.granted:
+            holders.setdefault(uuid, []).append(holder)
     found: list[AttributedUse] = []
     left_out: set[str] = set()
     unattributed: dict[str, int] = {}
@@ -178,7 +178,7 @@ def attribute(
 def _uses(
     reading: GpuReading,
     of_pods: Mapping[int, CgroupOwner],
-    held: Sequence[Holding],
+    held: Sequence[ContainerGpus],
     known: Mapping[str, Pod],
     measured: Mapping[Place, int],
 ) -> list[AttributedUse]:
@@ -187,7 +187,7 @@ def _uses(
     `held` are the containers that hold it, `of_pods` the owners of the processes that run in pods.
     """
     holders = {(each.pod_uid, each.container): each for each in held}
-    by_pod: dict[str, list[Holding]] = defaultdict(list)
+    by_pod: dict[str, list[ContainerGpus]] = defaultdict(list)
     for each in holders.values():
         by_pod[each.pod_uid].append(each)
     parts: dict[tuple[str, str], list[GpuProcess]] = {name: [] for name in holders}
@@ -198,17 +198,17 @@ def _uses(
             parts.setdefault((uid, container_of(owner, by_pod[uid], known.get(uid))), []).append(process)
     found = []
     for (uid, name), processes in parts.items():
-        holding = holders.get((uid, name))
+        holder = holders.get((uid, name))
         if name:
-            granted = 0 if holding is None else holding.granted[reading.uuid]
-            limit = None if holding is None else holding.limits.get(reading.uuid)
+            granted = 0 if holder is None else holder.granted[reading.uuid]
+            limit = None if holder is None else holder.limits.get(reading.uuid)
         else:
             granted = max((each.pod_granted.get(reading.uuid, 0) for each in by_pod[uid]), default=0)
             more = sum(max(0, each.told_mib(reading.uuid) - each.granted[reading.uuid]) for each in by_pod[uid])
             limit = granted + more if more else None
         # Processes of the pod whose container is not known may be those of any container without processes: the API
         # may still show the ID that it had before a restart, and a cgroup of unknown shape names none.
-        mixed = holding is not None and (uid, "") in parts and not (holding.container_id and processes)
+        mixed = holder is not None and (uid, "") in parts and not (holder.container_id and processes)
         unknown = reading.processes is None or mixed
         used = measured.get((uid, name, reading.uuid), None if unknown else _sum(each.used_mib for each in processes))
         percent = None if unknown else _sum(each.sm_percent for each in processes)
@@ -220,7 +220,7 @@ def _uses(
                 granted,
                 used,
                 None if percent is None else min(100, percent),
-                holding,
+                holder,
                 known.get(uid),
                 limit,
             )
@@ -228,7 +228,7 @@ def _uses(
     return found
 
 
-def container_of(owner: CgroupOwner, holders: Sequence[Holding], pod: Pod | None) -> str:
+def container_of(owner: CgroupOwner, holders: Sequence[ContainerGpus], pod: Pod | None) -> str:
     """Return the name of the container that a process of a pod belongs to; empty if it is not known.
 
     `holders` are the containers of the pod that hold the GPU.

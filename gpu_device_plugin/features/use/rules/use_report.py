@@ -1,4 +1,4 @@
-"""Decide what a node's agent reports of the use of its GPUs, and when it writes that on its node again.
+"""Decide what the agent reports about the use of its GPUs, and when it writes the report on its node again.
 
 The annotation, the page of the cluster and the metrics show this report. A figure that is not known is None: 0 would
 say that nothing is used.
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.features.elastic.rules.reclaiming import ReclaimRequest
     from gpu_device_plugin.features.over_use.rules import Excess
-    from gpu_device_plugin.features.use.rules.holdings import Holding
+    from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
     from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
-    from gpu_device_plugin.model.holds import Place
+    from gpu_device_plugin.model.allocations import Place
     from gpu_device_plugin.model.limits import LimitState
     from gpu_device_plugin.model.shares import Shares
 
@@ -54,14 +54,14 @@ def fresh(reading: UseReading, now: float, interval_s: float) -> bool:
     return now - reading.at <= longest_pause_s(interval_s)
 
 
-def names(before: Names, holdings: Iterable[Holding], reading: UseReading) -> Names:
+def names(before: Names, holders: Iterable[ContainerGpus], reading: UseReading) -> Names:
     """Return the names of the pods that hold or use GPUs; a name that the API no longer tells is one `before` told.
 
     The kubelet keeps the devices of a pod for a moment after the API has deleted it. Under another name it would be a
     new series for each pod that ends.
     """
     named: dict[str, tuple[str, str]] = {}
-    pods = [(holding.pod_uid, holding.pod) for holding in holdings]
+    pods = [(holder.pod_uid, holder.pod) for holder in holders]
     pods += [(use.pod_uid, use.pod) for use in reading.containers if use.holding is None]
     for uid, pod in pods:
         if pod is not None:
@@ -72,7 +72,7 @@ def names(before: Names, holdings: Iterable[Holding], reading: UseReading) -> Na
 
 
 def node_use(
-    holdings: Sequence[Holding],
+    holders: Sequence[ContainerGpus],
     reading: UseReading,
     limits: Mapping[Place, LimitState],
     over: Mapping[Place, Excess],
@@ -87,7 +87,7 @@ def node_use(
 ) -> NodeUse:
     """Return who holds and who uses the GPUs, no container twice on one GPU.
 
-    The `reading` is older than `holdings`: containers that have ended since then are left out. So are GPUs that are not
+    The `reading` is older than `holders`: containers that have ended since then are left out. So are GPUs that are not
     shared: they have no position. Its figures are reported only if they are `fresh`. Pods are `named`, see `names`.
 
     Monotonic time was 0 at `epoch`, in seconds since the epoch; `there` are the UIDs, as the kubelet knows them, of the
@@ -95,7 +95,7 @@ def node_use(
     `idle` tells since when pods are idle, RFC 3339 by UID.
     """
     uses = {(use.pod_uid, use.container, use.uuid): use for use in reading.containers} if fresh else {}
-    granted = _granted(holdings)
+    granted = _granted(holders)
     others = [place for place, use in uses.items() if place not in granted and _is_there(use, there)]
     others.sort(key=lambda place: (-(uses[place].used_mib or 0), place))
     # Two pods may have one name for a moment, the old one and that which replaces it; Prometheus takes a name once.
@@ -105,8 +105,8 @@ def node_use(
         shared, use, excess = shares.by_uuid(uuid), uses.get(place), over.get(place)
         if shared is None:
             continue
-        grant_mib, holding = granted.get(place, (uses[place].granted_mib if place in uses else 0, None))
-        state = limits.get(place) if holding is not None else None
+        grant_mib, holder = granted.get(place, (uses[place].granted_mib if place in uses else 0, None))
+        state = limits.get(place) if holder is not None else None
         asking = requests.get(place)
         if asking is not None and not asking.mib:
             asking = None
@@ -120,12 +120,12 @@ def node_use(
             None if use is None else use.used_mib,
             None if use is None else use.sm_percent,
             # The enforcement is known before its state, and `advisory` has none.
-            None if holding is None or (state is None and holding.whole) else (state or holding).enforcement,
+            None if holder is None or (state is None and holder.whole) else (state or holder).enforcement,
             None if state is None else state.held,
             None if state is None else state.found_mib,
             "" if state is None else state.why,
             "" if excess is None else rfc3339(epoch + excess.since),
-            None if holding is None else holding.limits.get(uuid),
+            None if holder is None else holder.limits.get(uuid),
             "" if asking is None else rfc3339(epoch + asking.since),
             "" if asking is None or asking.until is None else rfc3339(epoch + asking.until),
             "" if asking is None else asking.needed_by,
@@ -141,15 +141,15 @@ def node_use(
     return NodeUse(rfc3339(epoch + reading.at), gpus, tuple(in_order), reading.blind)
 
 
-def _granted(holdings: Iterable[Holding]) -> Mapping[Place, tuple[int, Holding]]:
+def _granted(holders: Iterable[ContainerGpus]) -> Mapping[Place, tuple[int, ContainerGpus]]:
     """Return the MiB of each container on each GPU, with its holding."""
-    granted: dict[Place, tuple[int, Holding]] = {}
-    for holding in holdings:
-        for uuid, mib in holding.granted.items():
-            place = holding.pod_uid, holding.container, uuid
+    granted: dict[Place, tuple[int, ContainerGpus]] = {}
+    for holder in holders:
+        for uuid, mib in holder.granted.items():
+            place = holder.pod_uid, holder.container, uuid
             # A device plugin of another vendor may have given a container the same GPU once more.
             if place not in granted or granted[place][0] < mib:
-                granted[place] = mib, holding
+                granted[place] = mib, holder
     return granted
 
 

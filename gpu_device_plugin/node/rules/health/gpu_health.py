@@ -1,4 +1,4 @@
-"""The health of a GPU, and its change by one observation, recovery included."""
+"""The health of a GPU, and how each observation changes it."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ MOST_MESSAGE = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class GpuHealthyCondition:
+class NodeCondition:
     """The condition's value."""
 
     status: str
@@ -37,7 +37,7 @@ class GpuHealthyCondition:
     message: str
 
 
-def gpu_condition(gpus: Iterable[tuple[int, GpuHealth]], *, watched: bool, sentence: str) -> GpuHealthyCondition:
+def gpu_condition(gpus: Iterable[tuple[int, GpuHealth]], *, watched: bool, sentence: str) -> NodeCondition:
     """Return the condition of a node with these shared GPUs, by position; `watched`: the driver answers.
 
     `sentence` is the message while no GPU is shared or watched.
@@ -56,7 +56,7 @@ def gpu_condition(gpus: Iterable[tuple[int, GpuHealth]], *, watched: bool, sente
     return _of("True", "GPUsHealthy", f"{len(gpus)} of {len(gpus)} GPUs are healthy")
 
 
-def _of(status: str, reason: str, message: str) -> GpuHealthyCondition:
-    return GpuHealthyCondition(
+def _of(status: str, reason: str, message: str) -> NodeCondition:
+    return NodeCondition(
         status, reason, message if len(message) <= MOST_MESSAGE else f"{message[: MOST_MESSAGE - 3]}..."
     )

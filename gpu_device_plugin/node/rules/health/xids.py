@@ -1,4 +1,4 @@
-"""The meaning of each XID, an error number of NVIDIA's driver, for the GPU on which it happened."""
+"""What each XID, an error number of NVIDIA's driver, means for the health of its GPU."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ class Capacity:
                 term = await self._leadership.term() or await self._leadership.term(within_s=0.0)
                 if term is None:
                     return ""
-                await self._marked.meets(lambda marked: marked == term)
+                await self._marked.wait_until(lambda marked: marked == term)
                 marked = await self.keeper.secure(node, f"pod {pod} takes room on node {node}")
         except (ApiError, TimeoutError) as error:
             why = str(error) or f"it took longer than {_KEEP_S:g} s"

@@ -12,7 +12,7 @@ from gpu_device_plugin.cluster.objects.quantity import allocatable_amounts
 from gpu_device_plugin.core.value.node_types import GpuKind, NodeType
 from gpu_device_plugin.core.value.workload_mix import PodKind
 from gpu_device_plugin.hardware.fake.gpu_models import MODELS
-from gpu_device_plugin.model.contract.wishes import Wishes
+from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
 from gpu_device_plugin.model.gpus import MOST_GPUS, MOST_SHARES
 from gpu_device_plugin.model.mig import GPU_SLICES
 from gpu_device_plugin.programs.simulate.inputs.nvidia_labels import known_model
@@ -95,7 +95,7 @@ def pods_in(text: str) -> list[tuple[str, PodKind]]:
         models = tuple(model for model in words.get("model", "").split("|") if model)
         gpus = split if mem else count
         _bounded(name, len(found) + number)
-        kind = PodKind(mem // split, gpus, asked.cpu_milli, asked.memory_mib, Wishes(models))
+        kind = PodKind(mem // split, gpus, asked.cpu_milli, asked.memory_mib, GpuPreferences(models))
         label = " ".join(f"{word}={value}" for word, value in words.items()) or told(kind)
         found += [(label, kind)] * number
     return found
@@ -286,7 +286,7 @@ def _traced(row: Mapping[str, str], number: int) -> PodKind:
         gpus,
         _whole_number(row, "cpu_milli", number) or _UNASKED_CPU,
         _whole_number(row, "memory_mib", number),
-        Wishes(models),
+        GpuPreferences(models),
     )
 
 

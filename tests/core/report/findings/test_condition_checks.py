@@ -15,7 +15,7 @@ from gpu_device_plugin.core.report.findings.condition_checks import condition_he
 from gpu_device_plugin.core.report.findings.node_checks import CHECKS as NODE_CHECKS
 from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms
 from gpu_device_plugin.features.history.contract import GpuHistory, NodeHistory
-from gpu_device_plugin.model.condition import GpuTelemetry, Throttle
+from gpu_device_plugin.model.telemetry import GpuTelemetry, Throttle
 from tests.core.report.findings.test_node_checks import WELL
 from tests.findings import told
 from tests.names import COUNT, MEM
@@ -54,8 +54,8 @@ def words(findings: Iterable[Finding]) -> list[str]:
 SHOWN = "temperature lanes most now errors limit gpus"
 
 
-def here(*conditions: GpuTelemetry, show: str = SHOWN) -> list[str]:
-    return told(condition_here(replace(WELL, conditions=conditions)), show)
+def here(*telemetry: GpuTelemetry, show: str = SHOWN) -> list[str]:
+    return told(condition_here(replace(WELL, telemetry=telemetry)), show)
 
 
 def test_gpus_that_are_well_are_counted() -> None:
@@ -124,7 +124,7 @@ def test_the_sentences_of_a_node() -> None:
     cold = replace(GPU, uuid="GPU-b", temperature_c=None, throttle=Throttle.HARDWARE)
     worn = replace(GPU, uuid="GPU-c", temperature_c=90, pcie_generation=1, ecc_uncorrected=2, repair_failed=True)
     waiting = replace(GPU, uuid="GPU-d", throttle=Throttle.POWER_BRAKE, repair_pending=True)
-    assert words(condition_here(replace(WELL, conditions=(ill, cold, worn, waiting)))) == [
+    assert words(condition_here(replace(WELL, telemetry=(ill, cold, worn, waiting)))) == [
         f"GPU 0 (GPU-a) is slowed by heat (64 °C): {COOL}",
         (
             "GPU 0 (GPU-a) has 8 of the 16 PCIe lanes that it and its slot can have: seat it and its riser anew, and "
@@ -158,7 +158,7 @@ def test_the_sentences_of_a_node() -> None:
             "nvidia-persistenced on the node (or nvidia-smi -pm 1)"
         ),
     ]
-    assert words(condition_here(replace(WELL, conditions=(GPU,)))) == ["1 GPU, none of them slowed or damaged: "]
+    assert words(condition_here(replace(WELL, telemetry=(GPU,)))) == ["1 GPU, none of them slowed or damaged: "]
 
 
 # --- A cluster --------------------------------------------------------------------------------------------------------
@@ -236,8 +236,8 @@ def test_errors_of_nvlinks_are_told_by_their_growth_within_the_hour(errors: tupl
 
 
 def test_faults_of_the_newest_reading_are_told_and_what_is_momentary_is_not() -> None:
-    condition = replace(GPU, pcie_width=8, throttle=Throttle.HEAT, temperature_c=99, persistence=False)
-    assert seen({"node-a": history(gpu(condition=condition))}) == ["warning pcie-narrow gpu=GPU 0 of node-a"]
+    telemetry = replace(GPU, pcie_width=8, throttle=Throttle.HEAT, temperature_c=99, persistence=False)
+    assert seen({"node-a": history(gpu(condition=telemetry))}) == ["warning pcie-narrow gpu=GPU 0 of node-a"]
 
 
 def test_all_that_a_gpu_shows_is_told_and_up_to_five_findings_are_told_in_full() -> None:

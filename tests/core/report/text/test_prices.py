@@ -11,7 +11,7 @@ from gpu_device_plugin.core.report.text.prices import DISCLAIMER, Lesson, lesson
 from gpu_device_plugin.core.value.fair_learning import Trial, studied
 from gpu_device_plugin.core.value.node_types import NodeType
 from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix
-from gpu_device_plugin.model.contract.wishes import Wishes
+from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 A10 = NodeType((24, 24), ("NVIDIA A10", "NVIDIA A10"), 32_000, 131_072)
 T4 = NodeType((16,), ("Tesla T4",), 32_000, 131_072)
 MIX = {
-    PodKind(13, 1, 4000, 8192, Wishes(("A10",))): 2.0,
+    PodKind(13, 1, 4000, 8192, GpuPreferences(("A10",))): 2.0,
     PodKind(8, 1, 2000, 8192): 5.0,
-    PodKind(0, 2, 16_000, 65_536, Wishes(("A10",))): 1.0,
+    PodKind(0, 2, 16_000, 65_536, GpuPreferences(("A10",))): 1.0,
     PodKind(0, 0, 500, 512): 2.0,
 }
 

@@ -29,7 +29,7 @@ from gpu_device_plugin.core.report.text.use_texts import (
 from gpu_device_plugin.features.elastic.rules.reclaiming import ReclaimRequest
 from gpu_device_plugin.features.over_use.rules import Excess, Response
 from gpu_device_plugin.features.use.contract import ContainerUse, GpuUse
-from gpu_device_plugin.features.use.rules.holdings import Holding
+from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.model.contract.keys import MEMORY_LIMIT
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.model.pods import Pod
@@ -287,9 +287,13 @@ def test_who_waits_is_told_for_whom_and_what_will_happen() -> None:
     assert waits(3072, "GPU 0", [LADDER], 112, "other").startswith("waits for 3 GiB that another pod borrows")
 
 
-def told_wrongly(pod: Pod, started_mib: int | None = 10240, enforcement: Enforcement = Enforcement.ADVISORY) -> Holding:
+def told_wrongly(
+    pod: Pod, started_mib: int | None = 10240, enforcement: Enforcement = Enforcement.ADVISORY
+) -> ContainerGpus:
     own = {"GPU-0": 4096}
-    return Holding("u", "main", own, own, enforcement=enforcement, pod=pod, started_mib=started_mib, misdirected=True)
+    return ContainerGpus(
+        "u", "main", own, own, enforcement=enforcement, pod=pod, started_mib=started_mib, misdirected=True
+    )
 
 
 def test_who_has_the_variables_of_another_container_is_told_which_and_what_its_own_are() -> None:

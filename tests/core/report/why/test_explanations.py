@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.report.finding import note
 from gpu_device_plugin.core.report.why.explanations import Kept, answers, describe, explain, explain_briefly
+from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
 from gpu_device_plugin.model.contract.nodegpus import BY_CLAIMS
-from gpu_device_plugin.model.contract.wishes import Wishes
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Kind
 from tests.names import MEM
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.report.finding import Finding
 
 
-def wanting(*demands: Demand, wishes: Wishes | None = None) -> Ask:
+def wanting(*demands: Demand, preferences: GpuPreferences | None = None) -> Ask:
     parts = tuple(map(Part, demands))
-    return Ask(parts) if wishes is None else Ask(parts, wishes)
+    return Ask(parts) if preferences is None else Ask(parts, preferences)
 
 
 def mem(shares: int, gpus: int = 1) -> Demand:
@@ -135,11 +135,11 @@ def test_pods_on_unknown_gpus_are_named() -> None:
 
 
 def test_gpus_that_the_annotations_do_not_allow_say_so() -> None:
-    ask = wanting(mem(4), wishes=Wishes(avoid_uuids=("GPU-0",)))
+    ask = wanting(mem(4), preferences=GpuPreferences(avoid_uuids=("GPU-0",)))
     lines = told(ask, node_view("n", (8, 8), pod_on("a", {1: 8})))
     assert [line.split("  ")[-2].strip() or line for line in lines[3:4]] == ["not allowed by its annotations"]
     assert "too little free" in lines[4]
-    other = wanting(mem(4), wishes=Wishes(use_models=("A100",)))
+    other = wanting(mem(4), preferences=GpuPreferences(use_models=("A100",)))
     assert "not allowed by its annotations" in told(other, node_view("n", (8,)))[3]
 
 
@@ -306,15 +306,15 @@ def test_in_a_very_small_terminal_the_nearest_node_is_told_all_the_same() -> Non
 def test_no_gpu_is_named_where_the_extender_chooses_by_what_it_has_learned() -> None:
     """Binpack would take GPU 1; by the pods that come, the policy `fit` may take either. One alone is no choice."""
 
-    def verdicts(policy: str, *sizes: int, wishes: Wishes | None = None) -> list[str]:
+    def verdicts(policy: str, *sizes: int, preferences: GpuPreferences | None = None) -> list[str]:
         there = node_view("n", sizes, pod_on("a", {1: 2}), share_mib=None)
-        lines = explain(answers([(there, wanting(mem(4), wishes=wishes), Kept())], policy, 1), 1)
+        lines = explain(answers([(there, wanting(mem(4), preferences=preferences), Kept())], policy, 1), 1)
         return [" ".join(line.split()[6:8]) for line in lines[3:]]
 
     assert verdicts("binpack", 8, 8) == ["has room", "would be"]
     assert verdicts("fit", 8, 8) == ["has room", "has room"]
     assert verdicts("fit", 3, 8) == ["too small", "would be"]
-    assert verdicts("fit", 8, 8, wishes=Wishes(gpu_policy="spread")) == ["would be", "has room"]
+    assert verdicts("fit", 8, 8, preferences=GpuPreferences(gpu_policy="spread")) == ["would be", "has room"]
 
 
 def test_where_kube_scheduler_allocates_no_room_is_promised_and_no_gpu_chosen() -> None:

@@ -14,7 +14,7 @@ from gpu_device_plugin.core.report.finding import Severity
 from gpu_device_plugin.core.report.why.gpu_window import windows
 from gpu_device_plugin.core.report.why.slowness import CHECKS, gpus_of, slowness
 from gpu_device_plugin.features.history.contract import ContainerHistory, GpuHistory, NodeHistory, everyone
-from gpu_device_plugin.model.condition import GpuTelemetry, Throttle
+from gpu_device_plugin.model.telemetry import GpuTelemetry, Throttle
 from tests.findings import facts
 from tests.slow_pods import (
     AT,
@@ -50,7 +50,7 @@ SLOW_CLOCK = replace(CONDITION, sm_clock_mhz=795)
 
 def linked(**condition: Any) -> NodeHistory:
     """Return the history of a GPU whose link carries half of what it can."""
-    return history(pcie_percent=series(50), condition=replace(CONDITION, **condition))
+    return history(pcie_percent=series(50), telemetry=replace(CONDITION, **condition))
 
 
 def newest(steps: int, of: NodeHistory) -> NodeHistory:
@@ -102,7 +102,7 @@ def estimates(of: NodeHistory) -> dict[str, float]:
     [
         (CAUSES["heat"][0], {"slowed-by-heat": 0.394}),  # the clock is at 1200 of 1980 MHz
         (history(throttle=lately(0, 5, HOT)), {"slowed-by-heat": 0.1}),  # 0.3 of a third of the time: no clock of then
-        (history(throttle=series(HOT), condition=NOT_READ), {"slowed-by-heat": 0.3}),
+        (history(throttle=series(HOT), telemetry=NOT_READ), {"slowed-by-heat": 0.3}),
         (slowed(HOT, 1200, sm_clock_max_mhz=None), {}),  # the clock of now is not known, so it may be harmless
         (CAUSES["low clocks"][0], {"clocks-low": 0.598}),
         (CAUSES["a busy neighbour"][0], {"neighbours-busy": 0.68}),
@@ -111,7 +111,7 @@ def estimates(of: NodeHistory) -> dict[str, float]:
         (CAUSES["PCIe traffic"][0], {"pcie-saturated": 0.47}),
         (CAUSES["a narrow link"][0], {"pcie-link-slow": 0.36}),  # 12 of 16 lanes are missing, of which 48 % are used
         (CAUSES["a slow link"][0], {"pcie-link-slow": 0.384}),
-        (history(pcie_percent=series(50), condition=replace(CONDITION, pcie_width=8, pcie_generation=3)),
+        (history(pcie_percent=series(50), telemetry=replace(CONDITION, pcie_width=8, pcie_generation=3)),
          {"pcie-link-slow": 0.35}),
         (linked(pcie_generation=1, pcie_width=None), {"pcie-link-slow": 0.4}),
         (linked(pcie_width=8, pcie_generation=1, sm_percent=4), {"pcie-link-slow": 0.25}),  # an idle moment
@@ -298,27 +298,27 @@ def test_a_container_that_was_restarted_is_one() -> None:
 
 def test_links_are_told_as_they_are_and_as_they_could_be() -> None:
     both = replace(CONDITION, pcie_width=8, pcie_generation=3)
-    told = said(history(pcie_percent=series(50), condition=both), "pcie-link-slow")
+    told = said(history(pcie_percent=series(50), telemetry=both), "pcie-link-slow")
     assert told == (
         "The PCIe link of GPU 0 is slower than it could be: 8 of 16 lanes and generation 3 of 5, and it carried 50 % "
         "of that while the pod worked. Reseat it, and see its slot."
     )
-    unmeasured = said(history(pcie_percent=(), condition=both), "pcie-link-slow")
+    unmeasured = said(history(pcie_percent=(), telemetry=both), "pcie-link-slow")
     assert ": 8 of 16 lanes and generation 3 of 5. " in unmeasured
 
 
 def test_a_link_that_carries_little_slows_nothing() -> None:
     for now in (replace(CONDITION, pcie_width=8), replace(CONDITION, pcie_generation=3)):
-        assert codes(history(pcie_percent=series(9), condition=now)) == []
-        assert codes(history(pcie_percent=series(10), condition=now)) == ["pcie-link-slow"]
+        assert codes(history(pcie_percent=series(9), telemetry=now)) == []
+        assert codes(history(pcie_percent=series(10), telemetry=now)) == ["pcie-link-slow"]
 
 
 def test_an_idle_moment_lowers_a_link_and_is_no_cause() -> None:
     now = replace(CONDITION, pcie_generation=1, sm_percent=4)
-    assert codes(history(pcie_percent=series(50), condition=now)) == []
+    assert codes(history(pcie_percent=series(50), telemetry=now)) == []
     unread = replace(CONDITION, pcie_generation=1, sm_percent=None)
-    assert codes(history(pcie_percent=series(50), condition=unread)) == ["pcie-link-slow"]
-    assert codes(history(pcie_percent=series(50), condition=unread, sm_percent=())) == []
+    assert codes(history(pcie_percent=series(50), telemetry=unread)) == ["pcie-link-slow"]
+    assert codes(history(pcie_percent=series(50), telemetry=unread, sm_percent=())) == []
 
 
 def test_all_faults_of_the_memory_are_told_together() -> None:
@@ -336,7 +336,7 @@ def test_causes_are_ordered_by_how_much_they_explain() -> None:
     """A neighbour takes 80 %; heat costs a quarter of the clock; faults rarely slow anything."""
     now = replace(CONDITION, throttle=HOT, sm_clock_mhz=1485, ecc_uncorrected=1)
     slow = history(
-        train(sm_percent=series(15)), other(series(80)), sm_percent=series(99), throttle=series(HOT), condition=now
+        train(sm_percent=series(15)), other(series(80)), sm_percent=series(99), throttle=series(HOT), telemetry=now
     )
     assert codes(slow) == ["neighbours-busy", "slowed-by-heat", "gpu-degraded"]
     worse = replace(slow.gpus[0], condition=replace(now, sm_clock_mhz=200))
@@ -372,11 +372,11 @@ def test_of_several_gpus_the_slowest_is_told_and_the_others_named() -> None:
         (
             history(
                 throttle=series(int(Throttle.POWER_CAP)),
-                condition=replace(CONDITION, power_limit_mw=500_000, power_limit_default_mw=700_000),
+                telemetry=replace(CONDITION, power_limit_mw=500_000, power_limit_default_mw=700_000),
             ),
             [CAPPED],
         ),
-        (history(throttle=series(int(Throttle.POWER_CAP)), condition=NOT_READ), [CAPPED]),
+        (history(throttle=series(int(Throttle.POWER_CAP)), telemetry=NOT_READ), [CAPPED]),
         (newest(8, slowed(HOT, 1200)), ["slowed-by-heat"]),
         (newest(7, slowed(HOT, 1200)), []),
         (history(throttle=lately(0, 4.75, HOT)), []),
@@ -393,12 +393,12 @@ def test_of_several_gpus_the_slowest_is_told_and_the_others_named() -> None:
         (degraded(sm_clock_mhz=None), []),
         (degraded(sm_clock_mhz=0, sm_clock_max_mhz=0), []),
         (degraded(sm_clock_mhz=795, throttle=int(Throttle.POWER_CAP)), []),
-        (history(throttle=series(int(Throttle.POWER_CAP)), condition=SLOW_CLOCK), []),
-        (history(train(sm_percent=lately(0, 2, 60)), condition=SLOW_CLOCK), ["clocks-low"]),
-        (history(train(sm_percent=(*[60] * 232, 0, *[60] * 7)), condition=SLOW_CLOCK), []),
-        (history(train(sm_percent=lately(60, 1, 0)), condition=replace(CONDITION, sm_clock_mhz=300)), []),
-        (history(train(sm_percent=series(49)), condition=SLOW_CLOCK), []),
-        (history(train(sm_percent=series(50)), condition=SLOW_CLOCK), ["clocks-low"]),
+        (history(throttle=series(int(Throttle.POWER_CAP)), telemetry=SLOW_CLOCK), []),
+        (history(train(sm_percent=lately(0, 2, 60)), telemetry=SLOW_CLOCK), ["clocks-low"]),
+        (history(train(sm_percent=(*[60] * 232, 0, *[60] * 7)), telemetry=SLOW_CLOCK), []),
+        (history(train(sm_percent=lately(60, 1, 0)), telemetry=replace(CONDITION, sm_clock_mhz=300)), []),
+        (history(train(sm_percent=series(49)), telemetry=SLOW_CLOCK), []),
+        (history(train(sm_percent=series(50)), telemetry=SLOW_CLOCK), ["clocks-low"]),
         (history(train(sm_percent=series(72)), other(series(19))), []),
         (history(train(sm_percent=series(70)), other(series(20))), ["neighbours-busy"]),
         (history(train(sm_percent=series(70)), other(series(20)), sm_percent=()), ["neighbours-busy"]),
@@ -472,7 +472,7 @@ def test_what_was_granted_before_is_not_granted_twice(container: str, before: Se
 
 def test_where_nothing_is_found_it_is_told_what_was_looked_at() -> None:
     fast = replace(CONDITION, sm_clock_mhz=CONDITION.sm_clock_max_mhz)
-    (told,) = slowness([history(train(sm_percent=series(90)), condition=fast)], "default", "train", NOW)
+    (told,) = slowness([history(train(sm_percent=series(90)), telemetry=fast)], "default", "train", NOW)
     assert (told.severity, told.code) == (Severity.NOTE, "nothing-slows-it")
     assert str(told) == (
         "Nothing was found that slowed it in the last 15 min; looked at: slowdowns, low clocks, busy neighbours, its "
@@ -506,7 +506,7 @@ ALL = f"{GROUPS}, busy neighbours, its CPU limit, its memory limit, memory that 
     ("of", "unlooked"),
     [
         (
-            history(condition=None, throttle=(), pcie_percent=()),
+            history(telemetry=None, throttle=(), pcie_percent=()),
             {f"{GROUPS}, memory errors": "not read, or not told by the driver"},
         ),
         (
@@ -571,7 +571,7 @@ def test_alone_on_its_gpu_a_pod_is_what_keeps_it_busy() -> None:
         ([history(step_s=0.0)], ["history-empty"]),
         ([history(step_s=float("nan"))], ["history-empty"]),
         ([replace(history(), at="2026-11-28T11:44:00Z")], ["history-old age=16 min"]),
-        ([history(train(used_mib=(), sm_percent=()), condition=None, sm_percent=())], ["not-looked-at"]),
+        ([history(train(used_mib=(), sm_percent=()), telemetry=None, sm_percent=())], ["not-looked-at"]),
         ([history(train(used_mib=(), sm_percent=(), cpu_throttled_percent=()))], ["not-looked-at"]),
     ],
 )

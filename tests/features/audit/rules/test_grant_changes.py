@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.features.audit.contract import AuditKind, AuditRecord, changes, decision, grants, offered
-from gpu_device_plugin.features.use.rules.holdings import Holding
+from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.model.gpus import Gpu, Inventory
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.pods import Owner, Pod
@@ -23,12 +23,12 @@ POD = Pod("a", "ml", "web-0", owner=Owner("StatefulSet", "web", "o", "apps/v1"))
 T0, T1 = "2026-10-03T02:00:00Z", "2026-10-03T02:40:00Z"
 
 
-def held(mib: int, pod: Pod | None = POD, gpu: int = 0, *, whole: bool = False) -> Holding:
-    return Holding("a", "main", {uuid(gpu): mib}, whole=whole, pod=pod)
+def held(mib: int, pod: Pod | None = POD, gpu: int = 0, *, whole: bool = False) -> ContainerGpus:
+    return ContainerGpus("a", "main", {uuid(gpu): mib}, whole=whole, pod=pod)
 
 
-def having(*holdings: Holding, before: Any = None, now: str = T0) -> Any:
-    return grants("n1", holdings, SHARES, before or {}, now)
+def having(*holders: ContainerGpus, before: Any = None, now: str = T0) -> Any:
+    return grants("n1", holders, SHARES, before or {}, now)
 
 
 def said(records: list[AuditRecord]) -> list[tuple[str, int | None, str, str]]:
@@ -95,7 +95,7 @@ def test_containers_of_one_pod_are_told_apart() -> None:
 
 def test_of_two_grants_of_one_gpu_the_larger_counts_and_gpus_that_are_not_shared_do_not() -> None:
     found = having(
-        held(4096), held(16384, whole=True), held(1024), Holding("a", "main", {"GPU-other": 1, uuid(1): 2048})
+        held(4096), held(16384, whole=True), held(1024), ContainerGpus("a", "main", {"GPU-other": 1, uuid(1): 2048})
     )
     assert [each.memory_mib for each in found.values()] == [16384, 2048]
 
@@ -125,8 +125,8 @@ def test_records_replayed_are_what_containers_have(states: list[dict[str, int]])
     before: Any = {}
     replayed: dict[str, int | None] = {}
     for number, state in enumerate(states):
-        holdings = [Holding(uid, "main", {uuid(0): count * 1024}) for uid, count in state.items()]
-        now = grants("n", holdings, SHARES, before, f"t{number}")
+        holders = [ContainerGpus(uid, "main", {uuid(0): count * 1024}) for uid, count in state.items()]
+        now = grants("n", holders, SHARES, before, f"t{number}")
         for record in changes(before, now, {}, (), f"t{number}"):
             replayed[record.pod_uid] = record.shares
             if record.kind is AuditKind.ENDED:

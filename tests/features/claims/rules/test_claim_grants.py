@@ -19,10 +19,10 @@ from gpu_device_plugin.features.claims.rules.preparing import Preparation, prepa
 from gpu_device_plugin.features.limits.rules.extra_grant import ExtraGrant
 from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan, added_for_limits
 from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
-from gpu_device_plugin.features.mps.rules.mps_wishes import Clients
+from gpu_device_plugin.features.mps.rules.mps_admission import Clients
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.mig import MigMode
-from gpu_device_plugin.node.rules.admission import Why
+from gpu_device_plugin.node.rules.admission import RefusalCode
 from gpu_device_plugin.node.rules.container_grants import OPTIONAL_NODES, Delivery, Grant, Mount
 from tests.claims import NODE, claim, config, device, instance, mig_node, mig_uuid, node, uuid
 
@@ -119,7 +119,7 @@ def test_a_custom_library_is_told_the_pod_of_a_claim_of_one_pod() -> None:
 
 def refusal(asked: Claim, limits: LimitPlan, here: Node = HERE) -> str:
     found = refuse_limits(preparation(asked, here), here.shares, limits.enforcements)
-    assert found is None or found.why is Why.NO_LIMIT
+    assert found is None or found.code is RefusalCode.NO_LIMIT
     return "" if found is None else found.sentence
 
 

@@ -114,7 +114,7 @@ def test_a_cordoned_gpu_has_a_taint_that_lets_the_claims_there_stay() -> None:
 
 
 def test_a_gpu_that_is_held_through_another_resource_gets_no_claims() -> None:
-    here = replace(node(8), ledger=Ledger().with_foreign({uuid(0): "nvidia.com/gpu"}))
+    here = replace(node(8), ledger=Ledger().with_held_by_other_resource({uuid(0): "nvidia.com/gpu"}))
     assert devices(here, SliceInputs((), evict=True))[0]["taints"] == [HELD]
 
 

@@ -14,13 +14,13 @@ from gpu_device_plugin.features.claims.rules.prepared import (
     PreparedClaim,
     PreparedDevice,
     PreparedFileError,
-    claim_holds,
+    claim_allocations,
     overlapping,
     read_prepared,
     status_body,
     write_prepared,
 )
-from gpu_device_plugin.model.holds import DeviceHold, HoldSource
+from gpu_device_plugin.model.allocations import Allocation, AllocationSource
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resource_claims import Consumer
@@ -61,8 +61,8 @@ def test_a_file_of_an_earlier_agent_has_no_limit_beyond_the_amount() -> None:
 
 
 def test_its_status_and_its_containers_have_the_limit() -> None:
-    (hold,) = claim_holds([BURST], [])
-    assert hold.limit_mib == 12288
+    (allocation,) = claim_allocations([BURST], [])
+    assert allocation.limit_mib == 12288
     (told,) = status_body(BURST, {})["status"]["devices"]
     assert (told["data"]["memoryMiB"], told["data"]["memoryLimitMiB"]) == (4096, 12288)
     (told,) = status_body(CLAIM, {})["status"]["devices"]
@@ -170,7 +170,9 @@ def pod(name: str, **claims: tuple[str, ...]) -> Pod:
 
 def holds(claims: list[PreparedClaim], pods: list[Pod]) -> list[tuple[str, str, str]]:
     """Return pod, container and claim of each hold."""
-    return [(hold.pod_uid, hold.container, hold.through) for hold in claim_holds(claims, pods)]
+    return [
+        (allocation.pod_uid, allocation.container, allocation.through) for allocation in claim_allocations(claims, pods)
+    ]
 
 
 def test_each_container_that_uses_a_claim_holds_it() -> None:
@@ -181,8 +183,8 @@ def test_each_container_that_uses_a_claim_holds_it() -> None:
         ("uid-of-p1", "b", "uid-of-c2"),
         ("uid-of-p2", "a", "uid-of-c1"),
     ]
-    assert claim_holds([one], pods)[0] == DeviceHold(
-        "uid-of-p1", "a", Kind.MEMORY, CLAIM.device_ids, HoldSource.CLAIM, "uid-of-c1", Enforcement.MPS
+    assert claim_allocations([one], pods)[0] == Allocation(
+        "uid-of-p1", "a", Kind.MEMORY, CLAIM.device_ids, AllocationSource.CLAIM, "uid-of-c1", Enforcement.MPS
     )
 
 

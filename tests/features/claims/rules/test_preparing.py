@@ -20,7 +20,7 @@ from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.placing import Demand, Placement
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.node.rules.admission import Refused, Why
+from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode
 from gpu_device_plugin.node.rules.ledger import Ledger, Reservation
 from tests.claims import (
     NODE,
@@ -47,9 +47,9 @@ def made(here: Node, asked: Claim, before: PreparedClaim | None = None) -> Prepa
     return found
 
 
-def refused(here: Node, asked: Claim, before: PreparedClaim | None = None) -> Refused:
+def refused(here: Node, asked: Claim, before: PreparedClaim | None = None) -> Refusal:
     found = prepare(here, asked, NODE, before)
-    assert isinstance(found, Refused)
+    assert isinstance(found, Refusal)
     return found
 
 
@@ -68,7 +68,7 @@ def test_a_part_takes_nothing_that_containers_are_guaranteed_beyond_their_reques
     reservations = Reservation(uuid(0), 3, ids(0, [0]))
     here = here.with_ledger(here.ledger.with_reservations({("a", "main"): reservations}))
     assert made(here, claim(device(0, 3))).device_ids == ids(0, [1, 3, 4])
-    assert refused(here, claim(device(0, 4))).why is Why.NO_ROOM
+    assert refused(here, claim(device(0, 4))).code is RefusalCode.NO_ROOM
 
 
 def test_parts_of_several_gpus_and_several_parts_of_one() -> None:
@@ -110,7 +110,7 @@ def test_a_monitor_is_for_access_beside_others_only() -> None:
     found = made(node(8, whole=[0]), claim(replace(monitor, admin=True)))
     assert (found.device_ids, found.admin, found.devices[0].uuid) == (frozenset(), True, uuid(0))
     refusal = refused(node(8), claim(monitor))
-    assert refusal.why is Why.BAD_PARAMETERS
+    assert refusal.code is RefusalCode.BAD_PARAMETERS
     assert "let the request say adminAccess: true" in refusal.sentence
 
 
@@ -124,7 +124,7 @@ def test_the_answer_is_the_same_however_often_it_is_asked_for() -> None:
         first = made(here, asked)
         after = here.with_ledger(here.ledger.seen(first.device_ids))
         assert made(after, asked, before_of(first)) == first
-        assert isinstance(prepare(after, asked, NODE), Refused)
+        assert isinstance(prepare(after, asked, NODE), Refusal)
 
 
 def test_parameters_are_those_of_the_claim_and_decide_on_compute() -> None:
@@ -136,27 +136,43 @@ def test_parameters_are_those_of_the_claim_and_decide_on_compute() -> None:
 @pytest.mark.parametrize(
     ("asked", "why", "words"),
     [
-        (claim(), Why.UNKNOWN_DEVICE, "has no device of gpu-device-plugin allocated"),
-        (claim(device(driver="gpu.nvidia.com")), Why.UNKNOWN_DEVICE, "has no device of gpu-device-plugin"),
-        (claim(device(pool="gpu-2")), Why.OTHER_NODE, "was allocated a GPU of node gpu-2, and this is gpu-1"),
-        (claim(device(7)), Why.UNKNOWN_DEVICE, "is not on this node"),
-        (claim(replace(device(), name="gpu-0")), Why.UNKNOWN_DEVICE, "device gpu-0 of claim default/c1 is not on"),
-        (claim(device(0), device(1, whole=True)), Why.BOTH_RESOURCES, "at once, which one set of variables"),
-        (claim(device(0), device(1, admin=True)), Why.BOTH_RESOURCES, "use one claim for each"),
-        (claim(device(0, 4, undivided=True)), Why.BAD_PARAMETERS, "asks for all of a GPU and for 4 GiB at once"),
-        (claim(device(0, 9)), Why.NO_ROOM, "GPU 0 has 8 GiB free, and claim default/c1 was allocated 9 GiB of it"),
-        (claim(device(0, 5), device(0, 4)), Why.NO_ROOM, "was allocated 9 GiB of it"),
-        (claim(device(), parameters=(config(a=1),)), Why.BAD_PARAMETERS, "correct the parameters of claim default/c1"),
+        (claim(), RefusalCode.UNKNOWN_DEVICE, "has no device of gpu-device-plugin allocated"),
+        (claim(device(driver="gpu.nvidia.com")), RefusalCode.UNKNOWN_DEVICE, "has no device of gpu-device-plugin"),
+        (claim(device(pool="gpu-2")), RefusalCode.OTHER_NODE, "was allocated a GPU of node gpu-2, and this is gpu-1"),
+        (claim(device(7)), RefusalCode.UNKNOWN_DEVICE, "is not on this node"),
+        (
+            claim(replace(device(), name="gpu-0")),
+            RefusalCode.UNKNOWN_DEVICE,
+            "device gpu-0 of claim default/c1 is not on",
+        ),
+        (claim(device(0), device(1, whole=True)), RefusalCode.BOTH_RESOURCES, "at once, which one set of variables"),
+        (claim(device(0), device(1, admin=True)), RefusalCode.BOTH_RESOURCES, "use one claim for each"),
+        (
+            claim(device(0, 4, undivided=True)),
+            RefusalCode.BAD_PARAMETERS,
+            "asks for all of a GPU and for 4 GiB at once",
+        ),
+        (
+            claim(device(0, 9)),
+            RefusalCode.NO_ROOM,
+            "GPU 0 has 8 GiB free, and claim default/c1 was allocated 9 GiB of it",
+        ),
+        (claim(device(0, 5), device(0, 4)), RefusalCode.NO_ROOM, "was allocated 9 GiB of it"),
+        (
+            claim(device(), parameters=(config(a=1),)),
+            RefusalCode.BAD_PARAMETERS,
+            "correct the parameters of claim default/c1",
+        ),
         (
             claim(device(), replace(device(1), request="two"), parameters=(config("two", limits="mps"),)),
-            Why.BAD_PARAMETERS,
+            RefusalCode.BAD_PARAMETERS,
             "have different parameters",
         ),
     ],
 )
-def test_a_claim_that_cannot_be_prepared_is_told_why(asked: Claim, why: Why, words: str) -> None:
+def test_a_claim_that_cannot_be_prepared_is_told_why(asked: Claim, why: RefusalCode, words: str) -> None:
     found = refused(node(8, 8), asked)
-    assert found.why is why
+    assert found.code is why
     assert words in found.sentence
 
 
@@ -164,16 +180,16 @@ def test_a_claim_that_cannot_be_prepared_is_told_why(asked: Claim, why: Why, wor
 def test_a_gpu_that_can_give_nothing_now_is_refused(*, whole: bool) -> None:
     asked = claim(device(0, 1, whole=whole))
     broken = refused(node(8, unhealthy={0: "XID 79"}), asked)
-    assert (broken.why, broken.sentence) == (Why.UNHEALTHY, "GPU 0 is out of service: XID 79")
+    assert (broken.code, broken.sentence) == (RefusalCode.UNHEALTHY, "GPU 0 is out of service: XID 79")
     taken = refused(node(8, whole=[0]), asked)
-    assert (taken.why, "still in use by another claim" in taken.sentence) == (Why.IN_WHOLE_USE, True)
+    assert (taken.code, "still in use by another claim" in taken.sentence) == (RefusalCode.IN_WHOLE_USE, True)
     here = node(8)
-    foreign = refused(here.with_ledger(Ledger().with_foreign({uuid(0): "nvidia.com/gpu"})), asked)
-    assert (foreign.why, "in use through nvidia.com/gpu" in foreign.sentence) == (Why.OTHER_RESOURCE, True)
+    foreign = refused(here.with_ledger(Ledger().with_held_by_other_resource({uuid(0): "nvidia.com/gpu"})), asked)
+    assert (foreign.code, "in use through nvidia.com/gpu" in foreign.sentence) == (RefusalCode.OTHER_RESOURCE, True)
     for closed in (node(8, unhealthy={0: "XID 79"}), here.with_ledger(Ledger(certain=False))):
         assert isinstance(prepare(closed, asked, NODE, running=True), Preparation)
     unread = refused(here.with_ledger(Ledger(certain=False)), asked)
-    assert unread.why is Why.RECORDS_UNREADABLE
+    assert unread.code is RefusalCode.RECORDS_UNREADABLE
     assert unread.sentence == (
         "the kubelet's checkpoint cannot be read, so nothing proves that this GPU is free; the log of the GPU agent on "
         "this node says what to do"
@@ -181,7 +197,7 @@ def test_a_gpu_that_can_give_nothing_now_is_refused(*, whole: bool) -> None:
 
 
 def test_a_gpu_with_a_share_in_use_is_not_given_whole() -> None:
-    assert refused(node(8, used={0: [7]}), claim(device(0, whole=True))).why is Why.IN_WHOLE_USE
+    assert refused(node(8, used={0: [7]}), claim(device(0, whole=True))).code is RefusalCode.IN_WHOLE_USE
 
 
 # --- MIG instances ----------------------------------------------------------------------------------------------------
@@ -223,7 +239,7 @@ def test_a_part_of_an_instance_is_so_many_free_shares_of_it() -> None:
 )
 def test_parts_of_an_instance_and_of_anything_else_are_refused(asked: Claim, names: str) -> None:
     found = refused(mig_node([10, 10], 8), asked)
-    assert found.why is Why.SEVERAL_INSTANCES
+    assert found.code is RefusalCode.SEVERAL_INSTANCES
     assert found.sentence.startswith(f"claim default/c1 was allocated parts of {names}, and no program can use")
 
 
@@ -236,7 +252,7 @@ def test_parts_of_an_instance_and_of_anything_else_are_refused(asked: Claim, nam
     ],
 )
 def test_a_claim_has_whole_instances_or_something_else(asked: Claim) -> None:
-    assert refused(mig_node([10, 10], 8), asked).why is Why.BOTH_RESOURCES
+    assert refused(mig_node([10, 10], 8), asked).code is RefusalCode.BOTH_RESOURCES
 
 
 def test_access_beside_others_may_be_to_gpus_and_instances() -> None:
@@ -265,7 +281,7 @@ def test_an_instance_that_exists_no_more_is_given_to_nobody_and_counts_for_who_h
     here = replace(before, shares=before.shares.with_inventory(mig_inventory([10]), mig=MigMode.SHARE))
     asked = claim(instance(0, 1, whole=whole))
     found = refused(here, asked)
-    assert found.why is Why.UNKNOWN_DEVICE
+    assert found.code is RefusalCode.UNKNOWN_DEVICE
     assert "is not on this node (any more); delete the pod" in found.sentence
     running = prepare(here, asked, NODE, running=True)
     assert isinstance(running, Preparation)
@@ -302,7 +318,7 @@ def test_whatever_becomes_of_instances_what_the_scheduler_may_allocate_is_prepar
             whole = not found.get("allowMultipleAllocations")
             asked = claim(replace(device(0, b, whole=whole), name=found["name"]), name=f"c{number}")
             made_of_it = made(here, asked)
-            assert not made_of_it.device_ids & here.ledger.holds.keys()
+            assert not made_of_it.device_ids & here.ledger.id_states.keys()
             held[asked.uid] = made_of_it, found["name"], b
             here = here.with_ledger(here.ledger.seen(made_of_it.device_ids))
         here = replace(here, shares=here.shares.with_inventory(mig_inventory(*layouts, 8), mig=mode))
@@ -339,12 +355,12 @@ def test_two_claims_of_one_container_are_refused() -> None:
     """They would set the same variables."""
     asked, other = claim(name="c2"), PreparedClaim("uid-of-c1", "default", "c1", ())
 
-    def refused_for(earlier: PreparedClaim, **claims: tuple[str, ...]) -> Refused | None:
+    def refused_for(earlier: PreparedClaim, **claims: tuple[str, ...]) -> Refusal | None:
         return two_claims(Pod("u", "default", "p1", claims=claims), asked, [earlier])
 
     found = refused_for(other, a=("c1", "c2"))
     assert found is not None
-    assert found.why is Why.TWO_CLAIMS
+    assert found.code is RefusalCode.TWO_CLAIMS
     assert "container 'a' uses claim c1 and claim c2" in found.sentence
     assert refused_for(other, a=("c1",), b=("c2",)) is None
     assert refused_for(replace(other, uid=asked.uid, name="c2"), a=("c1", "c2")) is None
@@ -382,13 +398,13 @@ def test_two_parts_of_one_gpu_have_one_limit() -> None:
 )
 def test_nothing_else_may_be_exceeded(devices: tuple[Any, ...], here: Node) -> None:
     found = refused(here, limited("6Gi", *devices))
-    assert (found.why, "has the parameter memoryLimit, and only a part of one GPU" in found.sentence) == (
-        Why.BAD_PARAMETERS,
+    assert (found.code, "has the parameter memoryLimit, and only a part of one GPU" in found.sentence) == (
+        RefusalCode.BAD_PARAMETERS,
         True,
     )
 
 
 def test_a_limit_below_the_amount_is_refused() -> None:
     found = refused(node(8), limited("3Gi", device(0, 4)))
-    assert found.why is Why.BAD_PARAMETERS
+    assert found.code is RefusalCode.BAD_PARAMETERS
     assert "has memoryLimit 3 GiB, and was allocated 4 GiB; write a limit of at least" in found.sentence

@@ -20,7 +20,7 @@ from tests.node.rules.test_one_node import APP, CONTAINERS, INIT, OneNode
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpu_device_plugin.model.holds import DeviceHold
+    from gpu_device_plugin.model.allocations import Allocation
     from gpu_device_plugin.node.rules.ledger import ContainerKey, Reservation
     from tests.node.rules.test_one_node import Asked, Running
 
@@ -39,7 +39,7 @@ class GrowingNode(OneNode):
         OneNode.begin(self, gib, "binpack", keeps=keeps, lists_terminal=False, api=api, version_known=True)
         self.saved: Mapping[ContainerKey, Reservation] = {}
         """The file of the agent."""
-        self.entries: tuple[DeviceHold, ...] = ()
+        self.entries: tuple[Allocation, ...] = ()
         """The checkpoint as the agent read it last."""
         self.annotations: dict[str, dict[str, str]] = {}
         self.answered: dict[ContainerKey, int] = {}
@@ -190,7 +190,7 @@ class GrowingNode(OneNode):
     def every_growth_belongs_to_ids_in_use(self) -> None:
         ledger = self.agent.node.ledger
         assert not ledger.certain or all(
-            reservation.own <= ledger.holds.keys() for reservation in ledger.reservations.values()
+            reservation.own <= ledger.id_states.keys() for reservation in ledger.reservations.values()
         )
 
 

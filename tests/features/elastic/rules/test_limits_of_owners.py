@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.features.elastic.contract import MemoryRequests, is_elastic
-from gpu_device_plugin.features.use.rules.holdings import elastic_gpu
+from gpu_device_plugin.features.use.rules.container_gpus import elastic_gpu
+from gpu_device_plugin.model.allocations import Allocation, AllocationSource
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_LIMIT
-from gpu_device_plugin.model.holds import DeviceHold, HoldSource
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind
@@ -56,14 +56,14 @@ def test_only_shares_of_one_gpu_through_the_device_plugin_may_change() -> None:
     there = node(8, 8).shares
     containers = (Container("first", ContainerKind.INIT, 0), Container("main", ContainerKind.APP, 0))
     owner = Pod("a", "default", "web", containers=containers)
-    good = DeviceHold("a", "main", Kind.MEMORY, frozenset(ids(1, [2, 3])))
+    good = Allocation("a", "main", Kind.MEMORY, frozenset(ids(1, [2, 3])))
     assert elastic_gpu(good, owner, there) is there.gpus[1]
     for bad in (
         replace(good, container="first"),
         replace(good, container="unknown"),
         replace(good, kind=Kind.COUNT, device_ids=frozenset({"GPU-1"})),
         replace(good, kind=None),
-        replace(good, source=HoldSource.CLAIM),
+        replace(good, source=AllocationSource.CLAIM),
         replace(good, device_ids=good.device_ids.union(ids(0, [1]))),
         replace(good, device_ids=frozenset({"GPU-gone::1"})),
     ):

@@ -18,14 +18,14 @@ from gpu_device_plugin.features.elastic.rules.reclaiming import (
     uses_now,
 )
 from gpu_device_plugin.features.eviction.rules import next_victims
-from gpu_device_plugin.features.use.rules.holdings import Holding
+from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
 from gpu_device_plugin.model.pods import Pod
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gpu_device_plugin.model.holds import Place
+    from gpu_device_plugin.model.allocations import Place
 
 GPU = "GPU-0"
 SIZE = 16384
@@ -33,10 +33,10 @@ POLICY = ReclaimPolicy(grace_s=30)
 EVICT = replace(POLICY, evicts=True)
 
 
-def holding(uid: str, mib: int = 4096, limit: int | None = None, priority: int = 0, **of_pod: str) -> Holding:
+def holding(uid: str, mib: int = 4096, limit: int | None = None, priority: int = 0, **of_pod: str) -> ContainerGpus:
     """Return a container that is guaranteed so much, and may use up to its limit."""
     pod = Pod(uid, of_pod.get("namespace", "default"), uid, priority=priority)
-    return Holding(uid, "main", {GPU: mib}, {GPU: mib}, pod=pod, limits={} if limit is None else {GPU: limit})
+    return ContainerGpus(uid, "main", {GPU: mib}, {GPU: mib}, pod=pod, limits={} if limit is None else {GPU: limit})
 
 
 A, B, LOW = holding("a", limit=12288), holding("b", limit=12288), holding("low", limit=12288, priority=-1)
@@ -50,7 +50,7 @@ def place(uid: str) -> Place:
 def step(
     before: ReclaimState,
     at: float,
-    held: Sequence[Holding],
+    held: Sequence[ContainerGpus],
     used: Mapping[str, int | None],
     policy: ReclaimPolicy = POLICY,
     *,
@@ -158,7 +158,7 @@ def test_who_ends_is_asked_no_more() -> None:
     ],
 )
 def test_its_time_ends_after_the_grace_where_it_may_be_evicted(
-    borrower: Holding, policy: ReclaimPolicy, until: float | None
+    borrower: ContainerGpus, policy: ReclaimPolicy, until: float | None
 ) -> None:
     first = step(ReclaimState(), 1, [borrower, NEW], {"a": 13000}, policy)
     assert first.requests[place("a")].until == until
@@ -227,7 +227,7 @@ def test_it_is_needed_by_who_waits_longest_then_by_who_lacks_most() -> None:
     held = [A, NEW, holding("idle", 6144), holding("full", 2048)]
     used = {"a": 11000, "idle": 0, "full": 2048}
 
-    def needed_by(held: Sequence[Holding], *starting: str) -> str:
+    def needed_by(held: Sequence[ContainerGpus], *starting: str) -> str:
         return step(ReclaimState(), 1, held, used, starting=starting).requests[place("a")].needed_by
 
     assert needed_by(held) == "default/idle"
@@ -247,7 +247,7 @@ _HOLDINGS = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 8), st.integers
 
 @given(_HOLDINGS, st.lists(st.lists(st.one_of(st.none(), _AMOUNTS), min_size=4, max_size=4), min_size=1, max_size=8))
 def test_who_is_asked_borrows_and_covers_the_shortage_in_order(
-    held: list[Holding], history: list[list[int | None]]
+    held: list[ContainerGpus], history: list[list[int | None]]
 ) -> None:
     found = ReclaimState()
     for at, used in enumerate(history):
@@ -283,7 +283,7 @@ def test_who_is_asked_borrows_and_covers_the_shortage_in_order(
 
 @given(_HOLDINGS, st.lists(_AMOUNTS, min_size=4, max_size=4), st.integers(1, 5), st.data())
 def test_with_evictions_no_guarantee_suffers_longer_than_the_grace_and_a_reading_for_each_that_refuses(
-    held: list[Holding], used: list[int], every_s: int, data: st.DataObject
+    held: list[ContainerGpus], used: list[int], every_s: int, data: st.DataObject
 ) -> None:
     """Some borrowers return what they are asked for, at some time; the others never."""
     amounts = {each.pod_uid: mib for each, mib in zip(held, used, strict=False)}

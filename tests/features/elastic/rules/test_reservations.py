@@ -20,8 +20,8 @@ from gpu_device_plugin.features.elastic.rules.reservations import (
     resize,
     taken_over,
 )
+from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED, RESIZE_BOUND
-from gpu_device_plugin.model.holds import DeviceHold
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import Shares
@@ -60,13 +60,13 @@ def promised(wish: str, why: str = "", **guarantees: int) -> str:
     return write_answer(Answer(guarantees, wish, why))
 
 
-def hold(numbers: Iterable[int], uid: str = "a", container: str = "main", gpu: int = 0) -> DeviceHold:
-    return DeviceHold(uid, container, Kind.MEMORY, frozenset(ids(gpu, numbers)))
+def hold(numbers: Iterable[int], uid: str = "a", container: str = "main", gpu: int = 0) -> Allocation:
+    return Allocation(uid, container, Kind.MEMORY, frozenset(ids(gpu, numbers)))
 
 
-def found(there: Node, holds: Iterable[DeviceHold], *pods: Pod) -> list[Elastic]:
+def found(there: Node, allocations: Iterable[Allocation], *pods: Pod) -> list[Elastic]:
     wishes = {each.kubelet_uid: PodGuarantees.of(each) for each in pods}
-    return [each for some in elastics(holds, wishes, there).values() for each in some]
+    return [each for some in elastics(allocations, wishes, there).values() for each in some]
 
 
 def grown(there: Node, shares: int, numbers: Iterable[int], uid: str = "a", container: str = "main") -> Node:
@@ -109,23 +109,23 @@ def test_containers_without_devices_that_are_certain_are_left_out() -> None:
     assert found(there, [hold([9])], web) == []
     assert found(there, [hold(range(2), container="first")], web) == []
     assert found(there.with_ledger(there.ledger.granted(ids(0, [1]), 5.0)), [hold(range(4))], web) == []
-    both = DeviceHold("a", "main", Kind.MEMORY, frozenset((*ids(0, [0]), *ids(1, [0]))))
+    both = Allocation("a", "main", Kind.MEMORY, frozenset((*ids(0, [0]), *ids(1, [0]))))
     assert elastics([both], {"a": PodGuarantees.of(web)}, there) == {"a": ()}
 
 
 def test_a_container_grows_as_far_as_there_is_room_and_shrinks_at_once() -> None:
     there = node(16, used={0: range(10)})
-    holds = [hold(range(4)), hold(range(4, 10), "b")]
-    decided = resize(there, found(there, holds, pod(wish="9"), pod("b", wish="8")), NOTHING, FREELY)
+    allocations = [hold(range(4)), hold(range(4, 10), "b")]
+    decided = resize(there, found(there, allocations, pod(wish="9"), pod("b", wish="8")), NOTHING, FREELY)
     assert amounts(decided) == {"a/main": 5}
     why = "GPU 0 has 1 GiB left that is promised to nobody, and 2 GiB more are asked for"
     assert decided.refused == {("b", "main"): why}
     there = there.with_ledger(there.ledger.with_reservations(decided.reservations))
     assert there.use(there.shares.gpus[0]).taken == 15
-    decided = resize(there, found(there, holds, pod(wish="7"), pod("b", wish="8")), NOTHING, FREELY)
+    decided = resize(there, found(there, allocations, pod(wish="7"), pod("b", wish="8")), NOTHING, FREELY)
     assert (amounts(decided), decided.refused) == ({"a/main": 3, "b/main": 2}, {})
     there = there.with_ledger(there.ledger.with_reservations(decided.reservations))
-    assert amounts(resize(there, found(there, holds, pod(), pod("b", wish="1")), NOTHING, FREELY)) == {}
+    assert amounts(resize(there, found(there, allocations, pod(), pod("b", wish="1")), NOTHING, FREELY)) == {}
 
 
 def test_what_a_pod_that_is_not_known_has_stays() -> None:
@@ -135,11 +135,11 @@ def test_what_a_pod_that_is_not_known_has_stays() -> None:
 
 def test_pods_of_a_higher_priority_and_older_ones_come_first() -> None:
     there = node(16, used={0: range(12)})
-    holds = [hold(range(n * 4, n * 4 + 4), uid) for n, uid in enumerate("abc")]
+    allocations = [hold(range(n * 4, n * 4 + 4), uid) for n, uid in enumerate("abc")]
     pods = [pod("a", wish="7"), pod("b", wish="7"), replace(pod("c", wish="6"), priority=5)]
-    assert amounts(resize(there, found(there, holds, *pods), NOTHING, FREELY)) == {"c/main": 2}
+    assert amounts(resize(there, found(there, allocations, *pods), NOTHING, FREELY)) == {"c/main": 2}
     pods[2] = pod("c", wish="5")
-    assert amounts(resize(there, found(there, holds, *pods), NOTHING, FREELY)) == {"a/main": 3, "c/main": 1}
+    assert amounts(resize(there, found(there, allocations, *pods), NOTHING, FREELY)) == {"a/main": 3, "c/main": 1}
 
 
 def test_shares_that_waiting_pods_will_get_are_not_free() -> None:
@@ -154,10 +154,10 @@ def test_shares_that_waiting_pods_will_get_are_not_free() -> None:
 
 def test_gpus_that_give_nothing_let_nobody_grow() -> None:
     there = node(16, used={0: range(4)})
-    holds = [hold(range(4))]
+    allocations = [hold(range(4))]
 
     def why(now: Node, web: Pod) -> str:
-        (sentence,) = resize(now, found(now, holds, web), NOTHING, FREELY).refused.values()
+        (sentence,) = resize(now, found(now, allocations, web), NOTHING, FREELY).refused.values()
         return sentence
 
     assert why(there, replace(pod(wish="6"), deleting=True)) == "its pod is being deleted"
@@ -170,7 +170,7 @@ def test_gpus_that_give_nothing_let_nobody_grow() -> None:
     unknown = "it is not known yet what of GPU 0 is free"
     for ledger in (
         there.ledger.seen((), certain=False),
-        there.ledger.with_foreign({uuid(0): "nvidia.com/gpu"}),
+        there.ledger.with_held_by_other_resource({uuid(0): "nvidia.com/gpu"}),
         there.ledger.seen([uuid(0)]),
         there.ledger.with_reservations({("a", "main"): Reservation(uuid(1), 1, frozenset({"former"}))}),
     ):
@@ -179,8 +179,8 @@ def test_gpus_that_give_nothing_let_nobody_grow() -> None:
 
 def test_the_allowance_of_its_namespace_has_to_be_known_and_large_enough() -> None:
     there = grown(node(32, used={0: range(8)}), 3, range(4))
-    holds = [hold(range(4)), hold(range(4, 8), "b"), hold(range(4), "b", "side", 1)]
-    both = found(there, holds, pod(wish="7"), pod("b", wish="6"))
+    allocations = [hold(range(4)), hold(range(4, 8), "b"), hold(range(4), "b", "side", 1)]
+    both = found(there, allocations, pod(wish="7"), pod("b", wish="6"))
     assert resize(there, both, NOTHING, {}).unknown == {"default"}
     assert amounts(resize(there, both, NOTHING, {"default": Allowance("default", 5)})) == {"a/main": 3, "b/main": 2}
     refused = resize(there, both, NOTHING, {"default": Allowance("default", 4)})
@@ -231,7 +231,7 @@ def test_what_a_former_agent_saved_counts_for_containers_that_still_hold_shares_
         ("b", "main"): Reservation(uuid(0), 2, frozenset(ids(0, [2]))),
         ("c", "main"): Reservation(uuid(1), 2, frozenset(ids(1, [2]))),
     }
-    whole = DeviceHold("d", "main", Kind.COUNT, frozenset({uuid(1)}))
+    whole = Allocation("d", "main", Kind.COUNT, frozenset({uuid(1)}))
     assert taken_over(saved, [hold([0, 1, 5]), hold([1], "c"), whole]) == {
         ("a", "main"): Reservation(uuid(0), 2, frozenset(ids(0, [0, 1, 5])))
     }
@@ -306,7 +306,7 @@ def test_nothing_is_said_while_the_extender_decides() -> None:
 def test_the_guarantees_never_exceed_the_gpu_nor_what_is_wanted(data: st.DataObject) -> None:
     total = 12
     there = node(total)
-    holds, pods, at = [], [], 0
+    allocations, pods, at = [], [], 0
     for uid in data.draw(st.lists(st.sampled_from("abcd"), unique=True, max_size=4)):
         request = data.draw(st.integers(1, 4))
         numbers, at = range(at, min(total, at + request)), min(total, at + request)
@@ -314,13 +314,13 @@ def test_the_guarantees_never_exceed_the_gpu_nor_what_is_wanted(data: st.DataObj
             continue
         there = there.with_ledger(there.ledger.seen(ids(0, numbers)))
         there = grown(there, data.draw(st.integers(0, 3)), numbers, uid)
-        holds.append(hold(numbers, uid))
+        allocations.append(hold(numbers, uid))
         wish = str(data.draw(st.integers(1, 14)))
         more = {"promised": promised(wish, main=data.draw(st.integers(1, 14)))} if data.draw(st.booleans()) else {}
         if data.draw(st.integers(0, 4)):
             pods.append(pod(uid, wish=wish, **more))
     bound, reserved = data.draw(st.integers(0, 12)), data.draw(st.integers(0, 6))
-    some = found(there, holds, *pods)
+    some = found(there, allocations, *pods)
     decided = resize(there, some, ({0: reserved}, 0), {"default": Allowance("default", bound)})
     before = fitting(there)
     after = there.with_ledger(there.ledger.with_reservations(decided.reservations))

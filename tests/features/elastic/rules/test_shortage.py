@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.features.elastic.rules.reclaiming import allowed_now, shortage_mib, uses_now
-from gpu_device_plugin.features.use.rules.holdings import Holding
+from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_LIMIT, MEMORY_PROMISED
 from gpu_device_plugin.model.pods import Pod
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 GPU, OTHER = "GPU-0", "GPU-1"
 
 
-def holding(uid: str, mib: int, limit: int | None = None, name: str = "main", **annotations: str) -> Holding:
+def holding(uid: str, mib: int, limit: int | None = None, name: str = "main", **annotations: str) -> ContainerGpus:
     """Return a container with a guarantee on the first GPU."""
     marks = {
         {"most": MEMORY_LIMIT, "wish": MEMORY_GUARANTEE, "held": MEMORY_HELD, "promised": MEMORY_PROMISED}[key]: v
         for key, v in annotations.items()
     }
     pod = Pod(uid, "default", uid, annotations=marks)
-    return Holding(uid, name, {GPU: mib}, {GPU: mib}, pod=pod, limits={} if limit is None else {GPU: limit})
+    return ContainerGpus(uid, name, {GPU: mib}, {GPU: mib}, pod=pod, limits={} if limit is None else {GPU: limit})
 
 
-def uses(*held: Holding, **used: int | None) -> tuple[AttributedUse, ...]:
+def uses(*held: ContainerGpus, **used: int | None) -> tuple[AttributedUse, ...]:
     """Return who holds the first GPU, each pod with its use."""
     reading = UseReading(1.0, tuple(AttributedUse(uid, "main", GPU, 0, mib) for uid, mib in used.items()), {GPU: 0})
     return uses_now(reading, held)[GPU]
@@ -85,7 +85,7 @@ def test_a_container_that_is_about_to_start_uses_nothing() -> None:
     assert [(use.used_mib, use.holding) for use in uses_now(blind, [held], [starts])[GPU]] == [(0, held)]
 
 
-def now(*held: Holding, capacity: int | None = 16384, held_back: str = "") -> Mapping[str, int]:
+def now(*held: ContainerGpus, capacity: int | None = 16384, held_back: str = "") -> Mapping[str, int]:
     places = {(held_back, "main", GPU)} if held_back else set()
     found = allowed_now({GPU: uses(*held)}, {} if capacity is None else {GPU: capacity}, places)
     return {uid: mib for (uid, _, _), mib in found.items()}

@@ -15,7 +15,7 @@ from gpu_device_plugin.features.limits.rules.enforcement import (
     wanted_enforcement,
 )
 from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
-from gpu_device_plugin.features.mps.rules.mps_wishes import NOT_THERE, lack
+from gpu_device_plugin.features.mps.rules.mps_admission import NOT_THERE, lack
 from gpu_device_plugin.model.gpus import Gpu
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, summary
 from tests.mig import instance

@@ -21,7 +21,7 @@ from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.placing import Demand, Placement
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import Shares
-from gpu_device_plugin.node.rules.admission import Refused, Why
+from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode
 from gpu_device_plugin.node.rules.container_grants import NOBODY, Delivery, Grant, GrantOwner, Mount, grant
 from tests.limiting import granted
 from tests.nodes import ids, node, uuid
@@ -192,7 +192,7 @@ BARRED = LimitPlan({uuid(1): GpuEnforcement(Enforcement.ADVISORY, "why", "there 
 def test_shares_of_a_gpu_without_the_required_limits_are_refused() -> None:
     """Also those that the kubelet put together at random; whole GPUs have no limits."""
     there = node(8, 8)
-    refused = Refused(Why.NO_LIMIT, "GPU 1: there is no daemon")
+    refused = Refusal(RefusalCode.NO_LIMIT, "GPU 1: there is no daemon")
     for device_ids in (ids(1, [0, 1]), (*ids(0, [3]), *ids(1, [0]))):
         assert refuse_unlimited(there, Kind.MEMORY, device_ids, BARRED, NOBODY) == refused
     assert refuse_unlimited(there, Kind.MEMORY, ids(0, [0, 1]), BARRED, NOBODY) is None
@@ -208,8 +208,8 @@ def test_an_extra_grant_for_a_pod_that_is_not_known_is_refused_where_limits_are_
     )
     refused = refuse_unlimited(there, Kind.MEMORY, ids(0, [0]), custom, NOBODY)
     assert refused is not None
-    assert (refused.why, refused.sentence.partition(" {")[0]) == (
-        Why.NO_LIMIT,
+    assert (refused.code, refused.sentence.partition(" {")[0]) == (
+        RefusalCode.NO_LIMIT,
         "GPU 0: the node's extra_grant needs",
     )
     assert refuse_unlimited(there, Kind.MEMORY, ids(0, [0]), custom, GrantOwner("u", "main")) is None

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.features.limits.contract import LimitKey, LimitOutcome, LimitsState, MemoryLimit
 from gpu_device_plugin.features.limits.rules import limit_setting as setting
-from gpu_device_plugin.features.use.rules.holdings import Holding
+from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.pods import Pod
 
@@ -26,7 +26,7 @@ def pod(**running: str) -> Pod:
     return Pod(UID, "default", "p", container_ids=running)
 
 
-HOLDING = Holding(UID, "main", {A: 4096}, enforcement=Enforcement.DRIVER, pod=pod(main=C), limits={A: 12288})
+HOLDING = ContainerGpus(UID, "main", {A: 4096}, enforcement=Enforcement.DRIVER, pod=pod(main=C), limits={A: 12288})
 
 
 # --- In the limit helper ----------------------------------------------------------------------------------------------
@@ -107,9 +107,9 @@ def test_the_limit_now_of_a_running_container_is_wanted() -> None:
     ids=str,
 )
 def test_whom_the_driver_does_not_limit_is_left_alone(changes: dict[str, object]) -> None:
-    holding = replace(HOLDING, **changes)  # type: ignore[arg-type]  # fields of it
-    places = {(UID, "main", uuid): 8192 for uuid in holding.granted}
-    assert setting.wanted_limits([holding], places, {}) == {}
+    holder = replace(HOLDING, **changes)  # type: ignore[arg-type]  # fields of it
+    places = {(UID, "main", uuid): 8192 for uuid in holder.granted}
+    assert setting.wanted_limits([holder], places, {}) == {}
 
 
 def test_a_container_that_may_not_change_any_more_gets_its_own_limit_back() -> None:

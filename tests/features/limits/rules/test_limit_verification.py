@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from gpu_device_plugin.features.limits.rules.limit_verification import by_driver, by_kind, verified
-from gpu_device_plugin.features.use.rules.holdings import Holding
+from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.model.limits import Enforcement, LimitStatus
 
-LIMITED = Holding("u", "main", {"GPU-a": 4096}, enforcement=Enforcement.DRIVER)
-UNEQUAL = Holding("u", "main", {"GPU-a": 4096, "GPU-b": 1024}, enforcement=Enforcement.DRIVER)
+LIMITED = ContainerGpus("u", "main", {"GPU-a": 4096}, enforcement=Enforcement.DRIVER)
+UNEQUAL = ContainerGpus("u", "main", {"GPU-a": 4096, "GPU-b": 1024}, enforcement=Enforcement.DRIVER)
 
 
 @pytest.mark.parametrize(
@@ -43,9 +43,9 @@ UNEQUAL = Holding("u", "main", {"GPU-a": 4096, "GPU-b": 1024}, enforcement=Enfor
     ],
 )
 def test_what_was_read_back_says_whether_the_limit_holds(
-    *, holding: Holding, uuid: str, code: int, hard_mib: int | None, held: LimitStatus, why: str
+    *, holder: ContainerGpus, uuid: str, code: int, hard_mib: int | None, held: LimitStatus, why: str
 ) -> None:
-    found = verified(holding, uuid, code, hard_mib)
+    found = verified(holder, uuid, code, hard_mib)
     assert (found.enforcement, found.held) == (Enforcement.DRIVER, held)
     assert re.search(why, found.why)
     assert found.found_mib == (hard_mib if held in {LimitStatus.HELD, LimitStatus.DIFFERS} else None)
@@ -66,8 +66,8 @@ def test_what_was_read_back_says_whether_the_limit_holds(
 def test_a_limit_that_may_change_is_as_it_started_or_as_it_is_now(
     started_mib: int | None, now_mib: int, hard_mib: int, held: LimitStatus, why: str
 ) -> None:
-    holding = replace(LIMITED, limits={"GPU-a": 8192}, started_mib=started_mib)
-    found = verified(holding, "GPU-a", 0, hard_mib, now_mib)
+    holder = replace(LIMITED, limits={"GPU-a": 8192}, started_mib=started_mib)
+    found = verified(holder, "GPU-a", 0, hard_mib, now_mib)
     assert (found.enforcement, found.held, found.found_mib) == (Enforcement.DRIVER, held, hard_mib)
     assert re.search(why.replace("DRIVER", "NVIDIA_GPU_MEMORY_LIMIT"), found.why)
 
@@ -89,9 +89,9 @@ def test_only_the_drivers_limits_of_shares_are_read_back(
     *, enforcement: Enforcement | None, whole: bool, read: bool, why: str | None
 ) -> None:
     """A whole GPU has no limit, and one that is only told to the container needs no state."""
-    holding = Holding("u", "c", {"GPU-a": 4096}, whole=whole, enforcement=enforcement)
-    state = by_kind(holding)
-    assert by_driver(holding) is read
+    holder = ContainerGpus("u", "c", {"GPU-a": 4096}, whole=whole, enforcement=enforcement)
+    state = by_kind(holder)
+    assert by_driver(holder) is read
     assert (state is None) == (why is None)
     if state is not None and why is not None:
         assert (state.enforcement, state.held) == (enforcement, LimitStatus.UNVERIFIED)

@@ -51,9 +51,9 @@ def test_what_is_told_has_clients_servers_and_the_limit() -> None:
     seen = replace(READY, servers=(Server(70, 2), Server(71, 1)))
     daemon, act = decide(SERVES, seen, 0)
     assert act is None
-    assert daemon.told("/p") == MpsGpu(MpsStatus.READY, "", "/p", 3, (70, 71), 4096)
+    assert daemon.as_state("/p") == MpsGpu(MpsStatus.READY, "", "/p", 3, (70, 71), 4096)
     faulty, _ = decide(SERVES, replace(READY, servers=(Server(70, 2, fault=True),)), 0)
-    assert faulty.told("/p").limit_mib == 0
+    assert faulty.as_state("/p").limit_mib == 0
 
 
 def test_a_larger_limit_is_set_while_the_daemon_stays_ready() -> None:

@@ -12,7 +12,7 @@ from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan
 from gpu_device_plugin.features.limits.rules.limit_means import derive_means
 from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.mps_link import MpsLink
-from gpu_device_plugin.features.mps.rules.mps_wishes import NOT_THERE, wanted_on
+from gpu_device_plugin.features.mps.rules.mps_admission import NOT_THERE, wanted_on
 from gpu_device_plugin.model.gpus import Gpu, Inventory
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitMeans
 from gpu_device_plugin.model.mig import MigMode

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.features.use.rules.holdings import Holding
+from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.features.use.rules.process_use import WITHOUT_HOST_PID, UseReading, attribute, blindness
 from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
-from gpu_device_plugin.model.condition import GpuProcess, GpuReading
 from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.telemetry import GpuProcess, GpuReading
 from tests.nodes import uuid
 
 if TYPE_CHECKING:
@@ -40,15 +40,15 @@ def holding(
     mib: int = 4096,
     api: Pod | None = None,
     gpus: Mapping[str, int] | None = None,
-) -> Holding:
+) -> ContainerGpus:
     granted = {GPU: mib} if gpus is None else gpus
-    return Holding(pod_uid, container, granted, granted, pod=api)
+    return ContainerGpus(pod_uid, container, granted, granted, pod=api)
 
 
-def together(*held: Holding) -> tuple[Holding, ...]:
+def together(*held: ContainerGpus) -> tuple[ContainerGpus, ...]:
     """Return the containers of one pod, each with what all of them have."""
     total = sum(each.granted[GPU] for each in held)
-    return tuple(Holding(each.pod_uid, each.container, each.granted, {GPU: total}, pod=each.pod) for each in held)
+    return tuple(ContainerGpus(each.pod_uid, each.container, each.granted, {GPU: total}, pod=each.pod) for each in held)
 
 
 def parts(found: UseReading) -> Mapping[tuple[str, str], tuple[int, int | None]]:
@@ -310,14 +310,14 @@ _READINGS = st.lists(
 
 
 @st.composite
-def _holdings(draw: st.DrawFn) -> tuple[Holding, ...]:
+def _holdings(draw: st.DrawFn) -> tuple[ContainerGpus, ...]:
     held = draw(st.dictionaries(st.tuples(_PODS, _NAMES), st.dictionaries(_UUIDS, st.integers(1, 9000), min_size=1)))
     api = {
         uid: Pod(uid, "default", uid, container_ids=draw(st.dictionaries(_NAMES, _IDS.filter(bool))))
         for uid in draw(st.sets(_PODS))
     }
     return tuple(
-        Holding(
+        ContainerGpus(
             uid,
             name,
             granted,
@@ -332,7 +332,7 @@ def _holdings(draw: st.DrawFn) -> tuple[Holding, ...]:
 def test_nothing_is_counted_twice_and_nothing_is_lost(
     readings: list[GpuReading],
     owners: dict[int, CgroupOwner | None],
-    held: tuple[Holding, ...],
+    held: tuple[ContainerGpus, ...],
     servers: set[int],
 ) -> None:
     found = attribute(readings, owners, held, mps_servers=servers)

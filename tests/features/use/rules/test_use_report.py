@@ -13,7 +13,7 @@ import pytest
 from gpu_device_plugin.features.elastic.rules.reclaiming import ReclaimRequest
 from gpu_device_plugin.features.over_use.rules import Excess
 from gpu_device_plugin.features.use.contract import STALE_S, ContainerUse, GpuUse, NodeUse
-from gpu_device_plugin.features.use.rules.holdings import Holding
+from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
 from gpu_device_plugin.features.use.rules.use_report import (
     AGAIN_S,
@@ -33,27 +33,27 @@ from tests.nodes import node, uuid
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gpu_device_plugin.model.holds import Place
+    from gpu_device_plugin.model.allocations import Place
 
 SHARES = node(16, 16).shares
 EPOCH = 1_795_169_580.25
 """20 November 2026, 10:13:00 UTC."""
 WEB = Pod("uid-web", "shop", "web-0")
-HELD = Holding("uid-web", "main", {uuid(1): 4096}, {uuid(1): 4096}, enforcement=Enforcement.DRIVER, pod=WEB)
+HELD = ContainerGpus("uid-web", "main", {uuid(1): 4096}, {uuid(1): 4096}, enforcement=Enforcement.DRIVER, pod=WEB)
 PLACE = ("uid-web", "main", uuid(1))
 USE = AttributedUse("uid-web", "main", uuid(1), 4096, 6144, 35, HELD, WEB)
 STRANGER = AttributedUse("uid-x", "job", uuid(0), 0, 512, 5, None, Pod("uid-x", "lab", "stranger"))
 
 
 def shown(
-    holdings: Sequence[Holding] = (HELD,),
+    holders: Sequence[ContainerGpus] = (HELD,),
     uses: Sequence[AttributedUse] = (),
     limits: Mapping[Place, LimitState] | None = None,
     **more: Any,
 ) -> tuple[ContainerUse, ...]:
     reading = UseReading(containers=tuple(uses))
-    named = names({}, holdings, reading)
-    return node_use(holdings, reading, limits or {}, {}, SHARES, **{"named": named, "epoch": EPOCH, **more}).parts
+    named = names({}, holders, reading)
+    return node_use(holders, reading, limits or {}, {}, SHARES, **{"named": named, "epoch": EPOCH, **more}).parts
 
 
 @pytest.mark.parametrize(("mib", "until"), [(1024, 70.0), (1024, None), (0, 70.0)])
@@ -121,9 +121,9 @@ def test_everything_that_is_known_is_reported() -> None:
     ids=["mps", "not read yet", "advisory", "an older agent's", "whole"],
 )
 def test_the_means_is_known_before_the_state_of_the_limit(
-    holding: Holding, state: LimitState | None, expected: tuple[Enforcement | None, LimitStatus | None]
+    holder: ContainerGpus, state: LimitState | None, expected: tuple[Enforcement | None, LimitStatus | None]
 ) -> None:
-    (part,) = shown((holding,), (), {} if state is None else {PLACE: state})
+    (part,) = shown((holder,), (), {} if state is None else {PLACE: state})
     assert (part.enforcement, part.held) == expected
 
 

@@ -31,15 +31,15 @@ LOST = Probe(GPU, error="GPU is lost (15)", lost=True)
 UNREADABLE = Probe(GPU, error="Unknown Error (999)")
 
 
-def after(*observations: Observation, rules: HealthRules | None = None, belief: GpuHealth | None = None) -> GpuHealth:
-    belief = belief or GpuHealth()
+def after(*observations: Observation, rules: HealthRules | None = None, health: GpuHealth | None = None) -> GpuHealth:
+    health = health or GpuHealth()
     for observation in observations:
-        belief = step(belief, observation, rules or HealthRules())
-    return belief
+        health = step(health, observation, rules or HealthRules())
+    return health
 
 
-def causes(belief: GpuHealth) -> list[Cause]:
-    return [problem.cause for problem in belief.problems]
+def causes(health: GpuHealth) -> list[Cause]:
+    return [problem.cause for problem in health.problems]
 
 
 def test_a_gpu_is_healthy_until_an_observation_contradicts() -> None:
@@ -62,9 +62,9 @@ def test_b9_a_bad_reading_in_between_restarts_the_count() -> None:
 
 def test_b9_good_readings_alone_never_end_a_fatal_xid() -> None:
     """A GPU can be read perfectly well after an XID 48; HAMi once treated that as recovery."""
-    belief = after(OLD_DRIVER, Xid(GPU, 48), *[OLD_DRIVER] * 100)
-    assert causes(belief) == [Cause.FATAL_XID]
-    (reason,) = belief.reasons
+    health = after(OLD_DRIVER, Xid(GPU, 48), *[OLD_DRIVER] * 100)
+    assert causes(health) == [Cause.FATAL_XID]
+    (reason,) = health.reasons
     assert reason == (
         "XID 48 (uncorrectable (double bit) memory error); this driver does not report its end: reset the GPU, "
         "then pause and resume or restart the agent"
@@ -75,7 +75,7 @@ def test_b9_a_fatal_xid_ends_when_the_driver_asks_for_nothing_in_three_readings(
     asking = replace(GOOD, recovery_action=1)
     before = after(GOOD, Xid(GPU, 48), asking, asking, asking, GOOD, GOOD)
     assert causes(before) == [Cause.FATAL_XID, Cause.RECOVERY_ACTION]
-    assert after(GOOD, belief=before).healthy
+    assert after(GOOD, health=before).healthy
 
 
 @pytest.mark.parametrize(
@@ -89,20 +89,20 @@ def test_b9_a_fatal_xid_ends_when_the_driver_asks_for_nothing_in_three_readings(
 def test_b9_a_fatal_xid_ends_with_good_readings_once_the_gpu_was_reset(reset: Observation) -> None:
     counting = Probe(GPU, ecc_uncorrected=2)
     afterwards = Probe(GPU, ecc_uncorrected=0)
-    belief = after(counting, Xid(GPU, 95), counting, counting, counting, reset)
-    assert not belief.healthy
-    assert "it was reset since" in " ".join(belief.reasons)
-    assert after(afterwards, afterwards, afterwards, belief=belief).healthy
+    health = after(counting, Xid(GPU, 95), counting, counting, counting, reset)
+    assert not health.healthy
+    assert "it was reset since" in " ".join(health.reasons)
+    assert after(afterwards, afterwards, afterwards, health=health).healthy
 
 
 def test_an_xid_after_the_reset_is_a_new_problem() -> None:
-    belief = after(Xid(GPU, 48), Cleared(GPU), OLD_DRIVER, Xid(GPU, 48), *[OLD_DRIVER] * 5)
-    assert causes(belief) == [Cause.FATAL_XID]
+    health = after(Xid(GPU, 48), Cleared(GPU), OLD_DRIVER, Xid(GPU, 48), *[OLD_DRIVER] * 5)
+    assert causes(health) == [Cause.FATAL_XID]
 
 
 def test_different_fatal_xids_are_different_problems_and_the_same_one_is_one() -> None:
-    belief = after(Xid(GPU, 95), Xid(GPU, 48), Xid(GPU, 95))
-    assert [problem.what[:6] for problem in belief.problems] == ["XID 48", "XID 95"]
+    health = after(Xid(GPU, 95), Xid(GPU, 48), Xid(GPU, 95))
+    assert [problem.what[:6] for problem in health.problems] == ["XID 48", "XID 95"]
 
 
 @pytest.mark.parametrize("code", [13, 31, 43, 45, 68, 69, 94])
@@ -117,11 +117,11 @@ def test_b8_a_serious_xid_takes_the_gpu_away(code: int) -> None:
 
 def test_b8_an_unknown_code_makes_the_gpu_unhealthy_until_the_driver_asks_for_no_action() -> None:
     assert 999 not in XIDS
-    belief = after(GOOD, Xid(GPU, 999))
-    assert belief.reasons == (
+    health = after(GOOD, Xid(GPU, 999))
+    assert health.reasons == (
         "XID 999 (unknown to this version); it is offered again when the driver asks for no recovery action any more",
     )
-    assert after(GOOD, GOOD, GOOD, belief=belief).healthy
+    assert after(GOOD, GOOD, GOOD, health=health).healthy
 
 
 def test_b8_the_table_can_be_overruled_both_ways() -> None:
@@ -134,9 +134,9 @@ def test_b8_the_table_can_be_overruled_both_ways() -> None:
 
 def test_b15_a_pending_row_remap_is_advice_unless_configured_otherwise() -> None:
     pending = replace(GOOD, remap_pending=True)
-    belief = after(pending)
-    assert belief.healthy
-    assert belief.notes == ("memory rows wait to be replaced: drain the GPU and reset it when convenient",)
+    health = after(pending)
+    assert health.healthy
+    assert health.notes == ("memory rows wait to be replaced: drain the GPU and reset it when convenient",)
 
     strict = HealthRules(remap_pending_is_fatal=True)
     assert causes(after(pending, pending, GOOD, GOOD, rules=strict)) == [Cause.REMAP_PENDING]
@@ -145,18 +145,18 @@ def test_b15_a_pending_row_remap_is_advice_unless_configured_otherwise() -> None
 
 def test_b15_a_failed_row_remap_takes_the_gpu_away_until_it_is_gone() -> None:
     failed = replace(GOOD, remap_failed=True)
-    belief = after(failed, failed, failed)
-    assert belief.reasons == (
+    health = after(failed, failed, failed)
+    assert health.reasons == (
         "a damaged memory row could not be replaced; reset the GPU, and replace it if that does not help",
     )
-    assert not after(OLD_DRIVER, OLD_DRIVER, OLD_DRIVER, belief=belief).healthy
-    assert after(GOOD, GOOD, GOOD, belief=belief).healthy
+    assert not after(OLD_DRIVER, OLD_DRIVER, OLD_DRIVER, health=health).healthy
+    assert after(GOOD, GOOD, GOOD, health=health).healthy
 
 
 def test_b15_uncorrectable_errors_are_noted_and_judged_by_their_xids() -> None:
-    belief = after(replace(GOOD, ecc_uncorrected=3))
-    assert belief.healthy
-    assert belief.notes == ("3 uncorrectable memory errors since the last reset",)
+    health = after(replace(GOOD, ecc_uncorrected=3))
+    assert health.healthy
+    assert health.notes == ("3 uncorrectable memory errors since the last reset",)
 
 
 @pytest.mark.parametrize(
@@ -169,30 +169,30 @@ def test_b15_uncorrectable_errors_are_noted_and_judged_by_their_xids() -> None:
     ],
 )
 def test_a_gpu_with_a_recovery_action_is_not_offered(action: int, what: str) -> None:
-    belief = after(replace(GOOD, recovery_action=action))
-    assert belief.reasons == (f"{what}; it is offered again when that is done",)
-    assert after(GOOD, GOOD, GOOD, belief=belief).healthy
+    health = after(replace(GOOD, recovery_action=action))
+    assert health.reasons == (f"{what}; it is offered again when that is done",)
+    assert after(GOOD, GOOD, GOOD, health=health).healthy
 
 
 def test_an_imex_domain_in_trouble_is_advice() -> None:
-    belief = after(replace(GOOD, recovery_action=5))
-    assert (belief.healthy, belief.notes) == (True, ("recover the IMEX domain",))
+    health = after(replace(GOOD, recovery_action=5))
+    assert (health.healthy, health.notes) == (True, ("recover the IMEX domain",))
 
 
 def test_b11_an_unwatched_gpu_is_not_offered_until_the_next_good_reading() -> None:
-    belief = after(GOOD, Unwatched(GPU, "it could not be read for 60 s"))
-    assert belief.reasons == ("it could not be read for 60 s; it is offered again as soon as it can be read",)
-    assert after(GOOD, belief=belief).healthy
-    assert not after(LOST, belief=belief).healthy
+    health = after(GOOD, Unwatched(GPU, "it could not be read for 60 s"))
+    assert health.reasons == ("it could not be read for 60 s; it is offered again as soon as it can be read",)
+    assert after(GOOD, health=health).healthy
+    assert not after(LOST, health=health).healthy
 
 
 def test_every_change_has_a_sentence_with_its_reason() -> None:
     healthy, lost = after(GOOD), after(GOOD, LOST)
     assert change(healthy, healthy) is None
-    assert change(lost, after(Xid(GPU, 48), belief=lost)) is None
+    assert change(lost, after(Xid(GPU, 48), health=lost)) is None
     assert change(healthy, lost) == "unhealthy: GPU is lost (15); it is offered again when it answers steadily"
     assert change(lost, healthy) == "healthy again (GPU is lost (15): it answers again)"
-    two = after(Gone(GPU), belief=after(Xid(GPU, 48), GOOD))
+    two = after(Gone(GPU), health=after(Xid(GPU, 48), GOOD))
     assert change(two, healthy) == (
         "healthy again (the driver does not find it any more: it answers again; "
         "XID 48 (uncorrectable (double bit) memory error): it was reset)"
@@ -228,8 +228,8 @@ harmless = st.sampled_from(
 
 @given(histories, harmless)
 def test_a_harmless_xid_never_changes_the_belief(history: list[Observation], code: int) -> None:
-    belief = after(*history)
-    assert after(Xid(GPU, code), belief=belief) == belief
+    health = after(*history)
+    assert after(Xid(GPU, code), health=health) == health
 
 
 @given(histories)
@@ -243,7 +243,7 @@ def test_observing_the_same_fault_twice_is_observing_it_once(history: list[Obser
     if isinstance(seen, Probe):
         seen = LOST
     once = after(*history, seen)
-    assert after(seen, belief=once) == once
+    assert after(seen, health=once) == once
 
 
 @given(histories, codes, codes)

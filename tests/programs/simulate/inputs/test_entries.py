@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_device_plugin.core.value.workload_mix import PodKind
-from gpu_device_plugin.model.contract.wishes import Wishes
+from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
 from gpu_device_plugin.programs.simulate.inputs.entries import (
     EntryError,
     nodes_in,
@@ -33,7 +33,7 @@ def test_pods_in_words_may_be_parts_of_a_gpu_whole_gpus_or_neither() -> None:
     assert kinds_in("2x mem=8,cpu=500m,memory=1Gi; count=4 model=A10|T4; mem=16 split=2; cpu=2") == [
         PodKind(8, 1, 500, 1024),
         PodKind(8, 1, 500, 1024),
-        PodKind(0, 4, wishes=Wishes(("A10", "T4"))),
+        PodKind(0, 4, wishes=GpuPreferences(("A10", "T4"))),
         PodKind(8, 2),
         PodKind(cpu_milli=2000, gpus=0),
     ]
@@ -186,7 +186,7 @@ def test_a_pod_of_a_trace_takes_hundredths_of_a_gpu_or_whole_gpus() -> None:
     assert workload.pods == (0, 1, 2, 3, 0)
     assert workload.kinds == (
         PodKind(46, 1, 4000, 100),
-        PodKind(0, 1, 100, 7, Wishes(("P100", "T4"))),
+        PodKind(0, 1, 100, 7, GpuPreferences(("P100", "T4"))),
         PodKind(0, 8, 1, 1),
         PodKind(0, 0, 1, 1),
     )

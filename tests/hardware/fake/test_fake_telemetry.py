@@ -10,15 +10,15 @@ import pytest
 
 from gpu_device_plugin.hardware.driver import MOST_OF_CONDITION
 from gpu_device_plugin.hardware.fake.description import read
-from gpu_device_plugin.hardware.fake.fake_condition import THROTTLE
+from gpu_device_plugin.hardware.fake.fake_telemetry import THROTTLE
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
-from gpu_device_plugin.model.condition import ConditionGroup, GpuTelemetry, Throttle
+from gpu_device_plugin.model.telemetry import GpuTelemetry, TelemetryGroup, Throttle
 from tests.hardware.fake.test_fake_driver import Clock, opened, written
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-EVERY = [*ConditionGroup]
+EVERY = [*TelemetryGroup]
 UNTOLD = {"memory_temperature_c", "fan_percent", "retired_pages", "nvlink_errors"}
 """What a fake T4 does not tell unless it is described."""
 
@@ -30,12 +30,12 @@ def conditions(source: str, clock: Clock | None = None) -> list[GpuTelemetry]:
 def described(tmp_path: Path, *events: dict[str, Any], **gpu: Any) -> GpuTelemetry:
     """Return the condition of a GPU that is described so."""
     document = {"gpus": [{"model": "T4", **gpu}], "events": [{"at": 0, "gpu": 0, **event} for event in events]}
-    (condition,) = conditions(written(tmp_path, document))
-    return condition
+    (telemetry,) = conditions(written(tmp_path, document))
+    return telemetry
 
 
-def told(condition: GpuTelemetry) -> dict[str, Any]:
-    return {field.name: value for field in fields(condition) if (value := getattr(condition, field.name)) is not None}
+def told(telemetry: GpuTelemetry) -> dict[str, Any]:
+    return {field.name: value for field in fields(telemetry) if (value := getattr(telemetry, field.name)) is not None}
 
 
 def test_a_gpu_that_is_not_described_is_well_and_tells_all_that_it_usually_does() -> None:
@@ -173,9 +173,9 @@ def test_a_lost_gpu_is_left_out_and_one_that_cannot_be_read_tells_nothing(tmp_pa
 
 
 def test_a_reset_ends_the_counts_of_errors(tmp_path: Path) -> None:
-    condition = described(tmp_path, {"reset": True}, ecc=3, ecc_corrected=40, remap="pending", remapped_rows=2)
-    assert (condition.ecc_corrected, condition.ecc_uncorrected, condition.repair_pending) == (0, 0, False)
-    assert condition.remapped_rows == 2
+    telemetry = described(tmp_path, {"reset": True}, ecc=3, ecc_corrected=40, remap="pending", remapped_rows=2)
+    assert (telemetry.ecc_corrected, telemetry.ecc_uncorrected, telemetry.repair_pending) == (0, 0, False)
+    assert telemetry.remapped_rows == 2
 
 
 @pytest.mark.parametrize(

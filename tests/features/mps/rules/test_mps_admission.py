@@ -11,25 +11,25 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 
 from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
-from gpu_device_plugin.features.mps.rules.mps_wishes import (
-    NOBODY,
+from gpu_device_plugin.features.mps.rules.mps_admission import (
     NOT_THERE,
     SILENT,
-    Situation,
-    Tenants,
+    UNOCCUPIED,
+    MpsGpuContext,
+    MpsOccupancy,
     choose,
     daemon,
-    tenants,
+    occupancies,
     troubles,
     waits,
     wanted,
     why_not_start,
 )
-from gpu_device_plugin.model.holds import DeviceHold
+from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.node.rules.admission import Refused, Why
-from gpu_device_plugin.node.rules.ledger import Evidence, Ledger
+from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode
+from gpu_device_plugin.node.rules.ledger import Ledger, ReleaseEvidence
 from tests.nodes import ids, uuid
 
 if TYPE_CHECKING:
@@ -39,20 +39,20 @@ READY = MpsGpu(MpsStatus.READY, "", "/run/gpushare/mps/a")
 NOTHING: Mapping[str, int] = {}
 
 
-def given(position: int, *numbers: int, mps: bool = True) -> DeviceHold:
+def given(position: int, *numbers: int, mps: bool = True) -> Allocation:
     """Return shares of a GPU that a container holds; without numbers all of it."""
     kind, device_ids = (Kind.MEMORY, ids(position, numbers)) if numbers else (Kind.COUNT, [uuid(position)])
-    return DeviceHold("", "", kind, frozenset(device_ids), enforcement=Enforcement.MPS if mps else None)
+    return Allocation("", "", kind, frozenset(device_ids), enforcement=Enforcement.MPS if mps else None)
 
 
-def holding(*each: DeviceHold) -> Ledger:
+def holding(*each: Allocation) -> Ledger:
     return Ledger().seen(name for one in each for name in one.device_ids)
 
 
 def wants(
-    ledger: Ledger, *each: DeviceHold, asked: Mapping[str, int] | None = None, before: Mapping[str, int] = NOTHING
+    ledger: Ledger, *each: Allocation, asked: Mapping[str, int] | None = None, before: Mapping[str, int] = NOTHING
 ) -> object:
-    return dict(wanted(ledger, tenants(ledger, each), asked or {}, before, 1024))
+    return dict(wanted(ledger, occupancies(ledger, each), asked or {}, before, 1024))
 
 
 # --- Who is on a GPU, and what is wanted ------------------------------------------------------------------------------
@@ -67,9 +67,9 @@ def test_a_daemon_lets_a_client_that_may_borrow_have_its_limit() -> None:
 def test_a_gpu_with_clients_has_a_daemon_for_the_largest_of_them() -> None:
     small, large, elsewhere = given(0, 0, 1), given(0, 2, 3, 4), given(1, 0)
     ledger = holding(small, large, elsewhere)
-    assert tenants(ledger, [small, large, elsewhere]) == {
-        uuid(0): Tenants(clients=True, largest=3),
-        uuid(1): Tenants(clients=True, largest=1),
+    assert occupancies(ledger, [small, large, elsewhere]) == {
+        uuid(0): MpsOccupancy(clients=True, largest=3),
+        uuid(1): MpsOccupancy(clients=True, largest=1),
     }
     assert wants(ledger, small, large, elsewhere) == {uuid(0): 3 * 1024, uuid(1): 1024}
 
@@ -77,10 +77,11 @@ def test_a_gpu_with_clients_has_a_daemon_for_the_largest_of_them() -> None:
 def test_a_container_whose_devices_are_proven_free_wants_no_daemon_although_the_gpu_is_not_released() -> None:
     """The daemon's server is a process on the GPU, for whose end its release waits."""
     client = given(0, 0, 1)
-    ledger = holding(client).reconciled(Evidence(frozenset(), 1.0, frozenset()), {}, 1.0, 60.0)
+    ledger = holding(client).reconciled(ReleaseEvidence(frozenset(), 1.0, frozenset()), {}, 1.0, 60.0)
     assert wants(ledger, client) == {}
     waiting = replace(
-        holding(client), holds={name: replace(hold, freed_at=1.0) for name, hold in holding(client).holds.items()}
+        holding(client),
+        id_states={name: replace(state, freed_at=1.0) for name, state in holding(client).id_states.items()},
     )
     assert waiting.use(uuid(0)).shares
     assert wants(waiting, client) == {}
@@ -93,7 +94,7 @@ def test_an_init_container_counts_beside_its_successor_with_the_same_devices() -
 
 def test_of_two_records_of_one_device_the_later_one_counts() -> None:
     former, present = given(0, 0, mps=False), given(0, 0)
-    assert tenants(holding(present), [former, present]) == {uuid(0): Tenants(clients=True, largest=1)}
+    assert occupancies(holding(present), [former, present]) == {uuid(0): MpsOccupancy(clients=True, largest=1)}
 
 
 def test_a_gpu_for_a_container_that_is_being_allocated_is_wanted_before_it_has_devices() -> None:
@@ -135,7 +136,7 @@ def test_clients_always_have_a_daemon_that_lets_the_largest_have_its_part_and_ot
 ) -> None:
     found = [given(position, *numbers, mps=mps) for position, numbers, mps in containers]
     ledger = holding(*found).seen(uuid(position) for position in whole)
-    present = tenants(ledger, found)
+    present = occupancies(ledger, found)
     result = wanted(ledger, present, {uuid(position): n for position, n in asked.items()}, NOTHING, 1024)
     for name, there in present.items():
         if there.clients:
@@ -166,11 +167,13 @@ def test_only_what_a_needed_daemon_lacks_is_a_trouble() -> None:
 
 # --- Allocate ---------------------------------------------------------------------------------------------------------
 
-CLIENTS, OTHERS = Tenants(clients=True, largest=1), Tenants(others=True, largest=1)
+CLIENTS, OTHERS = MpsOccupancy(clients=True, largest=1), MpsOccupancy(others=True, largest=1)
 
 
-def on(gpu: MpsGpu | MpsStatus | str, there: Tenants = NOBODY, *, asked: bool = True, position: int = 0) -> Situation:
-    return Situation(f"GPU {position}", asked, there, MpsGpu(gpu) if isinstance(gpu, MpsStatus) else gpu)
+def on(
+    gpu: MpsGpu | MpsStatus | str, there: MpsOccupancy = UNOCCUPIED, *, asked: bool = True, position: int = 0
+) -> MpsGpuContext:
+    return MpsGpuContext(f"GPU {position}", asked, there, MpsGpu(gpu) if isinstance(gpu, MpsStatus) else gpu)
 
 
 def test_a_container_waits_for_the_limit_of_a_daemon_that_has_smaller_clients() -> None:
@@ -185,8 +188,8 @@ def test_a_container_waits_for_the_limit_of_a_daemon_that_has_smaller_clients() 
     )
 
 
-def refused(sentence: str, why: Why = Why.MPS_NOT_READY) -> Refused:
-    return Refused(why, sentence)
+def refused(sentence: str, why: RefusalCode = RefusalCode.MPS_NOT_READY) -> Refusal:
+    return Refusal(why, sentence)
 
 
 @pytest.mark.parametrize(
@@ -221,10 +224,10 @@ def refused(sentence: str, why: Why = Why.MPS_NOT_READY) -> Refused:
     ],
 )
 def test_the_means_of_a_container_depend_on_its_gpus_daemon_and_on_who_is_there(
-    situation: Situation, strict: object, lenient: object
+    context: MpsGpuContext, strict: object, lenient: object
 ) -> None:
-    assert choose([situation], refuse=True) == strict
-    assert choose([situation], refuse=False) == lenient
+    assert choose([context], refuse=True) == strict
+    assert choose([context], refuse=False) == lenient
 
 
 @pytest.mark.parametrize("status", MpsStatus)
@@ -239,14 +242,14 @@ def test_only_a_daemon_that_may_become_ready_is_waited_for(status: MpsStatus) ->
 def test_a_container_with_parts_of_several_gpus_is_refused_or_has_no_limit() -> None:
     both = [on(READY), on(READY, position=1)]
     found = choose(both, refuse=True)
-    assert isinstance(found, Refused)
-    assert found.why is Why.MPS_SEVERAL_GPUS
+    assert isinstance(found, Refusal)
+    assert found.code is RefusalCode.MPS_SEVERAL_GPUS
     assert found.sentence.startswith(
         "GPU memory: parts of GPU 0, GPU 1 asked, and under MPS a container has one daemon"
     )
     assert choose(both, refuse=False) is Enforcement.ADVISORY
     beside_clients = choose([on(READY), on(READY, CLIENTS, position=1)], refuse=False)
-    assert isinstance(beside_clients, Refused), "without MPS it could not use GPU 1"
+    assert isinstance(beside_clients, Refusal), "without MPS it could not use GPU 1"
     assert choose([on(READY, asked=False), on(READY, asked=False, position=1)], refuse=True) is None
 
 
@@ -258,8 +261,8 @@ def test_a_container_with_parts_of_several_gpus_is_refused_or_has_no_limit() -> 
         (on(MpsStatus.STARTING, CLIENTS), False, Enforcement.MPS),
     ],
 )
-def test_after_waiting_in_vain_the_setting_decides(situation: Situation, expected: object, *, refuse: bool) -> None:
-    assert choose([situation], refuse=refuse, waited=", after 15 s") == expected
+def test_after_waiting_in_vain_the_setting_decides(context: MpsGpuContext, expected: object, *, refuse: bool) -> None:
+    assert choose([context], refuse=refuse, waited=", after 15 s") == expected
 
 
 # --- PreStartContainer ------------------------------------------------------------------------------------------------

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.features.use.rules.holdings import Holding, holdings
+from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus, container_gpus
+from gpu_device_plugin.model.allocations import Allocation, AllocationSource
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_LIMIT
-from gpu_device_plugin.model.holds import DeviceHold, HoldSource
 from gpu_device_plugin.model.memory import MIB_PER_GIB
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 SHARES = node(16, 16).shares
 
 
-def entry(pod: str, container: str, device_ids: Iterable[str], kind: Kind | None = Kind.MEMORY) -> DeviceHold:
-    return DeviceHold(pod, container, kind, frozenset(device_ids))
+def entry(pod: str, container: str, device_ids: Iterable[str], kind: Kind | None = Kind.MEMORY) -> Allocation:
+    return Allocation(pod, container, kind, frozenset(device_ids))
 
 
 def pod(
@@ -49,43 +49,43 @@ def pod(
 
 
 def test_each_share_counts_its_size_and_a_whole_gpu_all_of_it() -> None:
-    found = holdings(
+    found = container_gpus(
         [entry("a", "main", [*ids(0, [1, 2]), *ids(1, [5])]), entry("b", "main", [uuid(1)], Kind.COUNT)], [], SHARES
     )
     both = {uuid(0): 2 * MIB_PER_GIB, uuid(1): MIB_PER_GIB}
     whole = {uuid(1): 16 * MIB_PER_GIB}
-    assert found == (Holding("a", "main", both, both), Holding("b", "main", whole, whole, whole=True))
+    assert found == (ContainerGpus("a", "main", both, both), ContainerGpus("b", "main", whole, whole, whole=True))
 
 
 def test_a_gpu_that_another_resource_gave_counts_as_given_whole() -> None:
     """Of other plugins' devices only those named like our GPUs are found among them."""
-    (found,) = holdings([entry("a", "main", [*ids(1, [3]), "other"], None)], [], SHARES)
+    (found,) = container_gpus([entry("a", "main", [*ids(1, [3]), "other"], None)], [], SHARES)
     assert (found.granted, found.whole) == ({uuid(1): 16 * MIB_PER_GIB}, True)
 
 
 def test_devices_of_gpus_that_are_gone_are_left_out() -> None:
-    assert holdings([entry("a", "main", ["GPU-gone::0", "GPU-other"])], [], SHARES) == ()
-    (found,) = holdings([entry("a", "main", ["GPU-gone::0", *ids(0, [3])])], [], SHARES)
+    assert container_gpus([entry("a", "main", ["GPU-gone::0", "GPU-other"])], [], SHARES) == ()
+    (found,) = container_gpus([entry("a", "main", ["GPU-gone::0", *ids(0, [3])])], [], SHARES)
     assert found.granted == {uuid(0): MIB_PER_GIB}
 
 
 def test_the_container_runs_under_the_id_that_the_api_tells() -> None:
     known = pod("a", "main", "other", running={"main": "5ad9"})
-    first, second = holdings([entry("a", "main", ids(0, [0])), entry("a", "other", ids(0, [1]))], [known], SHARES)
+    first, second = container_gpus([entry("a", "main", ids(0, [0])), entry("a", "other", ids(0, [1]))], [known], SHARES)
     assert (first.pod, first.container_id) == (known, "5ad9")
     assert (second.pod, second.container_id) == (known, "")
 
 
 def test_a_static_pod_is_known_by_the_hash_of_its_file() -> None:
     mirror = pod("uid-of-the-mirror", "main", running={"main": "5ad9"}, static_uid="6a1d")
-    (found,) = holdings([entry("6a1d", "main", ids(0, [0]))], [mirror], SHARES)
+    (found,) = container_gpus([entry("6a1d", "main", ids(0, [0]))], [mirror], SHARES)
     assert (found.pod_uid, found.pod, found.container_id) == ("6a1d", mirror, "5ad9")
 
 
 def test_pods_that_have_ended_hold_nothing() -> None:
     ended = [pod("a", "main", phase="Succeeded"), pod("b", "main", phase="Failed")]
     entries = [entry(uid, "main", ids(0, [n])) for n, uid in enumerate("abcd")]
-    assert [each.pod_uid for each in holdings(entries, ended, SHARES, {"d"})] == ["c"]
+    assert [each.pod_uid for each in container_gpus(entries, ended, SHARES, {"d"})] == ["c"]
 
 
 def test_an_init_container_holds_its_devices_while_it_runs() -> None:
@@ -93,8 +93,8 @@ def test_an_init_container_holds_its_devices_while_it_runs() -> None:
     entries = [entry("a", "first", ids(0, [0, 1])), entry("a", "main", ids(0, [0, 1, 2]))]
     during = pod("a", "main", init=["first"], running={"first": "5ad9"})
     afterwards = pod("a", "main", init=["first"], running={"main": "77c0"})
-    assert [each.container for each in holdings(entries, [during], SHARES)] == ["first", "main"]
-    assert [each.container for each in holdings(entries, [afterwards], SHARES)] == ["main"]
+    assert [each.container for each in container_gpus(entries, [during], SHARES)] == ["first", "main"]
+    assert [each.container for each in container_gpus(entries, [afterwards], SHARES)] == ["main"]
 
 
 def test_devices_that_are_handed_on_count_once_for_the_pod() -> None:
@@ -105,7 +105,7 @@ def test_devices_that_are_handed_on_count_once_for_the_pod() -> None:
         entry("a", "side", ids(0, [7])),
         entry("b", "main", ids(0, [8])),
     ]
-    found = holdings(entries, [], SHARES)
+    found = container_gpus(entries, [], SHARES)
     assert [each.granted[uuid(0)] // MIB_PER_GIB for each in found] == [2, 3, 1, 1]
     assert [each.pod_granted[uuid(0)] // MIB_PER_GIB for each in found] == [4, 4, 4, 1]
 
@@ -114,11 +114,11 @@ def test_what_a_container_is_guaranteed_beyond_its_request_counts_for_it_and_its
     entries = [
         entry("a", "main", ids(0, [0, 1])),
         entry("a", "side", ids(0, [2])),
-        replace(entry("a", "main", ids(0, [3])), source=HoldSource.CLAIM),
+        replace(entry("a", "main", ids(0, [3])), source=AllocationSource.CLAIM),
         entry("b", "main", [uuid(1)], Kind.COUNT),
     ]
     reservations = {("a", "main"): Reservation(uuid(0), 3, frozenset(ids(0, [0, 1])))}
-    found = holdings(entries, [], SHARES, reservations=reservations)
+    found = container_gpus(entries, [], SHARES, reservations=reservations)
     gib = MIB_PER_GIB
     assert [(dict(h.granted), dict(h.pod_granted)) for h in found] == [
         ({uuid(0): 5 * gib}, {uuid(0): 7 * gib}),
@@ -130,7 +130,7 @@ def test_what_a_container_is_guaranteed_beyond_its_request_counts_for_it_and_its
 
 def test_growth_on_a_gpu_that_is_gone_is_left_out() -> None:
     reservations = {("a", "main"): Reservation("GPU-gone", 3, frozenset({"GPU-gone::0"}))}
-    assert holdings([entry("a", "main", ["GPU-gone::0"])], [], SHARES, reservations=reservations) == ()
+    assert container_gpus([entry("a", "main", ["GPU-gone::0"])], [], SHARES, reservations=reservations) == ()
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_the_owner_of_a_pod_sets_its_limit(
 ) -> None:
     known = replace(pod("a", "main"), annotations=annotations)
     reservations = {("a", "main"): Reservation(uuid(0), 3, frozenset(ids(0, [0, 1])))}
-    (found,) = holdings(
+    (found,) = container_gpus(
         [entry("a", "main", ids(0, [0, 1]))], [known], SHARES, reservations=reservations, may_borrow=may_borrow
     )
     assert (found.granted, found.limits) == ({uuid(0): 5 * MIB_PER_GIB}, limits)
@@ -157,20 +157,20 @@ def test_the_owner_of_a_pod_sets_its_limit(
 
 def test_whole_gpus_have_no_limit_of_the_owner() -> None:
     known = replace(pod("a", "main"), annotations={MEMORY_LIMIT: "12"})
-    (found,) = holdings([entry("a", "main", [uuid(1)], Kind.COUNT)], [known], SHARES)
+    (found,) = container_gpus([entry("a", "main", [uuid(1)], Kind.COUNT)], [known], SHARES)
     assert (found.limits, found.limit_mib(uuid(1))) == ({}, 16 * MIB_PER_GIB)
 
 
 def test_a_claim_has_its_own_limit_whoever_uses_it() -> None:
     """While the agent does not know the pod, too; its owner's annotations say nothing about claims."""
-    held = replace(entry("a", "main", ids(0, [0, 1])), source=HoldSource.CLAIM, limit_mib=6 * MIB_PER_GIB)
+    held = replace(entry("a", "main", ids(0, [0, 1])), source=AllocationSource.CLAIM, limit_mib=6 * MIB_PER_GIB)
     known = replace(pod("a", "main"), annotations={MEMORY_LIMIT: "12"})
     for pods in ([], [known]):
-        (found,) = holdings([held], pods, SHARES)
+        (found,) = container_gpus([held], pods, SHARES)
         assert (found.granted, found.limit_mib(uuid(0))) == ({uuid(0): 2 * MIB_PER_GIB}, 6 * MIB_PER_GIB)
-        (found,) = holdings([held], pods, SHARES, may_borrow=False)
+        (found,) = container_gpus([held], pods, SHARES, may_borrow=False)
         assert found.limits == {}
-    (found,) = holdings([replace(held, limit_mib=0)], [known], SHARES)
+    (found,) = container_gpus([replace(held, limit_mib=0)], [known], SHARES)
     assert found.limits == {}
 
 
@@ -186,7 +186,7 @@ def test_the_wishes_of_a_pod_are_read_once_for_all_of_its_containers() -> None:
 
     names = [f"c{n}" for n in range(12)]
     owner = replace(pod("a", *names), annotations=Counting({MEMORY_LIMIT: "2"}))
-    found = holdings([entry("a", name, ids(0, [n])) for n, name in enumerate(names)], [owner], SHARES)
+    found = container_gpus([entry("a", name, ids(0, [n])) for n, name in enumerate(names)], [owner], SHARES)
     assert [each.limits for each in found] == [{uuid(0): 2 * MIB_PER_GIB}] * 12
     assert Counting.reads <= 2
 
@@ -194,6 +194,6 @@ def test_the_wishes_of_a_pod_are_read_once_for_all_of_its_containers() -> None:
 def test_who_was_started_with_more_than_its_guarantee_was_lent_it_where_the_node_lends() -> None:
     one, both = entry("a", "main", ids(0, [1, 2])), entry("b", "main", [*ids(0, [3]), *ids(1, [1])])
     told = [replace(each, limit_mib=3 * MIB_PER_GIB) for each in (one, both)]
-    assert [each.lent for each in holdings(told, [], SHARES)] == [True, False]
-    assert [each.lent for each in holdings(told, [], SHARES, may_borrow=False)] == [False, False]
-    assert not holdings([replace(one, limit_mib=2 * MIB_PER_GIB)], [], SHARES)[0].lent
+    assert [each.lent for each in container_gpus(told, [], SHARES)] == [True, False]
+    assert [each.lent for each in container_gpus(told, [], SHARES, may_borrow=False)] == [False, False]
+    assert not container_gpus([replace(one, limit_mib=2 * MIB_PER_GIB)], [], SHARES)[0].lent

@@ -1,4 +1,4 @@
-"""Read from NVML the condition of GPUs, and how they are connected; leave out what a driver or a GPU does not tell."""
+"""Read from NVML the telemetry of GPUs and their links; values that a driver or GPU does not have are left out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.hardware.driver import Record
 
     Call: TypeAlias = tuple[tuple[str, ...], str, tuple[int, ...], Callable[[Any], tuple[Any, ...]]]
-    """Fields of `model.condition.GpuTelemetry`, the function that tells them, its arguments after the handle of
+    """Fields of `model.telemetry.GpuTelemetry`, the function that tells them, its arguments after the handle of
     the GPU, and the values of these fields by its result."""
     Place: TypeAlias = tuple[int, int]
     """A field of NVML (NVML_FI_DEV_...), and its scope: the number of a link, or 0."""

@@ -8,14 +8,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.elastic.contract import MemoryRequests, is_elastic
-from gpu_device_plugin.model.holds import HoldSource
+from gpu_device_plugin.model.allocations import AllocationSource
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import parse_id
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from gpu_device_plugin.model.holds import DeviceHold
+    from gpu_device_plugin.model.allocations import Allocation
     from gpu_device_plugin.model.limits import Enforcement
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.shares import SharedGpu, Shares
@@ -25,7 +25,7 @@ _NONE: Reservations = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class ContainerGpus:
     """The GPUs of one container."""
 
     pod_uid: str
@@ -40,17 +40,17 @@ class Holding:
     whole: bool = False
     """It was given whole GPUs, or MIG instances, which have no limit of ours."""
     enforcement: Enforcement | None = None
-    """See `DeviceHold.enforcement`."""
+    """See `Allocation.enforcement`."""
     pod: Pod | None = None
     """The pod in the API; None: not known (yet), or the agent runs without the API."""
     limits: Mapping[str, int] = field(default_factory=dict)
     """MiB of each GPU that it may use at most, where that is not what it is guaranteed."""
     started_mib: int | None = None
-    """The limit that it was started with on its GPUs, see `DeviceHold.limit_mib`."""
+    """The limit that it was started with on its GPUs, see `Allocation.limit_mib`."""
     lent: bool = False
     """It was started with more than it is guaranteed of its GPU, on a node that lends."""
     misdirected: bool = False
-    """See `DeviceHold.misdirected`."""
+    """See `Allocation.misdirected`."""
 
     def limit_mib(self, uuid: str) -> int:
         """Return the MiB that it may use of a GPU at most: more than it is guaranteed if it may borrow."""
@@ -67,15 +67,15 @@ class Holding:
         return "" if self.pod is None else self.pod.container_ids.get(self.container, "")
 
 
-def holdings(
-    holds: Iterable[DeviceHold],
+def container_gpus(
+    allocations: Iterable[Allocation],
     pods: Iterable[Pod],
     shares: Shares,
     ended: Collection[str] = frozenset(),
     reservations: Reservations = _NONE,
     *,
     may_borrow: bool = True,
-) -> tuple[Holding, ...]:
+) -> tuple[ContainerGpus, ...]:
     """Return the GPUs of each container that holds some, but for containers that have ended as far as is known.
 
     A GPU that a container was given through a resource that is not ours, of another plugin or of former settings,
@@ -87,60 +87,69 @@ def holdings(
     the ledger's; `may_borrow` says whether the node lets containers use more than their guarantee.
     """
     known = {pod.kubelet_uid: pod for pod in pods}
-    kept = [hold for hold in holds if hold.pod_uid not in ended and not _over(hold, known.get(hold.pod_uid))]
+    kept = [
+        allocation
+        for allocation in allocations
+        if allocation.pod_uid not in ended and not _over(allocation, known.get(allocation.pod_uid))
+    ]
     ids: dict[tuple[str, str], set[str]] = defaultdict(set)
     extra = Counter[tuple[str, str]]()
-    reserved = [_reservation(hold, reservations) for hold in kept]
-    for hold, reservation in zip(kept, reserved, strict=True):
-        for name in hold.device_ids:
-            ids[hold.pod_uid, parse_id(name)[0]].add(name)
+    reserved = [_reservation(allocation, reservations) for allocation in kept]
+    for allocation, reservation in zip(kept, reserved, strict=True):
+        for name in allocation.device_ids:
+            ids[allocation.pod_uid, parse_id(name)[0]].add(name)
         if reservation is not None:
-            extra[hold.pod_uid, reservation.uuid] += reservation.shares * shares.share_mib
+            extra[allocation.pod_uid, reservation.uuid] += reservation.shares * shares.share_mib
     requests: dict[str, MemoryRequests] = {}
     found = []
-    for hold, reservation in zip(kept, reserved, strict=True):
-        whole = hold.kind is not Kind.MEMORY
+    for allocation, reservation in zip(kept, reserved, strict=True):
+        whole = allocation.kind is not Kind.MEMORY
         granted = {
             uuid: mib
-            for uuid, count in Counter(parse_id(name)[0] for name in (*hold.device_ids, *(hold.gpus or ()))).items()
+            for uuid, count in Counter(
+                parse_id(name)[0] for name in (*allocation.device_ids, *(allocation.gpus or ()))
+            ).items()
             if (mib := _mib(shares, uuid, count, whole=whole))
         }
         if reservation is not None and reservation.uuid in granted:
             granted[reservation.uuid] += reservation.shares * shares.share_mib
         together = {
-            uuid: _mib(shares, uuid, len(ids[hold.pod_uid, uuid]), whole=whole)
-            + (0 if whole else extra[hold.pod_uid, uuid])
+            uuid: _mib(shares, uuid, len(ids[allocation.pod_uid, uuid]), whole=whole)
+            + (0 if whole else extra[allocation.pod_uid, uuid])
             for uuid in granted
         }
         if granted:
-            pod = known.get(hold.pod_uid)
-            limits = _limits(hold, pod, granted, shares, requests, may_borrow=may_borrow)
+            pod = known.get(allocation.pod_uid)
+            limits = _limits(allocation, pod, granted, shares, requests, may_borrow=may_borrow)
             found.append(
-                Holding(
-                    hold.pod_uid,
-                    hold.container,
+                ContainerGpus(
+                    allocation.pod_uid,
+                    allocation.container,
                     granted,
                     together,
                     whole,
-                    hold.enforcement,
+                    allocation.enforcement,
                     pod,
                     limits,
-                    hold.limit_mib,
-                    may_borrow and not whole and len(granted) == 1 and (hold.limit_mib or 0) > max(granted.values()),
-                    hold.misdirected,
+                    allocation.limit_mib,
+                    may_borrow
+                    and not whole
+                    and len(granted) == 1
+                    and (allocation.limit_mib or 0) > max(granted.values()),
+                    allocation.misdirected,
                 )
             )
     return tuple(found)
 
 
-def _reservation(hold: DeviceHold, reservations: Reservations) -> Reservation | None:
+def _reservation(allocation: Allocation, reservations: Reservations) -> Reservation | None:
     """Return what a container is guaranteed beyond the shares that it holds, if these are the plugin's."""
-    ours = hold.kind is Kind.MEMORY and hold.source is not HoldSource.CLAIM
-    return reservations.get((hold.pod_uid, hold.container)) if ours else None
+    ours = allocation.kind is Kind.MEMORY and allocation.source is not AllocationSource.CLAIM
+    return reservations.get((allocation.pod_uid, allocation.container)) if ours else None
 
 
 def _limits(
-    hold: DeviceHold,
+    allocation: Allocation,
     pod: Pod | None,
     granted: Mapping[str, int],
     shares: Shares,
@@ -148,44 +157,44 @@ def _limits(
     *,
     may_borrow: bool,
 ) -> Mapping[str, int]:
-    """Return `Holding.limits` of a container; `requests` are those by the UID of each pod that were parsed so far."""
-    if hold.source is HoldSource.CLAIM:  # it does not change
-        return dict.fromkeys(granted, hold.limit_mib) if hold.limit_mib and may_borrow else {}
+    """Return `ContainerGpus.limits` of a container; `requests` are those parsed so far, by the UID of each pod."""
+    if allocation.source is AllocationSource.CLAIM:  # it does not change
+        return dict.fromkeys(granted, allocation.limit_mib) if allocation.limit_mib and may_borrow else {}
     if pod is None:
         return {}
-    shared = elastic_gpu(hold, pod, shares) if is_elastic(pod.annotations) else None
+    shared = elastic_gpu(allocation, pod, shares) if is_elastic(pod.annotations) else None
     if shared is None:
         return {}
     uuid, share_mib = shared.gpu.uuid, shares.share_mib
     if pod.uid not in requests:
         requests[pod.uid] = MemoryRequests.of(pod.annotations)
     guaranteed = granted[uuid] // share_mib
-    limit = requests[pod.uid].limit_of(hold.container, guaranteed, len(shared.shares), may_borrow=may_borrow)
+    limit = requests[pod.uid].limit_of(allocation.container, guaranteed, len(shared.shares), may_borrow=may_borrow)
     return {} if limit == guaranteed else {uuid: limit * share_mib}
 
 
-def elastic_gpu(hold: DeviceHold, pod: Pod, shares: Shares) -> SharedGpu | None:
+def elastic_gpu(allocation: Allocation, pod: Pod, shares: Shares) -> SharedGpu | None:
     """Return the GPU of which a container may get more while it runs; None: its devices allow none.
 
     It has shares of one GPU through the device plugin, and is no ordinary init container: containers after such a one
     reuse its devices. A MIG instance is never larger than it is.
     """
-    uuids = {parse_id(name)[0] for name in hold.device_ids}
-    if hold.kind is not Kind.MEMORY or hold.source is HoldSource.CLAIM or len(uuids) != 1:
+    uuids = {parse_id(name)[0] for name in allocation.device_ids}
+    if allocation.kind is not Kind.MEMORY or allocation.source is AllocationSource.CLAIM or len(uuids) != 1:
         return None
     shared = shares.by_uuid(uuids.pop())
     if shared is None or shared.gpu.instance is not None:
         return None
-    stays = any(each.name == hold.container and not each.hands_on for each in pod.containers)
+    stays = any(each.name == allocation.container and not each.devices_reused_by_later for each in pod.containers)
     return shared if stays else None
 
 
-def _over(hold: DeviceHold, pod: Pod | None) -> bool:
+def _over(allocation: Allocation, pod: Pod | None) -> bool:
     """Return whether a container has ended, or is an ordinary init container that does not run (yet)."""
     if pod is None:
         return False
-    init = {container.name for container in pod.containers if container.hands_on}
-    return pod.ended or (hold.container in init and hold.container not in pod.container_ids)
+    init = {container.name for container in pod.containers if container.devices_reused_by_later}
+    return pod.ended or (allocation.container in init and allocation.container not in pod.container_ids)
 
 
 def _mib(shares: Shares, uuid: str, count: int, *, whole: bool) -> int:

@@ -1,4 +1,4 @@
-"""Decide where a node needs the daemons of MPS, and which containers may be given shares or start beside them."""
+"""Decide which GPUs of a node need an MPS daemon, and which containers may get shares or start beside it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpu_device_plugin.features.mps.contract import STATE_FILE, MpsGpu, MpsStatu
 from gpu_device_plugin.model.contract import variables
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.shares import parse_id
-from gpu_device_plugin.node.rules.admission import Refused, Why
+from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode
 from gpu_device_plugin.node.rules.container_grants import Grant, Mount
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.features.limits.rules.enforcement import WantedEnforcement
     from gpu_device_plugin.features.limits.rules.extra_grant import Part
+    from gpu_device_plugin.model.allocations import Allocation
     from gpu_device_plugin.model.gpus import Gpu
-    from gpu_device_plugin.model.holds import DeviceHold
     from gpu_device_plugin.model.limits import GpuEnforcement
     from gpu_device_plugin.node.rules.ledger import Ledger
 
@@ -50,7 +50,7 @@ _BROKEN = frozenset({MpsStatus.FAULT, MpsStatus.FAILED})
 
 
 @dataclass(frozen=True, slots=True)
-class Tenants:
+class MpsOccupancy:
     """The containers that hold one GPU, or parts of it."""
 
     clients: bool = False
@@ -65,38 +65,42 @@ class Tenants:
     """The most that one of them was told that it may use."""
 
 
-NOBODY = Tenants()
+UNOCCUPIED = MpsOccupancy()
 
 
-def tenants(ledger: Ledger, given: Iterable[DeviceHold]) -> Mapping[str, Tenants]:
+def occupancies(ledger: Ledger, given: Iterable[Allocation]) -> Mapping[str, MpsOccupancy]:
     """Return the containers on each GPU in use, by UUID.
 
     A container counts no longer once the kubelet's records call its devices free, although the GPU may not be released
     yet: that waits until no process is left on it, and the server of MPS is one. `given` are the devices of containers
     in the order of time: for a device in several of them the last one counts.
     """
-    held = {name for name, hold in ledger.holds.items() if hold.freed_at is None}
+    held = {name for name, state in ledger.id_states.items() if state.freed_at is None}
     plan: dict[str, bool] = {}
     largest: dict[str, int] = {}
     most: dict[str, int] = {}
-    for hold in given:
-        names = hold.device_ids & held
-        plan.update(dict.fromkeys(names, hold.enforcement is Enforcement.MPS))
+    for allocation in given:
+        names = allocation.device_ids & held
+        plan.update(dict.fromkeys(names, allocation.enforcement is Enforcement.MPS))
         # The largest ever, since an init container that runs on beside its successor may have more.
         for uuid, count in Counter(parse_id(name)[0] for name in names).items():
             largest[uuid] = max(count, largest.get(uuid, 0))
-            most[uuid] = max(hold.limit_mib or 0, most.get(uuid, 0))
+            most[uuid] = max(allocation.limit_mib or 0, most.get(uuid, 0))
     kinds: dict[str, set[bool | None]] = {}
     for name in held:
         kinds.setdefault(parse_id(name)[0], set()).add(plan.get(name))
     return {
-        uuid: Tenants(True in found, False in found, None in found, largest.get(uuid, 0), most.get(uuid, 0))
+        uuid: MpsOccupancy(True in found, False in found, None in found, largest.get(uuid, 0), most.get(uuid, 0))
         for uuid, found in kinds.items()
     }
 
 
 def wanted(
-    ledger: Ledger, present: Mapping[str, Tenants], asked: Mapping[str, int], before: Mapping[str, int], share_mib: int
+    ledger: Ledger,
+    present: Mapping[str, MpsOccupancy],
+    asked: Mapping[str, int],
+    before: Mapping[str, int],
+    share_mib: int,
 ) -> Mapping[str, int]:
     """Return what the supervisor shall run: a daemon on each GPU with clients, or about to get its first.
 
@@ -106,7 +110,7 @@ def wanted(
     """
     gpus: dict[str, int] = {}
     for uuid in sorted({*present, *asked}):
-        there = present.get(uuid, NOBODY)
+        there = present.get(uuid, UNOCCUPIED)
         limit = max(there.largest * share_mib, asked.get(uuid, 0) * share_mib, there.most_mib)
         # Clients that run are not left without their daemon, whatever else is wrong.
         if there.clients or (uuid in asked and not there.others and not ledger.use(uuid).whole):
@@ -176,30 +180,30 @@ def lack(daemons: Mapping[str, MpsGpu] | str, gpu: Gpu) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class MpsGpuContext:
     """One GPU of which a container is about to be given shares."""
 
     name: str
     """For people, such as ``GPU 0``."""
-    asked: bool
+    wanted: bool
     """MPS is the means that the administrator wants on this GPU."""
-    tenants: Tenants
+    occupancy: MpsOccupancy
     daemon: MpsGpu | str
     """See `daemon`."""
     part_mib: int = 0
     """The container's part of this GPU."""
 
 
-def waits(situations: Sequence[Situation]) -> bool:
+def waits(contexts: Sequence[MpsGpuContext]) -> bool:
     """Return whether the daemon that a container with shares of these GPUs needs has to be started first."""
-    return _concerns_mps(situations) and len(situations) == 1 and _lack(situations[0])[1]
+    return _concerns_mps(contexts) and len(contexts) == 1 and _lack(contexts[0])[1]
 
 
-def _concerns_mps(situations: Sequence[Situation]) -> bool:
-    return any(situation.asked or situation.tenants.clients for situation in situations)
+def _concerns_mps(contexts: Sequence[MpsGpuContext]) -> bool:
+    return any(context.wanted or context.occupancy.clients for context in contexts)
 
 
-def choose(situations: Sequence[Situation], *, refuse: bool, waited: str = "") -> Enforcement | Refused | None:
+def choose(contexts: Sequence[MpsGpuContext], *, refuse: bool, waited: str = "") -> Enforcement | Refusal | None:
     """Return the enforcement for a container with shares of these GPUs; None: MPS has no say in it.
 
     A GPU with clients of MPS stays with MPS, whatever is wanted meanwhile: its compute mode lets no other process use
@@ -208,30 +212,30 @@ def choose(situations: Sequence[Situation], *, refuse: bool, waited: str = "") -
     With `refuse` a container that cannot have what is wanted is refused; otherwise its limit is advisory. `waited` is
     the end of a sentence on a daemon that was waited for in vain.
     """
-    if not _concerns_mps(situations):
+    if not _concerns_mps(contexts):
         return None
-    clients = any(situation.tenants.clients for situation in situations)
-    if len(situations) > 1:
-        names = ", ".join(situation.name for situation in situations)
-        refused = Refused(
-            Why.MPS_SEVERAL_GPUS,
+    clients = any(context.occupancy.clients for context in contexts)
+    if len(contexts) > 1:
+        names = ", ".join(context.name for context in contexts)
+        refusal = Refusal(
+            RefusalCode.MPS_SEVERAL_GPUS,
             f"GPU memory: parts of {names} asked, and under MPS a container has one daemon, which is that of one GPU; "
             "ask for memory of one GPU, or for whole GPUs",
         )
-        return refused if refuse or clients else Enforcement.ADVISORY
-    lack, passes = _lack(situations[0])
+        return refusal if refuse or clients else Enforcement.ADVISORY
+    lack, passes = _lack(contexts[0])
     if not lack:
         return Enforcement.MPS
     if refuse:
-        return Refused(Why.MPS_NOT_READY, lack + waited if passes else lack)
+        return Refusal(RefusalCode.MPS_NOT_READY, lack + waited if passes else lack)
     # Beside clients of MPS it has to be one too. It starts when the daemon is ready, see `why_not_start`.
     return Enforcement.MPS if clients else Enforcement.ADVISORY
 
 
-def _lack(situation: Situation) -> tuple[str, bool]:
+def _lack(context: MpsGpuContext) -> tuple[str, bool]:
     """Return what a GPU lacks for a client of MPS, in a sentence (empty: nothing), and whether waiting may help."""
-    name, gpu = situation.name, situation.daemon
-    if situation.tenants.others:
+    name, gpu = context.name, context.daemon
+    if context.occupancy.others:
         return f"{name} has containers that were started without MPS, and gets MPS when they have ended", False
     if isinstance(gpu, str):
         return f"{name} needs MPS: {gpu}", False
@@ -239,7 +243,7 @@ def _lack(situation: Situation) -> tuple[str, bool]:
         return f"the MPS daemon of {name} does not serve new clients ({_state(gpu)})", False
     if gpu.status is not MpsStatus.READY:
         return f"the MPS daemon of {name} is not ready ({_state(gpu)})", True
-    if 0 < gpu.limit_mib < situation.part_mib:
+    if 0 < gpu.limit_mib < context.part_mib:
         return f"the MPS daemon of {name} lets a process have {gpu.limit_mib} MiB only", True
     return "", False
 

@@ -12,7 +12,7 @@ from gpu_device_plugin.node.rules.preferred_allocation import spread_over
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.model.holds import DeviceHold
+    from gpu_device_plugin.model.allocations import Allocation
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.model.shares import SharedGpu, Shares
@@ -45,26 +45,26 @@ def assigned_shares(
     return found
 
 
-def held_through_others(holds: Iterable[DeviceHold], shares: Shares) -> dict[str, str]:
+def held_through_others(allocations: Iterable[Allocation], shares: Shares) -> dict[str, str]:
     """Return the GPUs (by UUID) that containers hold through resources that are not ours, or not theirs any more.
 
     Each with the name of the resource. The driver may give a MIG instance of another profile the UUID of an earlier
     one, which a container may still hold: the kubelet counts the ID in each resource for itself.
     """
     held = (
-        (shares.by_uuid(parse_id(name)[0]), hold)
-        for hold in holds
-        for name in (*hold.device_ids, *sorted(hold.gpus or ()))
+        (shares.by_uuid(parse_id(name)[0]), allocation)
+        for allocation in allocations
+        for name in (*allocation.device_ids, *sorted(allocation.gpus or ()))
     )
     return {
-        shared.gpu.uuid: hold.through
-        for shared, hold in held
-        if shared is not None and (hold.kind is None or _is_of_another_profile(shared, hold))
+        shared.gpu.uuid: allocation.through
+        for shared, allocation in held
+        if shared is not None and (allocation.kind is None or _is_of_another_profile(shared, allocation))
     }
 
 
-def _is_of_another_profile(shared: SharedGpu, hold: DeviceHold) -> bool:
+def _is_of_another_profile(shared: SharedGpu, allocation: Allocation) -> bool:
     instance = shared.gpu.instance
-    if instance is None or shared.gone or not is_mig_resource(hold.through):
+    if instance is None or shared.gone or not is_mig_resource(allocation.through):
         return False
-    return hold.through.partition("/")[2] != resource_name(instance.profile)
+    return allocation.through.partition("/")[2] != resource_name(instance.profile)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.hardware.nvml import nvml_condition
+from gpu_device_plugin.hardware.nvml import nvml_telemetry
 from gpu_device_plugin.hardware.nvml.nvml_driver import Nvml
-from gpu_device_plugin.model.condition import SLOWING, ConditionGroup
+from gpu_device_plugin.model.telemetry import SLOWING, TelemetryGroup
 from tests.hardware.nvml.test_nvml_driver import (
     FUNCTION_NOT_FOUND,
     INVALID_ARGUMENT,
@@ -25,7 +25,7 @@ from tests.hardware.nvml.test_nvml_driver import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-EVERY = [*ConditionGroup]
+EVERY = [*TelemetryGroup]
 UINT, ULONG_LONG, INT, DOUBLE = 1, 3, 5, 0  # nvmlValueType_t
 PARTS = {UINT: "uiVal", ULONG_LONG: "ullVal", INT: "siVal", DOUBLE: "dVal"}
 CLOCKS = {(1, "now"): 1410, (2, "now"): 1215, (1, "most"): 1980, (2, "most"): 1593}
@@ -164,7 +164,7 @@ def test_only_what_belongs_to_the_wanted_groups_is_asked(library: Telling) -> No
 
 
 def test_the_reasons_that_slow_a_gpu_are_those_of_the_core() -> None:
-    assert nvml_condition._SLOWING == SLOWING
+    assert nvml_telemetry._SLOWING == SLOWING
 
 
 FUNCTIONS: dict[str, dict[str, Any]] = {

@@ -1,4 +1,4 @@
-"""The devices that a container holds, whoever knows it: the kubelet's records, a ResourceClaim or our own answer."""
+"""The devices allocated to a container, as known from the kubelet's records, a ResourceClaim or our own answer."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.resources import Kind
 
 
-class HoldSource(StrEnum):
-    """Where a hold is known from."""
+class AllocationSource(StrEnum):
+    """Where an allocation is known from."""
 
     CHECKPOINT = "checkpoint"
     """The kubelet's checkpoint shows it."""
@@ -25,7 +25,7 @@ class HoldSource(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceHold:
+class Allocation:
     """The devices of one resource, or of one claim, that one container holds."""
 
     pod_uid: str
@@ -35,7 +35,7 @@ class DeviceHold:
     kind: Kind | None
     """None: the devices are those of a resource that is not ours."""
     device_ids: frozenset[str]
-    source: HoldSource = HoldSource.CHECKPOINT
+    source: AllocationSource = AllocationSource.CHECKPOINT
     through: str = ""
     """The name of the resource in the kubelet's records, or the UID of the claim."""
     enforcement: Enforcement | None = None

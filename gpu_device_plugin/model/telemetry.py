@@ -1,4 +1,4 @@
-"""The condition of a GPU: its temperature, power, clocks, load, links and memory errors at one moment."""
+"""The telemetry of a GPU: its temperature, power, clocks, load, links and memory errors at one moment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
-class ConditionGroup(StrEnum):
+class TelemetryGroup(StrEnum):
     """What is read together, and can be left out together."""
 
     THERMAL = "thermal"

@@ -1,4 +1,4 @@
-"""The wishes of a pod's owner, by the pod's annotations: required and excluded GPUs, and policies."""
+"""The GPU preferences in a pod's annotations: required and excluded GPUs, and policies."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def _words(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """The wishes in the annotations of one pod."""
+class GpuPreferences:
+    """The preferences in the annotations of one pod."""
 
     use_models: tuple[str, ...] = ()
     """Only GPUs of one of these models; empty: of any."""
@@ -76,10 +76,10 @@ class Wishes:
         return bool(self.use_models or self.avoid_models or self.use_uuids or self.avoid_uuids)
 
     @property
-    def of_models(self) -> Wishes:
+    def of_models(self) -> GpuPreferences:
         """The same wishes for models, and no others."""
         others = self.use_uuids or self.avoid_uuids or self.gpu_policy or self.node_policy
-        return Wishes(self.use_models, self.avoid_models) if others else self
+        return GpuPreferences(self.use_models, self.avoid_models) if others else self
 
     def allow_model(self, model: str) -> bool:
         """Return whether the pod may have GPUs of a model, which is empty on a node that does not name its GPUs.
@@ -106,16 +106,16 @@ class Wishes:
         )
 
 
-NO_WISHES = Wishes()
+NO_PREFERENCES = GpuPreferences()
 
 
-def read_wishes(annotations: Mapping[str, str]) -> Wishes:
+def read_preferences(annotations: Mapping[str, str]) -> GpuPreferences:
     """Parse the wishes in a pod's annotations.
 
     Raises:
         MalformedAnnotationError: one of ours cannot be parsed; a guess could give the pod the wrong GPU.
     """
-    wishes = Wishes(
+    preferences = GpuPreferences(
         use_models=_list(annotations, USE_MODEL),
         avoid_models=_list(annotations, AVOID_MODEL),
         use_uuids=frozenset(_list(annotations, USE_UUID)),
@@ -123,7 +123,7 @@ def read_wishes(annotations: Mapping[str, str]) -> Wishes:
         gpu_policy=_policy(annotations, GPU_POLICY),
         node_policy=_policy(annotations, NODE_POLICY),
     )
-    return NO_WISHES if wishes == NO_WISHES else wishes
+    return NO_PREFERENCES if preferences == NO_PREFERENCES else preferences
 
 
 def _list(annotations: Mapping[str, str], key: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The condition of a fake GPU: as it is described, and otherwise as such a GPU usually is under its load."""
+"""The telemetry of a fake GPU: as described, or else typical of such a GPU under its load."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.hardware.driver import MOST_OF_CONDITION
 from gpu_device_plugin.hardware.fake import value_forms as forms
-from gpu_device_plugin.model.condition import Throttle
+from gpu_device_plugin.model.telemetry import Throttle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_device_plugin.model.holds import DeviceHold
+from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.node.rules.advertised_devices import offers
-from gpu_device_plugin.node.rules.holdings import assigned_shares, held_through_others
+from gpu_device_plugin.node.rules.assignments import assigned_shares, held_through_others
 from tests.mig import inventory, mig_node
 from tests.names import COUNT, MEM, OURS
 from tests.nodes import ids, node, uuid
@@ -46,8 +46,8 @@ def test_a_device_that_is_not_on_the_node_leaves_the_pod_unassigned() -> None:
 ONE_G, THREE_G = "aliyun.com/mig-1g.10gb", "aliyun.com/mig-3g.30gb"
 
 
-def through(resource: str, *device_ids: str) -> DeviceHold:
-    return DeviceHold("p", "main", OURS.kind_of(resource), frozenset(device_ids), through=resource)
+def through(resource: str, *device_ids: str) -> Allocation:
+    return Allocation("p", "main", OURS.kind_of(resource), frozenset(device_ids), through=resource)
 
 
 def test_gpus_that_another_plugin_gives_are_found() -> None:
@@ -72,7 +72,7 @@ def test_an_instance_that_was_made_again_as_another_profile_is_held_through_the_
     found = held_through_others([through(ONE_G, "MIG-0-0")], shares)
     assert found == {"MIG-0-0": ONE_G}
     assert held_through_others([through(THREE_G, "MIG-0-0")], shares) == {}
-    held = replace(node, shares=shares, ledger=node.ledger.with_foreign(found))
+    held = replace(node, shares=shares, ledger=node.ledger.with_held_by_other_resource(found))
     for profile in ("1g.10gb", "3g.30gb"):
         (offer,) = offers(held, (Kind.INSTANCE, profile))
         assert list(offer.devices((Kind.INSTANCE, profile))) == [("MIG-0-0", False)]
