@@ -341,7 +341,7 @@ MIXED = ("Tesla T4", "NVIDIA A10", "NVIDIA A10")
 
 
 @pytest.mark.parametrize(
-    ("wishes", "place"),
+    ("preferences", "place"),
     [
         (GpuPreferences(), 0),
         (GpuPreferences(use_models=("A10",)), 1),
@@ -376,7 +376,7 @@ CHOOSY: dict[str, tuple[Demand, GpuPreferences, str, bool]] = {
 }
 
 
-@pytest.mark.parametrize(("demand", "wishes", "sentence", "unresolvable"), CHOOSY.values(), ids=CHOOSY)
+@pytest.mark.parametrize(("demand", "preferences", "sentence", "unresolvable"), CHOOSY.values(), ids=CHOOSY)
 def test_the_sentence_says_that_the_pod_is_choosy(
     demand: Demand,
     preferences: GpuPreferences,
@@ -513,7 +513,7 @@ def test_no_pod_goes_to_a_node_that_serves_claims_while_its_agent_is_away() -> N
 
 
 @pytest.mark.parametrize(
-    ("wishes", "sentence"),
+    ("preferences", "sentence"),
     [
         (
             GpuPreferences(use_models=("T4",)),

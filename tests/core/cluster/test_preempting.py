@@ -143,7 +143,7 @@ FOUR_OF_SIXTEEN = {
 }
 
 
-@pytest.mark.parametrize(("wishes", "model", "unhealthy"), FOUR_OF_SIXTEEN.values(), ids=FOUR_OF_SIXTEEN)
+@pytest.mark.parametrize(("preferences", "model", "unhealthy"), FOUR_OF_SIXTEEN.values(), ids=FOUR_OF_SIXTEEN)
 def test_however_many_gpus_do_not_serve_the_others_are_looked_at(
     preferences: GpuPreferences, model: str, unhealthy: Container[int]
 ) -> None:

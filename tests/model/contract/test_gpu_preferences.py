@@ -82,7 +82,7 @@ def test_a_model_matches_by_whole_words(product: str, wanted: str, same: bool) -
 
 
 @pytest.mark.parametrize(
-    ("wishes", "allowed"),
+    ("preferences", "allowed"),
     [
         (GpuPreferences(use_models=("T4",)), {"Tesla T4"}),
         (GpuPreferences(use_models=("A10", "T4")), {"Tesla T4", "NVIDIA A10"}),
@@ -98,7 +98,7 @@ def test_models_are_allowed_by_the_wishes(preferences: GpuPreferences, allowed: 
 
 
 @pytest.mark.parametrize(
-    ("wishes", "allowed"),
+    ("preferences", "allowed"),
     [
         (GpuPreferences(use_uuids=("GPU-1",)), {"GPU-1"}),
         (GpuPreferences(use_uuids=("GPU-1", "GPU-2")), {"GPU-1", "GPU-2"}),

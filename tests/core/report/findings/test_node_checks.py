@@ -154,7 +154,7 @@ SHOWN = "paths runtimes devices gpu why"
         ),
         case("GPUs", "error gpu-unhealthy gpu=GPU 0 (GPU-a) why=XID 79", unhealthy={"GPU-a": "XID 79"}),
         case("GPUs", inventory=NO_INVENTORY),
-        case("GPU condition", "unknown hidden", conditions=HIDDEN),
+        case("GPU condition", "unknown hidden", telemetry=HIDDEN),
         case("shares", "unknown nothing-to-share", inventory=NO_INVENTORY),
         case("cgroups", "warning cgroup-v1", cgroup=1),
         case("cgroups", "unknown hidden", cgroup=HIDDEN),

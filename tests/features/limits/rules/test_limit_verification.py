@@ -16,7 +16,7 @@ UNEQUAL = ContainerGpus("u", "main", {"GPU-a": 4096, "GPU-b": 1024}, enforcement
 
 
 @pytest.mark.parametrize(
-    ("holding", "uuid", "code", "hard_mib", "held", "why"),
+    ("holder", "uuid", "code", "hard_mib", "held", "why"),
     [
         (LIMITED, "GPU-a", 0, 4096, LimitStatus.HELD, ""),
         (UNEQUAL, "GPU-a", 0, 4096, LimitStatus.HELD, ""),

@@ -193,7 +193,7 @@ def refused(sentence: str, why: RefusalCode = RefusalCode.MPS_NOT_READY) -> Refu
 
 
 @pytest.mark.parametrize(
-    ("situation", "strict", "lenient"),
+    ("context", "strict", "lenient"),
     [
         (on(READY), Enforcement.MPS, Enforcement.MPS),
         (on(READY, CLIENTS), Enforcement.MPS, Enforcement.MPS),
@@ -254,7 +254,7 @@ def test_a_container_with_parts_of_several_gpus_is_refused_or_has_no_limit() -> 
 
 
 @pytest.mark.parametrize(
-    ("situation", "refuse", "expected"),
+    ("context", "refuse", "expected"),
     [
         (on(MpsStatus.STARTING), True, refused("the MPS daemon of GPU 0 is not ready (starting), after 15 s")),
         (on(MpsStatus.STARTING), False, Enforcement.ADVISORY),

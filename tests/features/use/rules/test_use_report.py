@@ -110,7 +110,7 @@ def test_everything_that_is_known_is_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("holding", "state", "expected"),
+    ("holder", "state", "expected"),
     [
         (HELD, LimitState(Enforcement.MPS), (Enforcement.MPS, LimitStatus.UNVERIFIED)),
         (HELD, None, (Enforcement.DRIVER, None)),
