@@ -229,7 +229,7 @@ _ASKS = st.builds(
     st.one_of(
         st.builds(mem, st.integers(1, 6)), st.just(mem(4, 2)), st.builds(whole, st.integers(1, 2)), st.just(mem(6, 2))
     ),
-    wishes=st.sampled_from([None, GpuPreferences(avoid_uuids=("GPU-1",))]),
+    preferences=st.sampled_from([None, GpuPreferences(avoid_uuids=("GPU-1",))]),
 ) | st.builds(wanting, st.builds(mem, st.integers(1, 4)), st.builds(mem, st.integers(1, 4)))
 
 

@@ -325,6 +325,16 @@ TOLD: dict[str, tuple[Any, str]] = {
 }
 
 
+def test_what_an_agent_does_not_look_after_has_no_gauges() -> None:
+    whole = {gauge.name for gauge, _ in NodeMetrics(node(8)).gauges()}
+    bare = NodeMetrics(node(8), use=None, limit_states=None, containers_over=None, mps=None, telemetry=None)
+    left = {gauge.name for gauge, _ in bare.gauges()}
+    assert left < whole
+    assert {"gpushare_gpu_shares", "gpushare_stream_up"} <= left
+    assert whole - left >= {"gpushare_containers_over", "gpushare_limit_states", "gpushare_mps_ready"}
+    assert {"gpushare_gpu_memory_used_bytes", "gpushare_gpu_temperature_celsius"} <= whole - left
+
+
 def conditions(*told: GpuTelemetry, seen: Node = node(16)) -> list[str]:  # noqa: B008 - frozen
     """Return what the conditions of GPUs add to the lines of a node, without the label of its first GPU."""
     before = {*lines(NodeMetrics(seen), "gpu_")}
