@@ -180,8 +180,9 @@ class AllocationHandler:
         node, kind, ids, delivery = self._state.node, resource.kind, frozenset(device_ids), self.config.value.delivery
         preferred, match = self._preferred
         if match is None or ids != preferred:
-            waiting, call = self._waiting_for(resource), self._named(Call(kind, len(ids), spread_over(node, ids)))
-            match = None if waiting is None else waiting.find_now(call).match
+            match = None
+            if (waiting := self._waiting_for(resource)) is not None:
+                match = waiting.find_now(self._named(Call(kind, len(ids), spread_over(node, ids)))).match
         request.match = match
         owner = NOBODY if match is None else GrantOwner(match.pod.uid, match.request.container, match.pod.frameworks)
         promise, after_init = (None, None) if match is None else (match.request.promise, match.after_init)
