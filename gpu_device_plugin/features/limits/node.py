@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from gpu_device_plugin.features.limits.extra_grant_file import read_extra_grant
@@ -98,29 +99,33 @@ class Limits(NodeFeature):
     def means_follow(self) -> Iterable[Observable[Any]]:  # noqa: D102
         return [value for other in self._others for value in other.follows]
 
-    @asynccontextmanager
-    async def granting(self, request: GrantRequest) -> AsyncIterator[Contribution]:
+    def granting(self, request: GrantRequest) -> AbstractAsyncContextManager[Contribution]:
         """Limit a container, or refuse it if its memory cannot be limited although the administrator requires it.
 
         Of the means of others each may first choose itself, and its refusal counts before ours.
         """
+        parts = [part for other in self._others if (part := other.granting(request)) is not None]
+        return self._after(parts, request) if parts else nullcontext(partial(self._limit, request))
+
+    @asynccontextmanager
+    async def _after(
+        self, parts: Iterable[AbstractAsyncContextManager[Contribution]], request: GrantRequest
+    ) -> AsyncIterator[Contribution]:
         async with AsyncExitStack() as stack:
             request.contributions.append(self._begin)
-            for other in self._others:
-                if (part := other.granting(request)) is not None:
-                    request.contributions.append(await stack.enter_async_context(part))
+            for part in parts:
+                request.contributions.append(await stack.enter_async_context(part))
+            yield partial(self._limit, request)
 
-            def contribution(draft: GrantDraft) -> GrantDraft | Refusal:
-                shares, owner = self._node.state.node.shares, draft.owner
-                plan = replace(self._plan, enforcements=draft.enforcements)
-                if not request.running:
-                    kind, ids = draft.placement.demand.kind, draft.device_ids
-                    refusal = refuse_unlimited(self._node.state.node, kind, ids, plan, owner)
-                    if refusal is not None:
-                        return refusal
-                return replace(draft, added=added_for_limits(draft.placement, shares, plan, owner))
-
-            yield contribution
+    def _limit(self, request: GrantRequest, draft: GrantDraft) -> GrantDraft | Refusal:
+        node, plan = self._node.state.node, self._plan
+        if draft.enforcements:
+            plan = replace(plan, enforcements=draft.enforcements)
+        if not request.running:
+            refusal = refuse_unlimited(node, draft.placement.demand.kind, draft.device_ids, plan, draft.owner)
+            if refusal is not None:
+                return refusal
+        return replace(draft, added=added_for_limits(draft.placement, node.shares, plan, draft.owner))
 
     def _begin(self, draft: GrantDraft) -> GrantDraft:
         return replace(draft, enforcements=self._plan.enforcements)
