@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         def condition(self, groups: list[str]) -> list[Record]:
             """Read the condition of every GPU, each as a `model.telemetry.GpuTelemetry`, of these groups only.
 
-            `groups` are values of `model.telemetry.ConditionGroup`. A value that this driver or GPU does not tell
+            `groups` are values of `model.telemetry.TelemetryGroup`. A value that this driver or GPU does not tell
             is left out, as is one beyond `MOST_OF_CONDITION`. GPUs that are lost and MIG instances are left out.
             """
 

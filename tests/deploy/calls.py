@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
@@ -48,6 +49,12 @@ def sources(*modules: str) -> dict[str, ast.Module]:
     return found
 
 
+_NAMED = re.compile(rf"{PACKAGE.name}(\.\w+)+:\w+")
+"""A class that is imported by this name, such as a feature."""
+AGENT = ("gpu_device_plugin.node.node_program", "gpu_device_plugin.features.node_features")
+"""The modules from which the agent and all its features are imported."""
+
+
 @cache
 def _parsed(module: str) -> ast.Module | None:
     path = PACKAGE.parent.joinpath(*module.split(".")).with_suffix(".py")
@@ -62,6 +69,8 @@ def _imported(tree: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == PACKAGE.name:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and _NAMED.fullmatch(node.value):
+            yield node.value.partition(":")[0]
         yield from _imported(node)
 
 

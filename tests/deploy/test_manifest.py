@@ -7,7 +7,7 @@ from gpu_device_plugin.model.contract.keys import SWITCH_LABEL, SWITCHED_ON
 from gpu_device_plugin.settings.forms import Address
 from gpu_device_plugin.settings.node import NodeSettings
 from tests.configmap import FOLDER, texts_of
-from tests.deploy.calls import rights_granted, rights_needed
+from tests.deploy.calls import AGENT, rights_granted, rights_needed
 from tests.deploy.manifests import objects, parsed, pod_of, the
 
 OBJECTS = {kind: each for (kind, _, _), each in objects("daemonset").items()}
@@ -135,5 +135,5 @@ def test_f12_rbac_grants_what_the_client_calls_and_nothing_else() -> None:
     # What the API server asks of a driver that writes the status of a claim is no resource that is called.
     of_a_driver = {("resource.k8s.io", "resourceclaims/driver", "associated-node:patch")}
     for_claims = rights_granted(the("ClusterRole", "optional/dra")["rules"])
-    assert granted | if_asked | for_claims - of_a_driver == rights_needed("gpu_device_plugin.node.node_program")
+    assert granted | if_asked | for_claims - of_a_driver == rights_needed(*AGENT)
     assert not granted & (if_asked | for_claims), "what only some settings need is granted apart"

@@ -15,7 +15,7 @@ from gpu_device_plugin.programs.simulate.arguments import SHIPPED_PERCENTAGE
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from tests.configmap import FOLDER, texts_of
 from tests.deploy import manifests
-from tests.deploy.calls import Right, rights_granted, rights_needed
+from tests.deploy.calls import AGENT, Right, rights_granted, rights_needed
 from tests.deploy.manifests import DEPLOY, Json, documents
 
 SECOND = DEPLOY / "scheduler.yaml"
@@ -269,10 +269,7 @@ def test_f12_rbac_grants_what_the_extender_calls_and_nothing_else(manifest: Path
 
 
 def test_the_agent_and_the_extender_are_told_apart() -> None:
-    agent, extender = (
-        rights_needed(f"gpu_device_plugin.{name}")
-        for name in ("node.node_program", "programs.extender.extender_program")
-    )
+    agent, extender = rights_needed(*AGENT), rights_needed("gpu_device_plugin.programs.extender.extender_program")
     assert ("", "pods/binding", "create") in extender - agent
     assert ("", "nodes/status", "patch") in agent - extender
 

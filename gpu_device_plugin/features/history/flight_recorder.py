@@ -35,8 +35,8 @@ from gpu_device_plugin.features.history.incidents import (
     summary,
     use_of,
 )
-from gpu_device_plugin.features.history.past_hour import encoded
 from gpu_device_plugin.features.history.ring import STEP_S
+from gpu_device_plugin.features.history.sampling import encoded
 from gpu_device_plugin.model.shares import parse_id
 from gpu_device_plugin.model.times import rfc3339
 
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.aio.http import Request
     from gpu_device_plugin.features.history.contract import IncidentSummary
     from gpu_device_plugin.features.history.incident_files import IncidentFiles
-    from gpu_device_plugin.features.history.past_hour import History
     from gpu_device_plugin.features.history.ring import Selection
+    from gpu_device_plugin.features.history.sampling import History
     from gpu_device_plugin.features.use.contract import NodeUse
     from gpu_device_plugin.features.use.node import UseWatch
     from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus

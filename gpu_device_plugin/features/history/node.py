@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.history.flight_recorder import FlightRecorder
 from gpu_device_plugin.features.history.incident_files import IncidentFiles
-from gpu_device_plugin.features.history.past_hour import History
+from gpu_device_plugin.features.history.sampling import History
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.node.extension import NodeFeature
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 THROTTLE = {forms.name_of(bit): bit for bit in Throttle}
 _CLOCKS = ("sm_clock_mhz", "sm_clock_max_mhz", "memory_clock_mhz", "memory_clock_max_mhz")
-# By ConditionGroup, the fields of GpuTelemetry that a description can state. Their keys have no units.
+# By TelemetryGroup, the fields of GpuTelemetry that a description can state. Their keys have no units.
 _GROUPS: Mapping[str, tuple[str, ...]] = {
     "thermal": ("temperature_c", "memory_temperature_c", "slowdown_c", "fan_percent"),
     "power": ("power_mw", "power_limit_mw", "power_limit_default_mw"),

@@ -47,7 +47,7 @@ def _rows(rows: Any) -> tuple[Any, ...]:
     return bool(pending), bool(failed), corrected + uncorrected
 
 
-# By values of ConditionGroup. Where two calls tell the same field, the first is that of newer drivers.
+# By values of TelemetryGroup. Where two calls tell the same field, the first is that of newer drivers.
 _CALLS: Mapping[str, tuple[Call, ...]] = {
     "thermal": (
         (("temperature_c",), "nvmlDeviceGetTemperatureV", (0,), _one),

@@ -176,7 +176,7 @@ KEEPS = ("cluster-autoscaler.kubernetes.io/scale-down-disabled", "karpenter.sh/d
 # --- On a node, written by administrators -----------------------------------------------------------------------------
 
 CORDONS = "gpu-device-plugin/cordons"
-"""Annotation: the GPUs that no new pod gets, each with who put it aside, when and why, as JSON (`nodemarks`). The
+"""Annotation: the GPUs that no new pod gets, each with who put it aside, when and why, as JSON (`cordons`). The
 node's agent writes it too, where the setting `cordon_on` asks for that."""
 
 HOSTNAME = "kubernetes.io/hostname"

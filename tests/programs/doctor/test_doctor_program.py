@@ -39,7 +39,7 @@ from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Garbage
 from tests.configmap import mount
-from tests.deploy.calls import rights_needed
+from tests.deploy.calls import AGENT, rights_needed
 from tests.findings import told
 from tests.names import COUNT, MEM
 from tests.node.cluster_harness import NODE, Cluster, cluster
@@ -230,7 +230,7 @@ def test_the_rights_that_are_asked_for_are_those_that_the_agent_uses() -> None:
     """Where pods are evicted, claims served and the node's condition kept: more than the default settings take."""
     most = rights_of(NodeSettings(over_use="evict", node_condition=True, serve="dra"))
     asked = {(right.group, right.resource, right.verb) for right in most}
-    assert asked == rights_needed("gpu_device_plugin.node.agent")
+    assert asked == rights_needed(*AGENT)
 
 
 def test_rights_that_the_settings_do_not_use_are_not_missed() -> None:

@@ -63,7 +63,7 @@ def asks_for_others(
     instead = " or ".join(others)
     for name in dict.fromkeys(limits):
         domain, _, last = name.partition("/")
-        if name in names or is_mig_resource(name):  # nodes may offer these: `explaining_mig`
+        if name in names or is_mig_resource(name):  # nodes may offer these: `mig_explanations`
             continue
         if _OF_A_PROFILE.search(last) and (meant := get_close_matches(last, of_mig, n=1, cutoff=0.5)):
             yield note("mistyped-resource", _DID_YOU_MEAN, resource=name, meant=of_mig[meant[0]])

@@ -46,7 +46,7 @@ class History:
     _condition: Callable[[Sequence[str]], Awaitable[tuple[GpuTelemetry, ...] | None]]
     """Reads these groups of every GPU's condition; None: no driver process answers now."""
     groups: Callable[[], Sequence[str]]
-    """Returns the groups to read, values of `model.telemetry.ConditionGroup`; none: conditions are not read."""
+    """Returns the groups to read, values of `model.telemetry.TelemetryGroup`; none: conditions are not read."""
     _cgroups: CgroupTree
     _: KW_ONLY
     ring: Ring = field(default_factory=Ring)

@@ -12,8 +12,8 @@ import pytest
 from gpu_device_plugin.aio.http import JSON, Page, Request
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.history.contract import LARGEST_HISTORY, NodeHistory
-from gpu_device_plugin.features.history.past_hour import History, encoded
 from gpu_device_plugin.features.history.ring import ROOM, STEPS, GpuSample, Ring
+from gpu_device_plugin.features.history.sampling import History, encoded
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
 from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
@@ -57,7 +57,7 @@ class Desk:
     def shares(self) -> Shares:
         return SHARES
 
-    def holdings(self) -> tuple[ContainerGpus, ...]:
+    def holders(self) -> tuple[ContainerGpus, ...]:
         return (HOLDING, replace(HOLDING, pod=None))
 
     async def _condition(self, groups: Sequence[str]) -> tuple[GpuTelemetry, ...] | None:
