@@ -18,8 +18,8 @@ NODE_FEATURES = (
     FeatureSpec("mig", "gpu_device_plugin.features.mig.node:InstancesOfPods"),
     FeatureSpec("claims", "gpu_device_plugin.features.claims.node:Claims", needs_api=True),
 )
-"""In the order in which they are made and take part in answers: what a container may use is known before it is limited to
-that. A feature that is absent, because another one is or because there is no Kubernetes API, is not missed by others."""
+"""In the order in which they are made and take part in answers: what a container may use is known before it is limited
+to that. A feature that is absent, because another one is or without the Kubernetes API, is not missed by others."""
 
 
 def without(*names: str) -> tuple[FeatureSpec, ...]:

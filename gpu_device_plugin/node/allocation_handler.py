@@ -147,19 +147,22 @@ class AllocationHandler:
         reads the variables of the devices.
         """
         start = await self.starts.began(device_ids)
-        lost = partial(self.starts.lost, start)
-        refusal = await self.features.before_start(StartRequest(resource.kind, device_ids, start.since + _WAIT_S, lost))
-        node = self._state.node
-        for position in sorted(spread_over(node, device_ids)):
-            uuid = node.shares.gpus[position].gpu.uuid
-            if reason := node.block(uuid).everyone:
-                refusal = Refusal(RefusalCode.UNHEALTHY, f"GPU {position} is out of service: {reason}")
-                break
+        request = StartRequest(resource.kind, device_ids, start.since + _WAIT_S, partial(self.starts.lost, start))
+        # Before the features, too: nobody has to give memory back for a container that cannot start.
+        refusal = self._out_of_service(device_ids) or await self.features.before_start(request)
+        refusal = self._out_of_service(device_ids) or refusal
         if why := await self.starts.lost_by_now(start):
             refusal = Refusal(RefusalCode.POD_DELETED, why)
         if refusal is not None:
             self._metrics.count(m.REFUSALS, resource.name, refusal.code)
             raise RefusalError(refusal.sentence)
+
+    def _out_of_service(self, device_ids: Sequence[str]) -> Refusal | None:
+        node = self._state.node
+        for position in sorted(spread_over(node, device_ids)):
+            if reason := node.block(node.shares.gpus[position].gpu.uuid).everyone:
+                return Refusal(RefusalCode.UNHEALTHY, f"GPU {position} is out of service: {reason}")
+        return None
 
     def _waiting_for(self, resource: Resource) -> WaitingPods | None:
         """Return the pods that a call for a resource may be for; None: they play no part.

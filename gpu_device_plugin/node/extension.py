@@ -249,8 +249,11 @@ class Features:
         return tuple(mount for feature in self._features for mount in feature.mounts(owner, device_ids))
 
     async def before_start(self, start: StartRequest) -> Refusal | None:
-        """Return the first reason why a container must not start."""
-        for feature in self._features:
+        """Return a reason why a container must not start.
+
+        The last features are asked first: others may take free memory while a daemon of MPS is waited for.
+        """
+        for feature in reversed(self._features):
             if (refusal := await feature.before_start(start)) is not None:
                 return refusal
         return None

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpu_device_plugin.node.allocation_handler import Starts
+    from gpu_device_plugin.node.extension import StartRequest
     from gpu_device_plugin.node.waiting_pods import WaitingPods
 
 FREE = (*ids(0, range(8)), *ids(1, range(8)))
@@ -161,6 +162,32 @@ async def test_a_container_waits_while_its_gpu_is_out_of_service() -> None:
         one.hardware(T4, T4)
         await one.until(lambda: one.agent is not None and not one.agent.state.node.blocks)
         assert (await one.kubelet.restart_container(made, "main")).only.running
+
+
+class Asked(NodeFeature):
+    """Takes note of each start that it is asked about."""
+
+    def __init__(self, name: str, asked: list[str]) -> None:
+        self.name, self.asked = name, asked
+
+    async def before_start(self, _start: StartRequest) -> Refusal | None:
+        self.asked.append(self.name)
+        return None
+
+
+async def test_features_are_asked_about_a_start_in_service_alone_and_the_last_one_first() -> None:
+    """Nobody has to give memory back for a container whose GPU is out of service."""
+    async with world([T4, T4], pre_start="true") as one:
+        agent, asked = await one.start_agent(), list[str]()
+        made = await one.kubelet.admit(pod("p", mem=3))
+        for name in ("first", "second"):
+            agent.features.add(Asked(name, asked))
+        assert (await one.kubelet.restart_container(made, "main")).only.running
+        assert asked == ["second", "first"]
+        one.hardware(T4 | {"error": "no answer"}, T4)
+        await one.until(lambda: bool(agent.state.node.blocks))
+        assert not (await one.kubelet.restart_container(made, "main")).only.running
+        assert asked == ["second", "first"]
 
 
 async def test_a_container_does_not_start_with_devices_that_the_kubelet_has_freed() -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.features.audit.contract import Grants
-    from gpu_device_plugin.features.eviction.node import Evictor
+    from gpu_device_plugin.features.eviction.evictor import Evictor
     from gpu_device_plugin.features.use.node import UseWatch
     from gpu_device_plugin.node.extension import Tasks
     from gpu_device_plugin.node.feature_context import NodeContext

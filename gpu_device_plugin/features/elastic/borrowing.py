@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.features.elastic.memory_files import MemoryFiles
     from gpu_device_plugin.features.elastic.rules.reclaiming import ReclaimRequest
-    from gpu_device_plugin.features.eviction.node import Evictor
+    from gpu_device_plugin.features.eviction.evictor import Evictor
     from gpu_device_plugin.features.use.node import UseWatch
     from gpu_device_plugin.features.use.rules.process_use import UseReading
     from gpu_device_plugin.model.allocations import Allocation, Place

@@ -125,7 +125,8 @@ class Limits(NodeFeature):
             refusal = refuse_unlimited(node, draft.placement.demand.kind, draft.device_ids, plan, draft.owner)
             if refusal is not None:
                 return refusal
-        return replace(draft, added=added_for_limits(draft.placement, node.shares, plan, draft.owner))
+        added = added_for_limits(draft.placement, node.shares, plan, draft.owner)
+        return replace(draft, enforcements=plan.enforcements, added=added)
 
     def _begin(self, draft: GrantDraft) -> GrantDraft:
         return replace(draft, enforcements=self._plan.enforcements)

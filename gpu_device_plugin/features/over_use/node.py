@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpu_device_plugin.core.report.gauges import NodeMetrics
-    from gpu_device_plugin.features.eviction.node import Evictor
+    from gpu_device_plugin.features.eviction.evictor import Evictor
     from gpu_device_plugin.features.over_use.rules import Excess
     from gpu_device_plugin.features.use.rules.process_use import UseReading
     from gpu_device_plugin.model.allocations import Place

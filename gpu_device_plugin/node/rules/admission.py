@@ -110,7 +110,8 @@ def admit(
     as_asked = len(gpus) == demand.gpus and len(set(wanted.values())) == 1
     several_instances = len(gpus) > 1 and any(shared.gpu.instance is not None for shared in gpus)
     if several_instances or (not as_asked and (promise is None or promise.shares != shares)):
-        return _scattered(node, demand, device_ids, after_init=after_init)
+        # Where no GPU gives parts, none was preferred, and the kubelet has drawn these at random.
+        return _without_parts(node, gpus) or _scattered(node, demand, device_ids, after_init=after_init)
     return _exceeding(node, gpus, device_ids) or Placement(Demand(kind, len(device_ids), len(gpus)), shares)
 
 
@@ -213,6 +214,12 @@ def _exceeding(node: Node, gpus: Sequence[SharedGpu], device_ids: Collection[str
                 "this pod was on its way; delete the pod to try again",
             )
     return None
+
+
+def _without_parts(node: Node, gpus: Sequence[SharedGpu]) -> Refusal | None:
+    closed = [shared for shared in gpus if node.block(shared.gpu.uuid).parts]
+    names = ", ".join(shared.name for shared in closed)
+    return Refusal(RefusalCode.NO_LIMIT, f"{names}: {node.block(closed[0].gpu.uuid).parts}") if closed else None
 
 
 def _scattered(node: Node, demand: Demand, device_ids: Collection[str], *, after_init: bool | None) -> Refusal:

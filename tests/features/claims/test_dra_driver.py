@@ -467,15 +467,26 @@ async def test_parameters_that_cannot_be_used_are_told_to_the_pod(parameters: ob
         assert not list(here.kubelet.cdi.iterdir())
 
 
+PARAMETERS = {"apiVersion": "gpu-device-plugin/v1", "kind": "GpuShareConfig"}
+
+
 async def test_parameters_ask_for_limits_and_frameworks() -> None:
     async with claims() as here:
         await here.start()
-        given = {"apiVersion": "gpu-device-plugin/v1", "kind": "GpuShareConfig"}
+        given = PARAMETERS
         kept = await here.run_claim("c1", parameters={**given, "frameworks": ["jax"], "computePercent": 30})
         assert "XLA_CLIENT_MEM_FRACTION" in kept.environ
         assert kept.environ["GPUSHARE_COMPUTE_LIMIT_PERCENT"] == "30"
         refused = await here.run_claim("c2", parameters={**given, "limits": "driver"})
         assert "the parameters of the claim require limits of driver, and this node has advisory" in refused.error
+
+
+async def test_a_claim_that_requires_the_limits_of_its_node_is_prepared() -> None:
+    async with claims([T4 | {"memory_limits": True}]) as here:
+        await here.start(limits="driver")
+        kept = await here.run_claim("c1", exactly(memory="4Gi"), parameters={**PARAMETERS, "limits": "driver"})
+        assert kept.error == ""
+        assert kept.environ["GPUSHARE_MEMORY_LIMIT_BY"] == "driver"
 
 
 async def test_limits_that_the_administrator_requires_and_that_are_not_there_refuse_parts_only() -> None:

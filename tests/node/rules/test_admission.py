@@ -239,6 +239,13 @@ def test_the_refusal_after_a_smaller_init_container_names_the_remedy(why: str, *
     )
 
 
+def test_shares_that_were_drawn_at_random_of_gpus_that_give_no_parts_are_refused_for_that() -> None:
+    """No GPU gives parts, so none was preferred; the kubelet's choice is not the fault."""
+    there = replace(node(8, 8), blocks={uuid(at): Block(parts="limits are not there") for at in (0, 1)})
+    refused = admit(there, MEMORY, (*ids(0, [0, 1]), *ids(1, [0])))
+    assert refused == Refusal(RefusalCode.NO_LIMIT, "GPU 0, GPU 1: limits are not there")
+
+
 def test_all_gpus_of_an_init_container_are_named() -> None:
     there = node(8, 8, 8, used={0: range(8), 1: range(8)})
     refused = admit(there, MEMORY, (*ids(0, [0]), *ids(1, [0]), *ids(2, [0])), after_init=True)
