@@ -69,6 +69,7 @@ class LimitLink:
 
     async def _exchange(self) -> None:
         found = setting.wanted_limits(self._holders(), self._allowed_now.value, self._files.wanted, soft=self.soft())
+        self.reasons = {place: why for place, why in self.reasons.items() if place in found}
         await in_thread(self._files.want, dict(found.values()))
         state: LimitsState | str = self._files.unwritten
         if found and not state:
