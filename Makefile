@@ -12,11 +12,9 @@ WAITING := $(shell expr $(CORES) + 1 + $$([ $(CORES) -lt 8 ] && echo $(CORES) ||
 SEED   := $(or $(SEED),$(shell date +%s))
 # The pure ring, whose branches are all tested: what takes values and returns values.
 PURE := $(subst /,.,$(basename gpu_device_plugin/core gpu_device_plugin/model gpu_device_plugin/node/rules \
-  $(wildcard gpu_device_plugin/features/*/rules gpu_device_plugin/features/*/rules.py gpu_device_plugin/features/*/contract.py) \
-  gpu_device_plugin/features/elastic/memory_file.py gpu_device_plugin/features/eviction/gpu_failure.py gpu_device_plugin/features/history/incidents.py gpu_device_plugin/features/history/ring.py))
+  $(wildcard gpu_device_plugin/features/*/rules gpu_device_plugin/features/*/rules.py gpu_device_plugin/features/*/contract.py)))
 PURE_TESTS := tests/core tests/model tests/node/rules \
-  $(wildcard tests/features/*/rules tests/features/*/test_rules.py tests/features/*/test_contract.py) \
-  tests/features/elastic/test_memory_file.py tests/features/eviction/test_gpu_failure.py tests/features/history/test_incidents.py tests/features/history/test_ring.py
+  $(wildcard tests/features/*/rules tests/features/*/test_rules.py tests/features/*/test_contract.py)
 # Where it is set, every program that a test starts compiles the package anew, and every process of pytest all tests.
 export PYTHONDONTWRITEBYTECODE :=
 

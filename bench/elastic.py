@@ -23,7 +23,7 @@ from bench import elastic_reading, elastic_resizing, series, synthetic
 from bench.extender import both, session
 from bench.kubeapi import binaries
 from bench.node_agent import MEMORY, NODE, Row, add_only, allocating, first_list, machine, percentiles, running, show
-from gpu_device_plugin.features.elastic.memory_file import NAME, slot
+from gpu_device_plugin.features.elastic.rules.memory_file import NAME, slot
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.model.contract.keys import ASSIGNED, MEMORY_LIMIT
 from gpu_device_plugin.testing import builders

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.history.contract import LARGEST_HISTORY
-from gpu_device_plugin.features.history.ring import ROOM, STEP_S, STEPS, GpuSample, Ring
+from gpu_device_plugin.features.history.rules.ring import ROOM, STEP_S, STEPS, GpuSample, Ring
 from gpu_device_plugin.features.history.sampling import encoded
 from gpu_device_plugin.features.use.contract import write_node_use
 from gpu_device_plugin.features.use.rules.container_gpus import container_gpus

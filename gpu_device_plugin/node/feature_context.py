@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.kubelet.records import KubeletRecords
     from gpu_device_plugin.model.allocations import Allocation, Place
     from gpu_device_plugin.model.limits import LimitState
-    from gpu_device_plugin.node.extension import F, Features, NodeFeature
+    from gpu_device_plugin.node.extension import Features, NodeFeature
     from gpu_device_plugin.node.node_api import NodeApi
     from gpu_device_plugin.node.node_cluster import NodeCluster
     from gpu_device_plugin.node.node_events import Reports
@@ -51,7 +51,7 @@ class NodeContext:
     other_plugins: OtherPlugins
     plugin: DevicePlugin
     features: Features
-    """Those made so far: the ones before it in the list."""
+    """Those made so far, the ones before it in the list; it may need only those that the list says."""
     dev: Path
     proc: Path
     cgroups: CgroupTree
@@ -62,14 +62,6 @@ class NodeContext:
         if self.cluster is None:
             raise LookupError("this feature needs the Kubernetes API")
         return self.cluster
-
-    def of(self, kind: type[F]) -> F:
-        """Return another feature, which the list says that this one needs."""
-        return self.features.of(kind)
-
-    def get(self, kind: type[F]) -> F | None:
-        """Return another feature, if the agent has it."""
-        return self.features.get(kind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,25 +107,12 @@ class NodeApi:
         note: str,
         action: str,
         *,
+        pod: Pod | None = None,
         warning: bool = True,
         summary: str = "",
         gpus: tuple[str, ...] = (),
     ) -> None:
         """Tell what happened on our node, see `Happening`."""
-        self.happenings.tell(Happening(reason, note, action, None, warning, summary, gpus))
-
-    def pod_event(
-        self,
-        pod: Pod,
-        reason: str,
-        note: str,
-        action: str,
-        *,
-        warning: bool = True,
-        summary: str = "",
-        gpus: tuple[str, ...] = (),
-    ) -> None:
-        """Tell what happened to a pod of our node, see `Happening`."""
         self.happenings.tell(Happening(reason, note, action, pod, warning, summary, gpus))
 
     def announce(self, log: logging.Logger, reason: str, sentence: str, action: str, level: int = WARNING) -> None:

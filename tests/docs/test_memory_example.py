@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin import files
-from gpu_device_plugin.features.elastic.memory_file import IN_CONTAINER, NAME, MemoryFile, write_memory_file
+from gpu_device_plugin.features.elastic.rules.memory_file import IN_CONTAINER, NAME, MemoryFile, write_memory_file
 from tests.docs.pages import DOCS, blocks, text_of
 
 if TYPE_CHECKING:

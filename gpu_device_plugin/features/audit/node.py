@@ -117,12 +117,12 @@ class Audit(NodeFeature):
 
     def __init__(self, node: NodeContext) -> None:
         """Prepare for `node`."""
-        evictions = node.get(Evictions)
+        evictions = node.features.get(Evictions)
         self.log = AuditLog(
             node.settings.value,
             node.config,
             node.state,
-            node.of(Use).watch,
+            node.features.of(Use).watch,
             node.api,
             None if evictions is None else evictions.evictor,
             lambda text: node.api.happenings.tell(Happening("", text)),

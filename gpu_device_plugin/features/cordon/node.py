@@ -65,7 +65,7 @@ class Cordons(NodeFeature):
         """Prepare for `node`, which has the API."""
         self._config, self._api, self._name_of = node.config, node.api, node.reports.name_of
         self._told: Mapping[str, Cordon] = {}
-        history = node.get(PastHour)
+        history = node.features.get(PastHour)
         self.automatic = (
             None if history is None else AutoCordon(history.history.telemetry, node.settings, node.config, node.api)
         )

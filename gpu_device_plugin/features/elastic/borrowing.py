@@ -14,7 +14,7 @@ from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.core.report.text.use_texts import borrowed, duration, misdirected, ultimatum, waits
 from gpu_device_plugin.features.elastic.contract import MemoryRequests, is_elastic
-from gpu_device_plugin.features.elastic.memory_file import MemoryFile
+from gpu_device_plugin.features.elastic.rules.memory_file import MemoryFile
 from gpu_device_plugin.features.elastic.rules.reclaiming import (
     ReclaimPolicy,
     ReclaimState,
@@ -266,7 +266,7 @@ class Borrowing(NodeFeature):
             return
         self._reported.add(start.device_ids)
         if (pod := self._pod(start)) is not None:
-            self._api.pod_event(pod, "GPUMemoryWaits", why, "Start")
+            self._api.event("GPUMemoryWaits", why, "Start", pod=pod)
 
     # --- What follows from a reading ----------------------------------------------------------------------------------
 
@@ -377,7 +377,7 @@ class Borrowing(NodeFeature):
                 note = f"{borrowed(request, self._gpu(place[2]))}; {ultimatum(request, after.at, evicts=evicts)}"
                 _log.info("%s", note, extra=_facts(request))
                 if request.pod is not None:
-                    self._api.pod_event(request.pod, "GPUMemoryAsked", note, "Return")
+                    self._api.event("GPUMemoryAsked", note, "Return", pod=request.pod)
         now = {use.place: use.borrowed_mib for on_gpu in uses.values() for use in on_gpu}
         for place, request in before.requests.items():
             if place in after.requests:
@@ -407,7 +407,7 @@ class Borrowing(NodeFeature):
                 uid, _, container = holds[key].granted_to.partition("/")
                 if note := misdirected(holder, container, pods.get(uid)):
                     _log.warning("%s", note, extra={"pod": f"{holder.pod.namespace}/{holder.pod.name}"})
-                    self._api.pod_event(holder.pod, "GPULimitNotHeld", note, "Start")
+                    self._api.event("GPULimitNotHeld", note, "Start", pod=holder.pod)
 
     def _evict(self, found: ReclaimState) -> None:
         if self._evictor is None or not (candidates := found.candidates()):

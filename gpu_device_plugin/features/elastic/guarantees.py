@@ -7,7 +7,7 @@ import logging
 import time
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin.aio.waiting import in_thread, together, wait_within
 from gpu_device_plugin.features.elastic.contract import Allowance, PodGuarantees, write_answer
@@ -20,19 +20,20 @@ from gpu_device_plugin.features.elastic.rules.reservations import (
     resize,
     taken_over,
 )
+from gpu_device_plugin.kubelet.statefile import LONGEST_DOCUMENT, StateFile
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD
 from gpu_device_plugin.model.memory import format_mib
-from gpu_device_plugin.node.rules.ledger import Ledger
+from gpu_device_plugin.node.rules.ledger import Ledger, Reservation
 from gpu_device_plugin.node.rules.matching import expected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
     from typing import NoReturn
 
     from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.features.elastic.contract import Answer
     from gpu_device_plugin.features.elastic.rules.reservations import Elastic, Resize
-    from gpu_device_plugin.features.elastic.saved_guarantees import SavedGuarantees
     from gpu_device_plugin.model.allocations import Allocation
     from gpu_device_plugin.node.node_api import NodeApi
     from gpu_device_plugin.node.node_state import NodeState
@@ -212,7 +213,7 @@ class Guarantees:
         extra = {"pod": f"{pod.namespace}/{pod.name}", "container": each.size.container, "from": before, "to": after}
         _log.info("a guarantee was resized", extra=extra)
         note = f"container {each.size.container} is guaranteed {after} of {each.gpu.name} from now on, and had {before}"
-        self._api.pod_event(pod, "GPUMemoryResized", f"{note}.", "Resize", warning=False)
+        self._api.event("GPUMemoryResized", f"{note}.", "Resize", warning=False, pod=pod)
 
     def _answer(self, found: Mapping[str, Sequence[Elastic]], refused: Mapping[ContainerKey, str]) -> bool:
         """Write on the pods what they are guaranteed; return whether a pod does not show it yet."""
@@ -250,4 +251,26 @@ class Guarantees:
         if new is None or new.why in {"", UNDECIDED} or (says.held.wish == new.wish and says.held.why):
             return
         note = f"The guarantee of GPU memory stays as it is: {new.why}."
-        self._api.pod_event(says.pod, "GPUMemoryNotResized", note, "Resize")
+        self._api.event("GPUMemoryNotResized", note, "Resize", pod=says.pod)
+
+
+_Reserved: TypeAlias = tuple[str, str, str, int, frozenset[str]]  # pod, container, GPU, shares, IDs
+
+
+class SavedGuarantees:
+    """What containers are guaranteed beyond their requests, for as long as they have their devices."""
+
+    def __init__(self, directory: Path) -> None:
+        """Read and write below the device-plugin `directory`."""
+        # Most nodes never have any.
+        self._file = StateFile(directory, "guarantees", longest=LONGEST_DOCUMENT, nothing="[]")
+
+    def load(self) -> Reservations:
+        """Return what was saved; nothing if there is no such file, or it is damaged."""
+        rows: list[_Reserved] = self._file.read_document(list[_Reserved], [])
+        return {(uid, container): Reservation(uuid, shares, own) for uid, container, uuid, shares, own in rows}
+
+    def save(self, reservations: Reservations) -> bool:
+        """Save `reservations` for the next agent; return whether that succeeded. May wait for the disk."""
+        rows = [(*key, each.uuid, each.shares, each.own) for key, each in sorted(reservations.items())]
+        return self._file.write_document(rows)

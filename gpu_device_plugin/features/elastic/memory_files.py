@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import files
-from gpu_device_plugin.features.elastic.memory_file import DIRECTORY, NAME, SLOT, slot, write_memory_file
+from gpu_device_plugin.features.elastic.rules.memory_file import DIRECTORY, NAME, SLOT, slot, write_memory_file
 from gpu_device_plugin.node.rules.container_grants import Mount
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
     from pathlib import Path
 
-    from gpu_device_plugin.features.elastic.memory_file import MemoryFile
+    from gpu_device_plugin.features.elastic.rules.memory_file import MemoryFile
 
 _log = logging.getLogger(__name__)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.elastic.borrowing import Borrowing
-from gpu_device_plugin.features.elastic.guarantees import Guarantees
+from gpu_device_plugin.features.elastic.guarantees import Guarantees, SavedGuarantees
 from gpu_device_plugin.features.elastic.memory_files import MemoryFiles
-from gpu_device_plugin.features.elastic.saved_guarantees import SavedGuarantees
 from gpu_device_plugin.features.eviction.node import Evictions
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.node.extension import NodeFeature
@@ -27,7 +26,7 @@ class Elastic(NodeFeature):
 
     def __init__(self, node: NodeContext) -> None:
         """Prepare for `node`."""
-        settings, use = node.settings.value, node.of(Use)
+        settings, use = node.settings.value, node.features.of(Use)
         self._node, self._use = node, use
         use.watch.may_borrow = lambda: node.settings.value.borrowers != "off"
         self.guarantees = Guarantees(
@@ -38,7 +37,7 @@ class Elastic(NodeFeature):
             waiting=tuple if node.api.waiting is None else node.api.waiting.waiting,
             withheld=lambda: node.config.value.why_not_offered,
         )
-        evictions = node.get(Evictions)
+        evictions = node.features.get(Evictions)
         self.borrowing = Borrowing(
             use.watch,
             node.entries,

@@ -13,8 +13,7 @@ from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.cluster.client.backoff import Backoff
 from gpu_device_plugin.cluster.writers.evictions import EvictionOutcome
 from gpu_device_plugin.core.report.text.use_texts import duration
-from gpu_device_plugin.features.eviction.gpu_failure import failures, lasting, on_failed
-from gpu_device_plugin.features.eviction.rules import leaving, next_victims
+from gpu_device_plugin.features.eviction.rules import failures, lasting, leaving, next_victims, on_failed
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.node.rules.health.gpu_health import with_cards
 
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.cluster.writers.evictions import Eviction
-    from gpu_device_plugin.features.eviction.gpu_failure import Failed
-    from gpu_device_plugin.features.eviction.rules import Candidate
+    from gpu_device_plugin.features.eviction.rules import Candidate, Failed
     from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
     from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView
     from gpu_device_plugin.model.pods import Pod
@@ -185,12 +183,12 @@ class Evictor:
             self._due[pod.uid] = self.clock() + min(pod.grace_s, self._most_grace_s) + _CLEANUP_S
             _log.warning("pod %s is evicted: %s", name, order.why)
             failure = order.counted is m.GPU_FAILURE_EVICTIONS  # which has a record
-            self._cluster.pod_event(
-                pod,
+            self._cluster.event(
                 order.reason,
                 f"evicted: {order.why}",
                 "Evict",
                 summary="" if failure else f"pod {name} is evicted: {order.why}",
+                pod=pod,
                 gpus=tuple(sorted(order.uuids)),
             )
         elif answer.outcome is not EvictionOutcome.GONE:
@@ -207,7 +205,7 @@ class Evictor:
         _log.warning("pod %s is not evicted, and this is tried again: %s", name, answer.why)
         if answer.outcome is EvictionOutcome.BLOCKED:
             note = f"should be evicted: {order.why}; {answer.why}, so this is tried again"
-            self._cluster.pod_event(pod, "GPUEvictionBlocked", note, "Evict")
+            self._cluster.event("GPUEvictionBlocked", note, "Evict", pod=pod)
         elif answer.outcome is EvictionOutcome.FORBIDDEN:
             note = f"The agent of this node cannot evict pod {name}: {answer.why}"
             self._cluster.event("GPUEvictionForbidden", note, "Evict")

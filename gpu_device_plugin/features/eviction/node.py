@@ -21,7 +21,7 @@ class Evictions(NodeFeature):
         from gpu_device_plugin.features.eviction.evictor import Evictor, GpuFailures  # noqa: PLC0415
 
         self.evictor = Evictor(node.reached_cluster, node.metrics, node.settings, alone=node.other_plugins.alone)
-        holders = node.of(Use).watch.holders
+        holders = node.features.of(Use).watch.holders
         self.failures = GpuFailures(node.hardware.view, node.state, node.settings, holders, self.evictor)
 
     def tasks(self) -> Tasks:  # noqa: D102

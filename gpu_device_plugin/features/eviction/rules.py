@@ -1,14 +1,22 @@
-"""Choose the pods that are evicted next: one at a time on each GPU, the least important first."""
+"""Decide which GPUs have failed, and which pods are evicted next: one at a time on each GPU, the least important first.
+
+A GPU that is not watched (the driver hangs, the agent is paused) has not failed: its grace begins anew when it is
+watched again. So does that of a GPU that was reset and is on its way back.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.node.rules.health.node_condition import failure
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
+    from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
     from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.node.rules.health.gpu_health import GpuHealth
 
 CRITICAL_PRIORITY = 2_000_000_000
 """Pods of this priority or a higher one keep a cluster or a node alive: `system-cluster-critical` and up
@@ -80,3 +88,42 @@ def next_victims(
         busy |= wanted[each.pod.uid]
         victims[each.pod.uid] = (each.pod, frozenset(wanted[each.pod.uid]))
     return victims
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A GPU that fails."""
+
+    since: float
+    """Monotonic seconds."""
+    why: str
+
+
+def failures(
+    before: Mapping[str, Failed], healths: Mapping[str, GpuHealth], *, watched: bool, now: float
+) -> Mapping[str, Failed]:
+    """Return the GPUs (by UUID) that fail, after a look at the healths of all; `watched`: the driver answers."""
+    return {
+        uuid: Failed(min(before[uuid].since, now) if uuid in before else now, why)
+        for uuid, health in healths.items()
+        if watched and (why := failure(health))
+    }
+
+
+def lasting(failing: Mapping[str, Failed], grace_s: float, now: float) -> Mapping[str, Failed]:
+    """Return the GPUs that have failed for the grace."""
+    return {uuid: failed for uuid, failed in failing.items() if now - failed.since >= grace_s}
+
+
+def on_failed(lasting: Mapping[str, Failed], holders: Iterable[ContainerGpus]) -> tuple[Candidate, ...]:
+    """Return the pods that hold GPUs that failed, with shares or whole; those that the API does not know are left out.
+
+    Of two pods with one priority the one with more memory of the GPU goes first.
+    """
+    return tuple(
+        Candidate(holder.pod, uuid, granted)
+        for holder in holders
+        if holder.pod is not None
+        for uuid, granted in holder.granted.items()
+        if uuid in lasting
+    )

@@ -23,7 +23,7 @@ from gpu_device_plugin.features.history.contract import (
     IncidentKind,
     NodeHistory,
 )
-from gpu_device_plugin.features.history.incidents import (
+from gpu_device_plugin.features.history.rules.incidents import (
     BEFORE_S,
     Recorded,
     Trigger,
@@ -35,7 +35,7 @@ from gpu_device_plugin.features.history.incidents import (
     summary,
     use_of,
 )
-from gpu_device_plugin.features.history.ring import STEP_S
+from gpu_device_plugin.features.history.rules.ring import STEP_S
 from gpu_device_plugin.features.history.sampling import encoded
 from gpu_device_plugin.model.shares import parse_id
 from gpu_device_plugin.model.times import rfc3339
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.aio.http import Request
     from gpu_device_plugin.features.history.contract import IncidentSummary
     from gpu_device_plugin.features.history.incident_files import IncidentFiles
-    from gpu_device_plugin.features.history.ring import Selection
+    from gpu_device_plugin.features.history.rules.ring import Selection
     from gpu_device_plugin.features.history.sampling import History
     from gpu_device_plugin.features.use.contract import NodeUse
     from gpu_device_plugin.features.use.node import UseWatch
@@ -197,7 +197,7 @@ class FlightRecorder:
         name, new = self._record(trigger)
         _log.warning("%s", trigger.sentence, extra={"incident": name, "once_per_s": 60})
         if new and trigger.pod is not None:
-            self._api.pod_event(trigger.pod, "GPUIncident", f"{trigger.sentence} (incident {name})", "Observe")
+            self._api.event("GPUIncident", f"{trigger.sentence} (incident {name})", "Observe", pod=trigger.pod)
 
     # --- Files --------------------------------------------------------------------------------------------------------
 

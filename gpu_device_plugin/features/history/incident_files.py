@@ -10,7 +10,7 @@ import msgspec
 
 from gpu_device_plugin import files
 from gpu_device_plugin.features.history.contract import LARGEST_INCIDENT, Incident, IncidentList
-from gpu_device_plugin.features.history.incidents import is_name, making_room
+from gpu_device_plugin.features.history.rules.incidents import is_name, making_room
 from gpu_device_plugin.kubelet.sockets import OURS, advice
 
 if TYPE_CHECKING:

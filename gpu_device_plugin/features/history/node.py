@@ -23,7 +23,7 @@ class PastHour(NodeFeature):
 
     def __init__(self, node: NodeContext) -> None:
         """Prepare for `node`."""
-        settings, use = node.settings.value, node.of(Use)
+        settings, use = node.settings.value, node.features.of(Use)
         self._api = node.api
         self.history = History(use.watch, node.hardware.condition, lambda: node.settings.value.condition, node.cgroups)
         files = IncidentFiles(settings.device_plugin_dir)

@@ -15,7 +15,7 @@ from gpu_device_plugin.aio.http import JSON, Page, Route
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import Attempts, wait_within
 from gpu_device_plugin.features.history.contract import HISTORY_PATH, LARGEST_HISTORY
-from gpu_device_plugin.features.history.ring import GpuSample, Ring, pcie_percent
+from gpu_device_plugin.features.history.rules.ring import GpuSample, Ring, pcie_percent
 from gpu_device_plugin.features.use.rules.process_use import NOT_READ
 from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.aio.http import Request
     from gpu_device_plugin.features.history.contract import ContainerHistory
-    from gpu_device_plugin.features.history.ring import Selection
+    from gpu_device_plugin.features.history.rules.ring import Selection
     from gpu_device_plugin.features.use.node import UseWatch
     from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
     from gpu_device_plugin.kubelet.cgroupfs import CgroupTree

@@ -76,7 +76,7 @@ class IdlePods:
             f"{settings.idle_below} %, and its memory does not grow"
         )
         _log.info("%s", note, extra={"pod": _name(pod)})
-        self._api.pod_event(pod, "GPUIdle", note, "Observe", warning=False)
+        self._api.event("GPUIdle", note, "Observe", warning=False, pod=pod)
 
 
 def _name(pod: Pod) -> str:
@@ -89,7 +89,7 @@ class Idle(NodeFeature):
     def __init__(self, node: NodeContext) -> None:
         """Prepare to follow the use of `node`."""
         self.pods = IdlePods(node.settings, node.api)
-        self._use = node.of(Use)
+        self._use = node.features.of(Use)
         self._use.reports.idle = self.pods.since
 
     def tasks(self) -> Tasks:  # noqa: D102

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from gpu_device_plugin.features.limits.extra_grant_file import read_extra_grant
 from gpu_device_plugin.features.limits.limit_link import LimitLink
-from gpu_device_plugin.features.limits.rules.enforcement import REFUSE
+from gpu_device_plugin.features.limits.rules.enforcement import REFUSE, OtherMeans, derive_means
 from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan, added_for_limits, refuse_unlimited
-from gpu_device_plugin.features.limits.rules.limit_means import OtherMeans, derive_means
 from gpu_device_plugin.features.limits.verification import Verification
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.node.extension import NodeFeature
@@ -54,7 +53,7 @@ class Limits(NodeFeature):
         Raises:
             SettingsError: the file of the setting `extra_grant` cannot be used.
         """
-        settings, use = node.settings.value, node.of(Use)
+        settings, use = node.settings.value, node.features.of(Use)
         self._node = node
         self._others: list[Means] = []
         self._extra = read_extra_grant(settings.extra_grant)

@@ -225,7 +225,7 @@ class Verification:
         if faults and self._reported.get(key) != found.container_id:
             self._reported[key] = found.container_id
             note = f"The memory limit of container {printable(holder.container)} does not hold: {'; '.join(faults)}."
-            self._api.pod_event(pod, "GPULimitNotHeld", note, "Verify")
+            self._api.event("GPULimitNotHeld", note, "Verify", pod=pod)
 
 
 def _owner(holder: ContainerGpus) -> CgroupOwner:

@@ -95,4 +95,4 @@ class InstancesOfPods(NodeFeature):
         _log.warning("%s: %s", pod, found.sentence)
         self._api.event("MigInstanceGone", f"{pod}: {found.sentence}.", "Observe")
         if found.pod is not None:
-            self._api.pod_event(found.pod, "MigInstanceGone", f"{found.sentence}.", "Observe")
+            self._api.event("MigInstanceGone", f"{found.sentence}.", "Observe", pod=found.pod)

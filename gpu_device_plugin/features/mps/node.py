@@ -28,8 +28,8 @@ class Mps(NodeFeature):
         """Prepare to meet the supervisor of `node`."""
         self._api, self._name_of = node.api, node.reports.name_of
         self.link = MpsLink(node.settings.value.mps_dir, node.state, node.entries, self._changed)
-        node.of(Limits).add(self.link)
-        node.of(Use).watch.mps_servers = self.link.server_pids
+        node.features.of(Limits).add(self.link)
+        node.features.of(Use).watch.mps_servers = self.link.server_pids
 
     async def before_start(self, start: StartRequest) -> Refusal | None:  # noqa: D102
         return await self.link.before_start(start)

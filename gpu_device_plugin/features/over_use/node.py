@@ -93,7 +93,7 @@ class OverUse:
             _log.warning("%s", note, extra=self._facts(excess))
             if excess.pod is not None:
                 reason = "GPUMemoryExceeded" if excess.granted_mib else "GPUTrespass"
-                self._api.pod_event(excess.pod, reason, note, "Observe")
+                self._api.event(reason, note, "Observe", pod=excess.pod)
         return tuple(new)
 
     def _annotate(
@@ -145,9 +145,9 @@ class OverUseOfMemory(NodeFeature):
 
     def __init__(self, node: NodeContext) -> None:
         """Prepare to follow the use of `node`."""
-        evictions = node.get(Evictions)
+        evictions = node.features.get(Evictions)
         self.over_use = OverUse(node.state, node.settings, node.api, None if evictions is None else evictions.evictor)
-        self._use = node.of(Use)
+        self._use = node.features.of(Use)
         self._use.reports.over = self.over_use.excesses
 
     def tasks(self) -> Tasks:  # noqa: D102

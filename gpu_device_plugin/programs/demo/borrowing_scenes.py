@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.elastic.memory_file import DIRECTORY, IN_CONTAINER, NAME
+from gpu_device_plugin.features.elastic.rules.memory_file import DIRECTORY, IN_CONTAINER, NAME
 from gpu_device_plugin.model.contract.keys import ASSIGNED, MEMORY_LIMIT
 from gpu_device_plugin.model.memory import MIB_PER_GIB
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.features.elastic.memory_file import MemoryFile
+from gpu_device_plugin.features.elastic.rules.memory_file import MemoryFile
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.kubelet._proto import dra_v1_pb2
 from gpu_device_plugin.testing.pod_specs import Pod, PodSpec

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.features.elastic.memory_file import DIRECTORY, NAME, MemoryFile
 from gpu_device_plugin.features.elastic.node import Elastic
+from gpu_device_plugin.features.elastic.rules.memory_file import DIRECTORY, NAME, MemoryFile
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_LIMIT, RESIZE_BOUND
 from gpu_device_plugin.model.pods import ContainerKind

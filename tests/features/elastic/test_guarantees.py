@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.features.elastic.contract import NO_ANSWER, Answer, read_answer
+from gpu_device_plugin.features.elastic.guarantees import SavedGuarantees
 from gpu_device_plugin.features.elastic.node import Elastic
-from gpu_device_plugin.features.elastic.saved_guarantees import SavedGuarantees
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED, RESIZE_BOUND
 from gpu_device_plugin.testing.cluster import cluster_requests
 from tests.names import COUNT, MEM

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.elastic.memory_file import DIRECTORY, NAME, MemoryFile, slot
 from gpu_device_plugin.features.elastic.memory_files import MemoryFiles
+from gpu_device_plugin.features.elastic.rules.memory_file import DIRECTORY, NAME, MemoryFile, slot
 from gpu_device_plugin.node.rules.container_grants import Mount
 from tests.memory import read_memory_file
 

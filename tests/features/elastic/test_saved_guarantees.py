@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.features.elastic.saved_guarantees import SavedGuarantees
+from gpu_device_plugin.features.elastic.guarantees import SavedGuarantees
 from gpu_device_plugin.node.rules.ledger import Reservation
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from gpu_device_plugin.cluster.writers.evictions import Eviction, EvictionOutcom
 from gpu_device_plugin.features.eviction.evictor import Evictor
 from gpu_device_plugin.features.eviction.rules import Candidate
 from gpu_device_plugin.features.history.contract import IncidentKind
-from gpu_device_plugin.features.history.incidents import Trigger
+from gpu_device_plugin.features.history.rules.incidents import Trigger
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
@@ -47,19 +47,22 @@ class Desk(m.Metrics):
         self.settings = Observable(Sources(NodeSettings, {}, {}).read())
         self.evictor = Evictor(cast("NodeCluster", self), self, self.settings, first_retry_s=10, clock=lambda: self.now)
 
-    def event(self, reason: str, note: str, action: str, *, warning: bool = True) -> None:
-        assert (action, warning) == ("Evict", True)
-        self.events.append(("node", reason, note))
-
-    def pod_event(
-        self, pod: Pod, reason: str, note: str, action: str, *, summary: str = "", gpus: tuple[str, ...] = ()
+    def event(
+        self,
+        reason: str,
+        note: str,
+        action: str,
+        *,
+        pod: Pod | None = None,
+        summary: str = "",
+        gpus: tuple[str, ...] = (),
     ) -> None:
         assert action == "Evict"
         incident = ""
         if summary:
             self.triggers.append(Trigger(IncidentKind.OVER_USE_EVICTION, summary, gpus, pod))
             incident = f" (incident {len(self.triggers)})"
-        self.events.append((pod.name, reason, f"{note}{incident}"))
+        self.events.append(("node" if pod is None else pod.name, reason, f"{note}{incident}"))
 
     async def evict(self, pod: Pod, most_grace_s: int) -> Eviction:
         self.asked.append(pod.uid)

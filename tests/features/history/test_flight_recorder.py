@@ -20,8 +20,8 @@ from gpu_device_plugin.features.history.contract import (
     IncidentProcess,
     NodeHistory,
 )
-from gpu_device_plugin.features.history.incidents import MOST_INCIDENTS, Trigger
 from gpu_device_plugin.features.history.node import PastHour
+from gpu_device_plugin.features.history.rules.incidents import MOST_INCIDENTS, Trigger
 from gpu_device_plugin.features.use.contract import ContainerUse, NodeUse
 from gpu_device_plugin.model.telemetry import GpuTelemetry
 from gpu_device_plugin.model.times import rfc3339

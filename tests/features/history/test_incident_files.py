@@ -24,7 +24,7 @@ from gpu_device_plugin.features.history.contract import (
     NodeHistory,
 )
 from gpu_device_plugin.features.history.incident_files import IncidentFiles
-from gpu_device_plugin.features.history.incidents import MOST_INCIDENTS
+from gpu_device_plugin.features.history.rules.incidents import MOST_INCIDENTS
 from gpu_device_plugin.features.use.contract import ContainerUse, GpuUse, NodeUse
 from gpu_device_plugin.model.limits import Enforcement, LimitStatus
 from gpu_device_plugin.model.telemetry import GpuTelemetry

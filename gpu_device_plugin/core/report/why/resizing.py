@@ -15,7 +15,7 @@ from gpu_device_plugin.features.elastic.contract import (
     PodGuarantees,
     read_wish,
 )
-from gpu_device_plugin.features.elastic.memory_file import IN_CONTAINER
+from gpu_device_plugin.features.elastic.rules.memory_file import IN_CONTAINER
 from gpu_device_plugin.model.contract.keys import (
     ELASTIC,
     MEMORY_GUARANTEE,

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.features.limits.rules.enforcement import WantedEnforcement
+from gpu_device_plugin.features.limits.rules.enforcement import WantedEnforcement, derive_means
 from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan
-from gpu_device_plugin.features.limits.rules.limit_means import derive_means
 from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.mps_link import MpsLink
 from gpu_device_plugin.features.mps.rules.mps_admission import NOT_THERE, wanted_on

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.features.history.contract import ContainerHistory, GpuHistory, NodeHistory
-from gpu_device_plugin.features.history.ring import (
+from gpu_device_plugin.features.history.rules.ring import (
     ROOM,
     STEPS,
     GpuSample,

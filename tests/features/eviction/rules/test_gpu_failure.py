@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.features.eviction.gpu_failure import Failed, failures, lasting, on_failed
-from gpu_device_plugin.features.eviction.rules import Candidate
+from gpu_device_plugin.features.eviction.rules import Candidate, Failed, failures, lasting, on_failed
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.node.rules.health.gpu_health import Cause, GpuHealth, Problem

@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.features.elastic.memory_file import (
+from gpu_device_plugin.features.elastic.rules.memory_file import (
     SLOT,
     MemoryFile,
     slot,

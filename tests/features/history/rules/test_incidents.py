@@ -11,7 +11,7 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 
 from gpu_device_plugin.features.history.contract import Decision, IncidentKind, IncidentProcess, IncidentSummary
-from gpu_device_plugin.features.history.incidents import (
+from gpu_device_plugin.features.history.rules.incidents import (
     MOST_INCIDENTS,
     Recorded,
     Trigger,

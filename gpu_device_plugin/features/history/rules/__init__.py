@@ -1,0 +1,1 @@
+"""What is remembered of the last hour, and which incidents are recorded: values in, values out."""
