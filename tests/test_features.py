@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from gpu_device_plugin.core.report.gauges import NodeMetrics
-from gpu_device_plugin.features.node_features import NODE_FEATURES, without
+from gpu_device_plugin.features.node_features import NODE_FEATURES
 from gpu_device_plugin.model.contract.keys import NODE_GPUS, NODE_LIMITS, NODE_USE
 from gpu_device_plugin.model.telemetry import GpuTelemetry
 from tests import names
 from tests.node.cluster_harness import Cluster, cluster, promise
-from tests.node.harness import T4, gpus_of, pod
+from tests.node.harness import T4, gpus_of, pod, without
 from tests.nodes import node
 
 if TYPE_CHECKING:

@@ -20,14 +20,3 @@ NODE_FEATURES = (
 )
 """In the order in which they are made and take part in answers: what a container may use is known before it is limited
 to that. A feature that is absent, because another one is or without the Kubernetes API, is not missed by others."""
-
-
-def without(*names: str) -> tuple[FeatureSpec, ...]:
-    """Return the features but these and those that need them."""
-    absent, left = set(names), []
-    for spec in NODE_FEATURES:
-        if spec.name in absent or absent.intersection(spec.needs):
-            absent.add(spec.name)
-        else:
-            left.append(spec)
-    return tuple(left)

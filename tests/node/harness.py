@@ -244,6 +244,17 @@ async def world(
                 await made.stop_agent()
 
 
+def without(*names: str) -> tuple[FeatureSpec, ...]:
+    """Return the features but these and those that need them."""
+    absent, left = set(names), []
+    for spec in NODE_FEATURES:
+        if spec.name in absent or absent.intersection(spec.needs):
+            absent.add(spec.name)
+        else:
+            left.append(spec)
+    return tuple(left)
+
+
 def pod(name: str, *containers: ContainerSpec, **limits: int) -> PodSpec:
     """Describe a pod; without containers it has one, with limits given as mem=4, count=1."""
     return PodSpec(name, containers or (container("main", kind=ContainerKind.APP, **limits),))

@@ -27,7 +27,6 @@ from gpu_device_plugin.model.allocations import AllocationSource
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import parse_id
 from gpu_device_plugin.model.times import rfc3339
-from gpu_device_plugin.node.extension import NodeFeature
 from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ class _Start:
 
 
 @dataclass(eq=False, repr=False)
-class Borrowing(NodeFeature):
+class Borrowing:
     """Follows the readings of use, and publishes who is asked to return memory and what each container may use now.
 
     Nothing is looked at on a node without a pod whose owner wants other memory than it requests.
@@ -136,7 +135,7 @@ class Borrowing(NodeFeature):
 
         Also a container that may not borrow: no call names a pod, so it may be another one, which may.
         """
-        if not self._on_one_gpu(device_ids):
+        if not self._files.kept or not self._on_one_gpu(device_ids):
             return ()
         share_mib = self._state.node.shares.share_mib
         uuid, given = parse_id(device_ids[0])[0], len(device_ids) * share_mib

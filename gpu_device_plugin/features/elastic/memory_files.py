@@ -33,6 +33,11 @@ class MemoryFiles:
         self._written: dict[str, MemoryFile] = {}
         """What the file in each directory says. Hundreds of containers are looked at with each reading of their use."""
 
+    @property
+    def kept(self) -> bool:
+        """Whether there are such files on this node."""
+        return self._directory is not None
+
     def make(self, device_ids: Iterable[str], memory: MemoryFile) -> tuple[Mount, ...]:
         """Make the directory of a container with its file, and return the mount; none if that fails.
 

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.features.node_features import without
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import mirror
 from tests.names import COUNT, MEM
 from tests.node.cluster_harness import NODE, cluster
-from tests.node.harness import gpus_of, pod, world
+from tests.node.harness import gpus_of, pod, without, world
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -91,6 +91,8 @@ def refuse_unlimited(
 
     Whole GPUs have no limits. `owner` is the container, as far as it is known.
     """
+    if not (plan.refuse or plan.refusals):  # as on most nodes, whose answers need not wait for what follows
+        return None
     given = sorted(spread_over(node, device_ids).items()) if kind is Kind.MEMORY else []
     if not given or not (why := refusal(parts(given, node.shares), plan, owner)):
         return None
