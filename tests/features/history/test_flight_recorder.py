@@ -153,7 +153,8 @@ async def test_the_event_of_an_xid_names_a_record_with_what_led_to_it_that_outli
         assert (found.summary.kind, found.summary.gpu, found.node) == (IncidentKind.XID, 0, "node")
         assert found.summary.sentence == "GPU 0 reported XID 31: GPU memory page fault"
         ((gpu,), (container,)) = found.history.gpus, found.history.containers
-        assert (gpu.gpu, gpu.temperature_c[-1], container.pod, container.used_mib[-1]) == (0, 88, "web", 3072)
+        last_read = next(used for used in reversed(container.used_mib) if used is not None)  # a late reading is unknown
+        assert (gpu.gpu, gpu.temperature_c[-1], container.pod, last_read) == (0, 88, "web", 3072)
         assert found.processes == (IncidentProcess(0, 11, "default", "web", "main", 3072, 40),)
         (part,) = found.use.parts
         assert (part.pod, part.granted_mib, part.used_mib, [*found.use.gpus]) == ("web", 4096, 3072, [0])
