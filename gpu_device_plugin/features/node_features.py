@@ -9,8 +9,8 @@ NODE_FEATURES = (
     FeatureSpec("eviction", "gpu_device_plugin.features.eviction.node:Evictions", needs=("use",), needs_api=True),
     FeatureSpec("over_use", "gpu_device_plugin.features.over_use.node:OverUseOfMemory", needs=("use",)),
     FeatureSpec("elastic", "gpu_device_plugin.features.elastic.node:Elastic", needs=("use",)),
+    FeatureSpec("mps", "gpu_device_plugin.features.mps.node:make_mps", needs=("use",)),
     FeatureSpec("limits", "gpu_device_plugin.features.limits.node:Limits", needs=("use",)),
-    FeatureSpec("mps", "gpu_device_plugin.features.mps.node:Mps", needs=("use", "limits")),
     FeatureSpec("idle", "gpu_device_plugin.features.idle.node:Idle", needs=("use",)),
     FeatureSpec("history", "gpu_device_plugin.features.history.node:PastHour", needs=("use",)),
     FeatureSpec("cordon", "gpu_device_plugin.features.cordon.node:Cordons", needs_api=True),
@@ -19,4 +19,5 @@ NODE_FEATURES = (
     FeatureSpec("claims", "gpu_device_plugin.features.claims.node:Claims", needs_api=True),
 )
 """In the order in which they are made and take part in answers: what a container may use is known before it is limited
-to that. A feature that is absent, because another one is or without the Kubernetes API, is not missed by others."""
+to that, and whether MPS can limit it before the means is chosen. A feature that is absent, because another one is or
+without the Kubernetes API, is not missed by others."""

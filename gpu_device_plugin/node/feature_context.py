@@ -70,7 +70,7 @@ class FeatureSpec:
 
     name: str
     path: str
-    """Module and class of its `NodeFeature`, imported only where the agent has it: ``package.module:Class``."""
+    """Module and class or maker of its `NodeFeature`, imported where the agent has it: ``package.module:Class``."""
     needs: tuple[str, ...] = ()
     """The features without which it cannot be."""
     needs_api: bool = False

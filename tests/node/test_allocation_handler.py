@@ -8,7 +8,7 @@ import pytest
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.features.mps.mps_link import MpsLink
+from gpu_device_plugin.features.mps.node import Mps
 from gpu_device_plugin.kubelet.servicer import RefusalError
 from gpu_device_plugin.model.contract.promises import Promise
 from gpu_device_plugin.model.resources import Kind
@@ -66,7 +66,7 @@ def answering(waiting: Queue, folder: Path) -> AllocationHandler:
         dev=folder,
         on_refusal=lambda *_: None,
         on_grant=lambda: None,
-        features=Features(MpsLink(folder / "no supervisor", state, Observable(()), lambda *_: None)),
+        features=Features(Mps(folder / "no supervisor", state, Observable(()), lambda *_: None)),
         starts=cast("Starts", None),
     )
 

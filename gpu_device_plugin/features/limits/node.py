@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.limits.extra_grant_file import read_extra_grant
 from gpu_device_plugin.features.limits.limit_link import LimitLink
@@ -16,11 +16,9 @@ from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.node.extension import NodeFeature
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping
+    from collections.abc import Mapping
     from contextlib import AbstractAsyncContextManager
-    from typing import Any
 
-    from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.core.report.gauges import NodeMetrics
     from gpu_device_plugin.model.limits import LimitMeans
     from gpu_device_plugin.model.shares import Shares
@@ -28,20 +26,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.node.feature_context import NodeContext
     from gpu_device_plugin.node.rules.admission import Refusal
     from gpu_device_plugin.settings.node import NodeSettings
-
-
-class Means(OtherMeans, Protocol):
-    """A means of limiting that is a feature of its own, with what it does on a node."""
-
-    @property
-    def follows(self) -> Iterable[Observable[Any]]:
-        """The values on whose changes it may be there, or be there no more."""
-
-    def read_state(self) -> None:
-        """Find out now whether it is there."""
-
-    def granting(self, request: GrantRequest) -> AbstractAsyncContextManager[Contribution] | None:
-        """Take part in an answer, as `NodeFeature.granting` does; it may choose what keeps the container."""
 
 
 class Limits(NodeFeature):
@@ -55,7 +39,7 @@ class Limits(NodeFeature):
         """
         settings, use = node.settings.value, node.features.of(Use)
         self._node = node
-        self._others: list[Means] = []
+        self._others = [feature for feature in node.features if isinstance(feature, OtherMeans)]
         self._extra = read_extra_grant(settings.extra_grant)
         self._plan = LimitPlan()
         self.verification = Verification(
@@ -74,14 +58,8 @@ class Limits(NodeFeature):
             soft = lambda: node.settings.value.soft_limit == "share"  # noqa: E731 - the setting may change
             self.link = LimitLink(settings.memory_dir, use.watch.holders, use.allowed_now, soft=soft)
 
-    def add(self, means: Means) -> None:
-        """Let a feature's own means be one to choose from; it then takes part in grants before they are limited."""
-        self._others.append(means)
-
     def means(self, shares: Shares, cgroup: int | None, labels: Mapping[str, str]) -> LimitMeans:  # noqa: D102
         settings = self._node.settings.value
-        for other in self._others:
-            other.read_state()
         self._plan, chosen = derive_means(
             shares,
             cgroup,
@@ -95,40 +73,20 @@ class Limits(NodeFeature):
         )
         return chosen
 
-    def means_follow(self) -> Iterable[Observable[Any]]:  # noqa: D102
-        return [value for other in self._others for value in other.follows]
-
     def granting(self, request: GrantRequest) -> AbstractAsyncContextManager[Contribution]:
-        """Limit a container, or refuse it if its memory cannot be limited although the administrator requires it.
-
-        Of the means of others each may first choose itself, and its refusal counts before ours.
-        """
-        parts = [part for other in self._others if (part := other.granting(request)) is not None]
-        return self._after(parts, request) if parts else nullcontext(partial(self._limit, request))
-
-    @asynccontextmanager
-    async def _after(
-        self, parts: Iterable[AbstractAsyncContextManager[Contribution]], request: GrantRequest
-    ) -> AsyncIterator[Contribution]:
-        async with AsyncExitStack() as stack:
-            request.contributions.append(self._begin)
-            for part in parts:
-                request.contributions.append(await stack.enter_async_context(part))
-            yield partial(self._limit, request)
+        """Limit a container, or refuse it if its memory cannot be limited although the administrator requires it."""
+        return nullcontext(partial(self._limit, request))
 
     def _limit(self, request: GrantRequest, draft: GrantDraft) -> GrantDraft | Refusal:
         node, plan = self._node.state.node, self._plan
-        if draft.enforcements:
-            plan = replace(plan, enforcements=draft.enforcements)
+        if draft.enforcements:  # a means of another feature has chosen itself
+            plan = replace(plan, enforcements={**plan.enforcements, **draft.enforcements})
         if not request.running:
             refusal = refuse_unlimited(node, draft.placement.demand.kind, draft.device_ids, plan, draft.owner)
             if refusal is not None:
                 return refusal
         added = added_for_limits(draft.placement, node.shares, plan, draft.owner)
         return replace(draft, enforcements=plan.enforcements, added=added)
-
-    def _begin(self, draft: GrantDraft) -> GrantDraft:
-        return replace(draft, enforcements=self._plan.enforcements)
 
     def tasks(self) -> Tasks:  # noqa: D102
         node, verification = self._node, self.verification

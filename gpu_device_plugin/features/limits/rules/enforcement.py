@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan
 from gpu_device_plugin.model.contract.keys import SCHEDULE_LABEL, SET_LIMITS_LABEL
@@ -161,8 +161,9 @@ def _lack_of_driver(gpu: Gpu, cgroup: int | None) -> str:
     return ""
 
 
+@runtime_checkable
 class OtherMeans(Protocol):
-    """A means of limiting that is a feature of its own."""
+    """A means of limiting that is a feature of its own, made before this one; a grant may name it beforehand."""
 
     @property
     def enforcement(self) -> Enforcement:

@@ -10,7 +10,7 @@ from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.limits.rules.enforcement import WantedEnforcement, derive_means
 from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan
 from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
-from gpu_device_plugin.features.mps.mps_link import MpsLink
+from gpu_device_plugin.features.mps.node import Mps
 from gpu_device_plugin.features.mps.rules.mps_admission import NOT_THERE, wanted_on
 from gpu_device_plugin.model.gpus import Gpu, Inventory
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitMeans
@@ -34,7 +34,7 @@ class Desk:
     """A node with two GPUs of 8 GiB, and the supervisor as it was last read."""
 
     def __init__(self) -> None:
-        self.link = MpsLink(Path("/run/x"), NodeState(node(8, 8)), Observable(()), lambda *_: None)
+        self.mps = Mps(Path("/run/x"), NodeState(node(8, 8)), Observable(()), lambda *_: None)
         self.plan = LimitPlan()
 
     def config(
@@ -50,11 +50,11 @@ class Desk:
         mig_mode: MigMode = MigMode.OFF,
         **settings: Any,
     ) -> NodeConfig:
-        self.link.daemons.set(mps)
-        self.link.others.set(without_mps)
+        self.mps.daemons.set(mps)
+        self.mps.others.set(without_mps)
 
         def means(shares: Shares, cgroup: int | None, labels: Mapping[str, str]) -> LimitMeans:
-            made = derive_means(shares, cgroup, labels, [self.link], limits=limits, refuse=refuse, **settings)
+            made = derive_means(shares, cgroup, labels, [self.mps], limits=limits, refuse=refuse, **settings)
             self.plan = made[0]
             return made[1]
 
@@ -71,8 +71,8 @@ def test_daemons_of_mps_labels_and_settings_reach_the_means() -> None:
     assert desk.plan.soft_is_share
     assert {uuid: gpu.enforcement for uuid, gpu in by_label.means.gpus.items()} == {"GPU-0": MPS, "GPU-1": MPS}
     assert by_label.limits.gpus == {0: by_label.means.gpus["GPU-0"], 1: by_label.means.gpus["GPU-1"]}
-    assert desk.link.asked_for == {"GPU-0", "GPU-1"}
-    assert (desk.plan.refuse, desk.link.refuse) == (False, False), "this label requires nothing"
+    assert desk.mps.asked_for == {"GPU-0", "GPU-1"}
+    assert (desk.plan.refuse, desk.mps.refuse) == (False, False), "this label requires nothing"
     assert (by_label.means.missing, by_label.blocks) == ("", {})
     assert by_label.notes == (f"memory limits: {by_label.limits_summary}",)
     assert by_label.limits_summary.startswith("mps: the node label ack.node.gpu.schedule=core_mem asks for it")
@@ -91,7 +91,7 @@ def test_a_wanted_means_that_is_not_there_bars_the_gpus_or_is_told_alone() -> No
     desk = Desk()
     refused = desk.config(limits="mps", refuse=True, mps="it ended")
     assert refused.blocks == {uuid: Block(parts=desk.plan.refusals[uuid]) for uuid in ("GPU-0", "GPU-1")}
-    assert (desk.plan.refuse, desk.link.refuse) == (True, True)
+    assert (desk.plan.refuse, desk.mps.refuse) == (True, True)
     assert refused.means.missing.startswith(
         "GPU 0, 1: the setting limits=mps asks for mps: it ended; containers are refused"
     )
@@ -102,7 +102,7 @@ def test_a_wanted_means_that_is_not_there_bars_the_gpus_or_is_told_alone() -> No
     assert not desk.config(**beside).blocks
     advisory = desk.config(limits="mps", mps="it ended")
     assert not advisory.blocks
-    assert desk.link.asked_for == {"GPU-0", "GPU-1"}
+    assert desk.mps.asked_for == {"GPU-0", "GPU-1"}
     assert desk.config(there=Inventory(), limits="mps").notes == ()
 
 

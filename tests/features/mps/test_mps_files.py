@@ -11,7 +11,7 @@ import pytest
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.mps.contract import STATE_FILE, WANTED_FILE, MpsGpu, MpsState, MpsStatus
-from gpu_device_plugin.features.mps.mps_link import MpsLink
+from gpu_device_plugin.features.mps.node import Mps
 from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
 from gpu_device_plugin.features.mps.rules.mps_admission import NOT_MOUNTED, NOT_THERE, SILENT
 from gpu_device_plugin.model.allocations import Allocation, AllocationSource
@@ -49,9 +49,7 @@ class Desk:
         self.state = NodeState(node(8, 8, used={0: used}))
         self.entries = Observable[tuple[Allocation, ...]](())
         self.told: list[tuple[str, str]] = []
-        self.link = MpsLink(
-            directory, self.state, self.entries, lambda *told: self.told.append(told), clock=lambda: NOW_S
-        )
+        self.mps = Mps(directory, self.state, self.entries, lambda *told: self.told.append(told), clock=lambda: NOW_S)
 
     def put(self, state: MpsState | str) -> None:
         new = self.directory / "new"
@@ -68,7 +66,7 @@ class Desk:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self.link.run())
+        task = asyncio.create_task(self.mps.run())
         try:
             await asyncio.sleep(0)
             yield
@@ -85,14 +83,14 @@ async def test_what_the_former_agent_wanted_stays_until_the_kubelets_records_are
     desk = Desk(tmp_path)
     desk.put(MpsState({uuid(0): READY}, NOW_S))
     async with desk.running():
-        assert desk.link.on
+        assert desk.mps.on
         desk.entries.set(())
         desk.state.update(Ledger.seen, (), certain=True)
-        await eventually(lambda: desk.link.gpus == {uuid(0): READY})
+        await eventually(lambda: desk.mps.gpus == {uuid(0): READY})
         assert (tmp_path / WANTED_FILE).read_text() == before
         desk.state.update(Ledger.seen, ids(0, range(2)))
         desk.record(0, 1)
-        desk.link.ledger_complete()
+        desk.mps.ledger_complete()
         assert desk.wanted == {uuid(0): 2048}
 
 
@@ -102,28 +100,28 @@ async def test_damaged_files_are_told_and_replaced_by_the_next_ones(
     (tmp_path / WANTED_FILE).write_text("{")
     desk = Desk(tmp_path, 0)
     desk.put("[]")
-    desk.link.ask_for([uuid(0)])
+    desk.mps.ask_for([uuid(0)])
     async with desk.running():
         assert "what the MPS supervisor was told is not known" in caplog.text
-        assert str(desk.link.daemons.value).startswith("state.json cannot be parsed: ")
+        assert str(desk.mps.daemons.value).startswith("state.json cannot be parsed: ")
         desk.put(MpsState({uuid(0): READY}, NOW_S))
-        await eventually(lambda: desk.link.daemons.value == {uuid(0): READY})
+        await eventually(lambda: desk.mps.daemons.value == {uuid(0): READY})
 
 
 async def test_the_reason_why_there_is_no_supervisor_is_the_one_that_helps(tmp_path: Path) -> None:
     desk = Desk(tmp_path / "mps")
-    desk.link.grace_s = 0.0
-    desk.link.ask_for([uuid(0)])
+    desk.mps.grace_s = 0.0
+    desk.mps.ask_for([uuid(0)])
     async with desk.running():
-        assert desk.link.daemons.value == NOT_MOUNTED
+        assert desk.mps.daemons.value == NOT_MOUNTED
         desk.directory.mkdir()
-        await eventually(lambda: desk.link.daemons.value == NOT_THERE)
+        await eventually(lambda: desk.mps.daemons.value == NOT_THERE)
         (desk.directory / STATE_FILE).mkdir()
-        await eventually(lambda: "state.json cannot be read: " in str(desk.link.daemons.value))
+        await eventually(lambda: "state.json cannot be read: " in str(desk.mps.daemons.value))
         (desk.directory / STATE_FILE).rmdir()
         desk.put(MpsState({uuid(0): READY}, NOW_S - 60))
-        await eventually(lambda: desk.link.daemons.value == SILENT)
-        assert desk.link.gpus == {}
+        await eventually(lambda: desk.mps.daemons.value == SILENT)
+        assert desk.mps.gpus == {}
         await eventually(lambda: desk.told[-1:] == [("", SILENT)])
         desk.put(MpsState({}, NOW_S))
         await eventually(lambda: desk.told[-1] == ("", ""))
@@ -131,12 +129,12 @@ async def test_the_reason_why_there_is_no_supervisor_is_the_one_that_helps(tmp_p
 
 async def test_nobody_is_told_of_the_end_of_a_trouble_that_no_longer_matters(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
-    desk.link.ask_for([uuid(0), uuid(1)])
+    desk.mps.ask_for([uuid(0), uuid(1)])
     broken = {uuid(n): MpsGpu(MpsStatus.FAILED, "exit code 1") for n in (0, 1)}
     desk.put(MpsState(broken, NOW_S))
     async with desk.running():
         await eventually(lambda: len(desk.told) == 2)
-        desk.link.ask_for([uuid(0)])
+        desk.mps.ask_for([uuid(0)])
         desk.put(MpsState({**broken, uuid(0): READY}, NOW_S))
         await eventually(lambda: desk.told[2:] == [(uuid(0), "")])
 
@@ -147,10 +145,10 @@ async def test_clients_are_noticed_by_whichever_record_tells_of_them_last(tmp_pa
     async with desk.running():
         desk.record(0, 1)
         await asyncio.sleep(0)
-        assert not desk.link.on
+        assert not desk.mps.on
         desk.state.update(Ledger.seen, ids(0, range(2)), certain=True)
-        await eventually(lambda: desk.link.on)
-        desk.link.ledger_complete()
+        await eventually(lambda: desk.mps.on)
+        desk.mps.ledger_complete()
         assert desk.wanted == {uuid(0): 2048}
 
 
@@ -159,16 +157,16 @@ async def test_a_call_that_ends_late_does_not_take_away_the_daemon_for_a_later_c
     desk = Desk(tmp_path)
     desk.put(MpsState({}, NOW_S))
     desk.state.update(Ledger.seen, (), certain=True)
-    desk.link.ask_for([uuid(0), uuid(1)])
+    desk.mps.ask_for([uuid(0), uuid(1)])
 
     async def allocate(gpu: int, shares: int) -> None:
         placement = Placement(Demand(Kind.MEMORY, shares), ((gpu, shares),))
         draft = GrantDraft(frozenset(ids(gpu, range(shares))), placement, NOBODY, Delivery())
-        async with Features(desk.link).granting(GrantRequest(lambda: draft)):
+        async with Features(desk.mps).granting(GrantRequest(lambda: draft)):
             pytest.fail("there is no daemon")
 
     async with desk.running():
-        desk.link.ledger_complete()
+        desk.mps.ledger_complete()
         calls = []
         for gpu, shares in ((0, 1), (1, 2)):
             calls.append(asyncio.ensure_future(allocate(gpu, shares)))
