@@ -26,7 +26,6 @@ from gpu_device_plugin.features.claims.rules.claim_grants import (
 )
 from gpu_device_plugin.features.claims.rules.prepared import PreparedClaim
 from gpu_device_plugin.features.claims.rules.preparing import Preparation, prepare, two_claims
-from gpu_device_plugin.model.allocations import Allocation, AllocationSource
 from gpu_device_plugin.node.allocation_handler import device_nodes
 from gpu_device_plugin.node.extension import Features, GrantDraft, GrantRequest, StartRequest
 from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode, refuse_without_nodes
@@ -104,11 +103,13 @@ class NodeClaims:
         while True:
             found = await self._read_claim(claim, until)
             known = await asyncio.gather(*(self._pod(consumer.uid) for consumer in found.consumers))
-            made = await self._prepare(found, [pod for pod in known if pod is not None])
+            pods = [pod for pod in known if pod is not None]
+            async with self._lock:
+                made = await self._give(found, pods)
             if not isinstance(made, Refusal):
                 await self._startable(made, until)
                 return made
-            if not await self._passes(found, made, until):
+            if not await self._passes(found, pods, made, until):
                 self._metrics.count(m.REFUSALS, DRIVER, made.code)
                 _log.warning("refused", extra={"claim": str(found), "why": made.sentence, "once_per_s": 60})
                 raise NotPreparedError(made.sentence)
@@ -126,39 +127,19 @@ class NodeClaims:
             self._metrics.count(m.REFUSALS, DRIVER, refusal.code)
             raise NotPreparedError(f"{refusal.sentence}; this is tried again")
 
-    async def _passes(self, claim: Claim, refusal: Refusal, until: float) -> bool:
+    async def _passes(self, claim: Claim, owners: Sequence[Pod], refusal: Refusal, until: float) -> bool:
         """Wait until a refusal has passed, or `until` (monotonic seconds); return whether the claim may be tried again.
 
         Without the lock: what the claim waits for may be the end of another one.
         """
         while refusal.code in _PASSING:
             version = self._state.nodes.version
-            verdict = self._judged(claim, self.prepared.value.get(claim.uid))
+            verdict = self._judge(claim, owners)
             if not isinstance(verdict, Refusal) or verdict.code not in _PASSING:
                 return True
             if not await wait_within(until - time.monotonic(), self._state.nodes.after(version)):
                 return False
         return False
-
-    async def _prepare(self, claim: Claim, owners: Sequence[Pod]) -> PreparedClaim | Refusal:
-        async with self._lock:
-            before = self.prepared.value.get(claim.uid)
-            verdict = self._judged(claim, before)
-            if isinstance(verdict, Refusal):
-                return verdict
-            if before is not None and (before.devices, before.device_ids) == (verdict.devices, verdict.device_ids):
-                await self._done(self._store.write, before)  # a reboot removes one file, and a full disk keeps out both
-                self._memory_mounts(before)
-                return before
-            made = await self._give(claim, before, owners)
-            if isinstance(made, Refusal):
-                return made
-            self._metrics.count(m.ALLOCATIONS, DRIVER)
-            _log.info("prepared", extra={"claim": str(made), "devices": [device.device for device in made.devices]})
-            return made
-
-    def _judged(self, claim: Claim, before: PreparedClaim | None) -> Preparation | Refusal:
-        return prepare(self._state.node, claim, self.node_name, before)
 
     async def adopt(self, claim: Claim) -> None:
         """Take over a claim that was prepared by an earlier agent, of which only the API knows what it holds.
@@ -167,7 +148,7 @@ class NodeClaims:
             NotPreparedError: its files cannot be written.
         """
         async with self._lock:
-            made = await self._give(claim, None, (), running=True)
+            made = await self._give(claim, (), running=True)
         if isinstance(made, Refusal):
             _log.error("a prepared claim holds nothing here", extra={"claim": str(claim), "why": made.sentence})
 
@@ -202,56 +183,58 @@ class NodeClaims:
             raise NotPreparedError(f"claim {name} is gone; delete the pod so that it gets a new one")
         return found
 
-    async def _give(
-        self, claim: Claim, before: PreparedClaim | None, owners: Sequence[Pod], *, running: bool = False
-    ) -> PreparedClaim | Refusal:
-        """Give a claim its devices; return what its containers get, or why they cannot have it.
+    def _judge(self, claim: Claim, owners: Sequence[Pod], *, running: bool = False) -> Preparation | Refusal:
+        """Decide by what the node is and holds at this moment; of what it lacks nothing counts if containers run."""
+        before = None if running else self.prepared.value.get(claim.uid)
+        verdict = prepare(self._state.node, claim, self.node_name, before, running=running)
+        if running or isinstance(verdict, Refusal) or _same(before, verdict):
+            return verdict
+        others, delivery = self.prepared.value.values(), self.delivery()
+        refusals = (two_claims(pod, claim, others) for pod in owners)
+        return refuse_without_nodes(delivery, device_nodes(self.dev, delivery)) or next(filter(None, refusals), verdict)
+
+    async def _give(self, claim: Claim, owners: Sequence[Pod], *, running: bool = False) -> PreparedClaim | Refusal:
+        """Give a claim its devices; return what its containers get, or why they cannot have it. With the lock.
 
         Nothing of what the node lacks is a reason for a claim whose containers are `running`.
 
         Raises:
             NotPreparedError: its files cannot be written. It has its devices all the same.
         """
-        delivery = self.delivery()
-        present, preparations = device_nodes(self.dev, delivery), list[Preparation]()
+        preparation = self._judge(claim, owners, running=running)
+        if isinstance(preparation, Refusal):
+            return preparation
+        before = None if running else self.prepared.value.get(claim.uid)
+        if before is not None and _same(before, preparation):
+            await self._done(self._store.write, before)  # a reboot removes one file, and a full disk keeps out both
+            self._memory_mounts(before)
+            return before
 
         def judge() -> GrantDraft | Refusal:
-            verdict = prepare(self._state.node, claim, self.node_name, before, running=running)
-            if not running and not isinstance(verdict, Refusal):
-                others = self.prepared.value.values()
-                refusals = (two_claims(pod, claim, others) for pod in owners)
-                refusal = refuse_without_nodes(delivery, present) or next(filter(None, refusals), None)
-                verdict = verdict if refusal is None else refusal
-            if isinstance(verdict, Refusal):
-                return verdict
-            preparations.append(verdict)
-            return GrantDraft(verdict.device_ids, verdict.placement, owner_of(claim, verdict), delivery)
+            nonlocal preparation
+            preparation = self._judge(claim, owners, running=running)
+            if isinstance(preparation, Refusal):
+                return preparation
+            owner = owner_of(claim, preparation)
+            return GrantDraft(preparation.device_ids, preparation.placement, owner, self.delivery())
 
-        if isinstance(refused := judge(), Refusal):
-            return refused
-        features = Features() if preparations[-1].admin else self.features
+        features = Features() if preparation.admin else self.features
         request = GrantRequest(judge, running=running)
         async with features.granting(request) as draft:
             if isinstance(draft, Refusal):
                 return draft
-            preparation = replace(preparations[-1], limit_shares=draft.owner.limit_shares)
-            shares = self._state.node.shares
-            if not running and (unlimited := refuse_limits(preparation, shares, draft.enforcements)) is not None:
-                return unlimited
+            preparation = replace(preparation, limit_shares=draft.owner.limit_shares)
+            shares, present = self._state.node.shares, device_nodes(self.dev, draft.delivery)
             grant = claim_grant(claim, preparation, shares, draft.delivery, present, added=draft.added)
+            if not running and (unlimited := refuse_limits(preparation, shares, grant.enforcement)) is not None:
+                return unlimited
             made = self._made(claim, preparation, grant)
-            request.granted = Allocation(
-                "",
-                "",
-                made.kind,
-                made.device_ids,
-                AllocationSource.CLAIM,
-                made.uid,
-                made.enforcement,
-                made.limit_mib or None,
-            )
+            request.granted = made.allocation()
             await self._keep(made, before)
-            return made
+        if not running:
+            self._metrics.count(m.ALLOCATIONS, DRIVER)
+            _log.info("prepared", extra={"claim": str(made), "devices": [device.device for device in made.devices]})
+        return made
 
     def _made(self, claim: Claim, preparation: Preparation, grant: Grant) -> PreparedClaim:
         made = PreparedClaim(
@@ -299,3 +282,8 @@ class NodeClaims:
             raise NotPreparedError(f"{error}; this is tried again") from error
         finally:
             self._metrics.took(m.RPCS, time.perf_counter() - began, "files of a claim")
+
+
+def _same(before: PreparedClaim | None, verdict: Preparation) -> bool:
+    """Return whether a claim has been prepared so before."""
+    return before is not None and (before.devices, before.device_ids) == (verdict.devices, verdict.device_ids)

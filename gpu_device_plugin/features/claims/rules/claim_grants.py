@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.features.claims.contract import CDI_KIND, DRIVER
-from gpu_device_plugin.features.limits.rules.limit_grants import parts, weakest
 from gpu_device_plugin.model.contract import variables
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.resources import Kind
@@ -14,24 +13,20 @@ from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode
 from gpu_device_plugin.node.rules.container_grants import NOTHING, OPTIONAL_NODES, GrantOwner, grant
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection
 
     from gpu_device_plugin.features.claims.rules.preparing import Preparation
-    from gpu_device_plugin.model.limits import GpuEnforcement
     from gpu_device_plugin.model.resource_claims import Claim
     from gpu_device_plugin.model.shares import Shares
     from gpu_device_plugin.node.rules.container_grants import Delivery, Grant
 
 
-def refuse_limits(
-    preparation: Preparation, shares: Shares, enforcements: Mapping[str, GpuEnforcement]
-) -> Refusal | None:
-    """Refuse a claim whose memory is not limited as its own parameters require; `enforcements` are by UUID."""
+def refuse_limits(preparation: Preparation, shares: Shares, given: Enforcement | None) -> Refusal | None:
+    """Refuse a claim whose memory is not limited as its own parameters require; `given` is what its grant names."""
     placement, least = preparation.placement, preparation.config.limits
     if placement.demand.kind is not Kind.MEMORY or preparation.admin or least is None:
         return None
-    given = parts(placement.shares, shares, preparation.limit_shares)
-    there = weakest(given, enforcements)
+    there = given or Enforcement.ADVISORY
     if there.strength < least.strength:
         names = ", ".join(shares.gpus[position].name for position in placement.positions)
         return Refusal(

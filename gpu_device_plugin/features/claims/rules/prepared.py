@@ -78,6 +78,19 @@ class PreparedClaim:
         """Return ``namespace/name``."""
         return f"{self.namespace}/{self.name}"
 
+    def allocation(self, pod_uid: str = "", container: str = "") -> Allocation:
+        """Return what a container holds by the claim; the container may be unknown."""
+        return Allocation(
+            pod_uid,
+            container,
+            self.kind,
+            self.device_ids,
+            AllocationSource.CLAIM,
+            self.uid,
+            self.enforcement,
+            self.limit_mib or None,
+        )
+
 
 def claim_allocations(prepared: Iterable[PreparedClaim], pods: Iterable[Pod]) -> tuple[Allocation, ...]:
     """Return what the containers that use prepared claims hold of GPUs, with the name of each container if it is known.
@@ -97,19 +110,7 @@ def claim_allocations(prepared: Iterable[PreparedClaim], pods: Iterable[Pod]) ->
     users += [
         (consumer.uid, "", claim) for claim in claims.values() if claim.uid not in used for consumer in claim.consumers
     ]
-    return tuple(
-        Allocation(
-            pod_uid,
-            container,
-            claim.kind,
-            claim.device_ids,
-            AllocationSource.CLAIM,
-            claim.uid,
-            claim.enforcement,
-            claim.limit_mib or None,
-        )
-        for pod_uid, container, claim in users
-    )
+    return tuple(claim.allocation(pod_uid, container) for pod_uid, container, claim in users)
 
 
 class PreparedFileError(ValueError):

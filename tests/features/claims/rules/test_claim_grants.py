@@ -117,8 +117,16 @@ def test_a_custom_library_is_told_the_pod_of_a_claim_of_one_pod() -> None:
     assert two.envs["GPUSHARE_MEMORY_LIMIT_BY"] == "advisory"
 
 
+def test_a_required_library_that_cannot_be_told_its_pod_is_no_limit() -> None:
+    limits = plan(Enforcement.CUSTOM, extra=ExtraGrant((("POD", "{pod_uid}"),), ()))
+    parameters = (config(limits="custom"),)
+    assert refusal(claim(device(0, 4), parameters=parameters), limits) == ""
+    two = refusal(claim(device(0, 4), pods=("p1", "p2"), parameters=parameters), limits)
+    assert "require limits of custom, and this node has advisory" in two
+
+
 def refusal(asked: Claim, limits: LimitPlan, here: Node = HERE) -> str:
-    found = refuse_limits(preparation(asked, here), here.shares, limits.enforcements)
+    found = refuse_limits(preparation(asked, here), here.shares, granted(asked, limits, here).enforcement)
     assert found is None or found.code is RefusalCode.NO_LIMIT
     return "" if found is None else found.sentence
 
@@ -138,7 +146,7 @@ def test_a_claim_gets_the_limits_that_it_requires_or_is_refused(
     least: str, enforcements: tuple[Enforcement, ...], *, refused: bool
 ) -> None:
     asked = claim(device(0, 4), device(1, 4), parameters=(config(limits=least),))
-    sentence = refusal(asked, plan(*enforcements))
+    sentence = refusal(asked, plan(*enforcements, others={Enforcement.MPS: lambda _: Grant()}))
     assert bool(sentence) is refused
     assert not refused or sentence.startswith(f"GPU 0, GPU 1: the parameters of the claim require limits of {least}")
 
