@@ -1,4 +1,4 @@
-"""Answer the kubelet's NodePrepareResources and NodeUnprepareResources calls for one node."""
+"""Prepare and unprepare ResourceClaims for the kubelet of a node, and read and write them in the API."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import asyncio
 import logging
 import time
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import in_thread, wait_within
+from gpu_device_plugin.cluster.client.api_client import PatchType
 from gpu_device_plugin.cluster.client.backoff import Backoff
-from gpu_device_plugin.cluster.client.errors import TRANSIENT, ApiError
+from gpu_device_plugin.cluster.client.errors import TRANSIENT, ApiError, ConflictError, InvalidError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
+from gpu_device_plugin.cluster.writers.own_node import keep_written
+from gpu_device_plugin.features.claims.claim_objects import CLAIMS, read_claim
 from gpu_device_plugin.features.claims.claim_store import ClaimStoreError
 from gpu_device_plugin.features.claims.contract import DRIVER
-from gpu_device_plugin.features.claims.dra_servicer import NotPreparedError
 from gpu_device_plugin.features.claims.rules.claim_grants import (
     cdi_spec,
     claim_grant,
@@ -24,7 +26,7 @@ from gpu_device_plugin.features.claims.rules.claim_grants import (
     owner_of,
     refuse_limits,
 )
-from gpu_device_plugin.features.claims.rules.prepared import PreparedClaim
+from gpu_device_plugin.features.claims.rules.prepared import PreparedClaim, status_body
 from gpu_device_plugin.features.claims.rules.preparing import Preparation, prepare, two_claims
 from gpu_device_plugin.node.allocation_handler import device_nodes
 from gpu_device_plugin.node.extension import Features, GrantDraft, GrantRequest, StartRequest
@@ -36,9 +38,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.cluster.node_pods import NodePods
     from gpu_device_plugin.features.claims.claim_store import ClaimStore
-    from gpu_device_plugin.features.claims.resource_slices import ClaimsApi
     from gpu_device_plugin.kubelet._proto import dra_v1_pb2
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resource_claims import Claim
@@ -51,6 +53,10 @@ _PASSING = frozenset(
     {RefusalCode.NO_ROOM, RefusalCode.IN_WHOLE_USE, RefusalCode.OTHER_RESOURCE, RefusalCode.RECORDS_UNREADABLE}
 )
 """Reasons that end by themselves: a container that has ended for the API server still runs, or a record is read."""
+
+
+class NotPreparedError(Exception):
+    """A claim is not prepared, or not unprepared; the owner of the pod reads the message in an Event."""
 
 
 @dataclass(eq=False, repr=False)
@@ -98,7 +104,7 @@ class NodeClaims:
         return damaged
 
     async def prepare(self, claim: dra_v1_pb2.Claim) -> PreparedClaim:
-        """Prepare a claim, or return what was prepared; see `ClaimHandler`."""
+        """Prepare a claim, or return what was prepared. Raises NotPreparedError; the kubelet tries again."""
         until = time.monotonic() + self.wait_s
         while True:
             found = await self._read_claim(claim, until)
@@ -153,7 +159,7 @@ class NodeClaims:
             _log.error("a prepared claim holds nothing here", extra={"claim": str(claim), "why": made.sentence})
 
     async def unprepare(self, uid: str) -> None:
-        """Take back what the claim with this UID was given, if it was given anything; see `ClaimHandler`."""
+        """Take back what the claim with this UID was given, if it was given anything. Raises NotPreparedError."""
         async with self._lock:
             await self._done(self._store.remove, uid)
             claim = self.prepared.value.get(uid)
@@ -287,3 +293,69 @@ class NodeClaims:
 def _same(before: PreparedClaim | None, verdict: Preparation) -> bool:
     """Return whether a claim has been prepared so before."""
     return before is not None and (before.devices, before.device_ids) == (verdict.devices, verdict.device_ids)
+
+
+# --- The claims in the API --------------------------------------------------------------------------------------------
+
+
+class ClaimsApi:
+    """Reads and writes claims, each call once with the client's timeouts."""
+
+    def __init__(self, client: Client, node: str) -> None:
+        """Act for the node of this name; the client has to be open."""
+        self._client = client
+        self._node = node
+        self.shown: Observable[Mapping[str, tuple[PreparedClaim, Mapping[str, str]]]] = Observable({})
+        """By UID the prepared claims, each with the states of its limits by GPU: what their status shall say."""
+
+    async def read(self, namespace: str, name: str) -> Claim | None:
+        """Return a claim; None if there is none of this name. Raises ApiError, or UnreadableObjectError."""
+        try:
+            return read_claim(await self._client.get(CLAIMS, name, namespace=namespace))
+        except NotFoundError:
+            return None
+
+    async def allocated(self) -> Mapping[str, Claim]:
+        """Return by UID the claims that have devices of our driver on our node. It lists the claims of the cluster.
+
+        Raises ApiError.
+        """
+        found: dict[str, Claim] = {}
+        async for page in self._client.pages(CLAIMS):
+            for raw in page.items or ():
+                try:
+                    claim = read_claim(raw)
+                except UnreadableObjectError as error:
+                    _log.warning("a ResourceClaim is left out: %s", error, extra={"once_per_s": 600})
+                    continue
+                if any(device.pool == self._node for device in claim.devices_of(DRIVER)):
+                    found[claim.uid] = claim
+        return found
+
+    async def run(self) -> NoReturn:
+        """Keep the status of our claims up to date. Ends only by cancellation; failures are logged and retried."""
+        written: dict[str, object] = {}
+
+        async def write(shown: Mapping[str, tuple[PreparedClaim, Mapping[str, str]]]) -> None:
+            for uid in written.keys() - shown.keys():
+                del written[uid]
+            for uid, status in shown.items():
+                if written.get(uid) != status:
+                    await self._write(*status)
+                    written[uid] = status
+
+        await keep_written(self.shown, write, _status_not_written, None, Backoff(1.0))
+
+    async def _write(self, claim: PreparedClaim, held: Mapping[str, str]) -> None:
+        body = status_body(claim, held)
+        try:
+            await self._client.patch(
+                CLAIMS, claim.name, body, namespace=claim.namespace, subresource="status", how=PatchType.APPLY
+            )
+        except (NotFoundError, ConflictError, InvalidError) as error:
+            # The claim is gone, is another one by now, or is not allocated to us any more: nobody reads its status.
+            _log.debug("the status of claim %s is not written: %s", claim, error)
+
+
+def _status_not_written(error: ApiError) -> None:
+    _log.warning("the status of claims does not say what they hold: %s; trying again", error)

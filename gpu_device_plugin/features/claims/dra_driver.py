@@ -11,13 +11,11 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together, wait_within
 from gpu_device_plugin.cluster.client.errors import ApiError, NotFoundError
-from gpu_device_plugin.features.claims.claim_handler import NodeClaims
+from gpu_device_plugin.features.claims.claim_handler import ClaimsApi, NodeClaims, NotPreparedError
 from gpu_device_plugin.features.claims.claim_store import ClaimStore, ClaimStoreError
 from gpu_device_plugin.features.claims.contract import DRIVER, is_former_name
-from gpu_device_plugin.features.claims.dra_loop import DraDirectories, DraLoop
 from gpu_device_plugin.features.claims.dra_offer import DeviceOffer
-from gpu_device_plugin.features.claims.dra_servicer import DraServicer, NotPreparedError
-from gpu_device_plugin.features.claims.resource_slices import ClaimsApi
+from gpu_device_plugin.features.claims.dra_services import DraDirectories, DraLoop, DraServicer
 from gpu_device_plugin.features.claims.rules.devices import SliceInputs
 from gpu_device_plugin.features.claims.rules.prepared import claim_allocations
 from gpu_device_plugin.kubelet.calls import PodResourcesUnavailableError, listed_claims
@@ -42,20 +40,19 @@ the kubelet gets its answers before we work out who holds what."""
 class DraDriver:
     """Offers GPUs to claims while it is told to, and prepares those that are allocated here at any time."""
 
-    def __init__(self, node: NodeContext) -> None:
-        """Prepare for `node`, which has the API."""
+    def __init__(self, node: NodeContext, changed: Callable[[], None]) -> None:
+        """Prepare for `node`, which has the API; `changed` is called when `holders` may have changed."""
         self._settings, self._state, self.cluster = node.settings.value, node.state, node.reached_cluster
         self._metrics, self._features, self._config = node.metrics, node.features, node.config
         self._limit_states = node.limit_states
         self._reconciler, self._other_plugins = node.plugin.reconciler, node.other_plugins
-        self.changed: Callable[[], None] = lambda: None
-        """Called when `holders` may have changed. To be set before `run`."""
+        self._changed = changed
         self.directories = DraDirectories(self._settings.kubelet_root)
         self.store = ClaimStore(self.directories.claims, self._settings.cdi_dir)
         self.api = ClaimsApi(self.cluster.client, self._settings.node_name)
         self.loop = DraLoop(self.directories, self._servicer, node.reports.registration)
         self.offer = DeviceOffer(
-            self._state, self.cluster.client, self._settings.node_name, node.api, self.loop.reached
+            self._state, self.cluster.client, self._settings.node_name, node.api, reached=self.loop.reached
         )
         self.claims = NodeClaims(
             self._state,
@@ -189,7 +186,7 @@ class DraDriver:
     async def run_api(self) -> NoReturn:
         """Publish the slices and the status of claims, from the first moment that the driver is needed."""
         await self._needed.wait()
-        await together(self.offer.slices.run(), self.api.run())
+        await together(self.offer.publish(), self.api.run())
 
     def _servicer(self) -> DraServicer:
         pool = self._settings.node_name
@@ -204,7 +201,7 @@ class DraDriver:
         self._offer()
 
     async def _announce_ready(self) -> None:
-        published = self.offer.slices.published
+        published = self.offer.published
         while self.unmet():  # a registration is no change of the slices
             await wait_within(0.5, published.after(published.version))
         self.cluster.announce_ready()
@@ -231,7 +228,7 @@ class DraDriver:
                 since = time.monotonic()
             elif time.monotonic() - since >= self.withdrawn_s:
                 self._allocated = await self._claims_allocated()
-                self.changed()
+                self._changed()
             await wait_within(min(self.list_s, self.withdrawn_s), self.closing.after(self.closing.version))
 
     async def _claims_allocated(self) -> frozenset[str] | None:

@@ -3,42 +3,61 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from dataclasses import replace
-from typing import TYPE_CHECKING, NoReturn
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.aio.waiting import any_of
-from gpu_device_plugin.cluster.client.errors import NotFoundError
-from gpu_device_plugin.features.claims.contract import device_name
-from gpu_device_plugin.features.claims.resource_slices import NodeSlices
+from gpu_device_plugin.aio.waiting import any_of, together, wait_within
+from gpu_device_plugin.cluster.client.backoff import Backoff
+from gpu_device_plugin.cluster.client.errors import ApiError, ConflictError, ForbiddenError, NotFoundError
+from gpu_device_plugin.cluster.objects.decoding import NODES, read_metadata, version_number
+from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
+from gpu_device_plugin.cluster.store import Store
+from gpu_device_plugin.features.claims.claim_objects import GROUP, SLICES, read_slice
+from gpu_device_plugin.features.claims.contract import DRIVER, device_name
 from gpu_device_plugin.features.claims.rules.devices import Order, SliceInputs, reordered
-from gpu_device_plugin.features.claims.rules.pool import contents, plain_contents
+from gpu_device_plugin.features.claims.rules.pool import Content, Present, contents, dropped, plain_contents, writes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.features.claims.rules.pool import Content
     from gpu_device_plugin.node.node_api import NodeApi
     from gpu_device_plugin.node.node_state import NodeState
 
 _log = logging.getLogger(__name__)
 
+_TIMING = ReflectorTiming(longest_retry_s=30.0)
 
-class DeviceOffer:
-    """What the slices of the node offer. Nothing is offered before `offer`."""
 
-    def __init__(
-        self, state: NodeState, client: Client, node_name: str, api: NodeApi, reached: Observable[bool]
-    ) -> None:
-        """Offer the GPUs of the node in `state`; `reached` says whether the kubelet can call the driver."""
-        self._state = state
-        self._api = api
-        self.slices = NodeSlices(
-            client, node_name, reached=reached, on_dropped=self._fields_dropped, on_problem=self._not_published
-        )
+class FieldsDroppedError(Exception):
+    """The API server does not know fields that we need; the message names them."""
+
+
+@dataclass(eq=False)
+class DeviceOffer(Store[Present]):
+    """What the slices of the node offer. Nothing is offered, and no slice touched, before `offer`.
+
+    Slices that another client removes, or the kubelet at its start, are published again. New ones wait until the
+    kubelet can call the driver: kube-scheduler allocates their devices at once, and the kubelet makes a pod that it
+    cannot prepare wait for more than a minute.
+    """
+
+    _state: NodeState
+    _client: Client
+    _node: str
+    """The name of the node, which is also that of its pool."""
+    _api: NodeApi
+    _: KW_ONLY
+    reached: Observable[bool]
+    """Whether the kubelet can call the driver."""
+
+    def __post_init__(self) -> None:
         self.health: Observable[Mapping[str, str]] = Observable({})
         """Why each device is out of service, by its name; empty: it is healthy."""
         self.again_s = 600.0
@@ -50,10 +69,28 @@ class DeviceOffer:
         self._offering = False
         self._dropped: tuple[str, ...] = ()
         self._dropped_at = 0.0
-        self._problem = ""
         self._look = asyncio.Event()
-        self._published: tuple[object, ...] = ()
+        self._made_of: tuple[object, ...] = ()
         """What the slices that are wanted were made of."""
+        self.wanted: Observable[Sequence[Content] | None] = Observable(None)
+        """What the slices shall offer, see `features.claims.rules.pool.contents`; None: nothing is touched."""
+        self.published: Observable[Sequence[Content] | None] = Observable(None)
+        """What they offer, as far as we know; None: that is not known."""
+        self._problem = ""
+        self._found: dict[str, Present] = {}
+        self._changed = asyncio.Event()
+        self._known: frozenset[str] = frozenset()
+        """The names of fields that the API server is known to store."""
+        self._uid = ""
+        self.reflector: Reflector[Present] = Reflector(
+            self._client,
+            SLICES,
+            read_slice,
+            self,
+            fields=f"spec.driver={DRIVER},spec.nodeName={self._node}",
+            what="ResourceSlices of this node",
+            timing=_TIMING,
+        )
 
     def update(self, policy: str, facts: SliceInputs) -> None:
         """Take over what the devices say; the order within `facts` is ours to choose."""
@@ -74,30 +111,37 @@ class DeviceOffer:
             self._look.set()
 
     @property
+    def there(self) -> int:
+        """The number of slices of ours that the API server has, as far as we know."""
+        return len(self._found)
+
+    @property
     def withdrawn(self) -> bool:
         """Whether the API server has no slice of ours, as far as we know."""
-        if isinstance(self.slices.reflector.problem, NotFoundError):
+        if isinstance(self.reflector.problem, NotFoundError):
             return True  # the API server knows no ResourceSlices
-        published = self.slices.published.value
-        return published is not None and not published and not self.slices.there
+        published = self.published.value
+        return published is not None and not published and not self._found
 
     @property
     def unpublished(self) -> str:
         """Why the offer is not published as it should be, as a sentence; empty if it is."""
-        published = self.slices.published.value
-        if not self._look.is_set() and published is not None and published == self.slices.wanted.value:
+        published = self.published.value
+        if not self._look.is_set() and published is not None and published == self.wanted.value:
             return ""
-        return self._problem or self.slices.problem or "the ResourceSlices of this node are not published yet"
+        error = None if self.reflector.lists else self.reflector.problem
+        unlisted = "" if error is None else self._told(error)
+        return self._problem or unlisted or "the ResourceSlices of this node are not published yet"
 
     async def run(self) -> NoReturn:
         """Keep the offer in step with the node until cancelled."""
         while True:
             version = self._state.nodes.version
             self._look.clear()
-            pause_s = self._publish(time.monotonic())
+            pause_s = self._decide(time.monotonic())
             await any_of(pause_s, self._state.nodes.after(version), self._look.wait())
 
-    def _publish(self, now: float) -> float | None:
+    def _decide(self, now: float) -> float | None:
         """Decide what the slices offer now; return the seconds until that has to be looked at again."""
         node = self._state.node
         self._order = reordered(self._order, node, self._policy, now)
@@ -107,18 +151,142 @@ class DeviceOffer:
         # All that they are made of. Most changes of the node are claims that come and go, and change none of it.
         foreign = frozenset(node.ledger.held_by_other_resource)
         sources = node.shares, node.blocks, node.links, foreign, facts, self._offering, self._dropped
-        if sources != self._published:
-            self._published = sources
+        if sources != self._made_of:
+            self._made_of = sources
             wanted: Sequence[Content] = ()
             if self._offering:
                 wanted = plain_contents(node, facts) if self._dropped else contents(node, facts)
-            self.slices.wanted.change(wanted)
+            self.wanted.change(wanted)
             gpus = [shared.gpu.uuid for shared in node.shares.gpus if not shared.vacant]
             self.health.change({device_name(uuid): node.block(uuid).everyone for uuid in gpus})
         due = [] if self._order.due is None else [self._order.due]
         if self._dropped:
             due.append(self._dropped_at + self.again_s)
         return max(0.0, min(due) - now) if due else None
+
+    # --- The reflector's store ------------------------------------------------------------------------------------
+
+    def replace(self, objects: Sequence[Present]) -> None:
+        """Hold exactly these."""
+        self._found = {one.name: one for one in objects}
+        self._changed.set()
+
+    def put(self, object: Present) -> None:  # noqa: A002 - the API's word
+        """Hold this state of a slice."""
+        self._keep(object)
+        self._changed.set()
+
+    def remove(self, object: Present) -> None:  # noqa: A002
+        """Remove a deleted slice, unless another one has its name by now."""
+        held = self._found.get(object.name)
+        if held is not None and held.uid == object.uid:
+            del self._found[object.name]
+            self._changed.set()
+
+    def _keep(self, found: Present) -> None:
+        held = self._found.get(found.name)
+        if held is None or version_number(found.resource_version) >= version_number(held.resource_version):
+            self._found[found.name] = found
+
+    # --- Publishing -----------------------------------------------------------------------------------------------
+
+    async def publish(self) -> NoReturn:
+        """Publish what is wanted until cancelled; owns the watch."""
+        await together(
+            self.reflector.run(),
+            self.wanted.follow(self._call),
+            self.reached.follow(self._call),
+            self._publish(),
+        )
+
+    async def _publish(self) -> NoReturn:
+        backoff = Backoff(0.2)
+        while True:
+            version = self.wanted.version
+            self._changed.clear()
+            pause_s: float | None = None
+            try:
+                await self._write()
+                self._problem = ""
+                backoff.reset()
+            except ConflictError:
+                pause_s = backoff.next_s()  # the watch brings what another client wrote
+            except FieldsDroppedError as error:
+                _log.warning("%s", error, extra={"once_per_s": 600})
+            except ApiError as error:
+                before, self._problem = self._problem, self._told(error)
+                if self._problem != before:
+                    _log.warning("%s; trying again", self._problem)
+                pause_s = backoff.next_s(error.retry_after_s)
+            await (self._changed.wait() if pause_s is None else wait_within(pause_s, self.wanted.after(version)))
+
+    def _call(self, _value: object) -> None:
+        self._changed.set()
+
+    async def _write(self) -> None:
+        """Make the slices equal to the wanted ones. Raises ApiError, or FieldsDroppedError if a field is not stored."""
+        wanted = self.wanted.value
+        if wanted is None or not self.reflector.lists:
+            return
+        todo = writes(self._node, wanted, self._found.values())
+        if not self.reached.value and any(present is None for _, _, present in todo.put):
+            if self.published.value is not None:
+                self.published.set(None)
+            return
+        for name, spec, _ in todo.put:
+            if not _fields(spec) <= self._known:
+                await self._try(f"{name[:240]}-try", spec)
+        for name, spec, present in todo.put:
+            body = await self._body(name, spec, present)
+            if present is None:
+                answer = await self._client.create(SLICES, body)
+            else:
+                answer = await self._replaced(name, body)
+            self._keep(read_slice(answer))
+            self._check(spec, answer)
+        for name in todo.delete:
+            with contextlib.suppress(NotFoundError):
+                await self._client.delete(SLICES, name)
+            self._found.pop(name, None)
+        if todo or self.published.value != wanted:
+            self.published.set(wanted)
+
+    async def _replaced(self, name: str, body: Mapping[str, Any]) -> bytes:
+        """Replace a slice. Raises ConflictError if it has just been deleted, as by a kubelet that starts."""
+        try:
+            return await self._client.replace(SLICES, name, body)
+        except NotFoundError as error:
+            self._found.pop(name, None)
+            raise ConflictError(error.call, str(error), status=error.status, reason=error.reason) from error
+
+    async def _try(self, name: str, spec: Mapping[str, Any]) -> None:
+        """Create a slice without storing it, and see which fields come back: an older server drops what it ignores.
+
+        Stored without them, a GPU of which parts are offered would be offered whole beside itself.
+        """
+        self._check(spec, await self._client.create(SLICES, await self._body(name, spec, None), dry_run=True))
+        self._known |= _fields(spec)
+
+    def _check(self, spec: Mapping[str, Any], answer: bytes) -> None:
+        """Raise FieldsDroppedError if the server did not store a field; it can be replaced by an older one."""
+        if missing := dropped(spec, msgspec.json.decode(answer, type=dict[str, Any]).get("spec", {})):
+            self._known = frozenset()
+            self._fields_dropped(missing)
+            raise FieldsDroppedError(
+                f"the API server does not know {', '.join(missing)} of ResourceSlices, which Kubernetes 1.36 brought"
+            )
+
+    async def _body(self, name: str, spec: Mapping[str, Any], present: Present | None) -> dict[str, Any]:
+        if not self._uid or present is None:  # a node may have been recreated, and with it its uid
+            self._uid = read_metadata(await self._client.get(NODES, self._node)).uid
+        owner = {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": self._uid, "controller": True}
+        version = {} if present is None else {"resourceVersion": present.resource_version}
+        return {
+            "apiVersion": f"{GROUP}/v1",
+            "kind": "ResourceSlice",
+            "metadata": {"name": name, "ownerReferences": [owner], **version},
+            "spec": spec,
+        }
 
     def _fields_dropped(self, fields: tuple[str, ...]) -> None:
         self._dropped, self._dropped_at = fields, time.monotonic()
@@ -129,7 +297,22 @@ class DeviceOffer:
         self._api.event("GPUSharesUnavailable", note, "Publish")
         self._look.set()
 
-    def _not_published(self, why: str) -> None:
-        self._problem = why
-        if why:
-            _log.warning("%s; trying again", why)
+    def _told(self, error: ApiError) -> str:
+        if isinstance(error, NotFoundError):
+            return (
+                f"the API server has no {GROUP}/v1, which Kubernetes has from 1.34 on, so no GPU can be given to "
+                f"ResourceClaims; serve this node by device-plugin ({error})"
+            )
+        if isinstance(error, ForbiddenError):
+            return (
+                "the agent may not publish the ResourceSlices of this node: apply deploy/optional/dra.yaml (chart: "
+                f"agent.dra.enabled=true), or serve this node by device-plugin ({error})"
+            )
+        return f"the ResourceSlices of this node are not up to date: {error}"
+
+
+def _fields(value: Any) -> frozenset[str]:
+    """Return the names of all fields below a value."""
+    if isinstance(value, dict):
+        return frozenset(value).union(*map(_fields, value.values()))
+    return frozenset().union(*map(_fields, value)) if isinstance(value, list) else frozenset()

@@ -15,8 +15,7 @@ import grpc
 import pytest
 
 from gpu_device_plugin.features.claims.contract import DRIVER
-from gpu_device_plugin.features.claims.dra_loop import DraLoop
-from gpu_device_plugin.features.claims.dra_servicer import DraServicer
+from gpu_device_plugin.features.claims.dra_services import DraLoop, DraServicer
 from gpu_device_plugin.features.mps.contract import MpsStatus
 from gpu_device_plugin.kubelet._proto import dra_v1_pb2, dra_v1_pb2_grpc
 from gpu_device_plugin.kubelet.calls import channel
@@ -228,9 +227,7 @@ async def test_no_device_is_offered_before_the_kubelet_can_call_the_driver() -> 
     async with claims() as here:
         here.kubelet.looks.clear()
         here.launch()
-        await here.node.until(
-            lambda: bool(here.dra.offer.slices.reflector.lists and here.dra.offer.slices.wanted.value)
-        )
+        await here.node.until(lambda: bool(here.dra.offer.reflector.lists and here.dra.offer.wanted.value))
         await unchanged_slices(here, 0)
         here.kubelet.looks.set()
         await here.serves()
@@ -245,7 +242,7 @@ async def test_slices_that_a_kubelet_removed_at_its_start_wait_until_it_knows_th
         await here.node.until(lambda: not here.dra.loop.reached.value)
         here.kubelet.looks.clear()
         await here.kubelet.start()
-        await here.node.until(lambda: not here.dra.offer.slices.there)
+        await here.node.until(lambda: not here.dra.offer.there)
         await unchanged_slices(here, 0)
         here.kubelet.looks.set()
         await here.serves()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_device_plugin.features.claims.rules.mode_change import serving
+from gpu_device_plugin.features.claims.node import choose_mode
 from gpu_device_plugin.node.rules.serving_mode import Serving, ServingMode
 
 PLUGIN, DRA = ServingMode.DEVICE_PLUGIN, ServingMode.DRA
@@ -26,14 +26,14 @@ PLUGIN, DRA = ServingMode.DEVICE_PLUGIN, ServingMode.DRA
 def test_nobody_is_in_the_way(
     wanted: ServingMode, before: ServingMode | None, pods: list[str], claims: list[str], expected: Serving
 ) -> None:
-    found = serving(wanted, before, {PLUGIN: pods, DRA: claims})
+    found = choose_mode(wanted, before, {PLUGIN: pods, DRA: claims})
     assert found == expected
     assert not found.waits
 
 
 @pytest.mark.parametrize("before", [None, PLUGIN])
 def test_a_node_waits_for_those_who_hold_gpus_in_the_other_way(before: ServingMode | None) -> None:
-    found = serving(DRA, before, {PLUGIN: ["pod b/1", "pod a/1"], DRA: []})
+    found = choose_mode(DRA, before, {PLUGIN: ["pod b/1", "pod a/1"], DRA: []})
     assert found.mode is PLUGIN
     assert found.waits
     assert found.waits == (
@@ -43,11 +43,11 @@ def test_a_node_waits_for_those_who_hold_gpus_in_the_other_way(before: ServingMo
 
 
 def test_one_holder_and_many_are_told() -> None:
-    assert serving(PLUGIN, DRA, {PLUGIN: [], DRA: ["claim a/b"]}).waits == (
+    assert choose_mode(PLUGIN, DRA, {PLUGIN: [], DRA: ["claim a/b"]}).waits == (
         "this node waits to serve by device-plugin instead of dra: claim a/b still holds GPUs of it, and new pods get "
         "none until it has ended"
     )
-    many = serving(PLUGIN, DRA, {PLUGIN: [], DRA: [f"claim a/{n}" for n in range(7)]})
+    many = choose_mode(PLUGIN, DRA, {PLUGIN: [], DRA: [f"claim a/{n}" for n in range(7)]})
     assert "claim a/0, claim a/1, claim a/2 and 4 more still hold" in many.waits
-    three = serving(PLUGIN, DRA, {PLUGIN: [], DRA: [f"claim a/{n}" for n in range(3)]})
+    three = choose_mode(PLUGIN, DRA, {PLUGIN: [], DRA: [f"claim a/{n}" for n in range(3)]})
     assert "claim a/0, claim a/1, claim a/2 still hold" in three.waits
