@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import metrics as m
@@ -36,16 +36,14 @@ from gpu_device_plugin.node.rules.ledger import Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.cluster.node_pods import NodePods
     from gpu_device_plugin.features.claims.claim_store import ClaimStore
     from gpu_device_plugin.kubelet._proto import dra_v1_pb2
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resource_claims import Claim
-    from gpu_device_plugin.node.node_state import NodeState
-    from gpu_device_plugin.node.rules.container_grants import Delivery, Grant, Mount
+    from gpu_device_plugin.node.feature_context import NodeContext
+    from gpu_device_plugin.node.rules.container_grants import Grant, Mount
 
 _log = logging.getLogger(__name__)
 
@@ -59,25 +57,16 @@ class NotPreparedError(Exception):
     """A claim is not prepared, or not unprepared; the owner of the pod reads the message in an Event."""
 
 
-@dataclass(eq=False, repr=False)
 class NodeClaims:
     """The prepared claims of a node. One call at a time changes them."""
 
-    _state: NodeState
-    _store: ClaimStore
-    _api: ClaimsApi
-    _followed: NodePods
-    _metrics: m.Metrics
-    _: KW_ONLY
-    node_name: str
-    """Also the name of its pool."""
-    delivery: Callable[[], Delivery]
-    """Returns how GPUs reach containers now."""
-    dev: Path
-    """The directory of the device nodes."""
-    features: Features
-
-    def __post_init__(self) -> None:
+    def __init__(self, node: NodeContext, store: ClaimStore, api: ClaimsApi) -> None:
+        """Prepare claims of `node`, whose files are in `store`, as `api` tells them."""
+        self._node, self._state, self._metrics = node, node.state, node.metrics
+        self._followed = node.reached_cluster.followed
+        self._pool = node.settings.value.node_name
+        self._store = store
+        self._api = api
         self._lock = asyncio.Lock()
         self.pod_within_s = 1.0
         """How long a pod may take to reach us after it reached the kubelet, in seconds."""
@@ -129,7 +118,7 @@ class NodeClaims:
         if not claim.device_ids:
             return
         start = StartRequest(claim.kind, sorted(claim.device_ids), until)
-        if (refusal := await self.features.before_start(start)) is not None:
+        if (refusal := await self._node.features.before_start(start)) is not None:
             self._metrics.count(m.REFUSALS, DRIVER, refusal.code)
             raise NotPreparedError(f"{refusal.sentence}; this is tried again")
 
@@ -192,12 +181,14 @@ class NodeClaims:
     def _judge(self, claim: Claim, owners: Sequence[Pod], *, running: bool = False) -> Preparation | Refusal:
         """Decide by what the node is and holds at this moment; of what it lacks nothing counts if containers run."""
         before = None if running else self.prepared.value.get(claim.uid)
-        verdict = prepare(self._state.node, claim, self.node_name, before, running=running)
+        verdict = prepare(self._state.node, claim, self._pool, before, running=running)
         if running or isinstance(verdict, Refusal) or _same(before, verdict):
             return verdict
-        others, delivery = self.prepared.value.values(), self.delivery()
+        others, delivery = self.prepared.value.values(), self._node.config.value.delivery
         refusals = (two_claims(pod, claim, others) for pod in owners)
-        return refuse_without_nodes(delivery, device_nodes(self.dev, delivery)) or next(filter(None, refusals), verdict)
+        return refuse_without_nodes(delivery, device_nodes(self._node.dev, delivery)) or next(
+            filter(None, refusals), verdict
+        )
 
     async def _give(self, claim: Claim, owners: Sequence[Pod], *, running: bool = False) -> PreparedClaim | Refusal:
         """Give a claim its devices; return what its containers get, or why they cannot have it. With the lock.
@@ -222,15 +213,15 @@ class NodeClaims:
             if isinstance(preparation, Refusal):
                 return preparation
             owner = owner_of(claim, preparation)
-            return GrantDraft(preparation.device_ids, preparation.placement, owner, self.delivery())
+            return GrantDraft(preparation.device_ids, preparation.placement, owner, self._node.config.value.delivery)
 
-        features = Features() if preparation.admin else self.features
+        features = Features() if preparation.admin else self._node.features
         request = GrantRequest(judge, running=running)
         async with features.granting(request) as draft:
             if isinstance(draft, Refusal):
                 return draft
             preparation = replace(preparation, limit_shares=draft.owner.limit_shares)
-            shares, present = self._state.node.shares, device_nodes(self.dev, draft.delivery)
+            shares, present = self._state.node.shares, device_nodes(self._node.dev, draft.delivery)
             grant = claim_grant(claim, preparation, shares, draft.delivery, present, added=draft.added)
             if not running and (unlimited := refuse_limits(preparation, shares, grant.enforcement)) is not None:
                 return unlimited
@@ -260,7 +251,7 @@ class NodeClaims:
     def _memory_mounts(self, claim: PreparedClaim) -> tuple[Mount, ...]:
         """Return the mount by which the containers of a claim see how much they may use; make its directory."""
         limit = claim.limit_mib // self._state.node.shares.share_mib
-        return self.features.mounts(GrantOwner(limit_shares=limit), sorted(claim.device_ids)) if limit else ()
+        return self._node.features.mounts(GrantOwner(limit_shares=limit), sorted(claim.device_ids)) if limit else ()
 
     async def _keep(self, claim: PreparedClaim, before: PreparedClaim | None) -> None:
         """Take the devices, then write the files: what a container may get is in the ledger by then.

@@ -16,7 +16,6 @@ from gpu_device_plugin.features.claims.claim_store import ClaimStore, ClaimStore
 from gpu_device_plugin.features.claims.contract import DRIVER, is_former_name
 from gpu_device_plugin.features.claims.dra_offer import DeviceOffer
 from gpu_device_plugin.features.claims.dra_services import DraDirectories, DraLoop, DraServicer
-from gpu_device_plugin.features.claims.rules.devices import SliceInputs
 from gpu_device_plugin.features.claims.rules.prepared import claim_allocations
 from gpu_device_plugin.kubelet.calls import PodResourcesUnavailableError, listed_claims
 from gpu_device_plugin.model.resources import Kind
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.allocations import Allocation, Place
     from gpu_device_plugin.model.limits import LimitState, LimitStatus
     from gpu_device_plugin.node.feature_context import NodeContext
-    from gpu_device_plugin.node.rules.node_config import NodeConfig
 
 _log = logging.getLogger(__name__)
 
@@ -51,20 +49,8 @@ class DraDriver:
         self.store = ClaimStore(self.directories.claims, self._settings.cdi_dir)
         self.api = ClaimsApi(self.cluster.client, self._settings.node_name)
         self.loop = DraLoop(self.directories, self._servicer, node.reports.registration)
-        self.offer = DeviceOffer(
-            self._state, self.cluster.client, self._settings.node_name, node.api, reached=self.loop.reached
-        )
-        self.claims = NodeClaims(
-            self._state,
-            self.store,
-            self.api,
-            self.cluster.followed,
-            self._metrics,
-            node_name=self._settings.node_name,
-            delivery=lambda: node.config.value.delivery,
-            dev=node.dev,
-            features=node.features,
-        )
+        self.offer = DeviceOffer(node, self.loop.reached)
+        self.claims = NodeClaims(node, self.store, self.api)
         self.entries: Observable[tuple[Allocation, ...]] = Observable(())
         """What containers hold by claims."""
         self.closing = Observable(value=False)
@@ -84,17 +70,6 @@ class DraDriver:
         self._limits: Mapping[Place, LimitState] = {}
         self._allocated: frozenset[str] | None = frozenset()
         """The names of the claims that are allocated here; None: not known."""
-
-    def _update(self, config: NodeConfig) -> None:
-        """Take over what the devices say beside the GPUs and their health."""
-        facts = SliceInputs(
-            order=(),
-            driver_version=config.facts.inventory.driver_version,
-            enforcements={uuid: gpu.enforcement for uuid, gpu in config.means.gpus.items()},
-            evict=config.choices.evict,
-            kinds=frozenset(self._settings.resources),
-        )
-        self.offer.update(config.policy, facts)
 
     def holders_of_shares(self) -> frozenset[str]:
         """Return the UIDs of the claims that an earlier agent prepared with shares; damaged files count."""
@@ -246,7 +221,7 @@ class DraDriver:
     async def follow(self) -> NoReturn:
         """Keep `entries` in step with claims and pods, in whichever mode the node serves. Ends only by cancellation."""
         await together(
-            self._config.follow(self._update),
+            self._config.follow(self.offer.update),
             self._limit_states.follow(self._limits_read),
             self.claims.prepared.follow(self._holders_changed, settle_s=_SETTLE_S),
             self.cluster.followed.changes.follow(self._holders_changed, settle_s=_SETTLE_S),

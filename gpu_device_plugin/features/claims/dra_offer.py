@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
@@ -26,9 +26,8 @@ from gpu_device_plugin.features.claims.rules.pool import Content, Present, conte
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.node.node_api import NodeApi
-    from gpu_device_plugin.node.node_state import NodeState
+    from gpu_device_plugin.node.feature_context import NodeContext
+    from gpu_device_plugin.node.rules.node_config import NodeConfig
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +38,6 @@ class FieldsDroppedError(Exception):
     """The API server does not know fields that we need; the message names them."""
 
 
-@dataclass(eq=False)
 class DeviceOffer(Store[Present]):
     """What the slices of the node offer. Nothing is offered, and no slice touched, before `offer`.
 
@@ -48,16 +46,11 @@ class DeviceOffer(Store[Present]):
     cannot prepare wait for more than a minute.
     """
 
-    _state: NodeState
-    _client: Client
-    _node: str
-    """The name of the node, which is also that of its pool."""
-    _api: NodeApi
-    _: KW_ONLY
-    reached: Observable[bool]
-    """Whether the kubelet can call the driver."""
-
-    def __post_init__(self) -> None:
+    def __init__(self, node: NodeContext, reached: Observable[bool]) -> None:
+        """Offer the GPUs of `node`; `reached` says whether the kubelet can call the driver."""
+        self._state, self._api, self._client = node.state, node.api, node.reached_cluster.client
+        self._pool, self._kinds = node.settings.value.node_name, frozenset(node.settings.value.resources)
+        self._reached = reached
         self.health: Observable[Mapping[str, str]] = Observable({})
         """Why each device is out of service, by its name; empty: it is healthy."""
         self.again_s = 600.0
@@ -87,15 +80,22 @@ class DeviceOffer(Store[Present]):
             SLICES,
             read_slice,
             self,
-            fields=f"spec.driver={DRIVER},spec.nodeName={self._node}",
+            fields=f"spec.driver={DRIVER},spec.nodeName={self._pool}",
             what="ResourceSlices of this node",
             timing=_TIMING,
         )
 
-    def update(self, policy: str, facts: SliceInputs) -> None:
-        """Take over what the devices say; the order within `facts` is ours to choose."""
-        if (policy, facts) != (self._policy, self._facts):
-            self._policy, self._facts = policy, facts
+    def update(self, config: NodeConfig) -> None:
+        """Take over what the devices say beside the GPUs and their health."""
+        facts = SliceInputs(
+            order=(),  # ours to choose
+            driver_version=config.facts.inventory.driver_version,
+            enforcements={uuid: gpu.enforcement for uuid, gpu in config.means.gpus.items()},
+            evict=config.choices.evict,
+            kinds=self._kinds,
+        )
+        if (config.policy, facts) != (self._policy, self._facts):
+            self._policy, self._facts = config.policy, facts
             self._look.set()
 
     def hold_formerly(self, uuids: frozenset[str]) -> None:
@@ -195,7 +195,7 @@ class DeviceOffer(Store[Present]):
         await together(
             self.reflector.run(),
             self.wanted.follow(self._call),
-            self.reached.follow(self._call),
+            self._reached.follow(self._call),
             self._publish(),
         )
 
@@ -228,8 +228,8 @@ class DeviceOffer(Store[Present]):
         wanted = self.wanted.value
         if wanted is None or not self.reflector.lists:
             return
-        todo = writes(self._node, wanted, self._found.values())
-        if not self.reached.value and any(present is None for _, _, present in todo.put):
+        todo = writes(self._pool, wanted, self._found.values())
+        if not self._reached.value and any(present is None for _, _, present in todo.put):
             if self.published.value is not None:
                 self.published.set(None)
             return
@@ -278,8 +278,8 @@ class DeviceOffer(Store[Present]):
 
     async def _body(self, name: str, spec: Mapping[str, Any], present: Present | None) -> dict[str, Any]:
         if not self._uid or present is None:  # a node may have been recreated, and with it its uid
-            self._uid = read_metadata(await self._client.get(NODES, self._node)).uid
-        owner = {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": self._uid, "controller": True}
+            self._uid = read_metadata(await self._client.get(NODES, self._pool)).uid
+        owner = {"apiVersion": "v1", "kind": "Node", "name": self._pool, "uid": self._uid, "controller": True}
         version = {} if present is None else {"resourceVersion": present.resource_version}
         return {
             "apiVersion": f"{GROUP}/v1",
