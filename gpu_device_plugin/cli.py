@@ -91,7 +91,7 @@ def _mps(arguments: argparse.Namespace) -> int:
 
 def _limits(arguments: argparse.Namespace) -> int:
     sources, texts, settings = _begin(LimitSettings, arguments)
-    from gpu_device_plugin.features.limits.helper import limits_program as program  # noqa: PLC0415 - a fifth of a second that --help need not take
+    from gpu_device_plugin.features.limits import helper_program as program  # noqa: PLC0415 - a fifth of a second that --help need not take
 
     return program.main(sources, texts, settings)
 

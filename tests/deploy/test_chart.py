@@ -15,8 +15,8 @@ import pytest
 
 from gpu_device_plugin import __version__, cli
 from gpu_device_plugin.features.limits.extra_grant_file import read_extra_grant
-from gpu_device_plugin.features.limits.rules.extra_grant import ExtraGrant
-from gpu_device_plugin.features.limits.rules.limit_verification import NO_CGROUPS
+from gpu_device_plugin.features.limits.rules.limit_grants import ExtraGrant
+from gpu_device_plugin.features.limits.rules.running_limits import NO_CGROUPS
 from gpu_device_plugin.features.limits.settings import LimitSettings
 from gpu_device_plugin.features.mps.settings import MpsSettings
 from gpu_device_plugin.kubelet import cgroupfs

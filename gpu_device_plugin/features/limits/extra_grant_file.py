@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin import files
-from gpu_device_plugin.features.limits.rules.extra_grant import (
+from gpu_device_plugin.features.limits.rules.limit_grants import (
     ExtraGrant,
     wrong_mount,
     wrong_name,

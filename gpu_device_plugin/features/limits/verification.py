@@ -12,7 +12,7 @@ from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import Attempts
 from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.core.report.text.printing import printable
-from gpu_device_plugin.features.limits.rules import limit_verification as verifying
+from gpu_device_plugin.features.limits.rules import running_limits as rules
 from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
 from gpu_device_plugin.model.limits import LimitStatus
 
@@ -129,7 +129,7 @@ class Verification:
         """Read back what is not known for good; return whether that succeeded."""
         holders = tuple(self._holders())
         running = {
-            (each.pod_uid, each.container): each for each in holders if verifying.by_driver(each) and each.container_id
+            (each.pod_uid, each.container): each for each in holders if rules.by_driver(each) and each.container_id
         }
         due = {key: each for key, each in running.items() if (old := self._known(key, each)) is None or not old.final}
         found = await self._read(due, running.values()) if due else {}
@@ -161,16 +161,15 @@ class Verification:
         for key, holder in due.items():
             path, old, used = paths[key], self._known(key, holder), {}
             if path is None:
-                unseen = verifying.unverified(verifying.NO_CGROUPS if leaves is None else verifying.NO_LEAF)
+                unseen = rules.unverified(rules.NO_CGROUPS if leaves is None else rules.NO_LEAF)
                 states, final = dict.fromkeys(holder.granted, unseen), leaves is None
             else:
-                states = dict.fromkeys(holder.granted, verifying.unverified(verifying.NO_ANSWER))
+                states = dict.fromkeys(holder.granted, rules.unverified(rules.NO_ANSWER))
                 states |= {} if old is None else old.states
                 read = {uuid: limits[uuid, path] for uuid in holder.granted if (uuid, path) in limits}
                 now = {uuid: self.allowed_now.value.get((*key, uuid)) for uuid in read}
                 states |= {
-                    uuid: verifying.verified(holder, uuid, one.code, one.hard_mib, now[uuid])
-                    for uuid, one in read.items()
+                    uuid: rules.verified(holder, uuid, one.code, one.hard_mib, now[uuid]) for uuid, one in read.items()
                 }
                 final = len(read) == len(states)
                 used = {uuid: one.used_mib for uuid, one in read.items() if one.used_mib is not None}
@@ -196,12 +195,12 @@ class Verification:
         self.states.change(states)
 
     def _states_of(self, holder: ContainerGpus) -> Iterable[tuple[str, LimitState]]:
-        if (unread := verifying.by_kind(holder)) is not None:
+        if (unread := rules.by_kind(holder)) is not None:
             return dict.fromkeys(holder.granted, unread).items()
-        if not verifying.by_driver(holder):
+        if not rules.by_driver(holder):
             return ()
         if holder.pod is None:
-            return dict.fromkeys(holder.granted, verifying.unverified(verifying.NO_CONTAINER)).items()
+            return dict.fromkeys(holder.granted, rules.unverified(rules.NO_CONTAINER)).items()
         verified = self._verified.get((holder.pod_uid, holder.container))
         return () if verified is None else verified.states.items()
 

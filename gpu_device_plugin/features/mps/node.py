@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.report.gauges import NodeMetrics
     from gpu_device_plugin.features.limits.rules.enforcement import WantedEnforcement
-    from gpu_device_plugin.features.limits.rules.extra_grant import Part
+    from gpu_device_plugin.features.limits.rules.limit_grants import Part
     from gpu_device_plugin.features.mps.contract import MpsGpu
     from gpu_device_plugin.model.allocations import Allocation
     from gpu_device_plugin.model.gpus import Gpu

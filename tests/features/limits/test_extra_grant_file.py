@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.features.limits.extra_grant_file import read_extra_grant
-from gpu_device_plugin.features.limits.rules.extra_grant import ExtraGrant, Part
+from gpu_device_plugin.features.limits.rules.limit_grants import ExtraGrant, Part
 from gpu_device_plugin.node.rules.container_grants import GrantOwner, Mount
 from gpu_device_plugin.settings.knobs import UsageError
 from tests.docs.pages import DOCS

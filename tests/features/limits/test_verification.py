@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_device_plugin.features.limits.rules import limit_verification as verifying
+from gpu_device_plugin.features.limits.rules import running_limits as verifying
 from gpu_device_plugin.features.limits.verification import Verification
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.hardware.messages import CgroupLimit

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan, refuse_unlimited
-from gpu_device_plugin.features.limits.rules.limit_verification import by_kind
+from gpu_device_plugin.features.limits.rules.running_limits import by_kind
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.model.contract.promises import Promise
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement

@@ -14,7 +14,7 @@ from gpu_device_plugin.model.resources import Kind
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from gpu_device_plugin.features.limits.rules.extra_grant import ExtraGrant, Part
+    from gpu_device_plugin.features.limits.rules.limit_grants import ExtraGrant, Part
     from gpu_device_plugin.model.gpus import Gpu
     from gpu_device_plugin.model.shares import Shares
     from gpu_device_plugin.node.rules.container_grants import Grant

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.features.limits.rules.enforcement import WantedEnforcement
-    from gpu_device_plugin.features.limits.rules.extra_grant import Part
+    from gpu_device_plugin.features.limits.rules.limit_grants import Part
     from gpu_device_plugin.model.allocations import Allocation
     from gpu_device_plugin.model.gpus import Gpu
     from gpu_device_plugin.model.limits import GpuEnforcement

@@ -16,8 +16,7 @@ from gpu_device_plugin.features.claims.rules.claim_grants import (
     refuse_limits,
 )
 from gpu_device_plugin.features.claims.rules.preparing import Preparation, prepare
-from gpu_device_plugin.features.limits.rules.extra_grant import ExtraGrant
-from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan, added_for_limits
+from gpu_device_plugin.features.limits.rules.limit_grants import ExtraGrant, LimitPlan, added_for_limits
 from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.rules.mps_admission import Clients
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement

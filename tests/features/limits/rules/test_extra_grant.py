@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_device_plugin.features.limits.rules.extra_grant import (
+from gpu_device_plugin.features.limits.rules.limit_grants import (
     ExtraGrant,
     Part,
     wrong_mount,

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.features.limits.rules.extra_grant import ExtraGrant, Part
 from gpu_device_plugin.features.limits.rules.limit_grants import (
+    ExtraGrant,
     LimitPlan,
+    Part,
     framework_envs,
     limit_grant,
     parts,

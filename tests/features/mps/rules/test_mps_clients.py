@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.features.limits.rules.extra_grant import Part
-from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan, limit_grant
+from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan, Part, limit_grant
 from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.rules.mps_admission import Clients
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement

@@ -1,4 +1,4 @@
-"""Decide which limits of running containers are wanted, which are to be set now, and why one could not be set."""
+"""Decide, in the privileged helper, which limits are to be set now, and why one could not be set."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.limits.contract import LimitKey, LimitOutcome, MemoryLimit
-from gpu_device_plugin.features.limits.rules.limit_verification import by_driver
+from gpu_device_plugin.features.limits.contract import LimitOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
-    from gpu_device_plugin.features.limits.contract import LimitsState
-    from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
-    from gpu_device_plugin.model.allocations import Place
+    from gpu_device_plugin.features.limits.contract import LimitKey, MemoryLimit
 
 CHECK_S = 60.0
 """Seconds until a limit that was set is read again: the driver may be replaced, and root may change a limit."""
@@ -31,14 +28,6 @@ NO_LEAF = (
     "limit helper does not know"
 )
 NO_GPU = "the driver lists no such GPU"
-NOT_THERE = (
-    "the limit helper does not run on this node, so the limit stays as it was when the container started: apply "
-    "deploy/optional/limits.yaml"
-)
-BEAT_S = 30.0
-"""After so many seconds without a beat the helper does not run any more."""
-SILENT = f"the limit helper of this node has not reported for more than {BEAT_S:g} s: look at its pod"
-NOT_YET = "the limit helper has not set it yet"
 
 _SUCCESS = 0
 # Return codes of NVML.
@@ -118,49 +107,3 @@ def why_not_set(limit: MemoryLimit, code: int, hard_mib: int | None) -> str:
         return ""
     read = "none" if hard_mib is None else f"{hard_mib} MiB"
     return f"the driver took a limit of {limit.hard_mib} MiB, and has {read} when it is read back"
-
-
-# --- In the agent -----------------------------------------------------------------------------------------------------
-
-
-def wanted_limits(
-    holders: Iterable[ContainerGpus],
-    allowed_now: Mapping[Place, int],
-    before: Mapping[LimitKey, MemoryLimit],
-    *,
-    soft: bool = False,
-) -> Mapping[Place, tuple[LimitKey, MemoryLimit]]:
-    """Return the limits that the helper is to set, of running containers that the driver limits.
-
-    The helper leaves a limit alone that is right already, so what a container started with need not be known here.
-
-    Args:
-        holders: what the containers of this node hold.
-        allowed_now: MiB for those whose limit may be another than when they started.
-        before: what was wanted last. A container that may not change any more gets its own limit back.
-        soft: whether what a container is guaranteed is its soft limit.
-    """
-    found = {}
-    for holder in holders:
-        for uuid, granted_mib in holder.granted.items() if by_driver(holder) and holder.container_id else ():
-            place = (holder.pod_uid, holder.container, uuid)
-            key = LimitKey(holder.pod_uid, holder.container_id, uuid)
-            if key.plausible and (place in allowed_now or key in before):
-                hard_mib = max(1, allowed_now.get(place, holder.limit_mib(uuid)))
-                found[place] = key, MemoryLimit(hard_mib, min(granted_mib, hard_mib) if soft else 0)
-    return found
-
-
-def reasons(wanted: Mapping[Place, tuple[LimitKey, MemoryLimit]], state: LimitsState | str) -> Mapping[Place, str]:
-    """Return why each wanted limit is not set, for those that are not; `state` is the helper's, or why it has none."""
-    found = {}
-    for place, (key, limit) in wanted.items():
-        if isinstance(state, str):
-            found[place] = state
-            continue
-        outcome = state.outcomes.get(key)
-        if outcome is None or outcome.limit != limit:
-            found[place] = NOT_YET
-        elif outcome.why:
-            found[place] = outcome.why
-    return found

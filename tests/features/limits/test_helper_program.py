@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.features.limits.contract import LIMIT_FILES, LimitKey, LimitOutcome, LimitsState, MemoryLimit
-from gpu_device_plugin.features.limits.helper.limits_program import LimitHelper
-from gpu_device_plugin.features.limits.rules import limit_setting as setting
+from gpu_device_plugin.features.limits.helper_program import LimitHelper
+from gpu_device_plugin.features.limits.rules import helper_limits as setting
 from gpu_device_plugin.hardware.fake.fake_driver import Fake
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import Hardware, MonitorTimings

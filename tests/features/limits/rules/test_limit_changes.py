@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.features.limits.contract import LimitKey, LimitOutcome, LimitsState, MemoryLimit
-from gpu_device_plugin.features.limits.rules import limit_setting as setting
+from gpu_device_plugin.features.limits.rules import helper_limits as setting
+from gpu_device_plugin.features.limits.rules import running_limits as running
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.pods import Pod
@@ -87,9 +88,9 @@ def test_what_was_read_back_says_whether_the_limit_is_set(code: int, hard_mib: i
 
 
 def test_the_limit_now_of_a_running_container_is_wanted() -> None:
-    assert setting.wanted_limits([HOLDING], {PLACE: 8192}, {}) == {PLACE: (KEY, MemoryLimit(8192))}
-    assert setting.wanted_limits([HOLDING], {}, {}) == {}
-    assert setting.wanted_limits([HOLDING], {PLACE: 0}, {}) == {PLACE: (KEY, MemoryLimit(1))}
+    assert running.wanted_limits([HOLDING], {PLACE: 8192}, {}) == {PLACE: (KEY, MemoryLimit(8192))}
+    assert running.wanted_limits([HOLDING], {}, {}) == {}
+    assert running.wanted_limits([HOLDING], {PLACE: 0}, {}) == {PLACE: (KEY, MemoryLimit(1))}
 
 
 @pytest.mark.parametrize(
@@ -109,24 +110,24 @@ def test_the_limit_now_of_a_running_container_is_wanted() -> None:
 def test_whom_the_driver_does_not_limit_is_left_alone(changes: dict[str, object]) -> None:
     holder = replace(HOLDING, **changes)  # type: ignore[arg-type]  # fields of it
     places = {(UID, "main", uuid): 8192 for uuid in holder.granted}
-    assert setting.wanted_limits([holder], places, {}) == {}
+    assert running.wanted_limits([holder], places, {}) == {}
 
 
 def test_a_container_that_may_not_change_any_more_gets_its_own_limit_back() -> None:
     """Its owner has removed the annotation after the limit was lowered."""
-    assert setting.wanted_limits([HOLDING], {}, {KEY: FOUR}) == {PLACE: (KEY, MemoryLimit(12288))}
+    assert running.wanted_limits([HOLDING], {}, {KEY: FOUR}) == {PLACE: (KEY, MemoryLimit(12288))}
     restarted = replace(HOLDING, pod=pod(main=D))
-    assert setting.wanted_limits([restarted], {}, {KEY: FOUR}) == {}  # a new cgroup has the limit of its start
+    assert running.wanted_limits([restarted], {}, {KEY: FOUR}) == {}  # a new cgroup has the limit of its start
 
 
 def test_a_container_that_starts_again_has_a_limit_of_its_own() -> None:
     restarted = replace(HOLDING, pod=pod(main=D))
-    assert setting.wanted_limits([restarted], {PLACE: 4096}, {KEY: FOUR}) == {PLACE: (OTHER, FOUR)}
+    assert running.wanted_limits([restarted], {PLACE: 4096}, {KEY: FOUR}) == {PLACE: (OTHER, FOUR)}
 
 
 def test_the_guarantee_is_the_soft_limit_where_the_setting_says_so() -> None:
     for now_mib, soft_mib in ((8192, 4096), (2048, 2048)):
-        (found,) = setting.wanted_limits([HOLDING], {PLACE: now_mib}, {}, soft=True).values()
+        (found,) = running.wanted_limits([HOLDING], {PLACE: now_mib}, {}, soft=True).values()
         assert found == (KEY, MemoryLimit(now_mib, soft_mib))
 
 
@@ -144,13 +145,13 @@ def test_soft_limits_beyond_the_memory_of_a_gpu_are_refused_together() -> None:
 def test_a_limit_that_is_not_set_has_its_reason() -> None:
     wanted = {PLACE: (KEY, FOUR), (UID, "side", A): (OTHER, FOUR)}
     state = LimitsState({KEY: LimitOutcome(FOUR), OTHER: LimitOutcome(FOUR, "no")}, beat_s=100.0)
-    assert setting.reasons(wanted, state) == {(UID, "side", A): "no"}
+    assert running.reasons(wanted, state) == {(UID, "side", A): "no"}
     earlier = LimitsState({KEY: LimitOutcome(SIX)}, beat_s=100.0)
-    assert setting.reasons(wanted, earlier) == dict.fromkeys(wanted, setting.NOT_YET)
+    assert running.reasons(wanted, earlier) == dict.fromkeys(wanted, running.NOT_YET)
 
 
 def test_a_helper_that_does_not_run_is_the_reason_of_all() -> None:
     wanted = {PLACE: (KEY, FOUR)}
-    assert setting.reasons(wanted, setting.SILENT) == {PLACE: setting.SILENT}
-    assert setting.reasons(wanted, setting.NOT_THERE) == {PLACE: setting.NOT_THERE}
-    assert setting.reasons({}, setting.NOT_THERE) == {}
+    assert running.reasons(wanted, running.SILENT) == {PLACE: running.SILENT}
+    assert running.reasons(wanted, running.NOT_THERE) == {PLACE: running.NOT_THERE}
+    assert running.reasons({}, running.NOT_THERE) == {}

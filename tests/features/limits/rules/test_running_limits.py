@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_device_plugin.features.limits.rules.limit_verification import by_driver, by_kind, verified
+from gpu_device_plugin.features.limits.rules.running_limits import by_driver, by_kind, verified
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.model.limits import Enforcement, LimitStatus
 

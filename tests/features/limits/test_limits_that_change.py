@@ -10,8 +10,8 @@ import pytest
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.limits.contract import LIMIT_FILES, LimitKey, LimitOutcome, LimitsState, MemoryLimit
-from gpu_device_plugin.features.limits.limit_link import LimitLink
-from gpu_device_plugin.features.limits.rules import limit_setting as setting
+from gpu_device_plugin.features.limits.node import LimitLink
+from gpu_device_plugin.features.limits.rules import running_limits as setting
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.pods import Pod

@@ -1,4 +1,7 @@
-"""Set the limits that the node agent asks for, and report the results, through two files shared with it."""
+"""The privileged helper: set the limits that the node agent asks for on the cgroups of running containers.
+
+Both meet in two files: the agent says which limits it wants, and the helper what came of them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.features.limits.contract import LIMIT_FILES, LimitsState
-from gpu_device_plugin.features.limits.rules import limit_setting as setting
+from gpu_device_plugin.features.limits.rules import helper_limits as rules
 from gpu_device_plugin.file_link import HelperLink
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import Hardware, HardwareContextLost, MonitorTimings
@@ -52,7 +55,7 @@ class LimitHelper:
         self._hardware = hardware
         self._tree = tree
         self._poll_s = poll_s
-        self._attempts: dict[LimitKey, setting.Attempt] = {}
+        self._attempts: dict[LimitKey, rules.Attempt] = {}
         self._released = False
 
     @property
@@ -88,16 +91,16 @@ class LimitHelper:
 
     async def _set_due(self) -> None:
         self._attempts = {key: old for key, old in self._attempts.items() if key in self._wanted}
-        due = setting.due(self._wanted, self._attempts, boot_time())
+        due = rules.due(self._wanted, self._attempts, boot_time())
         if not due:
             return
         leaves = self._tree.leaves({_owner(key) for key in self._wanted})
         memory_mib = {gpu.uuid: gpu.total_mib for gpu in self._hardware.view.value.inventory.gpus}
-        refused = setting.refused_soft_limits(self._wanted, memory_mib)
+        refused = rules.refused_soft_limits(self._wanted, memory_mib)
         paths = {
             key: path for key in due if key not in refused and (path := (leaves or {}).get(_owner(key))) is not None
         }
-        unseen = setting.NO_CGROUPS if leaves is None else setting.NO_LEAF
+        unseen = rules.NO_CGROUPS if leaves is None else rules.NO_LEAF
         found = {key: refused.get(key, unseen) for key in due} | await self._set(paths)
         for key in due:
             self._attempted(key, found[key])
@@ -118,12 +121,12 @@ class LimitHelper:
             for key in part:
                 one = read.get((key.uuid, paths[key]))
                 limit = self._wanted[key]
-                found[key] = setting.NO_GPU if one is None else setting.why_not_set(limit, one.code, one.hard_mib)
+                found[key] = rules.NO_GPU if one is None else rules.why_not_set(limit, one.code, one.hard_mib)
         return found
 
     def _attempted(self, key: LimitKey, why: str) -> None:
         limit, before = self._wanted[key], self._attempts.get(key)
-        self._attempts[key] = after = setting.attempted(limit, why, before, boot_time())
+        self._attempts[key] = after = rules.attempted(limit, why, before, boot_time())
         if before is None or before.outcome != after.outcome:
             extra = {**key._asdict(), "hard_mib": limit.hard_mib, **({"why": why} if why else {})}
             level, what = (logging.WARNING, "not set") if why else (logging.INFO, "set")

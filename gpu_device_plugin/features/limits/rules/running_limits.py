@@ -1,14 +1,19 @@
-"""Decide from what the driver reads back whether a container's memory limit on a GPU holds, or why not."""
+"""Decide which limits running containers are to have now, and from what the driver reads back whether theirs hold."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.features.limits.contract import LimitKey, MemoryLimit
 from gpu_device_plugin.model.contract.variables import DRIVER_LIMIT
 from gpu_device_plugin.model.limits import Enforcement, LimitState, LimitStatus
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from gpu_device_plugin.features.limits.contract import LimitsState
     from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
+    from gpu_device_plugin.model.allocations import Place
 
 NO_CGROUPS = (
     "the agent does not see the cgroups of other pods, so it cannot read the limit back: mount the node's "
@@ -125,3 +130,58 @@ def _of_changing(holder: ContainerGpus, uuid: str, hard_mib: int, now_mib: int) 
         "agent's"
     )
     return LimitState(Enforcement.DRIVER, LimitStatus.DIFFERS, hard_mib, why)
+
+
+# --- Limits that change while a container runs, which the helper sets ------------------------------------------------
+
+NOT_THERE = (
+    "the limit helper does not run on this node, so the limit stays as it was when the container started: apply "
+    "deploy/optional/limits.yaml"
+)
+BEAT_S = 30.0
+"""After so many seconds without a beat the helper does not run any more."""
+SILENT = f"the limit helper of this node has not reported for more than {BEAT_S:g} s: look at its pod"
+NOT_YET = "the limit helper has not set it yet"
+
+
+def wanted_limits(
+    holders: Iterable[ContainerGpus],
+    allowed_now: Mapping[Place, int],
+    before: Mapping[LimitKey, MemoryLimit],
+    *,
+    soft: bool = False,
+) -> Mapping[Place, tuple[LimitKey, MemoryLimit]]:
+    """Return the limits that the helper is to set, of running containers that the driver limits.
+
+    The helper leaves a limit alone that is right already, so what a container started with need not be known here.
+
+    Args:
+        holders: what the containers of this node hold.
+        allowed_now: MiB for those whose limit may be another than when they started.
+        before: what was wanted last. A container that may not change any more gets its own limit back.
+        soft: whether what a container is guaranteed is its soft limit.
+    """
+    found = {}
+    for holder in holders:
+        for uuid, granted_mib in holder.granted.items() if by_driver(holder) and holder.container_id else ():
+            place = (holder.pod_uid, holder.container, uuid)
+            key = LimitKey(holder.pod_uid, holder.container_id, uuid)
+            if key.plausible and (place in allowed_now or key in before):
+                hard_mib = max(1, allowed_now.get(place, holder.limit_mib(uuid)))
+                found[place] = key, MemoryLimit(hard_mib, min(granted_mib, hard_mib) if soft else 0)
+    return found
+
+
+def reasons(wanted: Mapping[Place, tuple[LimitKey, MemoryLimit]], state: LimitsState | str) -> Mapping[Place, str]:
+    """Return why each wanted limit is not set, for those that are not; `state` is the helper's, or why it has none."""
+    found = {}
+    for place, (key, limit) in wanted.items():
+        if isinstance(state, str):
+            found[place] = state
+            continue
+        outcome = state.outcomes.get(key)
+        if outcome is None or outcome.limit != limit:
+            found[place] = NOT_YET
+        elif outcome.why:
+            found[place] = outcome.why
+    return found

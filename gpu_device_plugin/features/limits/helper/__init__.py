@@ -1,1 +1,0 @@
-"""The privileged helper that sets the memory limits of running containers."""
