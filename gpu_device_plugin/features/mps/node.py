@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from contextlib import asynccontextmanager
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together, wait_within
+from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.features.mps.contract import SHM_DIRECTORY, MpsStatus
 from gpu_device_plugin.features.mps.rules import mps_admission as mps
 from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.features.mps.contract import MpsGpu
     from gpu_device_plugin.model.allocations import Allocation
     from gpu_device_plugin.model.gpus import Gpu
-    from gpu_device_plugin.model.shares import SharedGpu, Shares
+    from gpu_device_plugin.model.shares import Shares
     from gpu_device_plugin.node.extension import Contribution, GrantDraft, GrantRequest, StartRequest, Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
     from gpu_device_plugin.node.node_state import NodeState
@@ -99,7 +99,7 @@ class Mps(NodeFeature):
         """What containers were given that the checkpoint does not show yet, the latest last."""
         self._asked: dict[str, int] = {}
         self._waiting = 0
-        self._wake = asyncio.Event()
+        self._worker = Worker(self._step)
         self._troubles: dict[str, str] = {}
         self._missing_since: float | None = None
 
@@ -177,7 +177,7 @@ class Mps(NodeFeature):
         asked = frozenset(uuids)
         if asked != self.asked_for:
             self.asked_for = asked
-            self._wake.set()
+            self._worker.wake()
 
     def measured(self, metrics: NodeMetrics) -> NodeMetrics:  # noqa: D102
         return replace(metrics, mps=self.ready)
@@ -201,7 +201,7 @@ class Mps(NodeFeature):
         self._files.take_up()  # clients of our predecessor run on
         self.read_state()
         holders = self._state.nodes.follow(self._holders_changed)
-        await together(self._poll(), holders, self._entries.follow(self._checkpoint_read))
+        await together(self._worker.run(), holders, self._entries.follow(self._checkpoint_read))
 
     # --- For the answers to the kubelet ---------------------------------------------------------------------------
 
@@ -210,77 +210,73 @@ class Mps(NodeFeature):
 
     @asynccontextmanager
     async def _granting(self, request: GrantRequest) -> AsyncIterator[Contribution]:
-        """Have the daemon started that a container needs, and let it be a client of it."""
-        draft = request.draft()
-        if not request.running and not isinstance(draft, Refusal) and draft.placement.demand.kind is Kind.MEMORY:
-            await self._until_ready(draft)
+        """Have the daemon started that a container needs, wait for it for a while, and let it be a client of it."""
+        self.read_state()
+        asked = {} if request.running else self._lacking(request.draft())
         try:
+            if asked:
+                self._asked = asked
+                self._write()
+                if not self._files.unwritten:  # otherwise the supervisor will not hear of it
+                    await self._until(lambda: not self._lacking(request.draft()), self.start_s)
             yield (lambda draft: draft) if request.running else self._contribution
         finally:
             if request.granted is not None and request.granted.device_ids:
-                self.granted(request.granted)
-            else:
-                self.given_up()
+                ids = request.granted.device_ids
+                earlier = (other for other in self._granted if not other.device_ids <= ids)
+                self._granted = [*earlier, request.granted][-_MOST_GRANTED:]
+            # What a later call asks for, that of another process of the kubelet, is not given up with this one.
+            if self._asked is asked:
+                self._asked = {}
+            self._write()
+
+    def _lacking(self, draft: GrantDraft | Refusal) -> dict[str, int]:
+        """Return the GPU (by UUID) whose daemon a container has to wait for, with its shares; empty: it need not."""
+        if isinstance(draft, Refusal) or draft.placement.demand.kind is not Kind.MEMORY:
+            return {}
+        if not self._matters or not mps.waits(self._contexts(draft)):
+            return {}
+        gpus, placement = self._state.node.shares.gpus, draft.placement.at_most(draft.owner.limit_shares)
+        return {gpus[position].gpu.uuid: count for position, count in placement.shares}
 
     def _contribution(self, draft: GrantDraft) -> GrantDraft | Refusal:
         if draft.placement.demand.kind is not Kind.MEMORY or not self._matters:
             return draft
-        placement, shares = draft.placement.at_most(draft.owner.limit_shares), self._state.node.shares
-        gpus = [shares.gpus[position] for position in placement.positions]
         unwritten = self._files.unwritten
         waited = f": {unwritten}" if unwritten else f", after {mps.START_S:g} s"
-        choice = mps.choose(self._contexts(gpus, dict(placement.shares)), refuse=self.refuse, waited=waited)
+        choice = mps.choose(self._contexts(draft), refuse=self.refuse, waited=waited)
         if isinstance(choice, Refusal):
             return choice
-        chosen = {} if choice is None else {shared.gpu.uuid: GpuEnforcement(choice, "") for shared in gpus}
+        gpus = self._state.node.shares.gpus
+        uuids = () if choice is None else [gpus[position].gpu.uuid for position in draft.placement.positions]
+        chosen = {uuid: GpuEnforcement(choice, "") for uuid in uuids}
         return replace(draft, enforcements={**draft.enforcements, **chosen})
 
-    async def _until_ready(self, draft: GrantDraft) -> None:
-        """Have the daemon started that a container needs, and wait for it, for a while."""
-        node, shares = self._state.node, dict(draft.placement.at_most(draft.owner.limit_shares).shares)
-        gpus = [node.shares.gpus[position] for position in draft.placement.positions]
-
-        def waits() -> bool:
-            return mps.waits(self._contexts(gpus, shares))
-
-        self.read_state()
-        if not self._matters or not waits():
-            return
-        self._asked = asked = {shared.gpu.uuid: shares[shared.position] for shared in gpus}
-        self._write()
-        if self._files.unwritten:
-            return  # the supervisor will not hear of it
-        try:
-            await self._until(lambda: not waits(), self.start_s)
-        except asyncio.CancelledError:
-            # What a later call asks for, that of another process of the kubelet, is not given up with this one.
-            if self._asked is asked:
-                self.given_up()
-            raise
-
-    def granted(self, allocation: Allocation) -> None:
-        """Take note of a container's devices, which the ledger has by now."""
-        earlier = (other for other in self._granted if not other.device_ids <= allocation.device_ids)
-        self._granted = [*earlier, allocation][-_MOST_GRANTED:]
-        self.given_up()
-
-    def given_up(self) -> None:
-        """No container is being allocated any more."""
-        self._asked = {}
-        self._write()
+    def _contexts(self, draft: GrantDraft) -> list[mps.MpsGpuContext]:
+        occupancy, shares = self._occupancies, self._state.node.shares
+        return [
+            mps.MpsGpuContext(
+                f"GPU {position}",
+                shares.gpus[position].gpu.uuid in self.asked_for,
+                occupancy.get(shares.gpus[position].gpu.uuid, mps.UNOCCUPIED),
+                mps.daemon(self.daemons.value, shares.gpus[position].gpu.uuid),
+                count * shares.share_mib,
+            )
+            for position, count in draft.placement.at_most(draft.owner.limit_shares).shares
+        ]
 
     async def before_start(self, start: StartRequest) -> Refusal | None:
         """Let a container start when MPS runs its GPU if and only if it is a client."""
         if not self.on:
             return None
         self.read_state()
-        if self.why_not_start(start.device_ids):
+        if self._why_not_start(start.device_ids):
             wait_s = min(self.stop_s, start.deadline - time.monotonic())
-            await self._until(lambda: not self.why_not_start(start.device_ids), wait_s)
-        why = self.why_not_start(start.device_ids)
+            await self._until(lambda: not self._why_not_start(start.device_ids), wait_s)
+        why = self._why_not_start(start.device_ids)
         return Refusal(RefusalCode.MPS_NOT_READY, why) if why else None
 
-    def why_not_start(self, device_ids: Iterable[str]) -> str:
+    def _why_not_start(self, device_ids: Iterable[str]) -> str:
         """Return why a container with these devices must not start now, as a sentence; empty if it may."""
         if not self.on:
             return ""
@@ -301,23 +297,10 @@ class Mps(NodeFeature):
                 return why
         return ""
 
-    def _contexts(self, gpus: Sequence[SharedGpu], shares: Mapping[int, int]) -> list[mps.MpsGpuContext]:
-        occupancy = self._occupancies
-        return [
-            mps.MpsGpuContext(
-                f"GPU {shared.position}",
-                shared.gpu.uuid in self.asked_for,
-                occupancy.get(shared.gpu.uuid, mps.UNOCCUPIED),
-                mps.daemon(self.daemons.value, shared.gpu.uuid),
-                shares[shared.position] * self._state.node.shares.share_mib,
-            )
-            for shared in gpus
-        ]
-
     async def _until(self, there: Callable[[], bool], seconds: float) -> None:
         """Wait until `there` returns true, for at most so many seconds. The supervisor is looked at more often."""
         self._waiting += 1
-        self._wake.set()
+        self._worker.wake()
         try:
             await wait_within(seconds, self.daemons.wait_until(lambda _: there()))
         finally:
@@ -331,7 +314,7 @@ class Mps(NodeFeature):
         present = self._occupancies
         self._clients = any(occupancy.clients for occupancy in present.values())
         self.others.change(_others(present))
-        self._wake.set()
+        self._worker.wake()
         self._write()
 
     def _checkpoint_read(self, _new: object = None) -> None:
@@ -361,15 +344,13 @@ class Mps(NodeFeature):
 
     # --- What the supervisor runs ---------------------------------------------------------------------------------
 
-    async def _poll(self) -> NoReturn:
-        while True:
-            self._wake.clear()
-            if self.on:
-                self.read_state()
-                self._write()
-                self._report()
-            pause_s = _POLL_WAITED_FOR_S if self._waiting else _POLL_S
-            await wait_within(pause_s if self.on else None, self._wake.wait())
+    def _step(self) -> float | None:
+        if not self.on:
+            return None
+        self.read_state()
+        self._write()
+        self._report()
+        return _POLL_WAITED_FOR_S if self._waiting else _POLL_S
 
     def read_state(self) -> None:
         """Read the supervisor's file, if it was replaced, and publish what it says or why it says nothing."""
