@@ -19,15 +19,15 @@ from gpu_device_plugin.cluster.writers.own_node import keep_written
 from gpu_device_plugin.features.claims.claim_objects import CLAIMS, read_claim
 from gpu_device_plugin.features.claims.claim_store import ClaimStoreError
 from gpu_device_plugin.features.claims.contract import DRIVER
-from gpu_device_plugin.features.claims.rules.claim_grants import (
-    cdi_spec,
+from gpu_device_plugin.features.claims.rules.prepared import PreparedClaim, cdi_spec, device_id, status_body
+from gpu_device_plugin.features.claims.rules.preparing import (
+    Preparation,
     claim_grant,
-    device_id,
     owner_of,
+    prepare,
     refuse_limits,
+    two_claims,
 )
-from gpu_device_plugin.features.claims.rules.prepared import PreparedClaim, status_body
-from gpu_device_plugin.features.claims.rules.preparing import Preparation, prepare, two_claims
 from gpu_device_plugin.node.allocation_handler import device_nodes
 from gpu_device_plugin.node.extension import Features, GrantDraft, GrantRequest, StartRequest
 from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode, refuse_without_nodes

@@ -10,10 +10,10 @@ import re
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import files
-from gpu_device_plugin.features.claims.rules.claim_grants import file_name
 from gpu_device_plugin.features.claims.rules.prepared import (
     PreparedClaim,
     PreparedFileError,
+    file_name,
     overlapping,
     read_prepared,
     write_prepared,

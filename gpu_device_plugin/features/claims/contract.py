@@ -6,6 +6,17 @@ Administrators and users write them in DeviceClasses and ResourceClaims, so they
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpu_device_plugin.model.contract.frameworks import VARIABLES
+from gpu_device_plugin.model.limits import CHOOSABLE, Enforcement
+from gpu_device_plugin.model.memory import InvalidSizeError, parse_mib
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpu_device_plugin.model.resource_claims import Claim
 
 DRIVER = "gpu-device-plugin"
 """The name of the DRA driver, and the domain of its attributes and capacities."""
@@ -111,3 +122,100 @@ def is_instance(uuid: str) -> bool:
 
 def _as_nvml(uuid: str) -> str:
     return uuid[:3].upper() + uuid[3:]
+
+
+# --- The parameters of a claim, or of its DeviceClass, for our driver -------------------------------------------------
+
+_FIELDS = ("limits", "computePercent", "frameworks", "memoryLimit", TAKE_WHOLE)
+_MOST_MIB = 1 << 30
+"""A larger amount of memory is a mistake."""
+_SHOWN = 64
+"""Most characters of a stranger's word that a message repeats."""
+
+
+class ParametersError(ValueError):
+    """Parameters that cannot be used; the message is a sentence without a full stop that names the fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShareConfig:
+    """The parameters of the devices of one request."""
+
+    limits: Enforcement | None = None
+    """The weakest means of limiting memory that will do; None: whatever the node has."""
+    compute: int | None = None
+    """Percent of the multiprocessors; None: what the claim took of them, or no limit."""
+    frameworks: tuple[str, ...] = ()
+    """Names in `model.contract.frameworks`."""
+    memory_limit_mib: int | None = None
+    """The most memory of its GPU that a container of the claim may use; None: what was allocated."""
+
+
+NO_CONFIG = ShareConfig()
+
+
+def share_config(claim: Claim, request: str) -> ShareConfig:
+    """Return the parameters for the devices of one request: each field from the claim, else from the DeviceClass.
+
+    Raises:
+        ParametersError: some of them cannot be used.
+    """
+    merged: dict[str, Any] = {}
+    for each in claim.parameters:
+        if not each.requests or request in each.requests:
+            merged |= _fields(each.values, "its DeviceClass" if each.of_class else "the claim")
+    return ShareConfig(
+        merged.get("limits"), merged.get("computePercent"), merged.get("frameworks", ()), merged.get("memoryLimit")
+    )
+
+
+def _fields(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Check the parameters of one author, and return their fields."""
+    version, kind = values.get("apiVersion"), values.get("kind")
+    if (version, kind) != (API_VERSION, CONFIG_KIND):
+        raise ParametersError(
+            f"{where} has parameters that are not of apiVersion {API_VERSION} and kind {CONFIG_KIND}, but of "
+            f"{_said(version)} and {_said(kind)}"
+        )
+    unknown = sorted(key for key in values if key not in {"apiVersion", "kind", *_FIELDS})
+    if unknown:
+        raise ParametersError(f"{where} has the parameter {_said(unknown[0])}, and there are only {', '.join(_FIELDS)}")
+    found: dict[str, Any] = {}
+    if type(values.get(TAKE_WHOLE, False)) is not bool:
+        raise ParametersError(f"{where} has whole {_said(values[TAKE_WHOLE])}; write true or false")
+    if "limits" in values:
+        if values["limits"] not in CHOOSABLE:
+            raise ParametersError(f"{where} has limits {_said(values['limits'])}; write one of {', '.join(CHOOSABLE)}")
+        found["limits"] = Enforcement(values["limits"])
+    if "computePercent" in values:
+        percent = values["computePercent"]
+        if type(percent) is not int or not 1 <= percent <= 100:
+            raise ParametersError(f"{where} has computePercent {_said(percent)}; write a whole number from 1 to 100")
+        found["computePercent"] = percent
+    if "frameworks" in values:
+        found["frameworks"] = _frameworks(values["frameworks"], where)
+    if "memoryLimit" in values:
+        found["memoryLimit"] = _memory(values["memoryLimit"], where)
+    return found
+
+
+def _frameworks(names: object, where: str) -> tuple[str, ...]:
+    if not isinstance(names, list) or not all(isinstance(name, str) and name in VARIABLES for name in names):
+        raise ParametersError(f"{where} has frameworks {_said(names)}; write a list of some of {', '.join(VARIABLES)}")
+    return tuple(name for name in VARIABLES if name in names)
+
+
+def _memory(value: object, where: str) -> int:
+    try:
+        mib = parse_mib(value) if isinstance(value, str) else 0
+    except InvalidSizeError:
+        mib = 0
+    if not 1 <= mib <= _MOST_MIB:
+        raise ParametersError(f"{where} has memoryLimit {_said(value)}; write an amount of memory, such as 12Gi")
+    return mib
+
+
+def _said(value: object) -> str:
+    """Return a stranger's value for a message, without anything that could control a terminal."""
+    text = ascii(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."

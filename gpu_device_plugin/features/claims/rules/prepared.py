@@ -1,4 +1,4 @@
-"""The claims prepared on a node: the devices of each, its state file, and its status in the API."""
+"""The claims prepared on a node: the devices of each, its state file, its CDI file, and its status in the API."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from gpu_device_plugin.features.claims.contract import DRIVER, is_instance
+from gpu_device_plugin.features.claims.contract import CDI_KIND, DRIVER, is_instance
 from gpu_device_plugin.model.allocations import Allocation, AllocationSource
 from gpu_device_plugin.model.limits import Enforcement  # noqa: TC001 - msgspec reads it
 from gpu_device_plugin.model.resource_claims import Consumer  # noqa: TC001 - msgspec reads it
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.node.rules.container_grants import Grant
 
 VERSION = 1
 """Of the file's format. A later agent may add fields, which an older one ignores."""
@@ -207,3 +208,39 @@ def status_body(claim: PreparedClaim, held: Mapping[str, str]) -> dict[str, Any]
         "metadata": {"name": claim.name, "namespace": claim.namespace, "uid": claim.uid},
         "status": {"devices": devices},
     }
+
+
+# --- The CDI file -----------------------------------------------------------------------------------------------------
+
+CDI_VERSION = "0.5.0"
+"""The oldest version of the format that has all that we write; every runtime with CDI reads it."""
+
+
+def file_name(uid: str) -> str:
+    """Return the name of the CDI file of a claim."""
+    return f"{DRIVER}-claim_{uid}.json"
+
+
+def device_id(uid: str) -> str:
+    """Return the CDI name by which a container gets what the claim with this UID was given.
+
+    It is never used again for anything else: runtimes remember what they read.
+    """
+    return f"{CDI_KIND}={uid}"
+
+
+def cdi_spec(uid: str, grant: Grant) -> dict[str, Any]:
+    """Return the content of the CDI file of a claim: one device with the variables, device nodes and mounts."""
+    edits: dict[str, Any] = {"env": [f"{name}={value}" for name, value in sorted(grant.envs.items())]}
+    if grant.device_nodes:
+        edits["deviceNodes"] = [{"path": path, "permissions": "rw"} for path in grant.device_nodes]
+    if grant.mounts:
+        edits["mounts"] = [
+            {
+                "hostPath": mount.host_path,
+                "containerPath": mount.container_path,
+                "options": ["ro" if mount.read_only else "rw", "nosuid", "nodev", "rbind"],
+            }
+            for mount in grant.mounts
+        ]
+    return {"cdiVersion": CDI_VERSION, "kind": CDI_KIND, "devices": [{"name": uid, "containerEdits": edits}]}

@@ -1,27 +1,29 @@
-"""Decide whether a node can prepare a claim as the scheduler allocated it, with which shares of which GPUs."""
+"""Decide whether a node can prepare a claim as the scheduler allocated it, and derive what its containers get."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.claims.contract import (
-    API_VERSION,
-    CONFIG_KIND,
     DRIVER,
-    TAKE_WHOLE,
+    NO_CONFIG,
+    ParametersError,
+    ShareConfig,
     parse_device_name,
     parse_monitor_name,
+    share_config,
 )
 from gpu_device_plugin.features.claims.rules.prepared import PreparedDevice
-from gpu_device_plugin.model.contract.frameworks import VARIABLES
-from gpu_device_plugin.model.limits import CHOOSABLE, Enforcement
-from gpu_device_plugin.model.memory import InvalidSizeError, format_mib, parse_mib
+from gpu_device_plugin.model.contract import variables
+from gpu_device_plugin.model.limits import Enforcement
+from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.model.placing import Demand, Placement
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import SHARES
 from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode
+from gpu_device_plugin.node.rules.container_grants import NOTHING, OPTIONAL_NODES, GrantOwner, grant
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -30,37 +32,11 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resource_claims import Claim, Device
     from gpu_device_plugin.model.shares import SharedGpu, Shares
+    from gpu_device_plugin.node.rules.container_grants import Delivery, Grant
     from gpu_device_plugin.node.rules.node import Node
 
     _Given = tuple[Device, SharedGpu, bool]
     """A device of a claim, its GPU, and whether it is all of a GPU or MIG instance."""
-
-_FIELDS = ("limits", "computePercent", "frameworks", "memoryLimit", TAKE_WHOLE)
-_MOST_MIB = 1 << 30
-"""A larger amount of memory is a mistake."""
-_SHOWN = 64
-"""Most characters of a stranger's word that a message repeats."""
-
-
-class ParametersError(ValueError):
-    """Parameters that cannot be used; the message is a sentence without a full stop that names the fault."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShareConfig:
-    """The parameters of the devices of one request."""
-
-    limits: Enforcement | None = None
-    """The weakest means of limiting memory that will do; None: whatever the node has."""
-    compute: int | None = None
-    """Percent of the multiprocessors; None: what the claim took of them, or no limit."""
-    frameworks: tuple[str, ...] = ()
-    """Names in `model.contract.frameworks`."""
-    memory_limit_mib: int | None = None
-    """The most memory of its GPU that a container of the claim may use; None: what was allocated."""
-
-
-NO_CONFIG = ShareConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,71 +301,49 @@ def _placement(kind: Kind, amounts: Mapping[int, int]) -> Placement:
     return Placement(Demand(kind, amount, len(amounts)), tuple(sorted(amounts.items())))
 
 
-# --- The parameters of a claim, or of its DeviceClass, for our driver -------------------------------------------------
+# --- What its containers get ------------------------------------------------------------------------------------------
 
 
-def share_config(claim: Claim, request: str) -> ShareConfig:
-    """Return the parameters for the devices of one request: each field from the claim, else from the DeviceClass.
-
-    Raises:
-        ParametersError: some of them cannot be used.
-    """
-    merged: dict[str, Any] = {}
-    for each in claim.parameters:
-        if not each.requests or request in each.requests:
-            merged |= _fields(each.values, "its DeviceClass" if each.of_class else "the claim")
-    return ShareConfig(
-        merged.get("limits"), merged.get("computePercent"), merged.get("frameworks", ()), merged.get("memoryLimit")
-    )
-
-
-def _fields(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Check the parameters of one author, and return their fields."""
-    version, kind = values.get("apiVersion"), values.get("kind")
-    if (version, kind) != (API_VERSION, CONFIG_KIND):
-        raise ParametersError(
-            f"{where} has parameters that are not of apiVersion {API_VERSION} and kind {CONFIG_KIND}, but of "
-            f"{_said(version)} and {_said(kind)}"
+def refuse_limits(preparation: Preparation, shares: Shares, given: Enforcement | None) -> Refusal | None:
+    """Refuse a claim whose memory is not limited as its own parameters require; `given` is what its grant names."""
+    placement, least = preparation.placement, preparation.config.limits
+    if placement.demand.kind is not Kind.MEMORY or preparation.admin or least is None:
+        return None
+    there = given or Enforcement.ADVISORY
+    if there.strength < least.strength:
+        names = ", ".join(shares.gpus[position].name for position in placement.positions)
+        return Refusal(
+            RefusalCode.NO_LIMIT,
+            f"{names}: the parameters of the claim require limits of {least}, and this node has {there}; choose "
+            f"devices by their attribute limits, or ask for less",
         )
-    unknown = sorted(key for key in values if key not in {"apiVersion", "kind", *_FIELDS})
-    if unknown:
-        raise ParametersError(f"{where} has the parameter {_said(unknown[0])}, and there are only {', '.join(_FIELDS)}")
-    found: dict[str, Any] = {}
-    if type(values.get(TAKE_WHOLE, False)) is not bool:
-        raise ParametersError(f"{where} has whole {_said(values[TAKE_WHOLE])}; write true or false")
-    if "limits" in values:
-        if values["limits"] not in CHOOSABLE:
-            raise ParametersError(f"{where} has limits {_said(values['limits'])}; write one of {', '.join(CHOOSABLE)}")
-        found["limits"] = Enforcement(values["limits"])
-    if "computePercent" in values:
-        percent = values["computePercent"]
-        if type(percent) is not int or not 1 <= percent <= 100:
-            raise ParametersError(f"{where} has computePercent {_said(percent)}; write a whole number from 1 to 100")
-        found["computePercent"] = percent
-    if "frameworks" in values:
-        found["frameworks"] = _frameworks(values["frameworks"], where)
-    if "memoryLimit" in values:
-        found["memoryLimit"] = _memory(values["memoryLimit"], where)
-    return found
+    return None
 
 
-def _frameworks(names: object, where: str) -> tuple[str, ...]:
-    if not isinstance(names, list) or not all(isinstance(name, str) and name in VARIABLES for name in names):
-        raise ParametersError(f"{where} has frameworks {_said(names)}; write a list of some of {', '.join(VARIABLES)}")
-    return tuple(name for name in VARIABLES if name in names)
+def claim_grant(
+    claim: Claim,
+    preparation: Preparation,
+    shares: Shares,
+    delivery: Delivery,
+    present: Collection[str] = OPTIONAL_NODES,
+    *,
+    added: Grant = NOTHING,
+) -> Grant:
+    """Return what every container of a claim gets; `present` and `added` as for `container_grants.grant`."""
+    owner = owner_of(claim, preparation)
+    made = grant(preparation.placement, shares, delivery, present=present, owner=owner, added=added)
+    if preparation.admin:
+        # For programs that look: they see the GPU, and no part of it is theirs to compute on.
+        return replace(made, envs={**made.envs, variables.CAPABILITIES: "utility"})
+    if not preparation.compute:
+        return made
+    envs = {**made.envs, variables.COMPUTE_LIMIT: str(preparation.compute)}
+    if made.envs.get(variables.LIMITS) == Enforcement.MPS:
+        envs[variables.MPS_THREADS] = str(preparation.compute)
+    return replace(made, envs=envs)
 
 
-def _memory(value: object, where: str) -> int:
-    try:
-        mib = parse_mib(value) if isinstance(value, str) else 0
-    except InvalidSizeError:
-        mib = 0
-    if not 1 <= mib <= _MOST_MIB:
-        raise ParametersError(f"{where} has memoryLimit {_said(value)}; write an amount of memory, such as 12Gi")
-    return mib
-
-
-def _said(value: object) -> str:
-    """Return a stranger's value for a message, without anything that could control a terminal."""
-    text = ascii(value)
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+def owner_of(claim: Claim, preparation: Preparation) -> GrantOwner:
+    """Return the owner of a grant: the pod of a claim of one pod. Its containers have it together, so none is named."""
+    pod_uid = claim.consumers[0].uid if len(claim.consumers) == 1 else ""
+    return GrantOwner(pod_uid, "", preparation.config.frameworks, preparation.limit_shares)

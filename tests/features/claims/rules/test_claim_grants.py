@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.features.claims.rules.claim_grants import (
-    cdi_spec,
+from gpu_device_plugin.features.claims.rules.prepared import cdi_spec, device_id, file_name
+from gpu_device_plugin.features.claims.rules.preparing import (
+    Preparation,
     claim_grant,
-    device_id,
-    file_name,
     owner_of,
+    prepare,
     refuse_limits,
 )
-from gpu_device_plugin.features.claims.rules.preparing import Preparation, prepare
 from gpu_device_plugin.features.limits.rules.limit_grants import ExtraGrant, LimitPlan, added_for_limits
 from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.rules.mps_admission import Clients
