@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import metrics as m
@@ -104,10 +105,16 @@ class NodeClaims:
             if not isinstance(made, Refusal):
                 await self._startable(made, until)
                 return made
-            if not await self._passes(found, pods, made, until):
+            # Without the lock: what the claim waits for may be the end of another one.
+            waits, left_s = partial(self._may_be_tried, found, pods), until - time.monotonic()
+            if made.code not in _PASSING or not await wait_within(left_s, self._state.nodes.wait_until(waits)):
                 self._metrics.count(m.REFUSALS, DRIVER, made.code)
                 _log.warning("refused", extra={"claim": str(found), "why": made.sentence, "once_per_s": 60})
                 raise NotPreparedError(made.sentence)
+
+    def _may_be_tried(self, claim: Claim, owners: Sequence[Pod], _node: object) -> bool:
+        verdict = self._judge(claim, owners)
+        return not isinstance(verdict, Refusal) or verdict.code not in _PASSING
 
     async def _startable(self, claim: PreparedClaim, until: float) -> None:
         """Wait until the containers of a claim may start, or `until` (monotonic seconds); without the lock.
@@ -121,20 +128,6 @@ class NodeClaims:
         if (refusal := await self._node.features.before_start(start)) is not None:
             self._metrics.count(m.REFUSALS, DRIVER, refusal.code)
             raise NotPreparedError(f"{refusal.sentence}; this is tried again")
-
-    async def _passes(self, claim: Claim, owners: Sequence[Pod], refusal: Refusal, until: float) -> bool:
-        """Wait until a refusal has passed, or `until` (monotonic seconds); return whether the claim may be tried again.
-
-        Without the lock: what the claim waits for may be the end of another one.
-        """
-        while refusal.code in _PASSING:
-            version = self._state.nodes.version
-            verdict = self._judge(claim, owners)
-            if not isinstance(verdict, Refusal) or verdict.code not in _PASSING:
-                return True
-            if not await wait_within(until - time.monotonic(), self._state.nodes.after(version)):
-                return False
-        return False
 
     async def adopt(self, claim: Claim) -> None:
         """Take over a claim that was prepared by an earlier agent, of which only the API knows what it holds.

@@ -53,32 +53,28 @@ class ClaimStore:
             ClaimStoreError: the directory cannot be read, so nobody knows what is in use.
         """
         found: dict[str, PreparedClaim] = {}
-        damaged: set[str] = set()
+        damaged: dict[str, str] = {}
         try:
             names = sorted(path.name for path in self._directory.glob("*.json"))
         except OSError as error:
             raise ClaimStoreError(f"reading {self._directory}: {error.strerror}{advice(error)}") from error
         for name in names:
-            uid, path = name.removesuffix(".json"), self._directory / name
+            uid = name.removesuffix(".json")
             if not _UID.fullmatch(uid):
-                _log.warning("%r is no file of a prepared claim, and ignored", str(path))
+                _log.warning("%r is no file of a prepared claim, and ignored", str(self._directory / name))
                 continue
             try:
                 content, _ = files.read_below(self._directory, name, _LARGEST)
-                claim = read_prepared(content, uid)
-            except (OSError, PreparedFileError) as error:
-                why = f"{error.strerror}{advice(error)}" if isinstance(error, OSError) else str(error)
-                _log.error("what a prepared claim holds has to be read from the API: %s: %s", path, why)
-                damaged.add(uid)
-            else:
-                found[uid] = claim
-        for uid in sorted(overlapping(found.values())):
-            _log.error(
-                "what a prepared claim holds has to be read from the API: %s: another file has the same devices",
-                self._directory / f"{uid}.json",
-            )
-            damaged.add(uid)
-            del found[uid]
+                found[uid] = read_prepared(content, uid)
+            except OSError as error:
+                damaged[uid] = f"{error.strerror}{advice(error)}"
+            except PreparedFileError as error:
+                damaged[uid] = str(error)
+        damaged |= dict.fromkeys(sorted(overlapping(found.values())), "another file has the same devices")
+        for uid, why in damaged.items():
+            path = self._directory / f"{uid}.json"
+            _log.error("what a prepared claim holds has to be read from the API: %s: %s", path, why)
+            found.pop(uid, None)
         return found, frozenset(damaged)
 
     def write(self, claim: PreparedClaim) -> None:
