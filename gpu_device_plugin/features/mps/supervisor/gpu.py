@@ -10,13 +10,14 @@ import time
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.aio.waiting import wait_within
+from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.rules.mps_daemon import Act, Daemon, Seen, Server, decide, did, failed
 from gpu_device_plugin.features.mps.supervisor.nvidia import MpsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import NoReturn
 
     from gpu_device_plugin.features.mps.supervisor.nvidia import Nvidia
     from gpu_device_plugin.features.mps.supervisor.places import GpuDirectory
@@ -65,12 +66,14 @@ class GpuKeeper:
     """Seconds, which never go back."""
     told: MpsGpu = field(default=MpsGpu(MpsStatus.STOPPED), init=False)
     """What the agent is told."""
+    done: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    """Set while there is nothing to keep: no daemon is wanted, and the GPU was seen to be as it was before."""
 
     def __post_init__(self) -> None:
         self._daemon = Daemon(before=self.before)
         self._on_disk = self.before
         self._wanted_mib: int | None = None
-        self._changed = asyncio.Event()
+        self._worker = Worker(self._step)
         self._mode: str | None = None
         self._mode_until_s = 0.0
         self._silence = ""
@@ -81,22 +84,12 @@ class GpuKeeper:
         """Change what is wanted: a daemon with this limit, or none."""
         if limit_mib != self._wanted_mib:
             self._wanted_mib = limit_mib
-            self._changed.set()
+            self.done.clear()
+            self._worker.wake()
 
-    @property
-    def done(self) -> bool:
-        """There is nothing left to keep: no daemon is wanted, and the GPU is as it was before."""
-        return self._wanted_mib is None and self._daemon == Daemon()
-
-    async def run(self) -> None:
-        """Keep the GPU, until there is nothing to keep and no daemon wanted."""
-        while True:
-            acted = await self._step()
-            if self.done:
-                return
-            if not acted:
-                await wait_within(self._pause_s(), self._changed.wait())
-                self._changed.clear()
+    async def run(self) -> NoReturn:
+        """Keep the GPU until cancelled. While there is nothing to keep it is not looked at."""
+        await self._worker.run()
 
     def _pause_s(self) -> float:
         if self._daemon.running or self._daemon.status is not MpsStatus.FAILED:
@@ -105,13 +98,17 @@ class GpuKeeper:
         until_retry_s = self._daemon.retry_s - self.clock()
         return min(until_retry_s, self.timings.mode_soon_s) if until_retry_s > 0 else self.timings.mode_soon_s
 
-    async def _step(self) -> bool:
-        """Look and act once; return whether there was something to do."""
+    async def _step(self) -> float | None:
+        """Look and act once; return the seconds until the next look, None if there is nothing to keep."""
         seen = await self._observe()
         self._daemon, act = decide(self._daemon, seen, self.clock())
         self._publish()
         if act is None:
-            return False
+            if self._wanted_mib is not None or self._daemon != Daemon():
+                return self._pause_s()
+            self._mode_until_s = 0.0  # until somebody wants it again the mode may be changed
+            self.done.set()
+            return None
         try:
             self._write_down()
             await self._do(act)
@@ -127,7 +124,7 @@ class GpuKeeper:
         finally:
             self._mode_until_s = self._ask_at_s = 0.0  # both may have changed
         self._publish()
-        return True
+        return 0.0
 
     def _publish(self) -> None:
         before, self.told = self.told, self._daemon.as_state(str(self._place.pipe))

@@ -55,16 +55,13 @@ class Supervisor:
         self._driver = driver
         self._timings = timings
         self._places = Places(directory)
-        self._before = dict(self._places.before)
-        self._running: dict[str, GpuKeeper] = {}
-        self._gpus: dict[str, MpsGpu] = {}
+        self._keepers: dict[str, GpuKeeper] = {}
         self._finishing = False
-        self._ended = asyncio.Event()
 
     @property
     def gpus(self) -> Mapping[str, MpsGpu]:
         """The GPUs that are or were kept, by UUID."""
-        return {**self._gpus, **{uuid: keeper.told for uuid, keeper in self._running.items()}}
+        return {uuid: keeper.told for uuid, keeper in self._keepers.items()}
 
     async def unready(self) -> tuple[str, ...]:
         """Return why the agent does not get what it wants; a GPU that starts is no reason."""
@@ -91,16 +88,12 @@ class Supervisor:
         if self.files.wanted is None:
             return
         self.files.wanted = {}
-        for keeper in self._running.values():
+        for keeper in self._keepers.values():
             keeper.want(None)
-        if not await wait_within(_FINISH_S, self._all_done()):
+        done = asyncio.gather(*(keeper.done.wait() for keeper in self._keepers.values()))
+        if not await wait_within(_FINISH_S, done):
             left = [uuid for uuid, gpu in self.gpus.items() if gpu.status is not MpsStatus.STOPPED]
             _log.error("GPUs are left as they are; the next supervisor goes on", extra={"gpus": left})
-
-    async def _all_done(self) -> None:
-        while self._running:
-            await self._ended.wait()
-            self._ended.clear()
 
     async def write_last(self) -> None:
         """Write the state once more, when `run` has ended."""
@@ -115,38 +108,28 @@ class Supervisor:
         """Tell every GPU what is wanted of it, beginning with those that an earlier supervisor may have left."""
         if self.files.wanted is None:
             return
-        limits: dict[str, int | None] = {**dict.fromkeys(self._before), **dict.fromkeys(self._running)}
-        limits.update(self.files.wanted)
-        for uuid, limit_mib in limits.items():
-            if uuid not in self._running:
-                keeper = GpuKeeper(
+        for uuid in {**self._places.before, **self._keepers, **self.files.wanted}:
+            if uuid not in self._keepers:
+                keeper = self._keepers[uuid] = GpuKeeper(
                     self._places.of(uuid),
                     self._driver,
                     self.files.changed.set,
-                    before=self._before.pop(uuid, ""),
+                    before=self._places.before.get(uuid, ""),
                     timings=self._timings,
                 )
-                self._running[uuid] = keeper
-                keeper.want(limit_mib)
-                tasks.create_task(self._keep(uuid, keeper), name=f"keep {uuid}")
-            else:
-                self._running[uuid].want(limit_mib)
+                tasks.create_task(_keep(uuid, keeper), name=f"keep {uuid}")
+            self._keepers[uuid].want(self.files.wanted.get(uuid))
 
-    async def _keep(self, uuid: str, keeper: GpuKeeper) -> None:
-        while True:
-            try:
-                await keeper.run()
-                break
-            except Exception:  # noqa: BLE001 - see below
-                # A fault of one GPU's keeper must not end this program: in a container the daemons of all other GPUs
-                # would end with it, and the work of their clients.
-                _log.exception("an error in the program itself", extra={"gpu": uuid})
-                await asyncio.sleep(_AFTER_BUG_S)
-        # Without a pause in between: who is wanted from now on gets a keeper of its own.
-        del self._running[uuid]
-        self._gpus[uuid] = keeper.told
-        self.files.changed.set()
-        self._ended.set()
+
+async def _keep(uuid: str, keeper: GpuKeeper) -> NoReturn:
+    while True:
+        try:
+            await keeper.run()
+        except Exception:  # noqa: BLE001 - see below
+            # A fault of one GPU's keeper must not end this program: in a container the daemons of all other GPUs would
+            # end with it, and the work of their clients.
+            _log.exception("an error in the program itself", extra={"gpu": uuid})
+            await asyncio.sleep(_AFTER_BUG_S)
 
 
 def gauges(gpus: Mapping[str, MpsGpu]) -> Gauges:

@@ -100,14 +100,12 @@ class Kept:
 
 
 @asynccontextmanager
-async def kept(
-    root: Path, driver: Driver, *, wanted: int | None = 4096, before: str = ""
-) -> AsyncIterator[tuple[Kept, asyncio.Task[None]]]:
+async def kept(root: Path, driver: Driver, *, wanted: int | None = 4096, before: str = "") -> AsyncIterator[Kept]:
     made = Kept(root, driver, before)
     made.keeper.want(wanted)
     task = asyncio.create_task(made.keeper.run())
     try:
-        yield made, task
+        yield made
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -115,11 +113,11 @@ async def kept(
 
 async def test_the_order_of_steps_closes_the_gpu_first_and_opens_it_last(tmp_path: Path) -> None:
     driver = Driver(servers="70\n")
-    async with kept(tmp_path, driver) as (made, task):
+    async with kept(tmp_path, driver) as made:
         ready = await made.becomes(MpsStatus.READY)
         assert (ready.clients, ready.server_pids, ready.limit_mib) == (2, (70,), 4096)
         made.keeper.want(None)
-        await eventually(task.done)
+        await eventually(made.keeper.done.is_set)
     assert driver.done == [
         EXCLUSIVE,
         "start",
@@ -135,20 +133,20 @@ async def test_the_order_of_steps_closes_the_gpu_first_and_opens_it_last(tmp_pat
 
 async def test_a_daemon_that_waits_for_its_clients_is_killed_in_the_end(tmp_path: Path) -> None:
     driver = Driver(EXCLUSIVE, daemon=True, waits_for_clients=True)
-    async with kept(tmp_path, driver, wanted=None) as (made, task):
+    async with kept(tmp_path, driver, wanted=None) as made:
         await made.becomes(MpsStatus.STOPPING)
         made.clock.now_s += QUIT_S - 1
         for _ in range(5):
             await asyncio.sleep(0.002)
         assert driver.done == ["quit"]
         made.clock.now_s += 1
-        await eventually(task.done)
+        await eventually(made.keeper.done.is_set)
     assert driver.done == ["quit", "kill", DEFAULT]
 
 
 async def test_a_daemon_that_hangs_is_told_and_then_killed_and_replaced(tmp_path: Path) -> None:
     driver = Driver()
-    async with kept(tmp_path, driver) as (made, _):
+    async with kept(tmp_path, driver) as made:
         await made.becomes(MpsStatus.READY)
         driver.refuses = "get_server_list"
         assert (await made.becomes(MpsStatus.FAILED)).why == "get_server_list failed: no"
@@ -162,21 +160,21 @@ async def test_a_daemon_that_hangs_is_told_and_then_killed_and_replaced(tmp_path
 
 async def test_an_answer_that_is_none_is_no_proof(tmp_path: Path) -> None:
     driver = Driver(answer="Cannot connect")
-    async with kept(tmp_path, driver) as (made, _):
+    async with kept(tmp_path, driver) as made:
         found = await made.becomes(MpsStatus.FAILED)
         assert found.why == "the daemon answers what is not understood: Cannot connect"
 
 
 async def test_a_server_that_ends_between_two_commands_is_no_trouble(tmp_path: Path) -> None:
     driver = Driver(servers="70", refuses="get_client_list")
-    async with kept(tmp_path, driver) as (made, _):
+    async with kept(tmp_path, driver) as made:
         ready = await made.becomes(MpsStatus.READY)
         assert (ready.clients, ready.server_pids) == (0, (70,))
 
 
 async def test_a_mode_that_somebody_sets_is_set_again(tmp_path: Path) -> None:
     driver = Driver()
-    async with kept(tmp_path, driver) as (made, _):
+    async with kept(tmp_path, driver) as made:
         await made.becomes(MpsStatus.READY)
         driver.mode = DEFAULT
         await eventually(lambda: driver.done.count(EXCLUSIVE) == 2)
@@ -188,14 +186,14 @@ async def test_a_mode_that_somebody_sets_is_set_again(tmp_path: Path) -> None:
 async def test_a_gpu_of_an_earlier_supervisor_gets_its_mode_back(tmp_path: Path, before: str, mode: str) -> None:
     """Where nobody remembers the former mode it is the default."""
     driver = Driver(EXCLUSIVE, daemon=not before)
-    async with kept(tmp_path, driver, wanted=None, before=before) as (_, task):
-        await eventually(task.done)
+    async with kept(tmp_path, driver, wanted=None, before=before) as made:
+        await eventually(made.keeper.done.is_set)
     assert driver.done[-1] == driver.mode == mode
 
 
 async def test_a_larger_share_raises_the_limit_of_the_server_that_runs_too(tmp_path: Path) -> None:
     driver = Driver(servers="70")
-    async with kept(tmp_path, driver) as (made, _):
+    async with kept(tmp_path, driver) as made:
         await made.becomes(MpsStatus.READY)
         made.keeper.want(8192)
         await eventually(lambda: made.keeper.told.limit_mib == 8192)
@@ -205,7 +203,7 @@ async def test_a_larger_share_raises_the_limit_of_the_server_that_runs_too(tmp_p
 
 async def test_a_fault_is_reported_until_the_clients_have_ended(tmp_path: Path) -> None:
     driver = Driver(servers="70")
-    async with kept(tmp_path, driver) as (made, _):
+    async with kept(tmp_path, driver) as made:
         await made.becomes(MpsStatus.READY)
         driver.server_status = "FAULT"
         fault = await made.becomes(MpsStatus.FAULT)
@@ -218,7 +216,7 @@ async def test_a_fault_is_reported_until_the_clients_have_ended(tmp_path: Path) 
 
 async def test_a_mode_that_cannot_be_read_is_told_and_tried_again(tmp_path: Path) -> None:
     driver = Driver(refuses="compute mode")
-    async with kept(tmp_path, driver) as (made, _):
+    async with kept(tmp_path, driver) as made:
         assert "the driver does not tell the compute mode" in (await made.becomes(MpsStatus.FAILED)).why
         driver.refuses = ""
         await made.becomes(MpsStatus.READY)
@@ -230,6 +228,6 @@ async def test_a_log_that_has_grown_is_emptied(tmp_path: Path) -> None:
     log.parent.mkdir(parents=True)
     with log.open("wb") as file:
         file.truncate(9 << 20)
-    async with kept(tmp_path, Driver()) as (made, _):
+    async with kept(tmp_path, Driver()) as made:
         await made.becomes(MpsStatus.READY)
         await eventually(lambda: log.stat().st_size == 0)
