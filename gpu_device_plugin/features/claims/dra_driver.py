@@ -21,10 +21,10 @@ from gpu_device_plugin.kubelet.calls import PodResourcesUnavailableError, listed
 from gpu_device_plugin.model.resources import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection
 
-    from gpu_device_plugin.model.allocations import Allocation, Place
-    from gpu_device_plugin.model.limits import LimitState, LimitStatus
+    from gpu_device_plugin.model.allocations import Allocation
+    from gpu_device_plugin.model.limits import LimitStatus
     from gpu_device_plugin.node.feature_context import NodeContext
 
 _log = logging.getLogger(__name__)
@@ -67,7 +67,6 @@ class DraDriver:
         """Why the claims of earlier agents are not known yet."""
         self._needed = asyncio.Event()
         self._vain: frozenset[str] = frozenset()
-        self._limits: Mapping[Place, LimitState] = {}
         self._allocated: frozenset[str] | None = frozenset()
         """The names of the claims that are allocated here; None: not known."""
 
@@ -222,15 +221,10 @@ class DraDriver:
         """Keep `entries` in step with claims and pods, in whichever mode the node serves. Ends only by cancellation."""
         await together(
             self._config.follow(self.offer.update),
-            self._limit_states.follow(self._limits_read),
+            self._limit_states.follow(self._show),
             self.claims.prepared.follow(self._holders_changed, settle_s=_SETTLE_S),
             self.cluster.followed.changes.follow(self._holders_changed, settle_s=_SETTLE_S),
         )
-
-    def _limits_read(self, states: Mapping[Place, LimitState]) -> None:
-        """Take over which limits were seen to hold, for the status of claims."""
-        self._limits = states
-        self._show()
 
     def _holders_changed(self, _new: object = None) -> None:
         prepared = self.claims.prepared.value.values()
@@ -239,14 +233,14 @@ class DraDriver:
         self.offer.hold_formerly(frozenset(device.uuid for device in devices if is_former_name(device.device)))
         self._show()
 
-    def _show(self) -> None:
-        """Let the status of each claim say what it holds, and whether its limit does."""
-        prepared = self.claims.prepared.value
+    def _show(self, _new: object = None) -> None:
+        """Let the status of each claim say what it holds, and whether its limit was seen to hold."""
+        prepared, limits = self.claims.prepared.value, self._limit_states.value
         held: dict[str, dict[str, LimitStatus]] = {uid: {} for uid in prepared}
-        for allocation in self.entries.value if self._limits else ():
+        for allocation in self.entries.value if limits else ():
             claim = prepared.get(allocation.through)
             for device in () if claim is None else claim.devices:
-                state = self._limits.get((allocation.pod_uid, allocation.container, device.uuid))
+                state = limits.get((allocation.pod_uid, allocation.container, device.uuid))
                 if state is not None:
                     before = held[allocation.through].get(device.uuid, state.held)
                     held[allocation.through][device.uuid] = max(before, state.held, key=lambda held: held.severity)

@@ -150,28 +150,20 @@ class _Offer:
                 attributes[dra.AS_WHOLE] = self._whole(shared)[dra.TYPE]
             elif undivided:
                 taints.append(_taint("limits-missing", "NoSchedule"))
+        memory = {
+            "min": quantity(step),
+            "max": quantity(total),
+            # A step that no amount can make is refused.
+            **({"step": quantity(step)} if total > step else {}),
+        }
         return {
             "name": dra.device_name(uuid),
             "allowMultipleAllocations": True,
             "attributes": attributes,
             "capacity": {
-                dra.MEMORY: {
-                    "value": quantity(total),
-                    # A claim that names no memory asks for all of it, as it would without this policy.
-                    "requestPolicy": {
-                        "default": quantity(total),
-                        "validRange": {
-                            "min": quantity(step),
-                            "max": quantity(total),
-                            # A step that no amount can make is refused.
-                            **({"step": quantity(step)} if total > step else {}),
-                        },
-                    },
-                },
-                dra.COMPUTE: {
-                    "value": "100",
-                    "requestPolicy": {"default": "0", "validRange": {"min": "0", "max": "100", "step": "1"}},
-                },
+                # A claim that names no memory asks for all of it, as it would without this policy.
+                dra.MEMORY: _capacity(quantity(total), quantity(total), memory),
+                dra.COMPUTE: _capacity("100", "0", {"min": "0", "max": "100", "step": "1"}),
             },
             **({"taints": taints} if taints else {}),
         }
@@ -229,6 +221,10 @@ class _Offer:
             return [{"key": dra.CORDON_TAINT, "effect": "NoSchedule"}]
         held = uuid in self._node.ledger.held_by_other_resource or uuid in self._facts.held_formerly
         return [_taint("held-otherwise", "NoSchedule")] if held else []
+
+
+def _capacity(value: str, default: str, valid: dict[str, str]) -> dict[str, Any]:
+    return {"value": value, "requestPolicy": {"default": default, "validRange": valid}}
 
 
 def _taint(value: str, effect: str) -> dict[str, Any]:
