@@ -14,7 +14,7 @@ import pytest
 from gpu_device_plugin.cluster.writers.events import CONTROLLER
 from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan
 from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
-from gpu_device_plugin.features.mps.rules.mps_admission import Clients
+from gpu_device_plugin.features.mps.rules.mps_admission import client_grant
 from gpu_device_plugin.model.contract import keys as wire
 from gpu_device_plugin.model.contract.frameworks import VARIABLES
 from gpu_device_plugin.model.contract.keys import SWITCH_LABEL
@@ -141,10 +141,10 @@ def test_variables_are_those_that_the_agent_sets() -> None:
     daemon = MpsGpu(MpsStatus.READY, pipe_directory="/run/gpushare/mps/a")
     every = GrantOwner(frameworks=tuple(VARIABLES))
 
-    clients = Clients({"GPU-a": daemon}, "/run/gpushare/mps/shm", compute=True)
+    clients = partial(client_grant, daemons={"GPU-a": daemon}, shm="/run/gpushare/mps/shm", compute=True)
 
     def plan(enforcement: Enforcement) -> LimitPlan:
-        others = {Enforcement.MPS: clients.grant}
+        others = {Enforcement.MPS: clients}
         return LimitPlan({"GPU-a": GpuEnforcement(enforcement, "")}, others=others)
 
     set_by_us = {

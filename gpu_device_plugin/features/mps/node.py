@@ -156,7 +156,7 @@ class Mps(NodeFeature):
 
     def grant(self, parts: Sequence[Part]) -> Grant | None:
         """Return what makes a container with these parts a client; None: it cannot be one."""
-        return mps.Clients(self._directories, str(self._directory / SHM_DIRECTORY), self._compute).grant(parts)
+        return mps.client_grant(parts, self._directories, str(self._directory / SHM_DIRECTORY), compute=self._compute)
 
     def chosen(
         self,

@@ -251,33 +251,28 @@ def _lack(context: MpsGpuContext) -> tuple[str, bool]:
 # --- What containers get ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Clients:
-    """What the clients of MPS on a node are given."""
+def client_grant(
+    parts: Sequence[Part], daemons: Mapping[str, MpsGpu], shm: str, *, compute: bool = False
+) -> Grant | None:
+    """Return what makes a container with these parts a client of MPS; None: it cannot be one.
 
-    daemons: Mapping[str, MpsGpu]
-    """By the GPU's UUID."""
-    shm: str
-    """The directory of the host that clients have as /dev/shm."""
-    compute: bool = False
-    """The multiprocessors are limited in proportion to the memory."""
-
-    def grant(self, parts: Sequence[Part]) -> Grant | None:
-        """Return what makes a container with these parts a client; None: it cannot be one."""
-        daemon = self.daemons.get(parts[0].uuid)
-        # A container has one directory of sockets, and there is a daemon for each GPU. An ordinal that the container
-        # does not have would remove all of its limits.
-        if len(parts) > 1 or daemon is None or not daemon.pipe_directory:
-            return None
-        envs = {variables.MPS_PIPE_DIRECTORY: daemon.pipe_directory, variables.MPS_MEMORY: f"0={parts[0].limit_mib}M"}
-        if self.compute:
-            percent = -(-100 * parts[0].mib // parts[0].whole_mib)
-            envs[variables.MPS_THREADS] = str(min(max(percent, 1), 100))
-        mounts = (
-            Mount(daemon.pipe_directory, daemon.pipe_directory, read_only=False),
-            Mount(self.shm, SHM, read_only=False),
-        )
-        return Grant(envs, mounts=mounts)
+    `daemons` are by the GPU's UUID, and `shm` is the directory of the host that clients have as /dev/shm. With
+    `compute` the multiprocessors are limited in proportion to the memory.
+    """
+    daemon = daemons.get(parts[0].uuid)
+    # A container has one directory of sockets, and there is a daemon for each GPU. An ordinal that the container
+    # does not have would remove all of its limits.
+    if len(parts) > 1 or daemon is None or not daemon.pipe_directory:
+        return None
+    envs = {variables.MPS_PIPE_DIRECTORY: daemon.pipe_directory, variables.MPS_MEMORY: f"0={parts[0].limit_mib}M"}
+    if compute:
+        percent = -(-100 * parts[0].mib // parts[0].whole_mib)
+        envs[variables.MPS_THREADS] = str(min(max(percent, 1), 100))
+    mounts = (
+        Mount(daemon.pipe_directory, daemon.pipe_directory, read_only=False),
+        Mount(shm, SHM, read_only=False),
+    )
+    return Grant(envs, mounts=mounts)
 
 
 # --- PreStartContainer ------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +18,7 @@ from gpu_device_plugin.features.claims.rules.preparing import (
 )
 from gpu_device_plugin.features.limits.rules.limit_grants import ExtraGrant, LimitPlan, added_for_limits
 from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
-from gpu_device_plugin.features.mps.rules.mps_admission import Clients
+from gpu_device_plugin.features.mps.rules.mps_admission import client_grant
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.node.rules.admission import RefusalCode
@@ -55,7 +56,7 @@ def plan(*enforcements: Enforcement, **more: Any) -> LimitPlan:
 
 
 def clients(daemons: Mapping[str, MpsGpu], *, compute: bool = False) -> Mapping[Enforcement, Any]:
-    return {Enforcement.MPS: Clients(daemons, "/run/mps/shm", compute).grant}
+    return {Enforcement.MPS: partial(client_grant, daemons=daemons, shm="/run/mps/shm", compute=compute)}
 
 
 def test_a_part_of_a_gpu_comes_with_the_variables_of_a_share() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
 from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan, Part, limit_grant
 from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
-from gpu_device_plugin.features.mps.rules.mps_admission import Clients
+from gpu_device_plugin.features.mps.rules.mps_admission import client_grant
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.node.rules.container_grants import Grant, GrantOwner, Mount
 
@@ -25,9 +26,10 @@ READY = MpsGpu(MpsStatus.READY, pipe_directory="/run/gpushare/mps/GPU-a")
 
 def client(daemons: Mapping[str, MpsGpu] | None = None, *, compute: bool = False) -> LimitPlan:
     """Return the plan of a node with MPS on both GPUs, and these daemons."""
-    clients = Clients({"GPU-a": READY} if daemons is None else daemons, "/run/gpushare/mps/shm", compute)
+    there = {"GPU-a": READY} if daemons is None else daemons
+    clients = partial(client_grant, daemons=there, shm="/run/gpushare/mps/shm", compute=compute)
     by = {part.uuid: GpuEnforcement(Enforcement.MPS, "why") for part in (A, B)}
-    return LimitPlan(by, others={Enforcement.MPS: clients.grant})
+    return LimitPlan(by, others={Enforcement.MPS: clients})
 
 
 def test_a_client_of_mps_gets_its_daemon_its_limit_and_the_memory_that_it_shares_with_the_server() -> None:
