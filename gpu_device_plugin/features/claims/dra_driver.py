@@ -15,7 +15,7 @@ from gpu_device_plugin.features.claims.claim_handler import ClaimsApi, NodeClaim
 from gpu_device_plugin.features.claims.claim_store import ClaimStore, ClaimStoreError
 from gpu_device_plugin.features.claims.contract import DRIVER, is_former_name
 from gpu_device_plugin.features.claims.dra_offer import DeviceOffer
-from gpu_device_plugin.features.claims.dra_services import DraDirectories, DraLoop, DraServicer
+from gpu_device_plugin.features.claims.dra_services import DraLoop, DraServicer
 from gpu_device_plugin.features.claims.rules.prepared import claim_allocations
 from gpu_device_plugin.kubelet.calls import PodResourcesUnavailableError, listed_claims
 from gpu_device_plugin.model.resources import Kind
@@ -45,10 +45,9 @@ class DraDriver:
         self._limit_states = node.limit_states
         self._reconciler, self._other_plugins = node.plugin.reconciler, node.other_plugins
         self._changed = changed
-        self.directories = DraDirectories(self._settings.kubelet_root)
-        self.store = ClaimStore(self.directories.claims, self._settings.cdi_dir)
         self.api = ClaimsApi(self.cluster.client, self._settings.node_name)
-        self.loop = DraLoop(self.directories, self._servicer, node.reports.registration)
+        self.loop = DraLoop(self._settings.kubelet_root, self._servicer, node.reports.registration)
+        self.store = ClaimStore(self.loop.claims, self._settings.cdi_dir)
         self.offer = DeviceOffer(node, self.loop.reached)
         self.claims = NodeClaims(node, self.store, self.api)
         self.entries: Observable[tuple[Allocation, ...]] = Observable(())

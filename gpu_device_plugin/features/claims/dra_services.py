@@ -164,63 +164,21 @@ class _Plugin:
 # --- Their sockets, known to the kubelet ------------------------------------------------------------------------------
 
 
-class DraDirectories:
-    """The directories of the kubelet in which the sockets are."""
+class DraLoop(RegistrationRounds, pluginregistration_pb2_grpc.RegistrationServicer):
+    """Serves the driver, round after round, and tells the kubelet who we are. Probes read `unmet`."""
 
-    def __init__(self, kubelet_root: Path) -> None:
-        """Name them below the kubelet's root directory, ``/var/lib/kubelet`` on most nodes."""
+    def __init__(self, kubelet_root: Path, servicer: Callable[[], DraServicer], on_event: OnEvent) -> None:
+        """Serve below the kubelet's root directory, ``/var/lib/kubelet`` on most nodes.
+
+        `servicer` makes the services of a round.
+        """
         self.registry = kubelet_root / "plugins_registry"
         """Where the kubelet looks for plugins."""
         self.plugin = kubelet_root / "plugins" / DRIVER
         """Ours: the socket of the services."""
         self.claims = self.plugin / "claims"
         """Ours: the prepared claims."""
-
-    def prepare(self) -> None:
-        """Make what is missing, and remove the sockets of earlier instances. Only for the holder of the node's lock.
-
-        Raises:
-            DirectoryError: a directory cannot be used.
-            DirectoryGoneError: see `sockets.is_there`.
-        """
-        for mounted in (self.registry, self.plugin.parent):
-            sockets.is_there(mounted)
-        for path in self.new_sockets():
-            if len(os.fsencode(path)) > sockets.LONGEST_PATH:
-                raise sockets.DirectoryError(
-                    f"{path} is too long for a socket, of which the path has {sockets.LONGEST_PATH}"
-                )
-        try:
-            self.claims.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if not self.registry.is_dir():
-                raise sockets.DirectoryError(
-                    f"{self.registry} is not a directory; mount the kubelet's directories plugins_registry and plugins "
-                    "into the agent's pod, as deploy/patches/dra-agent.yaml and the chart do"
-                )
-            for directory in (self.registry, self.plugin):
-                for path in directory.glob(f"{DRIVER}-*.sock"):
-                    path.unlink(missing_ok=True)
-        except OSError as error:
-            raise sockets.DirectoryError(
-                f"preparing {error.filename or self.registry}: {error.strerror}{sockets.advice(error)}"
-            ) from error
-
-    def new_sockets(self) -> tuple[Path, Path]:
-        """Return paths that no instance has used before: of the registration, and of the services.
-
-        The kubelet refuses to know one path twice, and an instance that ends late must not remove another's socket.
-        """
-        instance = f"{DRIVER}-{os.getpid()}-{os.urandom(3).hex()}"
-        return self.registry / f"{instance}-reg.sock", self.plugin / f"{instance}.sock"
-
-
-class DraLoop(RegistrationRounds, pluginregistration_pb2_grpc.RegistrationServicer):
-    """Serves the driver, round after round, and tells the kubelet who we are. Probes read `unmet`."""
-
-    def __init__(self, directories: DraDirectories, servicer: Callable[[], DraServicer], on_event: OnEvent) -> None:
-        """Serve in `directories`; `servicer` makes the services of a round."""
-        super().__init__(directories.registry, on_event, RoundTimings(stream_grace=_SILENCE_S))
-        self._directories = directories
+        super().__init__(self.registry, on_event, RoundTimings(stream_grace=_SILENCE_S))
         self._servicer = servicer
         self._registered = False
         self._refusal = ""
@@ -244,13 +202,50 @@ class DraLoop(RegistrationRounds, pluginregistration_pb2_grpc.RegistrationServic
 
     def _find_obstacle(self) -> tuple[RegistrationEvent, dict[str, object]] | None:
         try:
-            self._directories.prepare()
+            self._prepare()
         except sockets.DirectoryError as error:
             return RegistrationEvent.NOT_SERVED, {"why": str(error)}
         return None
 
+    def _prepare(self) -> None:
+        """Make what is missing, and remove the sockets of earlier instances. Only for the holder of the node's lock.
+
+        Raises:
+            DirectoryError: a directory cannot be used.
+            DirectoryGoneError: see `sockets.is_there`.
+        """
+        for mounted in (self.registry, self.plugin.parent):
+            sockets.is_there(mounted)
+        for path in self._new_sockets():
+            if len(os.fsencode(path)) > sockets.LONGEST_PATH:
+                raise sockets.DirectoryError(
+                    f"{path} is too long for a socket, of which the path has {sockets.LONGEST_PATH}"
+                )
+        try:
+            self.claims.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if not self.registry.is_dir():
+                raise sockets.DirectoryError(
+                    f"{self.registry} is not a directory; mount the kubelet's directories plugins_registry and plugins "
+                    "into the agent's pod, as deploy/patches/dra-agent.yaml and the chart do"
+                )
+            for directory in (self.registry, self.plugin):
+                for path in directory.glob(f"{DRIVER}-*.sock"):
+                    path.unlink(missing_ok=True)
+        except OSError as error:
+            raise sockets.DirectoryError(
+                f"preparing {error.filename or self.registry}: {error.strerror}{sockets.advice(error)}"
+            ) from error
+
+    def _new_sockets(self) -> tuple[Path, Path]:
+        """Return paths that no instance has used before: of the registration, and of the services.
+
+        The kubelet refuses to know one path twice, and an instance that ends late must not remove another's socket.
+        """
+        instance = f"{DRIVER}-{os.getpid()}-{os.urandom(3).hex()}"
+        return self.registry / f"{instance}-reg.sock", self.plugin / f"{instance}.sock"
+
     async def _begin(self) -> None:
-        entry, self._endpoint = self._directories.new_sockets()
+        entry, self._endpoint = self._new_sockets()
         self._registered, self._refusal = False, ""
         servicer = self._servicer()
         self._streams = servicer.streams

@@ -65,7 +65,7 @@ async def test_a_claim_gets_a_part_of_a_gpu_and_its_containers_the_variables_of_
         assert device["device"] == uuid.lower()
         await here.end_claim("c1")
         assert not list(here.kubelet.cdi.iterdir())
-        assert not list(here.dra.directories.claims.iterdir())
+        assert not list(here.dra.loop.claims.iterdir())
         assert here.node.agent is not None
         assert not here.node.agent.state.node.ledger.id_states
 
@@ -200,11 +200,11 @@ async def test_a_driver_whose_container_still_sees_a_deleted_directory_of_the_ku
         descriptor = os.open(gone, os.O_RDONLY)
         gone.rmdir()
         here.launch()
-        mounted, directories = Path(f"/proc/self/fd/{descriptor}"), here.dra.directories
+        mounted, loop = Path(f"/proc/self/fd/{descriptor}"), here.dra.loop
         if which == "registry":
-            directories.registry = mounted
+            loop.registry = mounted
         else:
-            directories.plugin = mounted / DRIVER
+            loop.plugin = mounted / DRIVER
         assert isinstance(await here.node.ended(), DirectoryGoneError)
         os.close(descriptor)
 
