@@ -64,6 +64,7 @@ class FileLink(Generic[Wanted, State]):
         """Why the file does not say what is wanted; empty: it does."""
         self.last: State | None = None
         """The newest state that could be read, be the helper running or not; None: there is no such file."""
+        self._beat_s = 0.0
         self._ours: _Stamp | None = None
         """Of the file of what is wanted, as we read or wrote it; None: it was not there."""
         self._seen: _Stamp | None = None
@@ -114,7 +115,7 @@ class FileLink(Generic[Wanted, State]):
             if (found := _stamp(self._state_path.stat())) != self._seen:
                 content, _ = files.read_below(self._directory, self._contract.state_file, self._contract.largest)
                 self._seen, self._unreadable = found, ""
-                self.last = self._contract.read_state(content)
+                self.last, self._beat_s = self._contract.read_state(content)
         except FileNotFoundError:
             self.forget()
             self._unreadable = self._words.not_there if self._directory.is_dir() else self._words.not_mounted
@@ -125,7 +126,7 @@ class FileLink(Generic[Wanted, State]):
         if self.last is None or self._unreadable:
             return self._unreadable
         # A beat of the future was written before the machine started: both programs read the same clock.
-        runs = 0 <= self._clock() - self.last.beat_s <= self._words.beat_s
+        runs = 0 <= self._clock() - self._beat_s <= self._words.beat_s
         return self.last if runs else self._words.silent
 
     def forget(self) -> None:
@@ -140,6 +141,8 @@ class HelperLink(Generic[Wanted, State]):
     _directory: Path
     """No file in it is opened before a method is called."""
     _contract: HelperFiles[Wanted, State]
+    _clock: Callable[[], float]
+    """Returns the seconds since the machine started."""
 
     def __post_init__(self) -> None:
         self._content: bytes | None = None
@@ -187,7 +190,7 @@ class HelperLink(Generic[Wanted, State]):
     def write(self, state: State) -> None:
         """Write the state now."""
         try:
-            text = self._contract.write_state(state)
+            text = self._contract.write_state(state, self._clock())
             files.replace_below(self._directory, self._contract.state_file, text.encode(), lasting=False)
         except OSError as error:
             unwritten = f"{self._contract.state_file} cannot be written: {error}"

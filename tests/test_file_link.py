@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.features.limits.contract import LIMIT_FILES
-from gpu_device_plugin.features.mps.contract import STATE_FILE, WANTED_FILE, MpsGpu, MpsState, MpsStatus
+from gpu_device_plugin.features.mps.contract import STATE_FILE, WANTED_FILE, MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
 from gpu_device_plugin.file_link import FileLink, HelperLink, HelperWords
 from tests.patience import beside, eventually
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 NOW_S = 1000.0
 WORDS = HelperWords("the helper", "no helper", "no directory", "silent", 10.0, ": mount it")
 A = "GPU-a"
-READY = MpsState({A: MpsGpu(MpsStatus.READY)}, NOW_S)
+READY = {A: MpsGpu(MpsStatus.READY)}
 
 
 @dataclass
@@ -30,12 +30,12 @@ class Meeting:
 
     directory: Path
     now_s: float = NOW_S
-    agent: FileLink[Mapping[str, int], MpsState] = field(init=False)
-    helper: HelperLink[Mapping[str, int], MpsState] = field(init=False)
+    agent: FileLink[Mapping[str, int], Mapping[str, MpsGpu]] = field(init=False)
+    helper: HelperLink[Mapping[str, int], Mapping[str, MpsGpu]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.agent_starts()
-        self.helper = HelperLink(self.directory, MPS_FILES)
+        self.helper = HelperLink(self.directory, MPS_FILES, lambda: self.now_s)
 
     def agent_starts(self) -> None:
         """Replace the agent by its successor."""
@@ -70,10 +70,11 @@ def test_each_end_reads_what_the_other_writes(meeting: Meeting) -> None:
 )
 def test_a_helper_without_a_beat_no_longer_runs(meeting: Meeting, beat_s: float, *, runs: bool) -> None:
     """A beat of the future, be it by little, is of before the machine started: the clock begins anew with it."""
-    state = MpsState(beat_s=beat_s)
-    meeting.helper.write(state)
-    assert meeting.agent.read_state() == (state if runs else "silent")
-    assert meeting.agent.last == state
+    meeting.now_s = beat_s
+    meeting.helper.write({})
+    meeting.now_s = NOW_S
+    assert meeting.agent.read_state() == ({} if runs else "silent")
+    assert meeting.agent.last == {}
 
 
 def test_a_helper_falls_silent_although_its_file_stays_the_same(meeting: Meeting) -> None:
@@ -170,7 +171,7 @@ def test_a_file_that_cannot_be_written_has_its_reason_once(meeting: Meeting, cap
 
 
 async def test_a_state_is_written_when_it_changes_and_not_before_it_is_known(meeting: Meeting) -> None:
-    states: list[MpsState] = []
+    states: list[Mapping[str, MpsGpu]] = []
     async with beside(meeting.helper.publish(lambda: states[-1] if states else None, 3600.0)):
         await asyncio.sleep(0)
         assert not (meeting.directory / STATE_FILE).exists()
@@ -194,6 +195,6 @@ def test_what_another_version_says_of_limits_is_understood() -> None:
     """With spaces, as versions up to 0.2.0 write it, and with keys that a later one may add."""
     key = f'"pod_uid": "{"a" * 32}", "container_id": "{"c" * 64}", "uuid": "GPU-a"'
     limits = f'"limits": [{{{key}, "hard_mib": 2, "soft_mib": 1, "why": "no", "new": null}}]'
-    found = LIMIT_FILES.read_state(f'{{"version": 1, "beat": 12, {limits}, "new": {{}}}}')
-    assert [(each.limit, each.why) for each in found.outcomes.values()] == [((2, 1), "no")]
-    assert found.beat_s == 12.0
+    outcomes, beat_s = LIMIT_FILES.read_state(f'{{"version": 1, "beat": 12, {limits}, "new": {{}}}}')
+    assert [(each.limit, each.why) for each in outcomes.values()] == [((2, 1), "no")]
+    assert beat_s == 12.0

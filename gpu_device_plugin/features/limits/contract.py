@@ -6,7 +6,7 @@ Containers see only directories below it, and those read-only.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
@@ -65,15 +65,6 @@ class LimitOutcome:
     """Why it is not set, as a sentence without a full stop; empty: it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class LimitsState:
-    """What the limit helper has set."""
-
-    outcomes: Mapping[LimitKey, LimitOutcome] = field(default_factory=dict)
-    beat_s: float = 0.0
-    """When it was written, in seconds since the machine started (CLOCK_BOOTTIME): an old state is of no use."""
-
-
 class _Limit(msgspec.Struct):
     """The fields of a `LimitKey` and of a `MemoryLimit`."""
 
@@ -119,19 +110,18 @@ def _read_wanted_limits(content: str | bytes) -> Mapping[LimitKey, MemoryLimit]:
     return dict(map(_split, parsed(_WANTED_LIMITS, _LIMITS_WANTED_FILE, content).limits))
 
 
-def _write_limits_state(state: LimitsState) -> str:
-    outcomes = sorted(state.outcomes.items())
-    limits = [_Outcome(*key, *outcome.limit, outcome.why[:LONGEST_WHY]) for key, outcome in outcomes]
-    return text_of(_LimitsState(VERSION, state.beat_s, limits))
+def _write_limits_state(outcomes: Mapping[LimitKey, LimitOutcome], beat_s: float) -> str:
+    limits = [_Outcome(*key, *each.limit, each.why[:LONGEST_WHY]) for key, each in sorted(outcomes.items())]
+    return text_of(_LimitsState(VERSION, beat_s, limits))
 
 
-def _read_limits_state(content: str | bytes) -> LimitsState:
+def _read_limits_state(content: str | bytes) -> tuple[Mapping[LimitKey, LimitOutcome], float]:
     found = parsed(_LIMITS_STATE, _LIMITS_STATE_FILE, content)
     limits = [(*_split(each), each.why) for each in found.limits]
-    return LimitsState({key: LimitOutcome(limit, why) for key, limit, why in limits}, found.beat)
+    return {key: LimitOutcome(limit, why) for key, limit, why in limits}, found.beat
 
 
-LIMIT_FILES: HelperFiles[Mapping[LimitKey, MemoryLimit], LimitsState] = HelperFiles(
+LIMIT_FILES: HelperFiles[Mapping[LimitKey, MemoryLimit], Mapping[LimitKey, LimitOutcome]] = HelperFiles(
     _LIMITS_WANTED_FILE,
     _LIMITS_STATE_FILE,
     4 << 20,  # a limit takes some 200, and up to `LONGEST_WHY` more if it could not be set
@@ -141,4 +131,4 @@ LIMIT_FILES: HelperFiles[Mapping[LimitKey, MemoryLimit], LimitsState] = HelperFi
     _write_limits_state,
     _read_limits_state,
 )
-"""The helper sets the limits that are wanted, and leaves all others alone."""
+"""The helper sets the limits that are wanted, leaves all others alone, and says what came of each."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.waiting import wait_within
-from gpu_device_plugin.features.limits.contract import LIMIT_FILES, LimitsState
+from gpu_device_plugin.features.limits.contract import LIMIT_FILES
 from gpu_device_plugin.features.limits.rules import helper_limits as rules
 from gpu_device_plugin.file_link import HelperLink
 from gpu_device_plugin.hardware.gpu_health_tracker import State
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from gpu_device_plugin.features.limits.contract import LimitKey, MemoryLimit
+    from gpu_device_plugin.features.limits.contract import LimitKey, LimitOutcome, MemoryLimit
     from gpu_device_plugin.features.limits.settings import LimitSettings
     from gpu_device_plugin.settings.sources import Sources, Texts
 
@@ -51,7 +51,7 @@ class LimitHelper:
 
     def __init__(self, directory: Path, hardware: Hardware, tree: CgroupTree, *, poll_s: float = POLL_S) -> None:
         """Prepare to meet the agent in `directory`, where it is looked for what is wanted every `poll_s` seconds."""
-        self._files = HelperLink(directory, LIMIT_FILES)
+        self._files = HelperLink(directory, LIMIT_FILES, boot_time)
         self._hardware = hardware
         self._tree = tree
         self._poll_s = poll_s
@@ -132,8 +132,8 @@ class LimitHelper:
             level, what = (logging.WARNING, "not set") if why else (logging.INFO, "set")
             _log.log(level, "a limit is %s", what, extra=extra)
 
-    def _state(self) -> LimitsState:
-        return LimitsState({key: old.outcome for key, old in self._attempts.items()}, boot_time())
+    def _state(self) -> Mapping[LimitKey, LimitOutcome]:
+        return {key: old.outcome for key, old in self._attempts.items()}
 
 
 def _owner(key: LimitKey) -> CgroupOwner:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.core.report.gauges import NodeMetrics
-    from gpu_device_plugin.features.limits.contract import LimitsState
+    from gpu_device_plugin.features.limits.contract import LimitKey, LimitOutcome
     from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
     from gpu_device_plugin.model.allocations import Place
     from gpu_device_plugin.model.limits import LimitMeans
@@ -87,7 +87,7 @@ class LimitLink:
         found = rules.wanted_limits(self._holders(), self._allowed_now.value, self._files.wanted, soft=self.soft())
         self.reasons = {place: why for place, why in self.reasons.items() if place in found}
         await in_thread(self._files.want, dict(found.values()))
-        state: LimitsState | str = self._files.unwritten
+        state: Mapping[LimitKey, LimitOutcome] | str = self._files.unwritten
         if found and not state:
             state = await in_thread(self._files.read_state)
         known, self.reasons = self.reasons, rules.reasons(found, state)

@@ -5,12 +5,8 @@ See `rules.daemon_files` for these. Here is no compiled code: the kubectl plugin
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 WANTED_FILE = "wanted.json"
 STATE_FILE = "state.json"
@@ -49,13 +45,3 @@ class MpsGpu:
     """In the host's PID namespace: processes on the GPU that are no container's."""
     limit_mib: int = 0
     """The limit that the daemon has for every client while it is READY, in MiB; 0: none."""
-
-
-@dataclass(frozen=True, slots=True)
-class MpsState:
-    """What the supervisor runs."""
-
-    gpus: Mapping[str, MpsGpu] = field(default_factory=dict)
-    """By UUID."""
-    beat_s: float = 0.0
-    """When it was written, in seconds since the machine started (CLOCK_BOOTTIME): an old state is of no use."""

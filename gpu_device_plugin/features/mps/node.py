@@ -106,8 +106,8 @@ class Mps(NodeFeature):
     @property
     def on(self) -> bool:
         """Whether MPS plays a part on this node: it is asked for, or somebody still has to be rid of it."""
-        known = self._files.wanted or self._files.unwritten or self._files.last
-        return bool(self.asked_for or self._clients or known)
+        files = self._files
+        return bool(self.asked_for or self._clients or files.wanted or files.unwritten or files.last is not None)
 
     @property
     def _allocations(self) -> Sequence[Allocation]:
@@ -289,7 +289,7 @@ class Mps(NodeFeature):
                 f"GPU {position}",
                 uuid,
                 self.daemons.value,
-                {} if last is None else last.gpus,
+                last or {},
                 client=client,
                 refuse=self.refuse and (client or uuid in self.asked_for),
             )
@@ -357,10 +357,10 @@ class Mps(NodeFeature):
         state = self._files.read_state()
         last = self._files.last
         if last is not None:
-            self._directories = last.gpus
-        self.daemons.change(state if isinstance(state, str) else state.gpus)
+            self._directories = last
+        self.daemons.change(state)
         self.others.change(_others(self._occupancies))
-        runs = last is not None and any(gpu.status is not MpsStatus.STOPPED for gpu in last.gpus.values())
+        runs = last is not None and any(gpu.status is not MpsStatus.STOPPED for gpu in last.values())
         if not (self.asked_for or self._files.wanted or runs):
             self._files.forget()  # nobody needs to know more of it
 

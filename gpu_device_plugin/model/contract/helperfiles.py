@@ -8,7 +8,7 @@ has its bounds in its type.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Generic, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -18,15 +18,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Wanted = TypeVar("Wanted")
-State = TypeVar("State", bound="HelperState")
-
-
-class HelperState(Protocol):
-    """The state of a helper, with its sign of life."""
-
-    @property
-    def beat_s(self) -> float:
-        """When it was written, in seconds since the machine started (CLOCK_BOOTTIME)."""
+State = TypeVar("State")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +33,9 @@ class HelperFiles(Generic[Wanted, State]):
     """What is wanted where no file says it."""
     write_wanted: Callable[[Wanted], str]
     read_wanted: Callable[[str | bytes], Wanted]
-    write_state: Callable[[State], str]
-    read_state: Callable[[str | bytes], State]
+    write_state: Callable[[State, float], str]
+    """With the helper's sign of life: when it is written, in seconds since the machine started (CLOCK_BOOTTIME)."""
+    read_state: Callable[[str | bytes], tuple[State, float]]
 
 
 class HelperFileError(ValueError):

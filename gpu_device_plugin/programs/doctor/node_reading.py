@@ -50,8 +50,8 @@ def mps_state(directory: Path) -> tuple[Mapping[str, MpsGpu] | str, tuple[str, .
     link = FileLink(directory, MPS_FILES, _SUPERVISOR, boot_time)
     state = link.read_state()
     if not isinstance(state, str):
-        return state.gpus, ()
-    left = {} if link.last is None else link.last.gpus
+        return state, ()
+    left = link.last or {}
     return state, tuple(sorted(uuid for uuid, gpu in left.items() if gpu.status is not MpsStatus.STOPPED))
 
 

@@ -17,7 +17,6 @@ from gpu_device_plugin.features.limits.contract import (
     MOST_MIB,
     LimitKey,
     LimitOutcome,
-    LimitsState,
     MemoryLimit,
 )
 from gpu_device_plugin.model.contract.helperfiles import HelperFileError
@@ -45,15 +44,13 @@ def test_what_is_wanted_is_read_as_it_was_written(wanted: dict[LimitKey, MemoryL
 
 @given(st.dictionaries(KEYS, OUTCOMES, max_size=4), st.floats(allow_nan=False, allow_infinity=False))
 def test_a_state_is_read_as_it_was_written(outcomes: dict[LimitKey, LimitOutcome], beat_s: float) -> None:
-    state = LimitsState(outcomes, beat_s)
-    assert LIMIT_FILES.read_state(LIMIT_FILES.write_state(state)) == state
+    assert LIMIT_FILES.read_state(LIMIT_FILES.write_state(outcomes, beat_s)) == (outcomes, beat_s)
 
 
 def test_a_long_reason_is_cut() -> None:
     key, limit = LimitKey(POD, CONTAINER, "GPU-a"), MemoryLimit(1)
-    (outcome,) = LIMIT_FILES.read_state(
-        LIMIT_FILES.write_state(LimitsState({key: LimitOutcome(limit, "x" * 1000)}))
-    ).outcomes.values()
+    outcomes, _ = LIMIT_FILES.read_state(LIMIT_FILES.write_state({key: LimitOutcome(limit, "x" * 1000)}, 0.0))
+    (outcome,) = outcomes.values()
     assert outcome.why == "x" * LONGEST_WHY
 
 
@@ -64,7 +61,7 @@ def test_the_most_limits_fit_into_the_largest_file() -> None:
     assert len(text) < LIMIT_FILES.largest
     assert len(LIMIT_FILES.read_wanted(text)) == MOST_LIMITS
     whole = {key: LimitOutcome(limit, "x" * LONGEST_WHY) for key, limit in LIMIT_FILES.read_wanted(text).items()}
-    assert len(LIMIT_FILES.write_state(LimitsState(whole))) < LIMIT_FILES.largest
+    assert len(LIMIT_FILES.write_state(whole, 0.0)) < LIMIT_FILES.largest
 
 
 def entry(**changed: Any) -> dict[str, Any]:

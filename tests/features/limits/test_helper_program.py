@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.features.limits.contract import LIMIT_FILES, LimitKey, LimitOutcome, LimitsState, MemoryLimit
+from gpu_device_plugin.features.limits.contract import LIMIT_FILES, LimitKey, LimitOutcome, MemoryLimit
 from gpu_device_plugin.features.limits.helper_program import LimitHelper
 from gpu_device_plugin.features.limits.rules import helper_limits as setting
 from gpu_device_plugin.hardware.fake.fake_driver import Fake
@@ -23,7 +23,7 @@ from tests.hardware.memory_limits import OUT_OF_MEMORY, LimitingLibrary, cgroup,
 from tests.patience import beside, eventually, rounds, stretched, until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
 UID = "8dbc6bd1-07c9-4f21-a4f4-3b4fd6e0c6a1"
@@ -65,14 +65,14 @@ class Node:
         new.rename(self.directory / LIMIT_FILES.wanted_file)
 
     @property
-    def state(self) -> LimitsState:
+    def state(self) -> tuple[Mapping[LimitKey, LimitOutcome], float]:
         try:
             return LIMIT_FILES.read_state((self.directory / LIMIT_FILES.state_file).read_text())
         except FileNotFoundError:
-            return LimitsState(beat_s=-1.0)
+            return {}, -1.0
 
     def outcome(self, container_id: str) -> LimitOutcome | None:
-        return self.state.outcomes.get(LimitKey(UID, container_id, GPU))
+        return self.state[0].get(LimitKey(UID, container_id, GPU))
 
     def limit(self, leaf: Path) -> int | None:
         """Return the hard limit in MiB that an agent would read back."""
@@ -132,13 +132,13 @@ async def test_without_an_agent_the_driver_is_not_open_and_nothing_is_set(node: 
     """A GPU that nobody uses can be reset, and its driver be replaced."""
     leaf = node.starts(C)
     async with node.helper() as hardware:
-        await eventually(lambda: hardware.view.value.state is State.PAUSED and node.state.beat_s > 0)
-        assert (hardware.child, node.state.outcomes, node.limit(leaf)) == (None, {}, None)
+        await eventually(lambda: hardware.view.value.state is State.PAUSED and node.state[1] > 0)
+        assert (hardware.child, node.state[0], node.limit(leaf)) == (None, {}, None)
         node.want(c=4096)
         await node.has_set(C, 4096)
         assert hardware.child is not None
         node.want()
-        await eventually(lambda: hardware.view.value.state is State.PAUSED and not node.state.outcomes)
+        await eventually(lambda: hardware.view.value.state is State.PAUSED and not node.state[0])
         assert node.limit(leaf) == 4096, "it stays as it was"
 
 
@@ -289,7 +289,7 @@ async def test_a_helper_that_starts_again_leaves_right_limits_alone(node: Node, 
         node.write(LIMIT_FILES.write_wanted({key: MemoryLimit(mib)}).encode())
 
     async def has_set(mib: int) -> None:
-        await eventually(lambda: node.state.outcomes.get(key) == LimitOutcome(MemoryLimit(mib)), f"{mib} MiB")
+        await eventually(lambda: node.state[0].get(key) == LimitOutcome(MemoryLimit(mib)), f"{mib} MiB")
 
     def hardware() -> Hardware:
         return Hardware("nvml", timings=QUICK, library_dir=tmp_path, version_files=())

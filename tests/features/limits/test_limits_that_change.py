@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.features.limits.contract import LIMIT_FILES, LimitKey, LimitOutcome, LimitsState, MemoryLimit
+from gpu_device_plugin.features.limits.contract import LIMIT_FILES, LimitKey, LimitOutcome, MemoryLimit
 from gpu_device_plugin.features.limits.node import LimitLink
 from gpu_device_plugin.features.limits.rules import running_limits as setting
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
@@ -53,7 +53,7 @@ class World:
     def says(self, outcomes: Mapping[LimitKey, LimitOutcome], beat_s: float = 100.0) -> None:
         """Have the helper write its state."""
         new = self.directory / "new"
-        new.write_text(LIMIT_FILES.write_state(LimitsState(outcomes, beat_s)))
+        new.write_text(LIMIT_FILES.write_state(outcomes, beat_s))
         new.rename(self.directory / LIMIT_FILES.state_file)
 
     @asynccontextmanager

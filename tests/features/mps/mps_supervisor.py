@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.mps.contract import STATE_FILE, WANTED_FILE, MpsGpu, MpsState, MpsStatus
+from gpu_device_plugin.features.mps.contract import STATE_FILE, WANTED_FILE, MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
 
 if TYPE_CHECKING:
@@ -101,6 +101,6 @@ class Supervisor:
 
     def _write(self, ago_s: float = 0.0) -> None:
         new = self.directory / f".{STATE_FILE}"
-        state = MpsState(dict(self._gpus), time.clock_gettime(time.CLOCK_BOOTTIME) - ago_s)
-        new.write_text(MPS_FILES.write_state(state))
+        beat_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ago_s
+        new.write_text(MPS_FILES.write_state(dict(self._gpus), beat_s))
         new.replace(self.directory / STATE_FILE)

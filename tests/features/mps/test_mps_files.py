@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.features.mps.contract import STATE_FILE, WANTED_FILE, MpsGpu, MpsState, MpsStatus
+from gpu_device_plugin.features.mps.contract import STATE_FILE, WANTED_FILE, MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.node import Mps
 from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
 from gpu_device_plugin.features.mps.rules.mps_admission import NOT_MOUNTED, NOT_THERE, SILENT
@@ -51,9 +51,9 @@ class Desk:
         self.told: list[tuple[str, str]] = []
         self.mps = Mps(directory, self.state, self.entries, lambda *told: self.told.append(told), clock=lambda: NOW_S)
 
-    def put(self, state: MpsState | str) -> None:
+    def put(self, state: Mapping[str, MpsGpu] | str, beat_s: float = NOW_S) -> None:
         new = self.directory / "new"
-        new.write_text(state if isinstance(state, str) else MPS_FILES.write_state(state))
+        new.write_text(state if isinstance(state, str) else MPS_FILES.write_state(state, beat_s))
         new.replace(self.directory / STATE_FILE)
 
     def record(self, *numbers: int, enforcement: Enforcement = Enforcement.MPS) -> None:
@@ -81,7 +81,7 @@ async def test_what_the_former_agent_wanted_stays_until_the_kubelets_records_are
     before = MPS_FILES.write_wanted({uuid(0): 3072})
     (tmp_path / WANTED_FILE).write_text(before)
     desk = Desk(tmp_path)
-    desk.put(MpsState({uuid(0): READY}, NOW_S))
+    desk.put({uuid(0): READY})
     async with desk.running():
         assert desk.mps.on
         desk.entries.set(())
@@ -104,7 +104,7 @@ async def test_damaged_files_are_told_and_replaced_by_the_next_ones(
     async with desk.running():
         assert "what the MPS supervisor was told is not known" in caplog.text
         assert str(desk.mps.daemons.value).startswith("state.json cannot be parsed: ")
-        desk.put(MpsState({uuid(0): READY}, NOW_S))
+        desk.put({uuid(0): READY})
         await eventually(lambda: desk.mps.daemons.value == {uuid(0): READY})
 
 
@@ -119,11 +119,11 @@ async def test_the_reason_why_there_is_no_supervisor_is_the_one_that_helps(tmp_p
         (desk.directory / STATE_FILE).mkdir()
         await eventually(lambda: "state.json cannot be read: " in str(desk.mps.daemons.value))
         (desk.directory / STATE_FILE).rmdir()
-        desk.put(MpsState({uuid(0): READY}, NOW_S - 60))
+        desk.put({uuid(0): READY}, NOW_S - 60)
         await eventually(lambda: desk.mps.daemons.value == SILENT)
         assert desk.mps.gpus == {}
         await eventually(lambda: desk.told[-1:] == [("", SILENT)])
-        desk.put(MpsState({}, NOW_S))
+        desk.put({})
         await eventually(lambda: desk.told[-1] == ("", ""))
 
 
@@ -131,11 +131,11 @@ async def test_nobody_is_told_of_the_end_of_a_trouble_that_no_longer_matters(tmp
     desk = Desk(tmp_path)
     desk.mps.ask_for([uuid(0), uuid(1)])
     broken = {uuid(n): MpsGpu(MpsStatus.FAILED, "exit code 1") for n in (0, 1)}
-    desk.put(MpsState(broken, NOW_S))
+    desk.put(broken)
     async with desk.running():
         await eventually(lambda: len(desk.told) == 2)
         desk.mps.ask_for([uuid(0)])
-        desk.put(MpsState({**broken, uuid(0): READY}, NOW_S))
+        desk.put({**broken, uuid(0): READY})
         await eventually(lambda: desk.told[2:] == [(uuid(0), "")])
 
 
@@ -155,7 +155,7 @@ async def test_clients_are_noticed_by_whichever_record_tells_of_them_last(tmp_pa
 async def test_a_call_that_ends_late_does_not_take_away_the_daemon_for_a_later_call(tmp_path: Path) -> None:
     """The kubelet was restarted while it waited, and its new process calls before the end of the old call is seen."""
     desk = Desk(tmp_path)
-    desk.put(MpsState({}, NOW_S))
+    desk.put({})
     desk.state.update(Ledger.seen, (), certain=True)
     desk.mps.ask_for([uuid(0), uuid(1)])
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.features.mps.contract import STATE_FILE, WANTED_FILE, MpsGpu, MpsState, MpsStatus
+from gpu_device_plugin.features.mps.contract import STATE_FILE, WANTED_FILE, MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.node import Mps
 from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
 from gpu_device_plugin.model.contract.keys import SET_LIMITS_LABEL
@@ -482,8 +482,8 @@ async def test_where_nobody_asks_for_mps_what_somebody_left_of_it_keeps_no_conta
         await node.start_agent()
         gpu = node.uuids[0]
         await node.stop_agent()
-        left = MpsState({gpu: MpsGpu(status, "", "/run/gpushare/mps/a")}, beat_s=1.0)
-        (supervisor.directory / STATE_FILE).write_text(MPS_FILES.write_state(left))
+        left = {gpu: MpsGpu(status, "", "/run/gpushare/mps/a")}
+        (supervisor.directory / STATE_FILE).write_text(MPS_FILES.write_state(left, 1.0))
         (supervisor.directory / WANTED_FILE).write_text(MPS_FILES.write_wanted({gpu: 1024}))
         await node.start_agent()
         shares = await node.kubelet.admit(pod("p", mem=3))

@@ -31,7 +31,7 @@ async def both() -> AsyncIterator[tuple[NodeWorld, Node]]:
         async with world([{**T4, "uuid": A}, {**T4, "uuid": B}]) as node:
             node.settings |= {"limits": "mps", "mps_dir": str(mps.directory)}
             mps.start()
-            await node.until(lambda: mps.state().beat_s > 0)
+            await node.until(lambda: mps.state()[1] > 0)
             yield node, mps
 
 
@@ -69,9 +69,9 @@ async def test_the_daemon_of_running_clients_survives_the_agent_and_the_supervis
         agent = node.launch()
         await node.ready()
         await node.rounds(1, now=True)
-        beat_s = mps.state().beat_s
+        beat_s = mps.state()[1]
         mps.start()
-        await node.until(lambda: mps.state().beat_s > beat_s and mps.gpu().status is MpsStatus.READY)
+        await node.until(lambda: mps.state()[1] > beat_s and mps.gpu().status is MpsStatus.READY)
         assert mps.daemons() == before
         await node.until(lambda: A in agent.of(Mps).gpus and agent.of(Mps).gpus[A].status is MpsStatus.READY)
         assert (await node.kubelet.restart_container(client, "main")).only.running

@@ -10,7 +10,7 @@ import pytest
 
 from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.core.report.findings.symptoms import Runtime
-from gpu_device_plugin.features.mps.contract import STATE_FILE, MpsGpu, MpsState, MpsStatus
+from gpu_device_plugin.features.mps.contract import STATE_FILE, MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
 from gpu_device_plugin.features.mps.rules.mps_admission import NOT_THERE, SILENT
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
@@ -169,7 +169,7 @@ def test_daemons_are_those_of_a_supervisor_that_still_writes(
 ) -> None:
     """The time of another boot may be ahead."""
     beat_s = time.clock_gettime(time.CLOCK_BOOTTIME) - age_s
-    (tmp_path / STATE_FILE).write_text(MPS_FILES.write_state(MpsState(READY, beat_s)))
+    (tmp_path / STATE_FILE).write_text(MPS_FILES.write_state(READY, beat_s))
     assert mps_state(tmp_path)[0] == found
 
 
@@ -214,7 +214,7 @@ LEFT = {"GPU-b": MpsGpu(MpsStatus.FAILED), "GPU-a": MpsGpu(MpsStatus.READY), "GP
 
 
 def test_a_supervisor_that_no_longer_runs_leaves_the_gpus_that_it_did_not_give_back(tmp_path: Path) -> None:
-    (tmp_path / STATE_FILE).write_text(MPS_FILES.write_state(MpsState(LEFT, beat_s=0.0)))
+    (tmp_path / STATE_FILE).write_text(MPS_FILES.write_state(LEFT, 0.0))
     assert mps_state(tmp_path) == (SILENT, ("GPU-a", "GPU-b"))
-    (tmp_path / STATE_FILE).write_text(MPS_FILES.write_state(MpsState(LEFT, time.clock_gettime(time.CLOCK_BOOTTIME))))
+    (tmp_path / STATE_FILE).write_text(MPS_FILES.write_state(LEFT, time.clock_gettime(time.CLOCK_BOOTTIME)))
     assert mps_state(tmp_path) == (LEFT, ()), "it runs, and gives back what is to be given back"

@@ -11,7 +11,7 @@ from gpu_device_plugin.model.limits import Enforcement, LimitState, LimitStatus
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from gpu_device_plugin.features.limits.contract import LimitsState
+    from gpu_device_plugin.features.limits.contract import LimitOutcome
     from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
     from gpu_device_plugin.model.allocations import Place
 
@@ -172,14 +172,16 @@ def wanted_limits(
     return found
 
 
-def reasons(wanted: Mapping[Place, tuple[LimitKey, MemoryLimit]], state: LimitsState | str) -> Mapping[Place, str]:
+def reasons(
+    wanted: Mapping[Place, tuple[LimitKey, MemoryLimit]], state: Mapping[LimitKey, LimitOutcome] | str
+) -> Mapping[Place, str]:
     """Return why each wanted limit is not set, for those that are not; `state` is the helper's, or why it has none."""
     found = {}
     for place, (key, limit) in wanted.items():
         if isinstance(state, str):
             found[place] = state
             continue
-        outcome = state.outcomes.get(key)
+        outcome = state.get(key)
         if outcome is None or outcome.limit != limit:
             found[place] = NOT_YET
         elif outcome.why:

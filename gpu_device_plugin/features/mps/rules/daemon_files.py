@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import astuple
 
-from gpu_device_plugin.features.mps.contract import STATE_FILE, WANTED_FILE, MpsGpu, MpsState, MpsStatus
+from gpu_device_plugin.features.mps.contract import STATE_FILE, WANTED_FILE, MpsGpu, MpsStatus
 from gpu_device_plugin.model.contract.helperfiles import VERSION, Count, Document, HelperFiles, parsed, text_of
 from gpu_device_plugin.model.gpus import MOST_GPUS
 
@@ -61,17 +61,17 @@ def _read_wanted_daemons(content: str | bytes) -> Mapping[str, int]:
     return parsed(_WANTED_DAEMONS, WANTED_FILE, content).gpus
 
 
-def _write_daemons_state(state: MpsState) -> str:
-    gpus = {uuid: _Gpu(*(getattr(gpu, name) for name in _Gpu.__struct_fields__)) for uuid, gpu in state.gpus.items()}
-    return text_of(_DaemonsState(VERSION, state.beat_s, gpus))
+def _write_daemons_state(gpus: Mapping[str, MpsGpu], beat_s: float) -> str:
+    daemons = {uuid: _Gpu(*(getattr(gpu, name) for name in _Gpu.__struct_fields__)) for uuid, gpu in gpus.items()}
+    return text_of(_DaemonsState(VERSION, beat_s, daemons))
 
 
-def _read_daemons_state(content: str | bytes) -> MpsState:
+def _read_daemons_state(content: str | bytes) -> tuple[Mapping[str, MpsGpu], float]:
     found = parsed(_DAEMONS_STATE, STATE_FILE, content)
-    return MpsState({uuid: MpsGpu(*astuple(gpu)) for uuid, gpu in found.gpus.items()}, found.beat)
+    return {uuid: MpsGpu(*astuple(gpu)) for uuid, gpu in found.gpus.items()}, found.beat
 
 
-MPS_FILES: HelperFiles[Mapping[str, int], MpsState] = HelperFiles(
+MPS_FILES: HelperFiles[Mapping[str, int], Mapping[str, MpsGpu]] = HelperFiles(
     WANTED_FILE,
     STATE_FILE,
     1 << 20,  # a GPU takes 200
@@ -82,4 +82,4 @@ MPS_FILES: HelperFiles[Mapping[str, int], MpsState] = HelperFiles(
     _read_daemons_state,
 )
 """The agent wants a daemon for each of these GPUs (by UUID), and for no other, with the most MiB that a container on it
-was granted, which becomes the daemon's limit for every client."""
+was granted, which becomes the daemon's limit for every client. The supervisor says of each GPU, by UUID, what runs."""

@@ -11,7 +11,7 @@ from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.core.report.exposition import Gauge
-from gpu_device_plugin.features.mps.contract import SHM_DIRECTORY, MpsGpu, MpsState, MpsStatus
+from gpu_device_plugin.features.mps.contract import SHM_DIRECTORY, MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
 from gpu_device_plugin.features.mps.rules.mps_daemon import QUIT_S
 from gpu_device_plugin.features.mps.supervisor.gpu import TIMINGS, GpuKeeper, MpsTimings
@@ -51,7 +51,7 @@ class Supervisor:
     def __init__(self, directory: Path, driver: Nvidia, *, timings: MpsTimings = TIMINGS) -> None:
         """Prepare, and read what an earlier supervisor left below `directory`. Raises OSError."""
         open_directory(directory)
-        self.files = HelperLink(directory, MPS_FILES)
+        self.files = HelperLink(directory, MPS_FILES, boot_time)
         self._driver = driver
         self._timings = timings
         self._places = Places(directory)
@@ -100,9 +100,9 @@ class Supervisor:
         if (state := self._state()) is not None:
             self.files.write(state)
 
-    def _state(self) -> MpsState | None:
+    def _state(self) -> Mapping[str, MpsGpu] | None:
         """Return the state for the agent; None: nothing is touched before it is known what is wanted."""
-        return None if self.files.wanted is None else MpsState(self.gpus, boot_time())
+        return None if self.files.wanted is None else self.gpus
 
     def _distribute(self, tasks: asyncio.TaskGroup) -> None:
         """Tell every GPU what is wanted of it, beginning with those that an earlier supervisor may have left."""

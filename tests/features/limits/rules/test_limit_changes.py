@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.features.limits.contract import LimitKey, LimitOutcome, LimitsState, MemoryLimit
+from gpu_device_plugin.features.limits.contract import LimitKey, LimitOutcome, MemoryLimit
 from gpu_device_plugin.features.limits.rules import helper_limits as setting
 from gpu_device_plugin.features.limits.rules import running_limits as running
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
@@ -144,9 +144,9 @@ def test_soft_limits_beyond_the_memory_of_a_gpu_are_refused_together() -> None:
 
 def test_a_limit_that_is_not_set_has_its_reason() -> None:
     wanted = {PLACE: (KEY, FOUR), (UID, "side", A): (OTHER, FOUR)}
-    state = LimitsState({KEY: LimitOutcome(FOUR), OTHER: LimitOutcome(FOUR, "no")}, beat_s=100.0)
+    state = {KEY: LimitOutcome(FOUR), OTHER: LimitOutcome(FOUR, "no")}
     assert running.reasons(wanted, state) == {(UID, "side", A): "no"}
-    earlier = LimitsState({KEY: LimitOutcome(SIX)}, beat_s=100.0)
+    earlier = {KEY: LimitOutcome(SIX)}
     assert running.reasons(wanted, earlier) == dict.fromkeys(wanted, running.NOT_YET)
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.mps.contract import STATE_FILE, WANTED_FILE, MpsGpu, MpsState, MpsStatus
+from gpu_device_plugin.features.mps.contract import STATE_FILE, WANTED_FILE, MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
 from gpu_device_plugin.features.mps.supervisor.nvidia import MpsProcesses
 from gpu_device_plugin.features.mps.supervisor.places import Places
@@ -18,7 +18,7 @@ from tests.features.mps.supervisor.mps_double import MpsPrograms
 from tests.patience import stretched, until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 A = "GPU-aaaaaaaa-0000-4000-8000-000000000000"
 B = "GPU-bbbbbbbb-0000-4000-8000-000000000000"
@@ -68,15 +68,15 @@ class Node:
         new.write_text(text, encoding="utf-8")
         new.replace(self.directory / WANTED_FILE)
 
-    def state(self) -> MpsState:
+    def state(self) -> tuple[Mapping[str, MpsGpu], float]:
         try:
             return MPS_FILES.read_state((self.directory / STATE_FILE).read_text(encoding="utf-8"))
         except FileNotFoundError:
-            return MpsState()
+            return {}, 0.0
 
     def gpu(self, uuid: str = A) -> MpsGpu:
         """Return what the agent is told; what is not named is stopped."""
-        return self.state().gpus.get(uuid, STOPPED)
+        return self.state()[0].get(uuid, STOPPED)
 
     def becomes(self, status: MpsStatus, why: str = "", *, uuid: str = A) -> MpsGpu:
         """Wait until a GPU has this status, with a reason that contains `why`."""
@@ -96,8 +96,8 @@ class Node:
             self._beat()
 
     def _beat(self) -> None:
-        before = self.state().beat_s
-        until(lambda: self.state().beat_s != before, "the supervisor goes on")
+        before = self.state()[1]
+        until(lambda: self.state()[1] != before, "the supervisor goes on")
 
     def daemons(self, uuid: str = A) -> tuple[int, ...]:
         """Return the PIDs of a GPU's daemons."""

@@ -68,9 +68,9 @@ def test_the_daemons_of_a_supervisor_that_was_killed_are_adopted(world: Node) ->
     world.becomes(MpsStatus.READY)
     before = world.daemons()
     world.end(signal.SIGKILL)
-    beat_s = world.state().beat_s
+    beat_s = world.state()[1]
     world.start()
-    until(lambda: world.state().beat_s > beat_s and world.gpu().status is MpsStatus.READY, "it is adopted")
+    until(lambda: world.state()[1] > beat_s and world.gpu().status is MpsStatus.READY, "it is adopted")
     assert (world.daemons(), len(world.programs.calls("start"))) == (before, 1)
     assert world.programs.calls("quit") == []
 
@@ -88,9 +88,9 @@ def test_the_daemons_that_died_with_their_supervisor_are_started_again(world: No
         os.kill(pid, signal.SIGKILL)
     until(lambda: not world.daemons(A) and not world.daemons(B), "the daemons have ended")
     world.want(a=4096)
-    beat_s = world.state().beat_s
+    beat_s = world.state()[1]
     world.start()
-    until(lambda: world.state().beat_s > beat_s and world.gpu().status is MpsStatus.READY, "it is there again")
+    until(lambda: world.state()[1] > beat_s and world.gpu().status is MpsStatus.READY, "it is there again")
     world.becomes(MpsStatus.STOPPED, uuid=B)
     assert world.programs.modes == {A: EXCLUSIVE, B: "PROHIBITED"}
 
@@ -103,7 +103,7 @@ def test_at_sigterm_every_gpu_is_given_back(world: Node) -> None:
     assert world.end() == 0
     assert world.programs.modes == {A: DEFAULT, B: DEFAULT}
     assert (world.daemons(A), world.daemons(B)) == ((), ())
-    assert {uuid: gpu.status for uuid, gpu in world.state().gpus.items()} == dict.fromkeys((A, B), MpsStatus.STOPPED)
+    assert {uuid: gpu.status for uuid, gpu in world.state()[0].items()} == dict.fromkeys((A, B), MpsStatus.STOPPED)
 
 
 def test_a_file_that_is_not_understood_changes_nothing(world: Node) -> None:
@@ -171,7 +171,7 @@ def page(port: int, path: str) -> tuple[int, str]:
 def test_nothing_is_wanted_where_no_agent_was(world: Node) -> None:
     world.start()
     world.rounds()
-    assert (world.gpu(), world.state().gpus) == (STOPPED, {})
+    assert (world.gpu(), world.state()[0]) == (STOPPED, {})
     assert world.end() == 0
     assert world.programs.calls("mode") == []
 
