@@ -38,7 +38,6 @@ from gpu_device_plugin.node.rules.ledger import Ledger
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.features.claims.claim_store import ClaimStore
     from gpu_device_plugin.kubelet._proto import dra_v1_pb2
     from gpu_device_plugin.model.pods import Pod
@@ -59,15 +58,17 @@ class NotPreparedError(Exception):
 
 
 class NodeClaims:
-    """The prepared claims of a node. One call at a time changes them."""
+    """The claims of a node: as they are prepared, which one call at a time changes, and in the API.
 
-    def __init__(self, node: NodeContext, store: ClaimStore, api: ClaimsApi) -> None:
-        """Prepare claims of `node`, whose files are in `store`, as `api` tells them."""
+    Each call of the API is made once, with the client's timeouts.
+    """
+
+    def __init__(self, node: NodeContext, store: ClaimStore) -> None:
+        """Prepare claims of `node`, whose files are in `store`."""
         self._node, self._state, self._metrics = node, node.state, node.metrics
         self._followed = node.reached_cluster.followed
         self._pool = node.settings.value.node_name
         self._store = store
-        self._api = api
         self._lock = asyncio.Lock()
         self.pod_within_s = 1.0
         """How long a pod may take to reach us after it reached the kubelet, in seconds."""
@@ -76,6 +77,8 @@ class NodeClaims:
         tries a refused claim again when it looks at the pod next, 60 to 90 s later."""
         self.prepared: Observable[Mapping[str, PreparedClaim]] = Observable({})
         """The prepared claims, by UID."""
+        self.shown: Observable[Mapping[str, tuple[PreparedClaim, Mapping[str, str]]]] = Observable({})
+        """By UID the prepared claims, each with the states of its limits by GPU: what their status shall say."""
 
     def recover(self) -> frozenset[str]:
         """Take over what earlier agents prepared; return the UIDs of claims whose files are damaged.
@@ -160,7 +163,7 @@ class NodeClaims:
         name, backoff = f"{ref.namespace}/{ref.name}", Backoff(0.5)
         while True:
             try:
-                found = await self._api.read(ref.namespace, ref.name)
+                found = await self.read(ref.namespace, ref.name)
                 break
             except (ApiError, UnreadableObjectError) as error:
                 pause_s = backoff.next_s()
@@ -273,29 +276,12 @@ class NodeClaims:
         finally:
             self._metrics.took(m.RPCS, time.perf_counter() - began, "files of a claim")
 
-
-def _same(before: PreparedClaim | None, verdict: Preparation) -> bool:
-    """Return whether a claim has been prepared so before."""
-    return before is not None and (before.devices, before.device_ids) == (verdict.devices, verdict.device_ids)
-
-
-# --- The claims in the API --------------------------------------------------------------------------------------------
-
-
-class ClaimsApi:
-    """Reads and writes claims, each call once with the client's timeouts."""
-
-    def __init__(self, client: Client, node: str) -> None:
-        """Act for the node of this name; the client has to be open."""
-        self._client = client
-        self._node = node
-        self.shown: Observable[Mapping[str, tuple[PreparedClaim, Mapping[str, str]]]] = Observable({})
-        """By UID the prepared claims, each with the states of its limits by GPU: what their status shall say."""
+    # --- The claims in the API ------------------------------------------------------------------------------------
 
     async def read(self, namespace: str, name: str) -> Claim | None:
         """Return a claim; None if there is none of this name. Raises ApiError, or UnreadableObjectError."""
         try:
-            return read_claim(await self._client.get(CLAIMS, name, namespace=namespace))
+            return read_claim(await self._node.reached_cluster.client.get(CLAIMS, name, namespace=namespace))
         except NotFoundError:
             return None
 
@@ -305,18 +291,18 @@ class ClaimsApi:
         Raises ApiError.
         """
         found: dict[str, Claim] = {}
-        async for page in self._client.pages(CLAIMS):
+        async for page in self._node.reached_cluster.client.pages(CLAIMS):
             for raw in page.items or ():
                 try:
                     claim = read_claim(raw)
                 except UnreadableObjectError as error:
                     _log.warning("a ResourceClaim is left out: %s", error, extra={"once_per_s": 600})
                     continue
-                if any(device.pool == self._node for device in claim.devices_of(DRIVER)):
+                if any(device.pool == self._pool for device in claim.devices_of(DRIVER)):
                     found[claim.uid] = claim
         return found
 
-    async def run(self) -> NoReturn:
+    async def keep_status(self) -> NoReturn:
         """Keep the status of our claims up to date. Ends only by cancellation; failures are logged and retried."""
         written: dict[str, object] = {}
 
@@ -325,20 +311,25 @@ class ClaimsApi:
                 del written[uid]
             for uid, status in shown.items():
                 if written.get(uid) != status:
-                    await self._write(*status)
+                    await self._write_status(*status)
                     written[uid] = status
 
         await keep_written(self.shown, write, _status_not_written, None, Backoff(1.0))
 
-    async def _write(self, claim: PreparedClaim, held: Mapping[str, str]) -> None:
+    async def _write_status(self, claim: PreparedClaim, held: Mapping[str, str]) -> None:
         body = status_body(claim, held)
         try:
-            await self._client.patch(
+            await self._node.reached_cluster.client.patch(
                 CLAIMS, claim.name, body, namespace=claim.namespace, subresource="status", how=PatchType.APPLY
             )
         except (NotFoundError, ConflictError, InvalidError) as error:
             # The claim is gone, is another one by now, or is not allocated to us any more: nobody reads its status.
             _log.debug("the status of claim %s is not written: %s", claim, error)
+
+
+def _same(before: PreparedClaim | None, verdict: Preparation) -> bool:
+    """Return whether a claim has been prepared so before."""
+    return before is not None and (before.devices, before.device_ids) == (verdict.devices, verdict.device_ids)
 
 
 def _status_not_written(error: ApiError) -> None:

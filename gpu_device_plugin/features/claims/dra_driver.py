@@ -11,7 +11,7 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together, wait_within
 from gpu_device_plugin.cluster.client.errors import ApiError, NotFoundError
-from gpu_device_plugin.features.claims.claim_handler import ClaimsApi, NodeClaims, NotPreparedError
+from gpu_device_plugin.features.claims.claim_handler import NodeClaims, NotPreparedError
 from gpu_device_plugin.features.claims.claim_store import ClaimStore, ClaimStoreError
 from gpu_device_plugin.features.claims.contract import DRIVER, is_former_name
 from gpu_device_plugin.features.claims.dra_offer import DeviceOffer
@@ -45,11 +45,10 @@ class DraDriver:
         self._limit_states = node.limit_states
         self._reconciler, self._other_plugins = node.plugin.reconciler, node.other_plugins
         self._changed = changed
-        self.api = ClaimsApi(self.cluster.client, self._settings.node_name)
         self.loop = DraLoop(self._settings.kubelet_root, self._servicer, node.reports.registration)
         self.store = ClaimStore(self.loop.claims, self._settings.cdi_dir)
         self.offer = DeviceOffer(node, self.loop.reached)
-        self.claims = NodeClaims(node, self.store, self.api)
+        self.claims = NodeClaims(node, self.store)
         self.entries: Observable[tuple[Allocation, ...]] = Observable(())
         """What containers hold by claims."""
         self.closing = Observable(value=False)
@@ -124,7 +123,7 @@ class DraDriver:
         """
         if not self._state.node.shares.any_listed:
             raise NotPreparedError("no GPU is found, and the file of a claim is damaged")
-        allocated = await self.api.allocated()
+        allocated = await self.claims.allocated()
         for uid in sorted(damaged):
             try:
                 if uid in allocated:
@@ -159,7 +158,7 @@ class DraDriver:
     async def run_api(self) -> NoReturn:
         """Publish the slices and the status of claims, from the first moment that the driver is needed."""
         await self._needed.wait()
-        await together(self.offer.publish(), self.api.run())
+        await together(self.offer.publish(), self.claims.keep_status())
 
     def _servicer(self) -> DraServicer:
         pool = self._settings.node_name
@@ -207,7 +206,7 @@ class DraDriver:
     async def _claims_allocated(self) -> frozenset[str] | None:
         """Return the names of the claims of the cluster that are allocated on our node; None: they cannot be listed."""
         try:
-            return frozenset(f"claim {claim}" for claim in (await self.api.allocated()).values())
+            return frozenset(f"claim {claim}" for claim in (await self.claims.allocated()).values())
         except NotFoundError:
             return frozenset()  # the API server knows no ResourceClaims
         except ApiError as error:
@@ -246,7 +245,7 @@ class DraDriver:
         shown = {
             uid: (claim, {uuid: state.value for uuid, state in held[uid].items()}) for uid, claim in prepared.items()
         }
-        self.api.shown.change(shown)
+        self.claims.shown.change(shown)
 
     async def _sweep(self) -> NoReturn:
         while True:
@@ -269,7 +268,7 @@ class DraDriver:
         vain = set()
         for uid, claim in self.claims.prepared.value.items():
             if (claim.namespace, claim.name) not in listed:
-                present = await self.api.read(claim.namespace, claim.name)
+                present = await self.claims.read(claim.namespace, claim.name)
                 if present is None or present.uid != uid or not present.devices_of(DRIVER):
                     vain.add(uid)
         for uid in sorted(vain & self._vain):

@@ -263,7 +263,7 @@ async def test_slices_that_are_there_are_kept_up_to_date_while_the_kubelet_is_aw
 async def unchanged_slices(here: Claims, count: int) -> None:
     """Have the agent ask the API server often enough for it to have published slices between two of the questions."""
     for _ in range(20):
-        await here.dra.api.allocated()
+        await here.dra.claims.allocated()
         assert len(here.slices()) == count
 
 
