@@ -79,11 +79,6 @@ class LimitLink:
         await self._worker.run(self._allowed_now)
 
     async def _step(self) -> float | None:
-        await self._exchange()
-        # Nobody's limit is changed on most nodes, where nothing is looked at either.
-        return self.poll_s if self._files.wanted or self._files.unwritten else None
-
-    async def _exchange(self) -> None:
         found = rules.wanted_limits(self._holders(), self._allowed_now.value, self._files.wanted, soft=self.soft())
         self.reasons = {place: why for place, why in self.reasons.items() if place in found}
         await in_thread(self._files.want, dict(found.values()))
@@ -96,6 +91,8 @@ class LimitLink:
                 extra = {**dict(zip(("pod_uid", "container", "gpu"), place, strict=True)), "why": why}
                 level = logging.INFO if why == rules.NOT_THERE else logging.WARNING  # the helper is optional
                 _log.log(level, "the limit of a running container is not changed", extra=extra)
+        # Nobody's limit is changed on most nodes, where nothing is looked at either.
+        return self.poll_s if self._files.wanted or self._files.unwritten else None
 
 
 class Limits(NodeFeature):

@@ -138,7 +138,10 @@ class Verification:
         used = {(*key, uuid): mib for key, each in self._verified.items() for uuid, mib in each.used_mib.items()}
         self.measured.set(used)
         self._reported = {key: reported for key, reported in self._reported.items() if key in running}
-        self._publish(holders)
+        places = (
+            (each.pod_uid, each.container, uuid, state) for each in holders for uuid, state in self._states_of(each)
+        )
+        self.states.change({(pod_uid, container, uuid): state for pod_uid, container, uuid, state in places})
         for key, holder in due.items():
             old = before.get(key)
             if old is None or (old.container_id, old.states) != (found[key].container_id, found[key].states):
@@ -185,14 +188,6 @@ class Verification:
                 break
             found |= {(each.uuid, each.path): each for each in answer}
         return found
-
-    def _publish(self, holders: Iterable[ContainerGpus]) -> None:
-        states = {
-            (holder.pod_uid, holder.container, uuid): state
-            for holder in holders
-            for uuid, state in self._states_of(holder)
-        }
-        self.states.change(states)
 
     def _states_of(self, holder: ContainerGpus) -> Iterable[tuple[str, LimitState]]:
         if (unread := rules.by_kind(holder)) is not None:
