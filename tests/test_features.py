@@ -6,6 +6,7 @@ import os
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+import grimp
 import pytest
 
 from gpu_device_plugin.core.report.gauges import NodeMetrics
@@ -142,3 +143,14 @@ async def test_an_agent_without_mps_refuses_shares_where_mps_is_required() -> No
 def test_a_feature_comes_after_those_that_it_needs() -> None:
     for number, spec in enumerate(NODE_FEATURES):
         assert {each.name for each in NODE_FEATURES[:number]} >= set(spec.needs)
+
+
+def test_a_feature_imports_others_only_if_they_come_before_it() -> None:
+    """But for rules and contracts, which are everybody's."""
+    graph = grimp.build_graph("gpu_device_plugin", cache_dir=None)
+    folders = list(dict.fromkeys(spec.path.rpartition(":")[0].rpartition(".")[0] for spec in NODE_FEATURES))
+    for number, folder in enumerate(folders):
+        for module in graph.find_descendants(folder):
+            imported = graph.find_modules_directly_imported_by(module)
+            later = [each for each in imported if each.startswith(tuple(f"{name}." for name in folders[number + 1 :]))]
+            assert [each for each in later if each.split(".")[3] not in {"rules", "contract"}] == [], module
