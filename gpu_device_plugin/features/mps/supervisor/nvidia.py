@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -37,26 +36,16 @@ class MpsError(Exception):
     """Something could not be done; the message is a sentence without a full stop."""
 
 
-@dataclass(frozen=True, slots=True)
-class CommandDeadlines:
-    """How long each kind of call may take, in seconds."""
-
-    start: float = 20.0
-    command: float = 5.0
-    smi: float = 30.0
-    """Without persistence mode the driver takes seconds to load."""
-
-
-DEADLINES = CommandDeadlines()
-
-
 class Nvidia:
     """Control daemons and compute modes of the GPUs of this machine. Every call ends within a deadline of its own."""
 
-    def __init__(self, environ: Mapping[str, str], *, deadlines: CommandDeadlines = DEADLINES) -> None:
+    def __init__(self, environ: Mapping[str, str]) -> None:
         """Prepare; nothing is started yet. The variables of `environ` that steer CUDA are not passed on."""
         self._environ = {name: value for name, value in environ.items() if not name.startswith(("CUDA_", "GPUSHARE_"))}
-        self._deadlines = deadlines
+        self.start_s, self.command_s = 20.0, 5.0
+        """The deadlines of a start and of a command, in seconds."""
+        self.smi_s = 30.0
+        """The deadline of nvidia-smi: without persistence mode the driver takes seconds to load."""
         self._processes = MpsProcesses(Path("/proc"))
         self._daemons: dict[str, Process] = {}
 
@@ -76,16 +65,16 @@ class Nvidia:
         except OSError as error:
             raise MpsError(f"its directory cannot be used: {error}") from error
         # Clients of several users share a server only so; otherwise those of the second user wait for the first one's.
-        code, said = await self._run([CONTROL, "-d", "-multiuser-server"], environ, self._deadlines.start)
+        code, said = await self._run([CONTROL, "-d", "-multiuser-server"], environ, self.start_s)
         if code and any(word in said.lower() for word in ("multiuser", "usage", "unrecognized", "invalid", "unknown")):
             _log.warning("this driver's MPS has one user at a time", extra={"gpu": place.uuid, "why": said})
-            code, said = await self._run([CONTROL, "-d"], environ, self._deadlines.start)
+            code, said = await self._run([CONTROL, "-d"], environ, self.start_s)
         if code:
             raise MpsError(f"{CONTROL} -d failed: {said or f'exit code {code}'}")
 
     async def command(self, place: GpuDirectory, text: str) -> str:
         """Give the daemon of a GPU one command; return its answer. MpsError: it refuses, is not there, or is late."""
-        code, said = await self._run([CONTROL], self._variables(place), self._deadlines.command, text)
+        code, said = await self._run([CONTROL], self._variables(place), self.command_s, text)
         if code:
             raise MpsError(f"{text.partition(' ')[0]} failed: {said or f'exit code {code}'}")
         return said
@@ -96,7 +85,7 @@ class Nvidia:
         Raises MpsError.
         """
         query = [SMI, "-i", uuid, "--query-gpu=compute_mode", "--format=csv,noheader"]
-        code, said = await self._run(query, self._environ, self._deadlines.smi)
+        code, said = await self._run(query, self._environ, self.smi_s)
         if code == _NO_SUCH_GPU or "No devices were found" in said:
             return ""
         mode = said.strip().upper()
@@ -106,7 +95,7 @@ class Nvidia:
 
     async def set_compute_mode(self, uuid: str, mode: str) -> None:
         """Set the compute mode of a GPU. Raises MpsError."""
-        code, said = await self._run([SMI, "-i", uuid, "-c", mode], self._environ, self._deadlines.smi)
+        code, said = await self._run([SMI, "-i", uuid, "-c", mode], self._environ, self.smi_s)
         if code:
             raise MpsError(f"{SMI} -c {mode} failed: {said or f'exit code {code}'}")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.features.mps.rules.mps_daemon import DEFAULT, EXCLUSIVE
-from gpu_device_plugin.features.mps.supervisor.nvidia import CommandDeadlines, MpsError, Nvidia
+from gpu_device_plugin.features.mps.supervisor.nvidia import MpsError, Nvidia
 from gpu_device_plugin.features.mps.supervisor.places import GpuDirectory
 from tests.features.mps.supervisor.mps_double import MpsPrograms
 from tests.patience import eventually
@@ -28,11 +28,8 @@ class Machine:
     def __init__(self, root: Path) -> None:
         self.programs = MpsPrograms(root / "bin", (A,))
         self.place = GpuDirectory(A, root / "a")
-        self.nvidia = self.with_deadlines(CommandDeadlines())
-
-    def with_deadlines(self, deadlines: CommandDeadlines) -> Nvidia:
         environ = {"PATH": str(self.programs.directory), "CUDA_VISIBLE_DEVICES": "all", "GPUSHARE_HTTP": ":1"}
-        return Nvidia(environ, deadlines=deadlines)
+        self.nvidia = Nvidia(environ)
 
 
 @pytest.fixture
@@ -42,9 +39,6 @@ def machine() -> Iterator[Machine]:
         yield made
         if made.nvidia.alive(made.place):
             made.nvidia.kill(made.place)
-
-
-HASTY = CommandDeadlines(start=0.3, command=0.3, smi=0.3)
 
 
 async def test_a_daemon_answers_until_it_quits(machine: Machine) -> None:
@@ -84,12 +78,12 @@ async def test_a_mode_that_is_none_is_an_error(machine: Machine) -> None:
 
 
 async def test_what_hangs_is_ended(machine: Machine) -> None:
-    hasty = machine.with_deadlines(HASTY)
+    machine.nvidia.command_s = machine.nvidia.smi_s = 0.3
     machine.programs.trouble(nvidia_smi="hang", quit="hang")
     with pytest.raises(MpsError, match=r"^nvidia-smi did not answer within 0\.3 s$"):
-        await hasty.compute_mode(A)
+        await machine.nvidia.compute_mode(A)
     with pytest.raises(MpsError, match=r"^nvidia-cuda-mps-control did not answer within 0\.3 s$"):
-        await hasty.command(machine.place, "quit")
+        await machine.nvidia.command(machine.place, "quit")
 
 
 async def test_a_program_that_is_no_program_is_told(machine: Machine) -> None:
