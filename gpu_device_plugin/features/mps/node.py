@@ -247,9 +247,10 @@ class Mps(NodeFeature):
         choice = mps.choose(self._contexts(draft), refuse=self.refuse, waited=waited)
         if isinstance(choice, Refusal):
             return choice
-        gpus = self._state.node.shares.gpus
-        uuids = () if choice is None else [gpus[position].gpu.uuid for position in draft.placement.positions]
-        chosen = {uuid: GpuEnforcement(choice, "") for uuid in uuids}
+        if choice is None:
+            return draft
+        gpus = [self._state.node.shares.gpus[position].gpu for position in draft.placement.positions]
+        chosen = {gpu.uuid: GpuEnforcement(choice, "") for gpu in gpus}
         return replace(draft, enforcements={**draft.enforcements, **chosen})
 
     def _contexts(self, draft: GrantDraft) -> list[mps.MpsGpuContext]:
