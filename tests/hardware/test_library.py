@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.core.report.findings.condition_checks import condition_here
+from gpu_device_plugin.core.report.findings.container_checks import condition_here
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
 from gpu_device_plugin.model.gpus import Closeness
 from gpu_device_plugin.model.memory import shares_of

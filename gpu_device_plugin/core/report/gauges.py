@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from gpu_device_plugin.core.report.exposition import Gauge
 from gpu_device_plugin.features.use.contract import GpuUse, NodeUse, idle_s, to_return
 from gpu_device_plugin.model.contract.nodelimits import NO_LIMITS, NodeLimits
 from gpu_device_plugin.model.gpus import Inventory
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
-    from gpu_device_plugin.core.report.exposition import Gauges, Value
     from gpu_device_plugin.features.use.contract import ContainerUse
     from gpu_device_plugin.model.shares import SharedGpu
     from gpu_device_plugin.model.telemetry import GpuTelemetry
@@ -26,6 +24,23 @@ if TYPE_CHECKING:
 
     Row = tuple[Sequence[str], Sequence[float | None]]
     """Labels, and a value for each gauge; None: unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    """A value that is read at each scrape."""
+
+    name: str
+    help: str
+    """What it means, for people."""
+    labels: tuple[str, ...] = ()
+    grows: bool = False
+    """It is a counter, which never decreases; its name on the page ends in ``_total``."""
+
+
+Value: TypeAlias = "tuple[Sequence[str], float]"
+"""Labels in the order of ``Gauge.labels``, and the value."""
+Gauges: TypeAlias = "Iterable[tuple[Gauge, Iterable[Value]]]"
 
 
 def _columns(gauges: Iterable[Gauge], rows: Sequence[Row]) -> Gauges:

@@ -11,7 +11,7 @@ import msgspec
 from gpu_device_plugin.core.cluster.resizing import sizes
 from gpu_device_plugin.core.cluster.usage import growable
 from gpu_device_plugin.core.report.text.printing import counted
-from gpu_device_plugin.core.report.why.resizing import (
+from gpu_device_plugin.core.report.why.pod_use import (
     gpu_of,
     not_resizable,
     of_size,

@@ -11,8 +11,7 @@ from gpu_device_plugin.core.report.finding import Finding, Unknown, error, names
 from gpu_device_plugin.core.report.findings.container_checks import name
 from gpu_device_plugin.core.report.text.printing import first
 from gpu_device_plugin.core.report.text.use_texts import age, container, does_not_hold, uses
-from gpu_device_plugin.core.report.why.pod_use import refusals
-from gpu_device_plugin.core.report.why.resizing import why_not
+from gpu_device_plugin.core.report.why.pod_use import refusals, why_not
 from gpu_device_plugin.features.elastic.contract import MemoryRequests, is_elastic
 from gpu_device_plugin.features.limits.rules.enforcement import REFUSE, Abilities, enforcements, wanted_enforcement
 from gpu_device_plugin.features.mps.contract import MpsStatus
@@ -317,48 +316,25 @@ def _unfulfilled(pod: Pod, resources: Sequence[Resource], shares: Mapping[tuple[
 def use(cluster: ClusterSymptoms) -> Iterator[Finding]:
     """Check that the use of GPU memory is known, and that no container uses more than it was granted."""
     for node in cluster.nodes:
-        yield from _unreadable(node.name, node)
+        for problem in node.report_problems:
+            advice = "upgrade the older of agent and reader"
+            yield warning("report-unreadable", "{node}: {problem}", advice, node=node.name, problem=problem)
     reading = [(use, node) for node in cluster.nodes if (use := node.report.use) is not None]
     for why, names in sorted(names_by((use.blind, node.name) for use, node in reading if use.blind).items()):
-        yield _blind(names, why)
-    ready = {agent.node for agent in cluster.agents if agent.ready}
+        text = "which container uses how much GPU memory is not known on {nodes}: {why}"
+        advice = (
+            "hostPID: true in the agent's DaemonSet lets NVML name processes of other pods; without it neither "
+            "over-use nor trespassing is seen"
+        )
+        yield note("use-unknown", text, advice, nodes=names, why=why)
     seeing = [node for use, node in reading if not use.blind]
-    findings = [finding for node in seeing for finding in _used(node.name, node.report, agent_ready=node.name in ready)]
+    findings = [
+        finding for node in seeing for finding in _used(node.name, node.report, agent_ready=node.name in cluster.ready)
+    ]
     yield from findings
     current = sum(not node.report.stale for node in seeing)
     if current and not findings:
         yield ok("use", "read on {nodes:node}: every container keeps within its part", nodes=current)
-
-
-def use_here(node: NodeSymptoms) -> Iterator[Finding]:
-    """Check the same on one node, whose agent is not down; and that its limits hold."""
-    if isinstance(node.api, Unknown):
-        return
-    report = node.api.node.report
-    yield from _unreadable(node.node_name, node.api.node)
-    if report.use is None:
-        return
-    if report.use.blind:
-        yield _blind((), report.use.blind)
-    findings = [*_held(node.node_name, report), *_used(node.node_name, report, agent_ready=True)]
-    yield from findings
-    if not findings and not report.use.blind:
-        yield ok("use", "{containers:container} on GPUs, each within its part", containers=len(report.use.parts))
-
-
-def _unreadable(name: str, node: NodeSeen) -> Iterator[Finding]:
-    for problem in node.report_problems:
-        advice = "upgrade the older of agent and reader"
-        yield warning("report-unreadable", "{node}: {problem}", advice, node=name, problem=problem)
-
-
-def _blind(nodes: tuple[str, ...], why: str) -> Finding:
-    text = f"which container uses how much GPU memory is not known {'on {nodes}' if nodes else 'here'}: {{why}}"
-    advice = (
-        "hostPID: true in the agent's DaemonSet lets NVML name processes of other pods; without it neither over-use "
-        "nor trespassing is seen"
-    )
-    return note("use-unknown", text, advice, nodes=nodes, why=why)
 
 
 def _used(node: str, report: NodeReport, *, agent_ready: bool) -> Iterator[Finding]:

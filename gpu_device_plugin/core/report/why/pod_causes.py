@@ -29,8 +29,7 @@ from gpu_device_plugin.core.report.why.mistaken_requests import (
     asks_for_several,
     asks_in_mib,
 )
-from gpu_device_plugin.core.report.why.pod_use import lent, of_pod, refusals, told_over_use
-from gpu_device_plugin.core.report.why.resizing import resizes, unreadable_wishes
+from gpu_device_plugin.core.report.why.pod_use import lent, of_pod, refusals, resizes, told_over_use, unreadable_wishes
 from gpu_device_plugin.features.claims.contract import DRIVER, MIG_CLASS, SHARED_CLASS, WHOLE_CLASS, parse_device_name
 from gpu_device_plugin.model.contract.keys import ASSIGNED, ASSUME_TIME, MalformedAnnotationError
 from gpu_device_plugin.model.contract.promises import promises

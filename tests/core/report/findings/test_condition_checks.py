@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.core.report.finding import Unknown, sentence
 from gpu_device_plugin.core.report.findings.cluster_checks import CHECKS as CLUSTER_CHECKS
-from gpu_device_plugin.core.report.findings.condition_checks import condition_here, condition_seen
+from gpu_device_plugin.core.report.findings.container_checks import condition_here, condition_seen
 from gpu_device_plugin.core.report.findings.node_checks import CHECKS as NODE_CHECKS
 from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms
 from gpu_device_plugin.features.history.contract import GpuHistory, NodeHistory
