@@ -19,11 +19,11 @@ from gpu_device_plugin.model.contract.keys import READ_BY_AGENT, READ_BY_INSPECT
 from gpu_device_plugin.model.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.model.pods import MOST_WRITTEN
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.view.objects import Named, decoded
+from gpu_device_plugin.view.objects import Named, decoded, readable
 from gpu_device_plugin.view.poddetails import brief, scheduling_status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
     import msgspec
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.resource_claims import Claim
     from gpu_device_plugin.model.resources import Resource
 
-T_contra = TypeVar("T_contra", bound=Versioned, contravariant=True)
+T = TypeVar("T", bound=Versioned)
 
 _NAMES_CLAIMS = b'"resourceClaims"'
 """In the JSON of a pod that names ResourceClaims."""
@@ -131,9 +131,9 @@ class FollowedCluster:
         """Grows with every change of a waiting pod, and of a claim."""
         self._sorted: tuple[int, Sequence[FollowedPod]] = (0, ())
         """The waiting pods as of a version: every reader of a page asks for them."""
-        self.nodes: Store[FollowedNode] = _Applied(self.replace_nodes, self.put_node, self.remove_node)
-        self.pods: Store[FollowedPod] = _Applied(self.replace_pods, self.put_pod, self.remove_pod)
-        self.claims: Store[Claim] = _Applied(self.replace_claims, self.put_claim, self.remove_claim)
+        self.nodes: Store[FollowedNode] = _Held(self._nodes.values, self.put_node, self.remove_node)
+        self.pods: Store[FollowedPod] = _Held(tuple, self.put_pod, self.remove_pod, self._forget_pods)
+        self.claims: Store[Claim] = _Held(self._claims.values, self.put_claim, self.remove_claim)
 
     # --- Objects of the API ------------------------------------------------------------------------------------------
 
@@ -301,14 +301,6 @@ class FollowedCluster:
             self._touched.add(name)
             self._on_change()
 
-    def replace_nodes(self, nodes: Sequence[FollowedNode]) -> None:
-        """Replace all nodes."""
-        there = {node.record.name for node in nodes}
-        for name in self._nodes.keys() - there:
-            self.remove_node(self._nodes[name])
-        for node in nodes:
-            self.put_node(node)
-
     def put_pod(self, each: FollowedPod) -> None:
         """Add or update a pod."""
         self.phases[each.pod.uid] = each.pod.phase
@@ -335,8 +327,8 @@ class FollowedCluster:
             self.waiting_version += 1
         self._on_change()
 
-    def replace_pods(self, pods: Sequence[FollowedPod]) -> None:
-        """Replace all pods."""
+    def _forget_pods(self, pods: Sequence[FollowedPod]) -> None:
+        """Forget all pods but these, which are put next."""
         there = {each.pod.uid for each in pods}
         for node in tuple(self._instances_on):
             for uid in self._instances_on[node].keys() - there:
@@ -349,8 +341,6 @@ class FollowedCluster:
         self._waiting = {uid: each for uid, each in self._waiting.items() if uid in there}
         self.phases.clear()
         self.waiting_version += 1
-        for each in pods:
-            self.put_pod(each)
         self._on_change()
 
     def _count(self, before: FleetEntry | None, now: FleetEntry | None) -> None:
@@ -387,14 +377,6 @@ class FollowedCluster:
         self._take_off(self._claims.pop(claim.uid, None))
         self._on_change()
 
-    def replace_claims(self, claims: Sequence[Claim]) -> None:
-        """Replace all claims."""
-        there = {claim.uid for claim in claims}
-        for claim in [claim for uid, claim in self._claims.items() if uid not in there]:
-            self.remove_claim(claim)
-        for claim in claims:
-            self.put_claim(claim)
-
     def _take_off(self, claim: Claim | None) -> None:
         if claim is None:
             return
@@ -404,6 +386,23 @@ class FollowedCluster:
             if not on_node:
                 del self._claims_on[node]
             self._touched.add(node)
+
+
+def cluster(
+    raw_nodes: Iterable[msgspec.Raw], raw_pods: Iterable[msgspec.Raw], resources: Sequence[Resource]
+) -> tuple[FollowedCluster, list[str]]:
+    """Return nodes with the pods that hold GPUs by limits, and a sentence for each object that could not be read."""
+    state = FollowedCluster(resources)
+    warnings: list[str] = []
+    for node in readable(raw_nodes, state.read_node, "node", warnings):
+        state.put_node(node)
+    for each in readable(raw_pods, state.read_pod, "pod", warnings):
+        if each is not None:
+            warnings += [f"pod {each.pod.namespace}/{each.pod.name}: {why}, and it is ignored" for why in each.problems]
+            state.put_pod(each)
+    warnings += state.problems()
+    warnings += [f"node {view.name}: {fault}" for view in state.views if (fault := view.candidate.gpus.fault)]
+    return state, warnings
 
 
 def _shares(candidate: Candidate) -> bool:
@@ -417,16 +416,25 @@ def _waits_for(each: FollowedPod, claims: Container[tuple[str, str]]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Applied(Store[T_contra]):
-    cluster_replace: Callable[[Sequence[T_contra]], None]
-    cluster_put: Callable[[T_contra], None]
-    cluster_remove: Callable[[T_contra], None]
+class _Held(Store[T]):
+    """Objects of one kind in a cluster."""
 
-    def replace(self, objects: Sequence[T_contra]) -> None:
-        self.cluster_replace(objects)
+    held: Callable[[], Iterable[T]]
+    hold: Callable[[T], None]
+    drop: Callable[[T], None]
+    forget: Callable[[Sequence[T]], None] = lambda _: None
+    """Forget all but these in another way than one by one."""
 
-    def put(self, object: T_contra) -> None:  # noqa: A002 - the API's term
-        self.cluster_put(object)
+    def replace(self, objects: Sequence[T]) -> None:
+        there = {each.uid for each in objects}
+        for gone in [each for each in self.held() if each.uid not in there]:
+            self.drop(gone)
+        self.forget(objects)
+        for each in objects:
+            self.hold(each)
 
-    def remove(self, object: T_contra) -> None:  # noqa: A002 - the API's term
-        self.cluster_remove(object)
+    def put(self, object: T) -> None:  # noqa: A002 - the API's term
+        self.hold(object)
+
+    def remove(self, object: T) -> None:  # noqa: A002 - the API's term
+        self.drop(object)

@@ -21,8 +21,8 @@ from gpu_device_plugin.cluster.objects.bounds import (
 from gpu_device_plugin.cluster.objects.decoding import ObjectMeta, OwnedMeta, PodReader
 from gpu_device_plugin.core.capacity.terms import MOST_TERMS, NO_TERMS, Alternative, Requirement, Terms, Toleration
 from gpu_device_plugin.core.report.text.printing import shortened
-from gpu_device_plugin.core.report.why.mistaken_requests import annotations_of_others
 from gpu_device_plugin.core.report.why.pod_causes import DEFAULT_SCHEDULER, SchedulingStatus
+from gpu_device_plugin.core.report.why.resource_requests import annotations_of_others
 from gpu_device_plugin.model.contract.keys import (
     FRAMEWORKS,
     MEMORY_GUARANTEE,

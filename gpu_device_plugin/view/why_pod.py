@@ -11,9 +11,9 @@ from gpu_device_plugin.core.cluster.held_instances import asked_instances
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.report.finding import note
 from gpu_device_plugin.core.report.why.explanations import Kept, NodeAnswer, answers, besides, describe, exclusions
-from gpu_device_plugin.core.report.why.mig_explanations import asked_by_profile, instance_facts
 from gpu_device_plugin.core.report.why.pod_causes import asked_by_claims, by_claim_instead, causes, claim_causes
 from gpu_device_plugin.core.report.why.pod_use import refusals
+from gpu_device_plugin.core.report.why.resource_requests import asked_by_profile, instance_facts
 from gpu_device_plugin.core.report.why.slowness import slowness
 from gpu_device_plugin.features.history.contract import everyone
 from gpu_device_plugin.settings.extender import ExtenderSettings

@@ -14,7 +14,7 @@ from gpu_device_plugin.model.limits import LimitStatus
 from gpu_device_plugin.model.telemetry import Throttle
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.features.use.contract import ContainerUse
@@ -383,10 +383,9 @@ class ExtenderMetrics:
         yield from _columns(_WATCH, [((kind,), watch) for kind, watch in self.watches.items()])
         yield _WAITING, [((reason.value,), self.waiting.get(reason, 0)) for reason in WaitingReason]
         with_gpus = [node for node in self.nodes if node.rooms]
-        # Added up while the nodes are written, in slices: adding up thousands of them at once would hold up a decision.
-        sums = {"total": 0, "used": 0}
-        yield _MEMORY, _bytes(with_gpus, "total", sums)
-        yield _ALLOCATED, _bytes(with_gpus, "used", sums)
+        sized = [(node, mib << 20) for node in with_gpus if (mib := node.gpus.share_mib) is not None]
+        yield _MEMORY, (((node.name,), node.summary.total * size) for node, size in sized)
+        yield _ALLOCATED, (((node.name,), node.summary.used * size) for node, size in sized)
         yield (
             _STRANDED,
             (
@@ -395,13 +394,5 @@ class ExtenderMetrics:
                 if node.gpus.share_mib is not None and not node.gpus.claims
             ),
         )
-        yield from _columns(_NODES, [((), (len(with_gpus), *sums.values()))])
-
-
-def _bytes(nodes: Iterable[Candidate], shares: str, sums: dict[str, int]) -> Iterator[Value]:
-    """Yield shares of each node in bytes, `total` or `used`, where the size of a share is known, and add them up."""
-    for node in nodes:
-        if node.gpus.share_mib is not None:
-            amount = getattr(node.summary, shares) * node.gpus.share_mib << 20
-            sums[shares] += amount
-            yield (node.name,), amount
+        total, used = (sum(getattr(node.summary, key) * size for node, size in sized) for key in ("total", "used"))
+        yield from _columns(_NODES, [((), (len(with_gpus), total, used))])

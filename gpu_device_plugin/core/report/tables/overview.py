@@ -8,7 +8,7 @@ from gpu_device_plugin.core.report.tables.terminal_tables import CLAIMS
 from gpu_device_plugin.core.report.text.columns import aligned
 from gpu_device_plugin.core.report.text.printing import place, short_uuid
 from gpu_device_plugin.core.report.text.use_texts import age, at_a_glance, memory_in_use, mib
-from gpu_device_plugin.core.report.why.mig_explanations import holders
+from gpu_device_plugin.core.report.why.resource_requests import holders
 from gpu_device_plugin.features.use.contract import not_held
 from gpu_device_plugin.model.gpus import short_model
 from gpu_device_plugin.model.memory import MIB_PER_GIB, format_mib

@@ -22,14 +22,15 @@ from gpu_device_plugin.core.cluster.pod_demand import Ask, Impossible, ask
 from gpu_device_plugin.core.cluster.usage import usage_of
 from gpu_device_plugin.core.report.finding import Finding, note
 from gpu_device_plugin.core.report.text.printing import counted, first
-from gpu_device_plugin.core.report.why.mig_explanations import held_instances, out_of_service
-from gpu_device_plugin.core.report.why.mistaken_requests import (
+from gpu_device_plugin.core.report.why.pod_use import lent, of_pod, refusals, resizes, told_over_use, unreadable_wishes
+from gpu_device_plugin.core.report.why.resource_requests import (
     annotated_for_others,
     asks_for_others,
     asks_for_several,
     asks_in_mib,
+    held_instances,
+    out_of_service,
 )
-from gpu_device_plugin.core.report.why.pod_use import lent, of_pod, refusals, resizes, told_over_use, unreadable_wishes
 from gpu_device_plugin.features.claims.contract import DRIVER, MIG_CLASS, SHARED_CLASS, WHOLE_CLASS, parse_device_name
 from gpu_device_plugin.model.contract.keys import ASSIGNED, ASSUME_TIME, MalformedAnnotationError
 from gpu_device_plugin.model.contract.promises import promises
