@@ -1,19 +1,16 @@
-"""Read on this node what the doctor examines: files of the kubelet and MPS; and the agent.
+"""Read on this node what the doctor examines: the files of MPS, and the agent.
 
 Of the running agent these are its command line, and the answers of its HTTP endpoints.
 """
 
 from __future__ import annotations
 
-import base64
-import json
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import aiohttp
-from google.protobuf.message import DecodeError
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpu_device_plugin import files, metrics
+from gpu_device_plugin import metrics
 from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.core.report.findings.symptoms import AgentSeen
 from gpu_device_plugin.core.report.gauges import STREAM_UP
@@ -21,21 +18,18 @@ from gpu_device_plugin.features.mps.contract import MpsStatus
 from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
 from gpu_device_plugin.features.mps.rules.mps_admission import BEAT_S, NOT_THERE, SILENT
 from gpu_device_plugin.file_link import FileLink, HelperWords
-from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
 from gpu_device_plugin.kubelet.procfs import boot_time
-from gpu_device_plugin.model.contract.variables import DRIVER_LIMIT
 from gpu_device_plugin.settings.knobs import ENVIRONMENT_PREFIX, PROGRAM
 from gpu_device_plugin.settings.node import NodeSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from gpu_device_plugin.features.mps.contract import MpsGpu
     from gpu_device_plugin.settings.forms import Address
 
 _SUPERVISOR = HelperWords("the MPS supervisor", NOT_THERE, NOT_THERE, SILENT, BEAT_S)
-_LARGEST_CHECKPOINT = 64 << 20
 _MODULE = PROGRAM.replace("-", "_")
 
 
@@ -53,27 +47,6 @@ def mps_state(directory: Path) -> tuple[Mapping[str, MpsGpu] | str, tuple[str, .
         return state.gpus, ()
     left = {} if link.last is None else link.last.gpus
     return state, tuple(sorted(uuid for uuid, gpu in left.items() if gpu.status is not MpsStatus.STOPPED))
-
-
-def with_driver_limits(checkpoint: Path, resource: str) -> tuple[str, ...]:
-    """Return the containers whose answers carry the driver's limits, as ``<pod's UID>/<name>``, sorted.
-
-    The kubelet keeps each answer, and gives it to the container again when it restarts. Of an unreadable checkpoint
-    nothing is returned: another check tells of it.
-    """
-    try:
-        data: Any = json.loads(files.read(checkpoint, _LARGEST_CHECKPOINT)[0])["Data"]
-        return tuple(sorted(_carrying(data.get("PodDeviceEntries") or (), resource)))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, DecodeError):
-        return ()
-
-
-def _carrying(entries: Any, resource: str) -> Iterator[str]:
-    for entry in entries:
-        if entry["ResourceName"] == resource:
-            answer = ContainerAllocateResponse.FromString(base64.b64decode(entry["AllocResp"] or ""))
-            if DRIVER_LIMIT in answer.envs:
-                yield f"{entry['PodUID']}/{entry['ContainerName']}"
 
 
 # --- The running agent ------------------------------------------------------------------------------------------------

@@ -274,8 +274,9 @@ def obeys_images(root: Path) -> bool | Unknown:
 
 def toolkit(root: Path, *, run: bool) -> str | Unknown:
     """Return the version of NVIDIA's container toolkit, empty if there is none; `run`: its programs can be run here."""
-    if packaged := _packaged(_text(root, "/var/lib/dpkg/status")):
-        return packaged
+    debian = r"^Package: nvidia-container-toolkit-base\n(?:.+\n)*?Version: ([0-9]+\.[0-9]+\.[0-9]+)"
+    if packaged := re.search(debian, _text(root, "/var/lib/dpkg/status"), re.MULTILINE):
+        return packaged[1]
     programs = [path for path in (inside(root, name) for name in _NVIDIA_CTK) if path.exists()]
     if not programs:
         return ""
@@ -304,11 +305,3 @@ def _yaml(text: str) -> Mapping[str, Any]:
     import yaml  # noqa: PLC0415 - 3 MB that only CDI files in YAML need
 
     return _parsed(text, yaml.safe_load, yaml.YAMLError)
-
-
-def _packaged(status: str) -> str:
-    """Return the version of the toolkit by Debian's list of installed packages."""
-    found = re.search(
-        r"^Package: nvidia-container-toolkit-base\n(?:.+\n)*?Version: ([0-9]+\.[0-9]+\.[0-9]+)", status, re.MULTILINE
-    )
-    return found[1] if found else ""

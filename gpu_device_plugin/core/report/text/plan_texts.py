@@ -38,17 +38,13 @@ def verdict(found: Plan, goal: str) -> str:
     if not found.moves:
         return f"No move is needed to {goal}."
     number = len(found.moves)
-    moves = f"{counted(number, 'move')} {_third(goal) if number == 1 else goal}"
+    verb, _, rest = goal.partition(" ")
+    moves = f"{counted(number, 'move')} {verb}{'s' if number == 1 else ''} {rest}"
     if found.exact:
         return f"{moves}. No plan has fewer moves, or as many that are cheaper."
     if found.fewest:
         return f"{moves}. No plan has fewer moves; there may be one with as many that is cheaper."
     return f"{moves}. There may be a plan with fewer, though none with fewer than {found.bound}."
-
-
-def _third(goal: str) -> str:
-    verb, _, rest = goal.partition(" ")
-    return f"{verb}s {rest}"
 
 
 def move_lines(moves: Sequence[Move], width: int) -> list[Line]:
