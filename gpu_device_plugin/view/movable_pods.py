@@ -17,8 +17,8 @@ from gpu_device_plugin.core.cluster.usage import Occupant, Usage
 from gpu_device_plugin.core.contract.moves import read_held
 from gpu_device_plugin.model.contract.keys import HELD_ROOM, READ_BY_AGENT
 from gpu_device_plugin.model.times import epoch_s
-from gpu_device_plugin.view.objects import ApiObject, Condition, Named, decoded, readable
-from gpu_device_plugin.view.poddetails import SchedulingSpec
+from gpu_device_plugin.view.objects import ApiObject, Named, decoded, readable
+from gpu_device_plugin.view.poddetails import PodObject
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -33,42 +33,6 @@ _EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 _EVICT_VOLUMES = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
 """Annotation of a pod: the names of the local volumes that do not keep it from being evicted, separated by commas."""
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-
-
-class _EmptyDir(ApiObject):
-    medium: str = ""
-
-
-class _Volume(ApiObject):
-    name: str = ""
-    host_path: dict[str, msgspec.Raw] | None = None
-    empty_dir: _EmptyDir | None = None
-    persistent_volume_claim: dict[str, msgspec.Raw] | None = None
-    ephemeral: dict[str, msgspec.Raw] | None = None
-
-    @property
-    def local(self) -> bool:
-        """Whether the Cluster Autoscaler keeps the pod for it (utils/drain/drain.go, 1.36)."""
-        return self.host_path is not None or (self.empty_dir is not None and self.empty_dir.medium != "Memory")
-
-
-class _Spread(ApiObject):
-    when_unsatisfiable: str = ""
-
-
-class _Spec(SchedulingSpec):
-    volumes: list[_Volume] | None = None
-    topology_spread_constraints: list[_Spread] | None = None
-
-
-class _Status(ApiObject):
-    conditions: list[Condition] | None = None
-    nominated_node_name: str | None = None
-
-
-class _Pod(Named):
-    spec: _Spec
-    status: _Status = msgspec.field(default_factory=_Status)
 
 
 class _Selector(ApiObject):
@@ -138,9 +102,9 @@ class ArrangementReader:
     def read_pods(self, raw_pods: Iterable[msgspec.Raw]) -> None:
         """Read pods."""
 
-        def read(raw: msgspec.Raw) -> tuple[Pod, _Pod | None]:
+        def read(raw: msgspec.Raw) -> tuple[Pod, PodObject | None]:
             pod, _ = self._pod_reader.read(raw)
-            return pod, decoded(raw, _Pod) if pod.containers and not pod.ended else None
+            return pod, decoded(raw, PodObject) if pod.containers and not pod.ended else None
 
         for pod, more in readable(raw_pods, read):
             if pod.node_name and not pod.ended:
@@ -190,7 +154,7 @@ def evictability(raw: msgspec.Raw) -> tuple[Evictability, float | None]:
     Raises:
         UnreadableObjectError: it is none.
     """
-    pod = decoded(raw, _Pod)
+    pod = decoded(raw, PodObject)
     refused = (
         epoch_s(one.last_transition_time or "") or 0.0
         for one in pod.status.conditions or ()
@@ -199,7 +163,7 @@ def evictability(raw: msgspec.Raw) -> tuple[Evictability, float | None]:
     return _evictability(pod, ()), None if pod.status.nominated_node_name else next(refused, None)
 
 
-def _evictability(pod: _Pod, budgets: Iterable[_Budget]) -> Evictability:
+def _evictability(pod: PodObject, budgets: Iterable[_Budget]) -> Evictability:
     annotations, spec, terms = pod.metadata.annotations or {}, pod.spec, pod.spec.terms
     released = {name.strip() for name in annotations.get(_EVICT_VOLUMES, "").split(",")}
     volumes = spec.volumes or ()

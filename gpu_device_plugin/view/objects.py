@@ -124,7 +124,7 @@ def decoded(raw: bytes | msgspec.Raw, kind: type[T]) -> T:
     Raises:
         UnreadableObjectError: `raw` is no such object.
     """
-    noun = "list" if kind is Page else kind.__name__.strip("_").lower()
+    noun = "list" if kind is Page else kind.__name__.strip("_").removesuffix("Object").lower()
     return decoding.decoded(msgspec.json.Decoder(kind), raw, noun)
 
 
