@@ -150,7 +150,12 @@ def _gpu(view: GpuView, report: NodeReport, *, brief: bool) -> Fields:
         "limits": None if enforcement is None else enforcement.enforcement.value,
         "refusal": None if enforcement is None else enforcement.refusal or None,
         "pods": [_held(held, brief=brief) for held in view.held],
-        "strangers": [_stranger(parts, brief=brief) for parts in view.strangers],
+        "strangers": [
+            (known if brief else dict)(
+                _named(parts[0].namespace, name=parts[0].pod) | {"trespassing": True} | _sum(parts)
+            )
+            for parts in view.strangers
+        ],
     }
     if brief:
         return known(fields)
@@ -214,11 +219,6 @@ def _held(held: PodShare, *, brief: bool) -> Fields:
     return fields | ({"claims": list(pod.claims), "pods": list(pod.pods)} if pod.claims else {})
 
 
-def _stranger(parts: Sequence[ContainerUse], *, brief: bool) -> Fields:
-    fields = _named(parts[0].namespace, name=parts[0].pod) | {"trespassing": True} | _sum(parts)
-    return known(fields) if brief else fields
-
-
 _WEAKEST_FIRST = tuple(sorted(Enforcement, key=lambda enforcement: enforcement.strength))
 
 
@@ -261,16 +261,10 @@ def _container_use(part: ContainerUse) -> Fields:
     """Return what one container uses of one GPU."""
     return {
         "grantedMiB": part.granted_mib,
-        "usedMiB": part.used_mib,
-        "smPercent": part.sm_percent,
         "trespassing": trespasses(part),
-        "overSince": part.over_since or None,
-        "idleSince": part.idle_since or None,
-        "enforcement": None if part.enforcement is None else part.enforcement.value,
-        "held": None if part.held is None else part.held.value,
         "foundMiB": part.found_mib,
         "why": part.why or None,
-    } | _elastic([part])
+    } | _sum([part])
 
 
 # --- The containers of one pod ----------------------------------------------------------------------------------------

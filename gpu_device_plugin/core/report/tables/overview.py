@@ -167,23 +167,18 @@ def _instance_lines(node: NodeView, amount: Callable[[NodeView, int], int], *, p
         if view.gpu.instance is not None:
             cards.setdefault(view.gpu.instance.gpu, []).append(view)
     for index, views in sorted(cards.items()):
-        yield f"{node.name}: GPU {index} (MIG): {', '.join(_shared_instance(node, view, amount) for view in views)}"
+        shared = []
+        for view in views:
+            named = "" if (of := view.gpu.instance) is None else f"{of.label} {of.profile} "
+            # Out of service or put aside, or a container has it whole since before the way was changed.
+            closed = " (not available)" if view.gpu.closed else ""
+            used = f"{amount(node, view.used)}/{amount(node, view.gpu.shares)}"
+            shared.append(f"{named}(GPU{view.gpu.position}) {used}{closed}")
+        yield f"{node.name}: GPU {index} (MIG): {', '.join(shared)}"
     for each in node.instances():
         held = f": {found}" if pods and (found := holders(each)) else ""
         closed = f", {len(each.closed)} not available" if each.closed else ""
         yield f"{node.name}: {each.resource}: {each.used}/{len(each.instances)} in use{closed}{held}"
-
-
-def _shared_instance(node: NodeView, view: GpuView, amount: Callable[[NodeView, int], int]) -> str:
-    """Return one instance: its number and profile, its column in the table, and the memory that is given of it.
-
-    One that is not available is out of service or put aside, or a container has it whole since before the way was
-    changed.
-    """
-    instance = view.gpu.instance
-    named = "" if instance is None else f"{instance.label} {instance.profile} "
-    closed = " (not available)" if view.gpu.closed else ""
-    return f"{named}(GPU{view.gpu.position}) {amount(node, view.used)}/{amount(node, view.gpu.shares)}{closed}"
 
 
 # --- One line for each GPU --------------------------------------------------------------------------------------------

@@ -260,8 +260,9 @@ def _location(
         yield from of_pod(pod, node, [position for position, _ in usage.shares])
     if usage.unplaced:
         yield _why_unplaced(pod, status, resources)
-    if since := _moment(pod.annotations.get(ASSUME_TIME, "")):
-        yield note("placed", "Placed at {time}.", time=since)
+    since_ns = pod.annotations.get(ASSUME_TIME, "")
+    if since_ns.isascii() and since_ns.isdigit() and len(since_ns) < 20:
+        yield note("placed", "Placed at {time}.", time=rfc3339(int(since_ns) // 10**9))
     if pod.annotations.get(ASSIGNED) == "false":
         yield note("not-allocated", "Its node has not allocated the GPU yet.")
     yield from _status_says(status)
@@ -279,13 +280,6 @@ def _why_unplaced(pod: Pod, status: SchedulingStatus, resources: tuple[Resource,
         else "{scheduler} did not call the extender, or the pod's nodeName was set by hand."
     )
     return note("not-promised", f"Its annotations name no GPU: {why}", scheduler=status.scheduler)
-
-
-def _moment(nanoseconds: str) -> str:
-    """Format the timestamp of an annotation in UTC; empty if it is malformed."""
-    if not (nanoseconds.isascii() and nanoseconds.isdigit() and len(nanoseconds) < 20):
-        return ""
-    return rfc3339(int(nanoseconds) // 10**9)
 
 
 # --- Pods with ResourceClaims -----------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from gpu_device_plugin.model.mig import is_mig_resource, resource_name
 from gpu_device_plugin.model.resources import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.held_instances import Instances
     from gpu_device_plugin.core.cluster.node_report import NodeView
@@ -49,6 +49,8 @@ _OF_A_PROFILE = re.compile(r"mig|[1-7]g\.", re.ASCII)
 """In the name of a resource for a MIG profile, well written or not."""
 _LARGEST_GIB = 512
 """More than any GPU has."""
+_MOST_NODES = 20
+"""Nodes that are explained one by one."""
 _DID_YOU_MEAN = "It asks for {resource}, which no agent offers: did you mean {meant}?"
 _INSTEAD = {Kind.MEMORY: "{name}: N for N units of the memory of one GPU", Kind.COUNT: "{name}: 1 for a whole GPU"}
 
@@ -136,7 +138,7 @@ def asks_for_several(containers: Iterable[Container]) -> Iterator[Finding]:
             )
 
 
-def asks_in_mib(asked: Ask, resources: Iterable[Resource], nodes: Iterable[NodeView] | None) -> Iterator[Finding]:
+def asks_in_mib(asked: Ask, resources: Iterable[Resource], nodes: Collection[NodeView] | None) -> Iterator[Finding]:
     """Yield a correction if a pod asks for more units than any GPU has, and the number looks like MiB.
 
     Where the nodes are unknown (None), a unit is assumed to be 1 GiB.
@@ -145,11 +147,12 @@ def asks_in_mib(asked: Ask, resources: Iterable[Resource], nodes: Iterable[NodeV
     amount = max(
         (part.demand.amount // part.demand.gpus for part in asked.parts if part.demand.kind is Kind.MEMORY), default=0
     )
-    # The most shares of one GPU, by the size of a share.
-    most = {MIB_PER_GIB: _LARGEST_GIB} if nodes is None else _most_shares(nodes)
-    if len(most) != 1:
+    sizes = {MIB_PER_GIB} if nodes is None else {node.candidate.gpus.share_mib for node in nodes} - {None}
+    if len(sizes) != 1:
         return
-    ((share_mib, shares),) = most.items()
+    share_mib = sizes.pop() or MIB_PER_GIB
+    every = (gpu.shares for node in nodes or () for gpu in node.candidate.gpus.gpus)
+    shares = _LARGEST_GIB if nodes is None else max(every, default=0)
     units = -(-amount // share_mib)
     if units <= shares < amount and amount * 2 >= share_mib:  # fewer MiB are not a plausible demand
         usual = " unless configured otherwise" if nodes is None else ""
@@ -158,19 +161,6 @@ def asks_in_mib(asked: Ask, resources: Iterable[Resource], nodes: Iterable[NodeV
             "meant, write {resource}: {units}."
         )
         yield note("asks-in-mib", text, amount=amount, unit=format_mib(share_mib), resource=name, units=units)
-
-
-def _most_shares(nodes: Iterable[NodeView]) -> dict[int, int]:
-    most: dict[int, int] = {}
-    for node in nodes:
-        share_mib = node.candidate.gpus.share_mib
-        if share_mib is not None:
-            most[share_mib] = max(most.get(share_mib, 0), *(gpu.shares for gpu in node.candidate.gpus.gpus), 0)
-    return most
-
-
-_MOST_NODES = 20
-"""Nodes that are explained one by one."""
 
 
 def asked_by_profile(asked: Mapping[str, int]) -> str:
@@ -196,7 +186,12 @@ def _of_resource(
     if not offers:
         yield from _offered_nowhere(resource, nodes)
         return
-    away = {node.name: (*map(str, kept.get(node.name, ())), *_gives_none(node)) for node, _ in offers}
+    by_claims = "it gives them to ResourceClaims (DRA), or by a DeviceClass with this extendedResourceName"
+    away: dict[str, list[str]] = {}
+    for node, _ in offers:
+        gpus = node.candidate.gpus
+        gives_none = by_claims if gpus.claims and not gpus.away else gpus.problem
+        away[node.name] = [*map(str, kept.get(node.name, ())), *([gives_none] if gives_none else [])]
     # The nearest first: those with the most free instances.
     offers.sort(key=lambda offer: (bool(away[offer[0].name]), -offer[1].free, offer[0].name))
     free = sum(each.free >= number and not away[node.name] for node, each in offers)
@@ -208,14 +203,6 @@ def _of_resource(
         yield note("instances-of-node", "  {node}: {use}", node=node.name, use=use)
     if (more := len(offers) - _MOST_NODES) > 0:
         yield note("more-nodes", "  and {nodes} more.", nodes=more)
-
-
-def _gives_none(node: NodeView) -> tuple[str, ...]:
-    """Return why a node gives no instance at present, although it has some."""
-    gpus = node.candidate.gpus
-    if gpus.claims and not gpus.away:
-        return ("it gives them to ResourceClaims (DRA), or by a DeviceClass with this extendedResourceName",)
-    return (gpus.problem,) if gpus.problem else ()
 
 
 def in_use(offer: Instances) -> str:
