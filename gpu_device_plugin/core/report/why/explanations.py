@@ -17,6 +17,7 @@ from gpu_device_plugin.core.report.text.printing import counted, ranges, short_u
 from gpu_device_plugin.core.report.text.printing import place as place_of
 from gpu_device_plugin.core.report.why.pod_causes import scheduler_says, scheduler_silent
 from gpu_device_plugin.core.report.why.pod_use import refusals
+from gpu_device_plugin.features.history.contract import everyone
 from gpu_device_plugin.model.gpus import short_model
 from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.model.placing import FIT, POLICIES, Demand, Obstacle, Unplaceable, fits_kind, place
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.capacity.terms import Terms
     from gpu_device_plugin.core.cluster.node_report import GpuView, NodeView, PodShare
     from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
-    from gpu_device_plugin.core.cluster.usage import Occupant
     from gpu_device_plugin.core.cluster.victims import Ends
     from gpu_device_plugin.core.report.finding import Finding
     from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
@@ -52,6 +52,7 @@ _WORDS = {
     Obstacle.FULL: "too little free",
     Obstacle.OTHER_KIND: "only a MIG instance",
 }
+_NOT_ALLOWED = "not allowed by its annotations"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ def _lacking(ask: Ask, node: NodeView) -> int:
     numbers = node.candidate.summary
     largest = max(numbers.sizes, default=0)
     return sum(
-        max(0, _each(part.demand) - numbers.best)
+        max(0, part.demand.amount // part.demand.gpus - numbers.best)
         if part.demand.kind is Kind.MEMORY
         else largest * max(0, part.demand.amount - len(numbers.unused))
         for part in ask.parts
@@ -208,7 +209,8 @@ def _block(answer: NodeAnswer, gpus: Sequence[str]) -> Iterator[str]:
         amount = " and ".join(node.amounts(usage))
         yield f"  {pod} has {amount} on an unknown GPU, and counts on every GPU that it may be on."
     if isinstance(answer.found, Unfit):
-        yield f"  {_what_would_help(answer)}"
+        none = "Even if all its pods ended, there would be no room"
+        yield f"  {none if answer.ends is None else _room_without(node, answer.ends)}."
 
 
 def _gpus_briefly(answer: NodeAnswer) -> list[str]:
@@ -248,59 +250,49 @@ def _verdict(answer: NodeAnswer, view: GpuView) -> str:
     ask = answer.ask
     placements = answer.found.placements if isinstance(answer.found, Fit) else ()
     chosen = {position for placement in placements for position in placement.positions}
-    if view.gpu.position in chosen and not (answer.learned and len(_open(answer)) > len(chosen)):
-        return "would be chosen"
-    if not _allowed(ask, view):
-        return "not allowed by its annotations"
-    if view.gpu.closed:
-        return view.gpu.closed
-    obstacles = [obstacle for part in ask.parts if (obstacle := _obstacle(part, view)) is not None]
-    if len(obstacles) == len(ask.parts):
-        return _WORDS[obstacles[0]]
-    return "has room" if not obstacles else "has room for a part of it"
+    obstacles = _obstacles(ask, view)
+    if view.gpu.position in chosen:
+        able = [each for each in answer.node.gpus() if len(_obstacles(ask, each)) < len(ask.parts)]
+        if not answer.learned or len(able) <= len(chosen):
+            return "would be chosen"
+    if len(obstacles) < len(ask.parts):
+        return "has room for a part of it" if obstacles else "has room"
+    return _NOT_ALLOWED if obstacles[0] == _NOT_ALLOWED else view.gpu.closed or obstacles[0]
 
 
-def _open(answer: NodeAnswer) -> list[GpuView]:
-    """Return the GPUs that have room for some part of the pod."""
-    ask, gpus = answer.ask, answer.node.gpus()
-    return [view for view in gpus if _allowed(ask, view) and not all(_obstacle(part, view) for part in ask.parts)]
+def _obstacles(ask: Ask, view: GpuView) -> list[str]:
+    """Return for each part of a pod that one GPU cannot serve why."""
+    if not (ask.wishes.allow_model(view.gpu.model) and ask.wishes.allow_uuid(view.gpu.uuid, view.gpu.card)):
+        return [_NOT_ALLOWED] * len(ask.parts)
+    obstacles = []
+    for demand in (part.demand for part in ask.parts):
+        each = Demand(demand.kind, 1 if demand.kind is Kind.COUNT else demand.amount // demand.gpus)
+        found = place(each, [view.room], next(iter(POLICIES.values())))
+        if not fits_kind(demand, view.room):
+            obstacles.append(_WORDS[Obstacle.OTHER_KIND])
+        elif isinstance(found, Unplaceable):
+            obstacles.append(_WORDS.get(found.reasons[0][1], view.gpu.closed))
+    return obstacles
 
 
-def _allowed(ask: Ask, view: GpuView) -> bool:
-    return ask.wishes.allow_model(view.gpu.model) and ask.wishes.allow_uuid(view.gpu.uuid, view.gpu.card)
-
-
-def _obstacle(part: Part, view: GpuView) -> Obstacle | None:
-    """Return why one GPU cannot serve its share of a part, None if it can."""
-    kind = part.demand.kind
-    if not fits_kind(part.demand, view.room):
-        return Obstacle.OTHER_KIND
-    demand = Demand(kind, 1 if kind is Kind.COUNT else _each(part.demand))
-    answer = place(demand, [view.room], next(iter(POLICIES.values())))
-    return answer.reasons[0][1] if isinstance(answer, Unplaceable) else None
-
-
-def _each(demand: Demand) -> int:
-    return demand.amount // demand.gpus
-
-
-def _what_would_help(answer: NodeAnswer) -> str:
-    if answer.ends is None:
-        return "Even if all its pods ended, there would be no room."
-    pods = answer.ends.pods
-    names = ", ".join(_ending(answer.node, pod) for pod in pods)
-    fewer = "" if answer.ends.fewest else " (fewer may do: there are too many to compare)"
-    return f"There would be room if {_these(pods)} ended{fewer}: {names}."
-
-
-def _these(pods: Sequence[Occupant]) -> str:
-    return "this pod" if len(pods) == 1 else f"these {len(pods)} pods"
-
-
-def _ending(node: NodeView, pod: Occupant) -> str:
-    ending = ["being deleted"] if pod.terminating else []
-    facts = [*node.amounts(pod.usage), f"priority {pod.priority}", *ending]
-    return f"{pod} ({', '.join(facts)})"
+def _room_without(
+    node: NodeView, ends: Ends, where: str = "", may_see: Callable[[str], bool] = everyone, most: int | None = None
+) -> str:
+    """Say which pods would have to end; those that the reader may not see are counted, and those beyond `most`."""
+    named = [
+        f"{pod} ({', '.join(facts)})"
+        for pod in ends.pods
+        if may_see(pod.namespace)
+        for facts in [
+            [*node.amounts(pod.usage), f"priority {pod.priority}", *(["being deleted"] if pod.terminating else [])]
+        ]
+    ][:most]
+    what = ("other pod", "") if named else ("pod that you may not see", "pods that you may not see")
+    more = len(ends.pods) - len(named)
+    these = "this pod" if len(ends.pods) == 1 else f"these {len(ends.pods)} pods"
+    fewer = "" if ends.fewest or most else " (fewer may do: there are too many to compare)"
+    names = ", ".join([*named, *([counted(more, *what)] if more else [])])
+    return f"There would be room{where} if {these} ended{fewer}: {names}"
 
 
 # --- In one sentence each ---------------------------------------------------------------------------------------------
@@ -350,18 +342,11 @@ def what_makes_room(found: Sequence[NodeAnswer], may_see: Callable[[str], bool])
             return f"The GPUs of {answer.node.name} have room, but {kept}."
         if answer.ends is not None and answer.ends.pods:
             besides = f", but for the pod: {kept}" if kept else ""
-            return f"{_ends(answer.node, answer.ends.pods, may_see)}{besides}."
+            where = f" on {answer.node.name}"
+            return f"{_room_without(answer.node, answer.ends, where, may_see, _MOST_PODS)}{besides}."
     if all(not isinstance(answer.found, Fit) and answer.found.unresolvable for answer in found):
         return "Even if all pods of the nodes ended, none would have room."
     return "Pods would have to end; see the node's GPUs."
-
-
-def _ends(node: NodeView, pods: Sequence[Occupant], may_see: Callable[[str], bool]) -> str:
-    named = [_ending(node, pod) for pod in pods if may_see(pod.namespace)]
-    more = len(pods) - min(len(named), _MOST_PODS)
-    what = ("other pod", "") if named else ("pod that you may not see", "pods that you may not see")
-    names = [*named[:_MOST_PODS], *([counted(more, *what)] if more else [])]
-    return f"There would be room on {node.name} if {_these(pods)} ended: {', '.join(names)}"
 
 
 _EXCLUSIONS: Mapping[str, str] = {
