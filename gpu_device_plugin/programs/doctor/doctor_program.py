@@ -49,7 +49,7 @@ from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.node.rules.container_grants import CONTROL_NODES
 from gpu_device_plugin.node.rules.node_config import mig_mode
 from gpu_device_plugin.node.rules.serving_mode import ServingMode
-from gpu_device_plugin.programs.doctor import node_reading, runtime_reading
+from gpu_device_plugin.programs.doctor import node_reading
 from gpu_device_plugin.programs.terminal import show
 from gpu_device_plugin.settings.knobs import UsageError
 
@@ -263,11 +263,11 @@ async def examined(
         telemetry=telemetry,
         device_nodes=device_nodes,
         unlinked_nodes=unlinked,
-        runtimes=_HIDDEN if root is None else runtime_reading.runtimes(root, engine),
-        cdi_devices=_HIDDEN if root is None else runtime_reading.cdi_devices(root),
-        toolkit=_HIDDEN if root is None else runtime_reading.toolkit(root, run=root == Path("/")),
-        obeys_images=_HIDDEN if root is None else runtime_reading.obeys_images(root),
-        cgroup=runtime_reading.cgroup(root or Path("/")),
+        runtimes=_HIDDEN if root is None else node_reading.runtimes(root, engine),
+        cdi_devices=_HIDDEN if root is None else node_reading.cdi_devices(root),
+        toolkit=_HIDDEN if root is None else node_reading.toolkit(root, run=root == Path("/")),
+        obeys_images=_HIDDEN if root is None else node_reading.obeys_images(root),
+        cgroup=node_reading.cgroup(root or Path("/")),
         directory=str(folder),
         directory_problem=_problem(partial(check_directory, folder), DirectoryError),
         kubelet_listens=is_listened_to(folder / KUBELET_SOCKET),

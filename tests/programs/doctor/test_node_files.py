@@ -16,8 +16,14 @@ from gpu_device_plugin.features.mps.rules.mps_admission import NOT_THERE, SILENT
 from gpu_device_plugin.kubelet import checkpoint
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
 from gpu_device_plugin.programs.doctor.doctor_program import checkpoint_read, with_driver_limits
-from gpu_device_plugin.programs.doctor.node_reading import mps_state
-from gpu_device_plugin.programs.doctor.runtime_reading import cdi_devices, cgroup, obeys_images, runtimes, toolkit
+from gpu_device_plugin.programs.doctor.node_reading import (
+    cdi_devices,
+    cgroup,
+    mps_state,
+    obeys_images,
+    runtimes,
+    toolkit,
+)
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.testing.kubelet.kubelet_files import Grant, write_checkpoint
 from tests.names import COUNT, MEM
