@@ -17,7 +17,6 @@ from gpu_device_plugin.core.report.text.printing import counted, ranges, short_u
 from gpu_device_plugin.core.report.text.printing import place as place_of
 from gpu_device_plugin.core.report.why.pod_causes import scheduler_says, scheduler_silent
 from gpu_device_plugin.core.report.why.pod_use import refusals
-from gpu_device_plugin.features.history.contract import everyone
 from gpu_device_plugin.model.gpus import short_model
 from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.model.placing import FIT, POLICIES, Demand, Obstacle, Unplaceable, fits_kind, place
@@ -276,13 +275,13 @@ def _obstacles(ask: Ask, view: GpuView) -> list[str]:
 
 
 def _room_without(
-    node: NodeView, ends: Ends, where: str = "", may_see: Callable[[str], bool] = everyone, most: int | None = None
+    node: NodeView, ends: Ends, where: str = "", may_see: Callable[[str], bool] | None = None, most: int | None = None
 ) -> str:
     """Say which pods would have to end; those that the reader may not see are counted, and those beyond `most`."""
     named = [
         f"{pod} ({', '.join(facts)})"
         for pod in ends.pods
-        if may_see(pod.namespace)
+        if may_see is None or may_see(pod.namespace)
         for facts in [
             [*node.amounts(pod.usage), f"priority {pod.priority}", *(["being deleted"] if pod.terminating else [])]
         ]
