@@ -110,14 +110,12 @@ def causes(
         where = f" (on node {pod.node_name})" if pod.node_name else ""
         text = "{pod}{where} asks for GPUs that no node can provide: {why}."
         facts = [note("impossible", text, pod=_name(pod), where=where, why=asked.sentence)]
-    elif not asked.parts and asked_instances(pod):
-        facts = [*_with_instances(pod, status, nodes), *instead]
-    elif not asked.parts:
+    elif not asked.parts and not asked_instances(pod):
         facts = [*(_nothing(pod, resources) or _no_gpu(pod, resources, instead)), *scheduler_says(status)]
-    elif pod.node_name:
-        facts = list(_location(pod, status, resources, nodes))
     else:
-        facts = [_deleted(pod)]
+        where = _location(pod, status, resources, nodes) if pod.node_name else waiting_facts(status)
+        facts = [_deleted(pod)] if pod.deleting and not pod.node_name else [*where]
+        facts += [] if asked.parts else instead
     return [*facts, *ignored, *_events(status)], None
 
 
@@ -183,17 +181,6 @@ def scheduler_silent(status: SchedulingStatus) -> Finding:
 
 
 # --- Pods with limits -------------------------------------------------------------------------------------------------
-
-
-def _with_instances(pod: Pod, status: SchedulingStatus, nodes: Mapping[str, NodeView] | None) -> Iterator[Finding]:
-    if pod.node_name:
-        yield _on_node(pod)
-        yield from held_instances(_name(pod), pod.uid, (nodes or {}).get(pod.node_name))
-        yield from _status_says(status)
-    elif pod.deleting:
-        yield _deleted(pod)
-    else:
-        yield from waiting_facts(status)
 
 
 def _nothing(pod: Pod, resources: tuple[Resource, ...]) -> list[Finding]:
