@@ -23,7 +23,7 @@ from gpu_device_plugin.view.objects import Named, decoded, readable
 from gpu_device_plugin.view.poddetails import brief, scheduling_status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import msgspec
 
@@ -246,7 +246,12 @@ class FollowedCluster:
         version, found = self._sorted
         if version != self.waiting_version:
             claims = {(claim.namespace, claim.name) for claim in self._claims.values() if waits_for_ours(claim)}
-            asking = (each for each in self._waiting.values() if each.pod.containers or _waits_for(each, claims))
+            asking = (
+                each
+                for each in self._waiting.values()
+                if each.pod.containers
+                or (each.status and any((each.pod.namespace, one.claim) in claims for one in each.status.claims))
+            )
             found = sorted(asking, key=lambda each: (each.pod.created, each.pod.uid))
             self._sorted = self.waiting_version, found
         return found
@@ -408,11 +413,6 @@ def cluster(
 def _shares(candidate: Candidate) -> bool:
     """Return whether a node shares its GPUs, gives MIG instances to pods, or claims to."""
     return bool(candidate.rooms or candidate.gpus.instances or candidate.gpus.fault)
-
-
-def _waits_for(each: FollowedPod, claims: Container[tuple[str, str]]) -> bool:
-    named = () if each.status is None else each.status.claims
-    return any((each.pod.namespace, claim.claim) in claims for claim in named)
 
 
 @dataclass(frozen=True, slots=True)

@@ -349,8 +349,14 @@ def _variables(
     if not known or gpus.share_mib is None:
         return {}
     # MIG instances that exist no more leave gaps.
-    every = (listed.get(at) or ListedGpu(at, 0) for at in range(max(listed) + 1))
-    shares = Shares(gpus.share_mib, gpus=tuple(map(_shared, every)))
+    shared = []
+    for gpu in (listed.get(at) or ListedGpu(at, 0) for at in range(max(listed) + 1)):
+        of = gpu.instance and MigInstance(
+            gpu.instance.parent, gpu.instance.number, gpu.instance.profile, gpu.instance.gi, 0
+        )
+        described = Gpu(gpu.uuid, gpu.position, gpu.model, gpu.memory_mib or 0, gpu.reserved_mib or 0, instance=of)
+        shared.append(SharedGpu(described, gpu.position, ("",) * gpu.shares))
+    shares = Shares(gpus.share_mib, gpus=tuple(shared))
     # The means with which the container was started, which the node's present one may differ from.
     started = next((part.enforcement for part in own if part.enforcement is not None), None)
     enforcements: dict[str, GpuEnforcement] = {}
@@ -379,13 +385,6 @@ def _variables(
             (each.enforcement for each in enforcements.values()), key=lambda enforcement: enforcement.strength
         ).value
     return envs
-
-
-def _shared(gpu: ListedGpu) -> SharedGpu:
-    place = gpu.instance
-    instance = None if place is None else MigInstance(place.parent, place.number, place.profile, place.gi, 0)
-    described = Gpu(gpu.uuid, gpu.position, gpu.model, gpu.memory_mib or 0, gpu.reserved_mib or 0, instance=instance)
-    return SharedGpu(described, gpu.position, ("",) * gpu.shares)
 
 
 def _use_of(part: ContainerUse) -> Fields:

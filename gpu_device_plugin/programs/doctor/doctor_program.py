@@ -226,7 +226,10 @@ async def examined(
     allocations, checkpoint_problem = checkpoint_read(settings)
     names = {resource.kind: resource.name for resource in settings.managed}
     labels, engine = ({}, "") if isinstance(seen, Unknown) else (seen.node.labels, seen.node.runtime)
-    resources = (*settings.offered, *_of_profiles(settings, view.inventory, labels))
+    instances = (gpu.instance for gpu in view.inventory.gpus if gpu.instance is not None and gpu.instance.alone)
+    one_by_one = mig_mode(settings.mig, labels.get(MIG_LABEL, "")) is MigMode.WHOLE
+    profiles = sorted({instance.profile for instance in instances}) if one_by_one else ()
+    resources = (*settings.offered, *(Resource.of_profile(name, settings.domain_of_mig) for name in profiles))
     return NodeSymptoms(
         resources=resources,
         memory_resource=names[Kind.MEMORY],
@@ -353,15 +356,6 @@ def with_driver_limits(allocations: Iterable[Allocation]) -> tuple[str, ...]:
     """
     carrying = (each for each in allocations if each.kind is Kind.MEMORY and each.enforcement is Enforcement.DRIVER)
     return tuple(sorted(f"{each.pod_uid}/{each.container}" for each in carrying))
-
-
-def _of_profiles(settings: NodeSettings, inventory: Inventory, labels: Mapping[str, str]) -> tuple[Resource, ...]:
-    """Return the resources of the MIG profiles whose instances are given one by one."""
-    if mig_mode(settings.mig, labels.get(MIG_LABEL, "")) is not MigMode.WHOLE:
-        return ()
-    instances = [gpu.instance for gpu in inventory.gpus if gpu.instance is not None and gpu.instance.alone]
-    profiles = sorted({instance.profile for instance in instances})
-    return tuple(Resource.of_profile(profile, settings.domain_of_mig) for profile in profiles)
 
 
 # --- The kubelet ------------------------------------------------------------------------------------------------------

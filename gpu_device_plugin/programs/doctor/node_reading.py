@@ -384,10 +384,12 @@ def _docker(root: Path) -> Runtime:
 
 def cdi_devices(root: Path) -> frozenset[str]:
     """Return the full names of all devices in CDI files, like ``nvidia.com/gpu=GPU-6f1c...``."""
+    import yaml  # noqa: PLC0415 - 3 MB that only CDI files need
+
     names = set()
     for at in (at for folder in _CDI for ending in ("json", "yaml") for at in _matching(root, f"{folder}/*.{ending}")):
         text = _text(root, at)
-        spec = _parsed(text, json.loads) or _yaml(text)
+        spec = _parsed(text, json.loads) or _parsed(text, yaml.safe_load, yaml.YAMLError)
         devices = spec.get("devices")
         for device in devices if isinstance(devices, list) else ():
             if isinstance(device, dict):
@@ -430,9 +432,3 @@ def cgroup(root: Path) -> int | Unknown:
     if (mounted / "cgroup.controllers").exists():
         return 2
     return 1 if mounted.is_dir() else Unknown("no-cgroups", "{path} is not there", path=str(mounted))
-
-
-def _yaml(text: str) -> Mapping[str, Any]:
-    import yaml  # noqa: PLC0415 - 3 MB that only CDI files in YAML need
-
-    return _parsed(text, yaml.safe_load, yaml.YAMLError)

@@ -189,20 +189,18 @@ def _numbers(version: str) -> tuple[int, ...]:
 def supervisors(cluster: ClusterSymptoms) -> Iterator[Finding]:
     """Check that a supervisor is ready on each node whose limits are to be those of MPS."""
     ready = {part.node for part in cluster.supervisors if part.ready}
-    wanting = {node.name for node in cluster.nodes if node.labelled and _by_mps(node, cluster)}
+    wanting = set[str]()
+    for node in cluster.nodes:
+        present = None if node.report.limits is None else node.report.limits.enforcement
+        # ACK's label cgpu prefers the driver's limits.
+        asked = _asked_of(node, cluster) is Enforcement.MPS and present is not Enforcement.DRIVER
+        if node.labelled and (asked or present is Enforcement.MPS):
+            wanting.add(node.name)
     if missing := wanting - ready:
         text = "no MPS supervisor is ready on {nodes}, whose limits are to be those of MPS"
         yield error("no-supervisor", text, _START_MPS, nodes=tuple(missing))
     elif wanting:
         yield ok("supervisors", "a supervisor is ready on {nodes:node}", nodes=len(wanting))
-
-
-def _by_mps(node: NodeSeen, cluster: ClusterSymptoms) -> bool:
-    present = None if node.report.limits is None else node.report.limits.enforcement
-    # ACK's label cgpu prefers the driver's limits.
-    return present is Enforcement.MPS or (
-        _asked_of(node, cluster) is Enforcement.MPS and present is not Enforcement.DRIVER
-    )
 
 
 def supervisor(node: NodeSymptoms) -> Iterator[Finding]:
@@ -242,7 +240,22 @@ def supervisor(node: NodeSymptoms) -> Iterator[Finding]:
 
 def held(cluster: ClusterSymptoms) -> Iterator[Finding]:
     """Check that the driver has the limits that containers were granted."""
-    findings = [finding for node in cluster.nodes for finding in _held(node.name, node.report)]
+    findings: list[Finding] = []
+    for node in cluster.nodes:
+        if broken := [part for part in node.report.current if not_held(part)]:
+            advice = (
+                "a container keeps the limit that it was started with: correct what the line names, and delete the "
+                "pod; docs/guide.md has more (How a memory limit is enforced)"
+            )
+            findings.append(warning("limits-not-held", _DETAILS, advice, **_details(node.name, broken, does_not_hold)))
+        unread = [
+            (part.why, container(part))
+            for part in node.report.current
+            if part.enforcement is Enforcement.DRIVER and part.held is LimitStatus.UNVERIFIED
+        ]
+        for why, names in sorted(names_by(unread).items()):
+            text = "{node}: whether the limit holds is not known of {containers}" + (": {why}" if why else "")
+            findings.append(note("limits-unverified", text, node=node.name, containers=names, why=why))
     yield from findings
     if findings:
         return
@@ -255,28 +268,6 @@ def held(cluster: ClusterSymptoms) -> Iterator[Finding]:
         yield ok("limits-held", text, by="the driver", containers=by_driver)
     if instances:
         yield ok("limits-held", text, by="the hardware (MIG)", containers=instances)
-
-
-def _held(node: str, report: NodeReport) -> Iterator[Finding]:
-    if usage_outside_grants := [part for part in report.current if not_held(part)]:
-        advice = (
-            "a container keeps the limit that it was started with: correct what the line names, and delete the pod; "
-            "docs/guide.md has more (How a memory limit is enforced)"
-        )
-        yield warning("limits-not-held", _DETAILS, advice, **_details(node, usage_outside_grants, does_not_hold))
-    unread = [
-        part
-        for part in report.current
-        if part.enforcement is Enforcement.DRIVER and part.held is LimitStatus.UNVERIFIED
-    ]
-    for why in sorted({part.why for part in unread}):
-        yield note(
-            "limits-unverified",
-            "{node}: whether the limit holds is not known of {containers}" + (": {why}" if why else ""),
-            node=node,
-            containers=tuple(container(part) for part in unread if part.why == why),
-            why=why,
-        )
 
 
 def wishes(cluster: ClusterSymptoms) -> Iterator[Finding]:
