@@ -192,11 +192,8 @@ class FollowedCluster:
         """All of them as they are now, by name."""
         return [view for name in self.names if (view := self.view(name)) is not None]
 
-    def view(self, name: str, report: NodeReport | None = None) -> NodeView | None:
-        """Return a node as it is now; None: it does not exist, or shares nothing.
-
-        `report` is what its agent reports, if it is known better than by the node's annotations.
-        """
+    def view(self, name: str) -> NodeView | None:
+        """Return a node as it is now; None: it does not exist, or shares nothing."""
         node, candidate = self._nodes.get(name), self.fleet.candidates.get(name)
         if node is None or candidate is None or not _shares(candidate):
             return None
@@ -212,7 +209,7 @@ class FollowedCluster:
             unschedulable=record.unschedulable,
             capacity=record.capacity,
             allocatable=record.allocatable,
-            report=self._aged(node) if report is None else report,
+            report=self._aged(node),
             instance_pods=tuple(sorted(holders, key=lambda pod: (pod.namespace, pod.name, pod.uid))),
             taints=record.taints,
             labels=node.labels,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from operator import attrgetter
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpu_device_plugin.features.use.contract import GpuUse, NodeUse, idle_s, to_return
 from gpu_device_plugin.model.contract.nodelimits import NO_LIMITS, NodeLimits
@@ -293,24 +292,6 @@ def _condition(telemetry: Sequence[GpuTelemetry]) -> Gauges:
 
 # --- The extender -----------------------------------------------------------------------------------------------------
 
-_EXTENDER = {
-    "leader": Gauge("gpushare_extender_leader", "1 while this extender may bind pods."),
-    "pods": Gauge("gpushare_extender_pods", "Pods that hold GPUs or GPU memory."),
-    "pending": Gauge("gpushare_extender_pods_pending", "Pods that wait for a GPU."),
-    "oldest_s": Gauge("gpushare_extender_pods_waiting_oldest_seconds", "Age of the oldest pod that waits for a GPU."),
-    "claims": Gauge("gpushare_extender_claims", "Pods that are being bound."),
-    "in_doubt": Gauge("gpushare_extender_claims_in_doubt", "Pods whose binding has an unknown outcome."),
-    "learned": Gauge(
-        "gpushare_extender_learned", "1 while the policy fit goes by what it learned; else it is binpack."
-    ),
-    "distrusted": Gauge(
-        "gpushare_extender_namespaces_distrusted",
-        "Namespaces whose pods count little in what the policy fit learns.",
-    ),
-    "wanted": Gauge("gpushare_extender_nodes_wanted", "New nodes that waiting pods need, GPU by GPU."),
-    "kept": Gauge("gpushare_extender_nodes_kept", "Nodes that autoscalers are kept from."),
-    "held": Gauge("gpushare_extender_rooms_held", "Pods for whose replacements room is held."),
-}
 _NODES = (
     Gauge("gpushare_extender_nodes", "Nodes with GPUs."),
     Gauge("gpushare_extender_memory_bytes", "GPU memory of all nodes."),
@@ -353,21 +334,32 @@ class WaitingReason(StrEnum):
     """There was a node for it; something else holds it up."""
 
 
+def _shown(name: str, meaning: str) -> Any:
+    """Return a field whose value has a gauge of its own."""
+    return field(default=0, metadata={"gauge": Gauge(name, meaning)})
+
+
 @dataclass(frozen=True, slots=True)
 class ExtenderMetrics:
     """The cluster at one moment, as the extender sees it."""
 
-    leader: bool = False
-    pods: int = 0
-    pending: int = 0
-    oldest_s: float = 0.0
-    claims: int = 0
-    in_doubt: int = 0
-    learned: bool = False
-    distrusted: int = 0
-    wanted: int = 0
-    kept: int = 0
-    held: int = 0
+    leader: bool = _shown("gpushare_extender_leader", "1 while this extender may bind pods.")
+    pods: int = _shown("gpushare_extender_pods", "Pods that hold GPUs or GPU memory.")
+    pending: int = _shown("gpushare_extender_pods_pending", "Pods that wait for a GPU.")
+    oldest_s: float = _shown(
+        "gpushare_extender_pods_waiting_oldest_seconds", "Age of the oldest pod that waits for a GPU."
+    )
+    claims: int = _shown("gpushare_extender_claims", "Pods that are being bound.")
+    in_doubt: int = _shown("gpushare_extender_claims_in_doubt", "Pods whose binding has an unknown outcome.")
+    learned: bool = _shown(
+        "gpushare_extender_learned", "1 while the policy fit goes by what it learned; else it is binpack."
+    )
+    distrusted: int = _shown(
+        "gpushare_extender_namespaces_distrusted", "Namespaces whose pods count little in what the policy fit learns."
+    )
+    wanted: int = _shown("gpushare_extender_nodes_wanted", "New nodes that waiting pods need, GPU by GPU.")
+    kept: int = _shown("gpushare_extender_nodes_kept", "Nodes that autoscalers are kept from.")
+    held: int = _shown("gpushare_extender_rooms_held", "Pods for whose replacements room is held.")
     watches: Mapping[str, tuple[bool, float, int, int]] = field(default_factory=dict)
     """By kind, for example ``pods``: the values of the gauges of a watch."""
     waiting: Mapping[WaitingReason, int] = field(default_factory=dict)
@@ -379,7 +371,7 @@ class ExtenderMetrics:
 
     def gauges(self) -> Gauges:
         """Return its gauges with their values; those of nodes are made one by one."""
-        yield from _columns(_EXTENDER.values(), [((), attrgetter(*_EXTENDER)(self))])
+        yield from ((gauge, [((), getattr(self, one.name))]) for one in fields(self) for gauge in one.metadata.values())
         yield from _columns(_WATCH, [((kind,), watch) for kind, watch in self.watches.items()])
         yield _WAITING, [((reason.value,), self.waiting.get(reason, 0)) for reason in WaitingReason]
         with_gpus = [node for node in self.nodes if node.rooms]
