@@ -375,19 +375,12 @@ def _asked(request: DeviceRequest) -> str:
             f"devices of the class {request.device_class}, which is none of ours ({SHARED_CLASS}, {WHOLE_CLASS}, "
             f"{MIG_CLASS}), so that its nodes are not explained here"
         )
-    number = "every GPU that matches" if not request.count else f"each of {request.count} GPUs"
-    if request.device_class == WHOLE_CLASS:
-        return "one whole GPU" if request.count == 1 else number if not request.count else f"{request.count} whole GPUs"
-    if asks_for_instances(request):
-        return (
-            f"{request.count} whole MIG instances"
-            if request.count > 1
-            else "one whole MIG instance"
-            if request.count
-            else "every MIG instance that matches"
-        )
+    count, kind = request.count, "MIG instance" if asks_for_instances(request) else "GPU"
+    every = f"every {kind} that matches"
+    if request.device_class == WHOLE_CLASS or asks_for_instances(request):
+        return f"one whole {kind}" if count == 1 else f"{count} whole {kind}s" if count else every
     memory = "the smallest part" if request.memory_mib is None else format_mib(request.memory_mib)
-    return f"{memory} of {'one GPU' if request.count == 1 else number}"
+    return f"{memory} of {'one GPU' if count == 1 else f'each of {count} GPUs' if count else every}"
 
 
 def asked_by_claims(claims: Iterable[Claim]) -> str:
