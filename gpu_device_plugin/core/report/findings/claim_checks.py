@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.claimed_gpus import pools
-from gpu_device_plugin.core.report.finding import Unknown, error, names_by, note, ok, warning
+from gpu_device_plugin.core.report.finding import Unknown, error, grouped, note, ok, warning
 from gpu_device_plugin.features.claims.contract import DRIVER, MIG_CLASS, SHARED_CLASS, WHOLE_CLASS
 from gpu_device_plugin.model.contract.keys import SERVE_LABEL
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from gpu_device_plugin.core.report.finding import Finding
-    from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, NodeSeen, SliceSeen
+    from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, NodeSeen
 
 _CLASSES = frozenset({SHARED_CLASS, WHOLE_CLASS, MIG_CLASS})
 BY_CLAIMS = "dra"
@@ -60,16 +59,14 @@ def _slices(cluster: ClusterSymptoms, serving: Sequence[NodeSeen]) -> Iterator[F
     if isinstance(cluster.slices, Unknown):
         yield cluster.slices
         return
-    by_pool: dict[str, list[SliceSeen]] = defaultdict(list)
-    for each in cluster.slices:
-        by_pool[each.pool].append(each)
+    by_pool = grouped((each.pool, each) for each in cluster.slices)
     if missing := tuple(node.name for node in serving if node.name not in by_pool):
         text = f"{{nodes}}: no ResourceSlice of {DRIVER}, so kube-scheduler knows none of the GPUs"
         advice = f"{_LOG}: it publishes them within seconds, unless a right of deploy/optional/dra.yaml is missing"
         yield error("no-slices", text, advice, nodes=missing)
     cut: list[str] = []
     for node in serving:
-        slices = by_pool[node.name]
+        slices = by_pool.get(node.name, ())
         newest = max((each.generation for each in slices), default=0)
         current = [each for each in slices if each.generation == newest]
         wanted = max((each.of for each in current), default=0)
@@ -117,7 +114,7 @@ def _classes(cluster: ClusterSymptoms, serving: Iterable[NodeSeen]) -> Iterator[
 
 
 def _runtimes(serving: Iterable[NodeSeen]) -> Iterator[Finding]:
-    for runtime, names in sorted(names_by((node.runtime, node.name) for node in serving).items()):
+    for runtime, names in sorted(grouped((node.runtime, node.name) for node in serving).items()):
         release = _CONTAINERD.match(runtime)
         version = tuple(map(int, release.groups())) if release else _FIRST_WITH_CDI_ON
         if version < _FIRST_WITH_CDI:
@@ -169,7 +166,7 @@ def _orphans(cluster: ClusterSymptoms, serving: set[str]) -> Iterator[Finding]:
         if serving:
             yield cluster.claims
         return
-    left = names_by((node, str(claim)) for claim in cluster.claims for node in pools(claim) - serving)
+    left = grouped((node, str(claim)) for claim in cluster.claims for node in pools(claim) - serving)
     for node, names in sorted(left.items()):
         text = "{claims:ResourceClaim has|ResourceClaims have} GPUs of {node}, which serves no claims: {claims}"
         advice = "no other agent there can prepare or release them: end their pods, and delete claims that stay"

@@ -6,7 +6,7 @@ from collections import Counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.report.finding import Finding, Unknown, error, examine, names_by, note, ok, warning
+from gpu_device_plugin.core.report.finding import Finding, Unknown, error, examine, grouped, note, ok, warning
 from gpu_device_plugin.core.report.findings import claim_checks, component_checks, container_checks, limit_checks
 from gpu_device_plugin.core.report.text.printing import gpu_names, listed
 from gpu_device_plugin.core.report.why.pod_use import told_over_use
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, NodeSeen
-    from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
+    from gpu_device_plugin.model.contract.nodegpus import NodeGpus
     from gpu_device_plugin.model.pods import Pod
 
 
@@ -46,7 +46,7 @@ def _installed(cluster: ClusterSymptoms) -> Iterator[Finding]:
     if labelled and not silent and not deserted:
         yield ok("nodes", "{nodes:labelled node} with an agent", nodes=len(labelled))
     switches = [(node.labels[SWITCH_LABEL], node.name) for node in cluster.nodes if SWITCH_LABEL in node.labels]
-    for value, names in sorted(names_by(switches).items()):
+    for value, names in sorted(grouped(switches).items()):
         if value in {SWITCHED_ON, "false"}:
             continue
         text = "gpushare={value} on {nodes} switches nothing on: only true does, in small letters"
@@ -84,10 +84,7 @@ def _unread(node: NodeSeen) -> Iterator[Finding]:
 def _gpus(cluster: ClusterSymptoms) -> Iterator[Finding]:
     for node in cluster.nodes:
         yield from _unread(node)
-        ill: dict[str, list[ListedGpu]] = {}
-        for gpu in node.gpus.all:
-            if gpu.unhealthy:
-                ill.setdefault(gpu.unhealthy, []).append(gpu)
+        ill = grouped((gpu.unhealthy, gpu) for gpu in node.gpus.all if gpu.unhealthy)
         for why, gpus in ill.items():
             text = f"{{node}}: {{gpus}} {'is' if len(gpus) == 1 else 'are'} out of service: {{why}}"
             advice = "docs/operations.md has the remedy (A GPU is out of service)"
@@ -160,7 +157,7 @@ def _share_sizes(cluster: ClusterSymptoms) -> Iterator[Finding]:
     sized = [
         (size, node) for node in cluster.nodes if (size := node.gpus.share_mib) is not None and not node.gpus.claims
     ]
-    sizes = names_by((size, node.name) for size, node in sized)
+    sizes = grouped((size, node.name) for size, node in sized)
     profiles = [(size, node.labels.get(CONFIG_LABEL, "")) for size, node in sized]
     of_profiles = {(size, "" if profile == DEFAULT_PROFILE else profile) for size, profile in profiles}
     where = "; ".join(f"{format_mib(size)} on {listed(names)}" for size, names in sorted(sizes.items()))
@@ -182,7 +179,7 @@ def _share_sizes(cluster: ClusterSymptoms) -> Iterator[Finding]:
 
 def _others(cluster: ClusterSymptoms) -> Iterator[Finding]:
     labelled = [node for node in cluster.nodes if node.labelled]
-    others = names_by((sighting.other, node.name) for node in labelled for sighting in node.others)
+    others = grouped((sighting.other, node.name) for node in labelled for sighting in node.others)
     for other, nodes in others.items():
         text = "{other} hands out GPUs too, on {nodes}"
         yield error("other-plugin", text, other.off, other=other.name, nodes=nodes)

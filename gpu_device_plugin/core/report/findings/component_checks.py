@@ -10,7 +10,7 @@ from collections import Counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.report.finding import Finding, Unknown, error, names_by, note, ok, warning
+from gpu_device_plugin.core.report.finding import Finding, Unknown, error, grouped, note, ok, warning
 from gpu_device_plugin.core.report.text.printing import MOST_NAMED
 from gpu_device_plugin.model.contract.keys import GROUP_LABELS, NODE_POOL, SWITCH_LABEL
 
@@ -213,7 +213,7 @@ def group_of(labels: Mapping[str, str]) -> str:
 def groups(cluster: ClusterSymptoms) -> Iterator[Finding]:
     """Yield the node groups whose new nodes would share no GPUs, and those that Karpenter takes for useless."""
     sharing = {group_of(node.labels) for node in cluster.nodes if node.labelled}
-    plain = names_by((group_of(node.labels), node.name) for node in cluster.nodes if SWITCH_LABEL not in node.labels)
+    plain = grouped((group_of(node.labels), node.name) for node in cluster.nodes if SWITCH_LABEL not in node.labels)
     for group in sorted((plain.keys() & sharing) - {""}):
         yield warning(
             "group-partly-labelled",
@@ -324,7 +324,7 @@ def placement(cluster: ClusterSymptoms) -> Iterator[Finding]:
 
 
 def _by_scheduler(pods: Iterable[PodSeen]) -> Mapping[str, tuple[str, ...]]:
-    return names_by((pod.scheduler, pod.name) for pod in sorted(pods, key=lambda pod: pod.scheduler))
+    return grouped((pod.scheduler, pod.name) for pod in sorted(pods, key=lambda pod: pod.scheduler))
 
 
 def pending(cluster: ClusterSymptoms) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.resizing import sizes
-from gpu_device_plugin.core.report.finding import Finding, Unknown, error, names_by, note, ok, warning
+from gpu_device_plugin.core.report.finding import Finding, Unknown, error, grouped, note, ok, warning
 from gpu_device_plugin.core.report.findings.container_checks import name
 from gpu_device_plugin.core.report.text.printing import first
 from gpu_device_plugin.core.report.text.use_texts import age, container, does_not_hold, uses
@@ -84,7 +84,7 @@ def limits(cluster: ClusterSymptoms) -> Iterator[Finding]:
             )
         elif not refused:
             present.append(((reported.enforcement, reported.why), node.name))
-    for (enforcement, why), nodes in sorted(names_by(present).items()):
+    for (enforcement, why), nodes in sorted(grouped(present).items()):
         firm = enforcement in {Enforcement.PARTITION, Enforcement.DRIVER, Enforcement.MPS}
         text = "{limits} on {nodes}: {why}"
         yield (
@@ -253,7 +253,7 @@ def held(cluster: ClusterSymptoms) -> Iterator[Finding]:
             for part in node.report.current
             if part.enforcement is Enforcement.DRIVER and part.held is LimitStatus.UNVERIFIED
         ]
-        for why, names in sorted(names_by(unread).items()):
+        for why, names in sorted(grouped(unread).items()):
             text = "{node}: whether the limit holds is not known of {containers}" + (": {why}" if why else "")
             findings.append(note("limits-unverified", text, node=node.name, containers=names, why=why))
     yield from findings
@@ -311,7 +311,7 @@ def use(cluster: ClusterSymptoms) -> Iterator[Finding]:
             advice = "upgrade the older of agent and reader"
             yield warning("report-unreadable", "{node}: {problem}", advice, node=node.name, problem=problem)
     reading = [(use, node) for node in cluster.nodes if (use := node.report.use) is not None]
-    for why, names in sorted(names_by((use.blind, node.name) for use, node in reading if use.blind).items()):
+    for why, names in sorted(grouped((use.blind, node.name) for use, node in reading if use.blind).items()):
         text = "which container uses how much GPU memory is not known on {nodes}: {why}"
         advice = (
             "hostPID: true in the agent's DaemonSet lets NVML name processes of other pods; without it neither "

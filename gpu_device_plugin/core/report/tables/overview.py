@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.report.finding import grouped
 from gpu_device_plugin.core.report.tables.terminal_tables import CLAIMS
 from gpu_device_plugin.core.report.text.columns import aligned
 from gpu_device_plugin.core.report.text.printing import place, short_uuid
@@ -162,10 +163,7 @@ def _instances(nodes: Iterable[NodeView], amount: Callable[[NodeView, int], int]
 
 def _instance_lines(node: NodeView, amount: Callable[[NodeView, int], int], *, pods: bool) -> Iterator[str]:
     """Yield the lines of one node; `pods`: with the pods that hold whole instances."""
-    cards: dict[int, list[GpuView]] = {}
-    for view in node.gpus():
-        if view.gpu.instance is not None:
-            cards.setdefault(view.gpu.instance.gpu, []).append(view)
+    cards = grouped((view.gpu.instance.gpu, view) for view in node.gpus() if view.gpu.instance is not None)
     for index, views in sorted(cards.items()):
         shared = []
         for view in views:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.capacity.terms import obstacles
 from gpu_device_plugin.core.cluster.fitting import Fit, Unfit, fit, gpu_policy_of
 from gpu_device_plugin.core.cluster.victims import ends_needed
-from gpu_device_plugin.core.report.finding import Finding, note
+from gpu_device_plugin.core.report.finding import Finding, grouped, note
 from gpu_device_plugin.core.report.text.columns import aligned
 from gpu_device_plugin.core.report.text.printing import counted, ranges, short_uuid, shortened
 from gpu_device_plugin.core.report.text.printing import place as place_of
@@ -213,11 +213,9 @@ def _block(answer: NodeAnswer, gpus: Sequence[str]) -> Iterator[str]:
 
 
 def _gpus_briefly(answer: NodeAnswer) -> list[str]:
-    kinds: dict[tuple[str, str, str], list[int]] = {}
-    for view in answer.node.gpus():
-        model, free, verdict = _gpu_facts(answer, view)
-        kinds.setdefault((model, f"{free} free", verdict), []).append(view.gpu.position)
-    return aligned([(f"  GPU {ranges(positions)}", *kind) for kind, positions in kinds.items()])
+    kinds = grouped((_gpu_facts(answer, view), view.gpu.position) for view in answer.node.gpus())
+    rows = [(ranges(positions), *facts) for facts, positions in kinds.items()]
+    return aligned([(f"  GPU {gpus}", model, f"{free} free", verdict) for gpus, model, free, verdict in rows])
 
 
 def _gpus(answer: NodeAnswer) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.cluster.held_instances import asked_instances
 from gpu_device_plugin.core.cluster.resizing import sizes
 from gpu_device_plugin.core.cluster.usage import growable
-from gpu_device_plugin.core.report.finding import Finding, note
+from gpu_device_plugin.core.report.finding import Finding, grouped, note
 from gpu_device_plugin.core.report.text.printing import counted, first, listed
 from gpu_device_plugin.core.report.text.use_texts import age, container, does_not_hold, mib, uses
 from gpu_device_plugin.features.elastic.contract import (
@@ -123,9 +123,7 @@ def _squeezed(pod: Pod, node: NodeView, gpu: ListedGpu) -> Iterator[Finding]:
 
 def _beyond_their_parts(parts: Iterable[ContainerUse], unattributed_mib: int) -> list[str]:
     """Return the pods that use more than they were granted, and processes of no pod; the largest excess first."""
-    by_pod: dict[str, list[ContainerUse]] = {}
-    for part in parts:
-        by_pod.setdefault("/".join(filter(None, (part.namespace, part.pod))), []).append(part)
+    by_pod = grouped(("/".join(filter(None, (part.namespace, part.pod))), part) for part in parts)
     excess = {f"processes of no pod use {mib(unattributed_mib)}": unattributed_mib}
     for name, theirs in by_pod.items():
         used, granted = sum(part.used_mib or 0 for part in theirs), sum(part.granted_mib for part in theirs)
@@ -137,16 +135,10 @@ def _beyond_their_parts(parts: Iterable[ContainerUse], unattributed_mib: int) ->
 
 def refusals(report: NodeReport) -> tuple[Finding, ...]:
     """Return why shares of some GPUs of a node are refused, as clauses about the node."""
-    by_reason: dict[str, list[int]] = {}
-    limits = report.limits
-    for position, enforcement in sorted(limits.gpus.items()) if limits is not None else ():
-        if enforcement.refusal:
-            by_reason.setdefault(enforcement.refusal, []).append(position)
+    limits = {} if report.limits is None else report.limits.gpus
+    reasons = ((each.refusal, str(position)) for position, each in sorted(limits.items()) if each.refusal)
     text = "its agent refuses shares of GPU {gpus}: {why}"
-    return tuple(
-        note("shares-refused", text, gpus=", ".join(map(str, positions)), why=why)
-        for why, positions in by_reason.items()
-    )
+    return tuple(note("shares-refused", text, gpus=", ".join(gpus), why=why) for why, gpus in grouped(reasons).items())
 
 
 _SAYS = " says: "
