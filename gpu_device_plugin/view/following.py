@@ -198,6 +198,7 @@ class FollowedCluster:
         if node is None or candidate is None or not _shares(candidate):
             return None
         record, holders = node.record, self._instances_on.get(name, {}).values()
+        report, waited_s = node.report, max(0.0, self._wall_s() - node.read_s)
         view = NodeView(
             candidate=candidate,
             pods=tuple(
@@ -209,7 +210,7 @@ class FollowedCluster:
             unschedulable=record.unschedulable,
             capacity=record.capacity,
             allocatable=record.allocatable,
-            report=self._aged(node),
+            report=report if (age_s := report.use_age_s) is None else replace(report, use_age_s=age_s + waited_s),
             instance_pods=tuple(sorted(holders, key=lambda pod: (pod.namespace, pod.name, pod.uid))),
             taints=record.taints,
             labels=node.labels,
@@ -229,13 +230,6 @@ class FollowedCluster:
     def claims_of(self, namespace: str = "") -> Sequence[Claim]:
         """Return the claims of a namespace, or of all."""
         return [claim for claim in self._claims.values() if namespace in {"", claim.namespace}]
-
-    def _aged(self, node: FollowedNode) -> NodeReport:
-        """Return the report of a node with the age that its figures have by now."""
-        read = node.report
-        if read.use_age_s is None:
-            return read
-        return NodeReport(read.limits, read.use, read.use_age_s + max(0.0, self._wall_s() - node.read_s))
 
     @property
     def waiting(self) -> Sequence[FollowedPod]:

@@ -215,7 +215,8 @@ class NodeMetrics:
             yield from self._of_containers(self.use)
 
     def _of_containers(self, use: NodeUse) -> Gauges:
-        places = [(self._place(part), part) for part in use.parts]
+        gpus = self.node.shares.gpus
+        places = [((part.namespace, part.pod, part.container, gpus[part.gpu].gpu.uuid), part) for part in use.parts]
         yield from _columns(_CONTAINER, [(place, _container(part)) for place, part in places])
         yield _LIMIT, [_limit(place, part) for place, part in places if part.enforcement is not None]
         yield _ASKED, [(place, 1) for place, part in places if to_return(part)]
@@ -261,9 +262,6 @@ class NodeMetrics:
             total_mib << 20,
             given_mib << 20,
         )
-
-    def _place(self, part: ContainerUse) -> Sequence[str]:
-        return part.namespace, part.pod, part.container, self.node.shares.gpus[part.gpu].gpu.uuid
 
 
 def _container(part: ContainerUse) -> Sequence[float | None]:

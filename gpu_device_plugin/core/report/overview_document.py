@@ -291,7 +291,10 @@ def containers_of(pod: Pod, resources: Sequence[Resource], node: NodeView | None
             for resource in resources
             if (promise := promised.get((container.name, resource.kind))) is not None
         ]
-        placements += _instances(container, held, node)
+        instances = {} if node is None else {gpu.uuid: gpu for gpu in node.candidate.gpus.instances}
+        own_instances = [instances[uuid] for uuid in held.get(container.name, ()) if uuid in instances]
+        if given := sorted((gpu.position, gpu.shares) for gpu in own_instances):
+            placements.append(Placement(Demand(Kind.INSTANCE, len(given)), tuple(given)))
         found.append(
             {
                 "name": container.name,
@@ -312,16 +315,6 @@ def containers_of(pod: Pod, resources: Sequence[Resource], node: NodeView | None
         {"name": name, "kind": "app", "use": [_use_of(part) for part in parts if part.container == name]}
         for name in others
     ]
-
-
-def _instances(container: Container, held: Mapping[str, tuple[str, ...]], node: NodeView | None) -> Iterable[Placement]:
-    """Yield the whole MIG instances of a container, as far as its node lists them."""
-    listed = {} if node is None else {gpu.uuid: gpu for gpu in node.candidate.gpus.instances}
-    found = sorted(
-        (listed[uuid].position, listed[uuid].shares) for uuid in held.get(container.name, ()) if uuid in listed
-    )
-    if found:
-        yield Placement(Demand(Kind.INSTANCE, len(found)), tuple(found))
 
 
 def _gpus(placement: Placement, node: NodeView | None) -> Iterable[Fields]:

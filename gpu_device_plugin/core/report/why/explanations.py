@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.capacity.terms import Terms
     from gpu_device_plugin.core.cluster.node_report import GpuView, NodeView, PodShare
-    from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
+    from gpu_device_plugin.core.cluster.pod_demand import Ask
     from gpu_device_plugin.core.cluster.victims import Ends
     from gpu_device_plugin.core.report.finding import Finding
     from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
@@ -130,15 +130,14 @@ def describe(ask: Ask, resources: Iterable[Resource], nodes: Iterable[NodeView])
     sizes = {node.candidate.gpus.share_mib for node in nodes if node.total}
     (share_mib,) = sizes if len(sizes) == 1 else (None,)
     names = {resource.kind: resource.name for resource in resources}
-    return " and ".join(_part(part, names, share_mib) for part in ask.parts)
-
-
-def _part(part: Part, names: Mapping[Kind, str], share_mib: int | None) -> str:
-    demand = part.demand
-    if demand.kind is Kind.COUNT:
-        return "one whole GPU" if demand.amount == 1 else f"{demand.amount} whole GPUs"
-    memory = f"{names[Kind.MEMORY]}: {demand.amount}" if share_mib is None else format_mib(demand.amount * share_mib)
-    return f"{memory} {'of one GPU' if demand.gpus == 1 else f'in equal parts of {demand.gpus} GPUs'}"
+    parts = []
+    for amount, gpus, kind in ((part.demand.amount, part.demand.gpus, part.demand.kind) for part in ask.parts):
+        if kind is Kind.COUNT:
+            parts.append("one whole GPU" if amount == 1 else f"{amount} whole GPUs")
+        else:
+            memory = f"{names[Kind.MEMORY]}: {amount}" if share_mib is None else format_mib(amount * share_mib)
+            parts.append(f"{memory} {'of one GPU' if gpus == 1 else f'in equal parts of {gpus} GPUs'}")
+    return " and ".join(parts)
 
 
 def explain(found: Sequence[NodeAnswer], most: int) -> list[str]:

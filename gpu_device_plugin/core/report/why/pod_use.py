@@ -230,7 +230,11 @@ def of_size(pod: Pod, size: Size, node: NodeView | None) -> Iterator[Finding]:
     elif most != size.held:
         text = "Its limit is {limit}" + (", all of its GPU" if most == in_all else "")
         text += ", of which it borrows what others do not need" if most > size.held else ", less than its guarantee"
-        how = _enforced(pod, size, node)
+        started = [part.enforcement for part in _parts(pod, size, node)]
+        present = None if node is None else node.report.enforcement(size.gpu)
+        # Since its start, or for new ones on its GPU.
+        means = next((each for each in started if each), None if present is None else present.enforcement)
+        how = "" if means is None else _ENFORCED.get(means, "")
         yield note("limit", f"{text}; {{how}}." if how else f"{text}.", limit=amount(most), how=how)
         if most > size.held and any(part.most_mib <= part.granted_mib for part in _parts(pod, size, node)):
             yield note(
@@ -265,16 +269,6 @@ def unreadable_wishes(pod: Pod) -> Iterator[Finding]:
     """Yield a sentence for each wish of a pod's owner that cannot be parsed."""
     for problem in MemoryRequests.of(pod.annotations).malformed:
         yield note("wish-malformed", "{problem}; it counts as none.", problem=f"{problem[0].upper()}{problem[1:]}")
-
-
-def _enforced(pod: Pod, size: Size, node: NodeView | None) -> str:
-    """Return what keeps a container within its limit: since its start, or for new ones on its GPU; empty: unknown."""
-    if node is None:
-        return ""
-    started = [part.enforcement for part in _parts(pod, size, node)]
-    present = node.report.enforcement(size.gpu)
-    found = next((each for each in started if each), None if present is None else present.enforcement)
-    return "" if found is None else _ENFORCED.get(found, "")
 
 
 def _parts(pod: Pod, size: Size, node: NodeView | None) -> Sequence[ContainerUse]:
