@@ -344,9 +344,7 @@ def _variables(
     # MIG instances that exist no more leave gaps.
     shared = []
     for gpu in (listed.get(at) or ListedGpu(at, 0) for at in range(max(listed) + 1)):
-        of = gpu.instance and MigInstance(
-            gpu.instance.parent, gpu.instance.number, gpu.instance.profile, gpu.instance.gi, 0
-        )
+        of = None if (at := gpu.instance) is None else MigInstance(at.parent, at.number, at.profile, at.gi, 0)
         described = Gpu(gpu.uuid, gpu.position, gpu.model, gpu.memory_mib or 0, gpu.reserved_mib or 0, instance=of)
         shared.append(SharedGpu(described, gpu.position, ("",) * gpu.shares))
     shares = Shares(gpus.share_mib, gpus=tuple(shared))

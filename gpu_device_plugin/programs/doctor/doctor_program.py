@@ -228,8 +228,8 @@ async def examined(
     labels, engine = ({}, "") if isinstance(seen, Unknown) else (seen.node.labels, seen.node.runtime)
     instances = (gpu.instance for gpu in view.inventory.gpus if gpu.instance is not None and gpu.instance.alone)
     one_by_one = mig_mode(settings.mig, labels.get(MIG_LABEL, "")) is MigMode.WHOLE
-    profiles = sorted({instance.profile for instance in instances}) if one_by_one else ()
-    resources = (*settings.offered, *(Resource.of_profile(name, settings.domain_of_mig) for name in profiles))
+    names_of_mig = sorted({instance.profile for instance in instances}) if one_by_one else ()
+    resources = (*settings.offered, *(Resource.of_profile(name, settings.domain_of_mig) for name in names_of_mig))
     return NodeSymptoms(
         resources=resources,
         memory_resource=names[Kind.MEMORY],

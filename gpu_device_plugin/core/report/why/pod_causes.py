@@ -113,8 +113,8 @@ def causes(
     elif not asked.parts and not asked_instances(pod):
         facts = [*(_nothing(pod, resources) or _no_gpu(pod, resources, instead)), *scheduler_says(status)]
     else:
-        where = _location(pod, status, resources, nodes) if pod.node_name else waiting_facts(status)
-        facts = [_deleted(pod)] if pod.deleting and not pod.node_name else [*where]
+        placed = _location(pod, status, resources, nodes) if pod.node_name else waiting_facts(status)
+        facts = [_deleted(pod)] if pod.deleting and not pod.node_name else [*placed]
         facts += [] if asked.parts else instead
     return [*facts, *ignored, *_events(status)], None
 
