@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase, translate
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.report.finding import Finding, note
+from gpu_device_plugin.core.report.finding import Finding, grouped, note
 from gpu_device_plugin.core.report.text.printing import MOST_NAMED, first
 from gpu_device_plugin.features.conflicts.rules import OTHERS
 from gpu_device_plugin.model.contract.keys import MIG_LABEL
@@ -175,34 +175,27 @@ def instance_facts(
 
     `asked` has the number by resource; `kept` has by node why kube-scheduler does not consider it for the pod.
     """
-    for resource, number in sorted(asked.items()):
-        yield from _of_resource(resource, number, nodes, kept)
-
-
-def _of_resource(
-    resource: str, number: int, nodes: Sequence[NodeView], kept: Mapping[str, tuple[Finding, ...]]
-) -> Iterator[Finding]:
-    offers = [(node, each) for node in nodes for each in node.instances() if each.resource == resource]
-    if not offers:
-        yield from _offered_nowhere(resource, nodes)
-        return
     by_claims = "it gives them to ResourceClaims (DRA), or by a DeviceClass with this extendedResourceName"
     away: dict[str, list[str]] = {}
-    for node, _ in offers:
+    for node in nodes:
         gpus = node.candidate.gpus
         gives_none = by_claims if gpus.claims and not gpus.away else gpus.problem
         away[node.name] = [*map(str, kept.get(node.name, ())), *([gives_none] if gives_none else [])]
-    # The nearest first: those with the most free instances.
-    offers.sort(key=lambda offer: (bool(away[offer[0].name]), -offer[1].free, offer[0].name))
-    free = sum(each.free >= number and not away[node.name] for node, each in offers)
-    has = "{free:has|have} {number:free one}" if free else "none has enough free"
-    text = f"{{nodes:node offers|nodes offer}} {{resource}}, and {has}."
-    yield note("instances", text, nodes=len(offers), resource=resource, free=free, number=number)
-    for node, each in offers[:_MOST_NODES]:
-        use = "; ".join([in_use(each), *away[node.name]])
-        yield note("instances-of-node", "  {node}: {use}", node=node.name, use=use)
-    if (more := len(offers) - _MOST_NODES) > 0:
-        yield note("more-nodes", "  and {nodes} more.", nodes=more)
+    for resource, number in sorted(asked.items()):
+        offers = [(node.name, each) for node in nodes for each in node.instances() if each.resource == resource]
+        if not offers:
+            yield from _offered_nowhere(resource, nodes)
+            continue
+        # The nearest first: those with the most free instances.
+        offers.sort(key=lambda offer: (bool(away[offer[0]]), -offer[1].free, offer[0]))
+        free = sum(each.free >= number and not away[name] for name, each in offers)
+        has = "{free:has|have} {number:free one}" if free else "none has enough free"
+        text = f"{{nodes:node offers|nodes offer}} {{resource}}, and {has}."
+        yield note("instances", text, nodes=len(offers), resource=resource, free=free, number=number)
+        for name, each in offers[:_MOST_NODES]:
+            yield note("instances-of-node", "  {node}: {use}", node=name, use="; ".join([in_use(each), *away[name]]))
+        if (more := len(offers) - _MOST_NODES) > 0:
+            yield note("more-nodes", "  and {nodes} more.", nodes=more)
 
 
 def in_use(offer: Instances) -> str:
@@ -224,24 +217,20 @@ def holders(offer: Instances) -> str:
     return first(names)
 
 
-def _offered_nowhere(resource: str, nodes: Iterable[NodeView]) -> Iterator[Finding]:
+def _offered_nowhere(resource: str, nodes: Collection[NodeView]) -> Iterator[Finding]:
     short = resource.partition("/")[2]
-    offered: dict[str, list[str]] = {}
-    shared: list[str] = []
-    for node in nodes:
-        for each in node.instances():
-            offered.setdefault(each.resource, []).append(f"{len(each.instances)} on {node.name}")
-        places = (gpu.instance for gpu in node.candidate.gpus.gpus)
-        if any(place is not None and resource_name(place.profile) == short for place in places):
-            shared.append(node.name)
+    offers = ((each.resource, f"{len(each.instances)} on {node.name}") for node in nodes for each in node.instances())
+    offered = grouped(offers)
+    places = ((node.name, gpu.instance) for node in nodes for gpu in node.candidate.gpus.gpus)
+    shared = dict.fromkeys(name for name, place in places if place and resource_name(place.profile) == short)
     yield note("not-offered", "No node that shares its GPUs offers {resource}.", resource=resource)
     if same := sorted(each for each in offered if each.partition("/")[2] == short):
         text = "Did you mean {resource}, which is offered ({where})?"
         yield note("mistyped-resource", text, resource=same[0], where=first(offered[same[0]]))
         return
     if offered:
-        offers = "; ".join(f"{each} ({first(where)})" for each, where in sorted(offered.items()))
-        yield note("offered-instead", "The nodes offer {offers}.", offers=offers)
+        told = "; ".join(f"{each} ({first(where)})" for each, where in sorted(offered.items()))
+        yield note("offered-instead", "The nodes offer {offers}.", offers=told)
     how = f"the setting mig: whole, or kubectl label node NODE {MIG_LABEL}=whole"
     if shared:
         text = (
