@@ -302,28 +302,19 @@ def mismatches(
     shares, number = sum(gpu.shares for gpu in gpus.gpus), sum(gpu.instance is None for gpu in gpus.gpus)
     # The kubelet keeps the devices of instances that were shared before, and are not now.
     before = sum(gpu.shares for gpu in (*gpus.instances, *gpus.gone))
-    if not shares <= capacity.get(memory, shares) <= shares + before:
-        yield _differs(node, memory, capacity[memory], shares)
     instances = Counter(gpu.instance.resource for gpu in gpus.instances if gpu.instance is not None)
-    for resource, number_of_instances in sorted(instances.items()):
-        if capacity.get(resource, 0) < number_of_instances:
-            yield _differs(node, resource, capacity.get(resource, 0), number_of_instances)
     reported = capacity.get(count, number)
+    differs = [(resource, capacity.get(resource, 0), there) for resource, there in sorted(instances.items())]
+    wrong = [each for each in differs if each[1] < each[2]]
+    if not shares <= capacity.get(memory, shares) <= shares + before:
+        wrong.insert(0, (memory, capacity[memory], shares))
     if reported != number and (reported or counted_on):
-        yield _differs(node, count, reported, number, set_count(node, count, number))
-
-
-def _differs(node: str, resource: str, kubelet: int, agent: int, command: str = "") -> Finding:
-    return warning(
-        "capacity-differs",
-        "{node} has {kubelet} {resource} by its kubelet, but {agent} by its agent",
-        _WHERE_OFFERED if command else _SOON,
-        node=node,
-        resource=resource,
-        kubelet=kubelet,
-        agent=agent,
-        command=command,
-    )
+        wrong.append((count, reported, number))
+    for resource, kubelet, agent in wrong:
+        command, advice = (set_count(node, count, number), _WHERE_OFFERED) if resource == count else ("", _SOON)
+        text = "{node} has {kubelet} {resource} by its kubelet, but {agent} by its agent"
+        yield warning("capacity-differs", text, advice, node=node, resource=resource, kubelet=kubelet, agent=agent,
+                      command=command)  # fmt: skip
 
 
 def unoffered(node: str, capacity: Mapping[str, int], count: str) -> Iterator[Finding]:
