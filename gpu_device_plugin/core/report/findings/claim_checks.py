@@ -29,9 +29,20 @@ _LOG = "see the log of its agent"
 def claims(cluster: ClusterSymptoms) -> Iterator[Finding]:
     """Yield what keeps claims from being served."""
     serving = [node for node in cluster.nodes if node.gpus.claims]
-    yield from _waiting(cluster.nodes)
+    asked_to = [node for node in cluster.nodes if node.labels.get(SERVE_LABEL) == BY_CLAIMS]
+    if not_yet := tuple(node.name for node in asked_to if not node.gpus.claims):
+        text = f"{{nodes}}: labelled {SERVE_LABEL}={BY_CLAIMS}, and no claims are served yet"
+        advice = "an agent changes over when no pod of its node holds a GPU by its limits; its log names those that do"
+        yield warning("not-serving-yet", text, advice, nodes=not_yet)
     yield from _orphans(cluster, {node.name for node in serving})
-    yield from _unallocated(cluster)
+    known = () if isinstance(cluster.claims, Unknown) else cluster.claims
+    ours = [claim for claim in known if any(request.device_class in _CLASSES for request in claim.requests)]
+    if pending := tuple(str(claim) for claim in ours if not claim.allocated):
+        text = "{claims:ResourceClaim waits|ResourceClaims wait} for GPUs: {claims}"
+        advice = (
+            "kubectl inspect gpushare why POD, with a pod that uses it, names the reason; without a pod it stays so"
+        )
+        yield note("claims-pending", text, advice, claims=pending)
     if not serving:
         return
     found = [
@@ -43,16 +54,6 @@ def claims(cluster: ClusterSymptoms) -> Iterator[Finding]:
     yield from found
     if not found:
         yield ok("claims", "{nodes:node serves|nodes serve} claims, with complete ResourceSlices", nodes=len(serving))
-
-
-def _waiting(nodes: Iterable[NodeSeen]) -> Iterator[Finding]:
-    """Yield the nodes that shall serve claims, and do not."""
-    if waiting := tuple(
-        node.name for node in nodes if node.labels.get(SERVE_LABEL) == BY_CLAIMS and not node.gpus.claims
-    ):
-        text = f"{{nodes}}: labelled {SERVE_LABEL}={BY_CLAIMS}, and no claims are served yet"
-        advice = "an agent changes over when no pod of its node holds a GPU by its limits; its log names those that do"
-        yield warning("not-serving-yet", text, advice, nodes=waiting)
 
 
 def _slices(cluster: ClusterSymptoms, serving: Sequence[NodeSeen]) -> Iterator[Finding]:
@@ -141,22 +142,6 @@ def _remembered(cluster: ClusterSymptoms, serving: Iterable[NodeSeen]) -> Iterat
             nodes=remembering,
             memory=cluster.memory_resource,
             count=cluster.count_resource,
-        )
-
-
-def _unallocated(cluster: ClusterSymptoms) -> Iterator[Finding]:
-    """Yield the claims of our DeviceClasses that are not allocated."""
-    known = () if isinstance(cluster.claims, Unknown) else cluster.claims
-    if waiting := tuple(
-        str(claim)
-        for claim in known
-        if not claim.allocated and any(request.device_class in _CLASSES for request in claim.requests)
-    ):
-        yield note(
-            "claims-pending",
-            "{claims:ResourceClaim waits|ResourceClaims wait} for GPUs: {claims}",
-            "kubectl inspect gpushare why POD, with a pod that uses it, names the reason; without a pod it stays so",
-            claims=waiting,
         )
 
 
