@@ -187,7 +187,12 @@ class NodeMetrics:
 
     def gauges(self) -> Gauges:
         """Return its gauges with their values."""
-        gpus = self._counted()
+        # Those that containers can get, or have: no GPU in MIG mode, so that sums count its memory once.
+        gpus = [
+            shared
+            for shared in self.node.shares.gpus
+            if (shared.offered and not shared.gpu.mig) or (use := self.node.use(shared)).shares or use.whole
+        ]
         healthy = sum(not self.node.block(shared.gpu.uuid).everyone for shared in gpus)
         if self.containers_over is not None:
             yield _OVER, [((), self.containers_over)]
@@ -222,17 +227,6 @@ class NodeMetrics:
         yield _ASKED, [(place, 1) for place, part in places if to_return(part)]
         yield _IDLE, [(place, idle) for place, part in places if (idle := idle_s(use, part)) is not None]
         yield _SHORT, [((), len({part.needed_by for part in use.parts if part.needed_by}))]
-
-    def _counted(self) -> Sequence[SharedGpu]:
-        """Return the GPUs and MIG instances that containers can get, or have.
-
-        A GPU in MIG mode is not among them, so that the sums of all series count its memory once.
-        """
-        return [
-            shared
-            for shared in self.node.shares.gpus
-            if (shared.offered and not shared.gpu.mig) or (use := self.node.use(shared)).shares or use.whole
-        ]
 
     def _info(self, shared: SharedGpu) -> Sequence[str]:
         gpu, enforcement, instance = shared.gpu, self.limits.gpus.get(shared.position), shared.gpu.instance

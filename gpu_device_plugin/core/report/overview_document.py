@@ -232,29 +232,24 @@ def _sum(parts: Sequence[ContainerUse]) -> Fields:
     worst = max((part.held for part in parts if part.held), key=lambda state: state.severity, default=None)
     # 0 percent is said only where it is known of all.
     percent = min(100, sum(percents)) if sum(percents) or len(percents) == len(parts) else None
-    return {
+    fields: Fields = {
         "usedMiB": sum(amounts) if len(amounts) == len(parts) else None,
         "smPercent": percent,
         "overSince": min((part.over_since for part in parts if part.over_since), default=None),
         "idleSince": min((part.idle_since for part in parts if part.idle_since), default=None),
         "enforcement": next((enforcement.value for enforcement in _WEAKEST_FIRST if enforcement in enforcements), None),
         "held": None if worst is None else worst.value,
-    } | _elastic(parts)
-
-
-def _elastic(parts: Iterable[ContainerUse]) -> Fields:
-    """Return what containers with a limit of their own may use and borrow together; nothing where none has one."""
-    elastic = [part for part in parts if part.limit_mib is not None]
-    if not elastic:
-        return {}
-    borrowed = [part.borrowed_mib for part in elastic if part.borrowed_mib is not None]
-    return {
-        "limitMiB": sum(part.most_mib for part in parts),
-        "borrowedMiB": sum(borrowed) if len(borrowed) == len(elastic) else None,
-        "askedAt": min((part.asked_at for part in elastic if part.asked_at), default=None),
-        "returnBy": min((part.return_by for part in elastic if part.return_by), default=None),
-        "neededBy": next((part.needed_by for part in elastic if part.needed_by), None),
     }
+    if elastic := [part for part in parts if part.limit_mib is not None]:
+        borrowed = [part.borrowed_mib for part in elastic if part.borrowed_mib is not None]
+        fields |= {
+            "limitMiB": sum(part.most_mib for part in parts),
+            "borrowedMiB": sum(borrowed) if len(borrowed) == len(elastic) else None,
+            "askedAt": min((part.asked_at for part in elastic if part.asked_at), default=None),
+            "returnBy": min((part.return_by for part in elastic if part.return_by), default=None),
+            "neededBy": next((part.needed_by for part in elastic if part.needed_by), None),
+        }
+    return fields
 
 
 def _container_use(part: ContainerUse) -> Fields:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.core.capacity.terms import Terms
-    from gpu_device_plugin.core.cluster.node_report import GpuView, NodeView, PodShare
+    from gpu_device_plugin.core.cluster.node_report import GpuView, NodeView
     from gpu_device_plugin.core.cluster.pod_demand import Ask
     from gpu_device_plugin.core.cluster.victims import Ends
     from gpu_device_plugin.core.report.finding import Finding
@@ -165,7 +165,9 @@ def explain_briefly(found: Sequence[NodeAnswer], height: int) -> list[str]:
     lines = [] if len(found) == 1 else ["", f"{len(found)} nodes share GPUs:", *aligned(rows)]
     told = 0
     for answer in found:
-        block = ["", *_block(answer, _gpus_briefly(answer))]
+        alike = grouped((_gpu_facts(answer, view), view.gpu.position) for view in answer.node.gpus())
+        gpus = [(f"  GPU {ranges(at)}", model, f"{free} free", said) for (model, free, said), at in alike.items()]
+        block = ["", *_block(answer, aligned(gpus))]
         if told and len(lines) + len(block) + 2 > height:
             break
         lines += block
@@ -211,19 +213,18 @@ def _block(answer: NodeAnswer, gpus: Sequence[str]) -> Iterator[str]:
         yield f"  {none if answer.ends is None else _room_without(node, answer.ends)}."
 
 
-def _gpus_briefly(answer: NodeAnswer) -> list[str]:
-    kinds = grouped((_gpu_facts(answer, view), view.gpu.position) for view in answer.node.gpus())
-    rows = [(ranges(positions), *facts) for facts, positions in kinds.items()]
-    return aligned([(f"  GPU {gpus}", model, f"{free} free", verdict) for gpus, model, free, verdict in rows])
-
-
 def _gpus(answer: NodeAnswer) -> list[str]:
     rows = [
         (
             f"  {place_of(view.gpu)}",
             short_uuid(view.gpu.uuid),
             *_gpu_facts(answer, view),
-            ", ".join(_held(answer.node, held) for held in view.held) or "-",
+            ", ".join(
+                f"{held.pod} ({'whole' if held.whole else answer.node.amount(held.shares)}"
+                f"{', being deleted' if held.pod.terminating else ''})"
+                for held in view.held
+            )
+            or "-",
         )
         for view in answer.node.gpus()
     ]
@@ -234,11 +235,6 @@ def _gpu_facts(answer: NodeAnswer, view: GpuView) -> tuple[str, str, str]:
     node = answer.node
     free = f"{node.amount(view.free) if view.free else 'none'} of {node.amount(view.gpu.shares)}"
     return short_model(view.gpu.model) or "-", free, _verdict(answer, view)
-
-
-def _held(node: NodeView, held: PodShare) -> str:
-    ending = ", being deleted" if held.pod.terminating else ""
-    return f"{held.pod} ({'whole' if held.whole else node.amount(held.shares)}{ending})"
 
 
 def _verdict(answer: NodeAnswer, view: GpuView) -> str:

@@ -111,7 +111,10 @@ def causes(
         text = "{pod}{where} asks for GPUs that no node can provide: {why}."
         facts = [note("impossible", text, pod=_name(pod), where=where, why=asked.sentence)]
     elif not asked.parts and not asked_instances(pod):
-        facts = [*(_nothing(pod, resources) or _no_gpu(pod, resources, instead)), *scheduler_says(status)]
+        text = "{pod} asks for neither {resources}" + ("." if instead else ", so it is not waiting for GPUs.")
+        names = " nor ".join(resource.name for resource in resources)
+        neither = [note("asks-for-none", text, pod=_name(pod), resources=names), *instead]
+        facts = [*(_nothing(pod, resources) or neither), *scheduler_says(status)]
     else:
         placed = _location(pod, status, resources, nodes) if pod.node_name else waiting_facts(status)
         facts = [_deleted(pod)] if pod.deleting and not pod.node_name else [*placed]
@@ -194,12 +197,6 @@ def _nothing(pod: Pod, resources: tuple[Resource, ...]) -> list[Finding]:
         for resource in resources
         if container.limits.get(resource.name) == 0
     ]
-
-
-def _no_gpu(pod: Pod, resources: tuple[Resource, ...], instead: Sequence[Finding]) -> list[Finding]:
-    text = "{pod} asks for neither {resources}" + ("." if instead else ", so it is not waiting for GPUs.")
-    names = " nor ".join(resource.name for resource in resources)
-    return [note("asks-for-none", text, pod=_name(pod), resources=names), *instead]
 
 
 def _waiting(
