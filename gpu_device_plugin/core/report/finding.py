@@ -111,6 +111,16 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
+def known(field: str, check: Callable[[S, Any], Iterable[Finding]]) -> Callable[[S], Iterable[Finding]]:
+    """Return the check that gets a field of the symptoms too, or tells why that is not known."""
+
+    def checked(symptoms: S) -> Iterable[Finding]:
+        value = getattr(symptoms, field)
+        return [value] if isinstance(value, Unknown) else check(symptoms, value)
+
+    return checked
+
+
 def examine(checks: Mapping[str, Callable[[S], Iterable[Finding]]], symptoms: S) -> tuple[Finding, ...]:
     """Return the findings of all checks about `symptoms`, in the order of the checks."""
     return tuple(

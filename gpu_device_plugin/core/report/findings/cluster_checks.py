@@ -6,7 +6,7 @@ from collections import Counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.report.finding import Finding, Unknown, error, examine, grouped, note, ok, warning
+from gpu_device_plugin.core.report.finding import Finding, Unknown, error, examine, grouped, known, note, ok, warning
 from gpu_device_plugin.core.report.findings import claim_checks, component_checks, container_checks, limit_checks
 from gpu_device_plugin.core.report.text.printing import gpu_names, listed
 from gpu_device_plugin.core.report.why.pod_use import told_over_use
@@ -199,20 +199,15 @@ def _leftovers(cluster: ClusterSymptoms) -> Iterator[Finding]:
         yield note("leftovers", "{nodes}: annotations or capacity remain, though sharing is off", advice, nodes=left)
 
 
-def _server(cluster: ClusterSymptoms) -> Iterator[Finding]:
-    version = cluster.version
-    yield version if isinstance(version, Unknown) else ok("api", "Kubernetes {version}", version=version)
-
-
 CHECKS: Mapping[str, Callable[[ClusterSymptoms], Iterable[Finding]]] = MappingProxyType(
     {
-        "API server": _server,
+        "API server": known("version", lambda _, version: [ok("api", "Kubernetes {version}", version=version)]),
         "nodes": _installed,
         "node groups": component_checks.groups,
         "agents": component_checks.agents,
         "runtime class": _runtime_class,
         "GPUs": _gpus,
-        "GPU condition": container_checks.condition_seen,
+        "GPU condition": known("histories", container_checks.condition_seen),
         "allocatable": _allocatable,
         "capacity": capacity,
         "share size": _share_sizes,
@@ -221,8 +216,8 @@ CHECKS: Mapping[str, Callable[[ClusterSymptoms], Iterable[Finding]]] = MappingPr
         "leftovers": _leftovers,
         "extender": component_checks.extender,
         "scheduler version": component_checks.scheduler_versions,
-        "leader": component_checks.leaders,
-        "scheduler configuration": component_checks.configuration,
+        "leader": known("leases", component_checks.leaders),
+        "scheduler configuration": known("configurations", component_checks.configuration),
         "placement": component_checks.placement,
         "pending pods": component_checks.pending,
         "variables": component_checks.variables,
@@ -232,7 +227,7 @@ CHECKS: Mapping[str, Callable[[ClusterSymptoms], Iterable[Finding]]] = MappingPr
         "memory use": limit_checks.use,
         "memory wishes": limit_checks.wishes,
         "versions": component_checks.versions,
-        "policies": component_checks.policies,
+        "policies": known("policies", component_checks.policies),
         "gpushare's own parts": component_checks.original,
     }
 )

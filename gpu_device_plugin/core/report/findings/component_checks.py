@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from gpu_device_plugin.core.report.finding import Finding
-    from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, PartSeen, PodSeen
+    from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, Lease, PartSeen, PodSeen
 
 _IMAGE = (
     "correct image: in the manifest, push the image there, or load it on the node (docs/install-image.md); "
@@ -273,12 +273,9 @@ ADMISSION_POLICIES = frozenset(
 """The policies of deploy/policies.yaml."""
 
 
-def leaders(cluster: ClusterSymptoms) -> Iterator[Finding]:
+def leaders(cluster: ClusterSymptoms, leases: Mapping[str, Lease]) -> Iterator[Finding]:
     """Check that a replica leads."""
-    if isinstance(cluster.leases, Unknown):
-        yield cluster.leases
-        return
-    for name, lease in cluster.leases.items():
+    for name, lease in leases.items():
         advice = "see whether the pods above run, and their logs"
         if not lease.holder:
             yield error("no-leader", "{lease}: no replica holds it, so no replica schedules", advice, lease=name)
@@ -287,17 +284,14 @@ def leaders(cluster: ClusterSymptoms) -> Iterator[Finding]:
             yield error("leader-lost", text, advice, lease=name, holder=lease.holder, seconds=round(lease.age_s))
         else:
             yield ok("leader", "{lease} is held by {holder}", lease=name, holder=lease.holder)
-    if cluster.own_scheduler and not cluster.leases:
+    if cluster.own_scheduler and not leases:
         text = "the scheduler's lease does not exist: no replica has ever led"
         yield error("no-lease", text, "see the lines above, and the log of kube-scheduler in its pods")
 
 
-def configuration(cluster: ClusterSymptoms) -> Iterator[Finding]:
+def configuration(_: ClusterSymptoms, configurations: Mapping[str, str]) -> Iterator[Finding]:
     """Check that kube-scheduler can read its configuration."""
-    if isinstance(cluster.configurations, Unknown):
-        yield cluster.configurations
-        return
-    for where, version in cluster.configurations.items():
+    for where, version in configurations.items():
         if version == _CONFIGURATION:
             yield ok("configuration", "{file} has version v1", file=where)
         else:
@@ -356,11 +350,9 @@ def variables(cluster: ClusterSymptoms) -> Iterator[Finding]:
         yield ok("variables", "no pod on a sharing node sets NVIDIA_VISIBLE_DEVICES itself")
 
 
-def policies(cluster: ClusterSymptoms) -> Iterator[Finding]:
+def policies(_: ClusterSymptoms, installed: frozenset[str]) -> Iterator[Finding]:
     """Check that the admission policies are installed."""
-    if isinstance(cluster.policies, Unknown):
-        yield cluster.policies
-    elif missing := tuple(ADMISSION_POLICIES - cluster.policies):
+    if missing := tuple(ADMISSION_POLICIES - installed):
         names = "" if len(missing) == len(ADMISSION_POLICIES) else " ({policies})"
         text = (
             "{policies:admission policy is|admission policies are} not installed" + names + ": pods may set requests "

@@ -14,11 +14,11 @@ from gpu_device_plugin.model.telemetry import BY_HEAT, Throttle
 from gpu_device_plugin.node.rules.container_grants import CONTROL_NODES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from gpu_device_plugin.core.report.finding import Finding
     from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, NodeSymptoms
-    from gpu_device_plugin.features.history.contract import GpuHistory
+    from gpu_device_plugin.features.history.contract import GpuHistory, NodeHistory
     from gpu_device_plugin.model.gpus import Gpu
     from gpu_device_plugin.model.telemetry import GpuTelemetry
 
@@ -247,11 +247,9 @@ def cdi(node: NodeSymptoms) -> Iterator[Finding]:
         )
 
 
-def images(node: NodeSymptoms) -> Iterator[Finding]:
+def images(node: NodeSymptoms, obeyed: bool) -> Iterator[Finding]:  # noqa: FBT001 - a field of the symptoms
     """Check whether an image can get GPUs by its own environment variables."""
-    if isinstance(node.obeys_images, Unknown):
-        yield node.obeys_images
-    elif not node.obeys_images:
+    if not obeyed:
         text = "NVIDIA_VISIBLE_DEVICES of images and pods counts for privileged containers only"
         yield ok("variables-privileged-only", text)
     elif isinstance(node.runtimes, Unknown) or not any(runtime.default for runtime in node.runtimes):
@@ -270,18 +268,16 @@ def images(node: NodeSymptoms) -> Iterator[Finding]:
         )
 
 
-def cgroups(node: NodeSymptoms) -> Iterator[Finding]:
+def cgroups(_: NodeSymptoms, version: int) -> Iterator[Finding]:
     """Check the version of control groups."""
-    if isinstance(node.cgroup, Unknown):
-        yield node.cgroup
-    elif node.cgroup == 2:
+    if version == 2:
         yield ok("cgroup-v2", "version 2")
     else:
         text = (
             "version {version}: no memory limits of the driver, and kubelets from 1.35 on do not start on it unless "
             "failCgroupV1 is false"
         )
-        yield warning("cgroup-v1", text, "boot with systemd.unified_cgroup_hierarchy=1", version=node.cgroup)
+        yield warning("cgroup-v1", text, "boot with systemd.unified_cgroup_hierarchy=1", version=version)
 
 
 LONG_S = 600.0
@@ -311,13 +307,10 @@ _GROWING = (
 _RESET = "drain the node and reset the GPU (docs/operations.md, A GPU is out of service)"
 
 
-def condition_here(node: NodeSymptoms) -> Iterator[Finding]:
+def condition_here(node: NodeSymptoms, telemetry: Sequence[GpuTelemetry]) -> Iterator[Finding]:
     """Check the condition of a node's GPUs, as its driver tells it now."""
-    if isinstance(node.telemetry, Unknown):
-        yield node.telemetry
-        return
     names = {gpu.uuid: name(gpu, node) for gpu in node.inventory.gpus}
-    named = [(names.get(gpu.uuid, gpu.uuid), gpu) for gpu in node.telemetry]
+    named = [(names.get(gpu.uuid, gpu.uuid), gpu) for gpu in telemetry]
     findings = [finding for each, gpu in named for finding in (*_slowed_now(each, gpu), *_faults(each, gpu))]
     yield from findings
     if without := tuple(each for each, gpu in named if gpu.persistence is False):
@@ -327,12 +320,9 @@ def condition_here(node: NodeSymptoms) -> Iterator[Finding]:
         yield ok("condition", "{gpus:GPU}, none of them slowed or damaged", gpus=len(named))
 
 
-def condition_seen(cluster: ClusterSymptoms) -> Iterator[Finding]:
+def condition_seen(_: ClusterSymptoms, histories: Mapping[str, NodeHistory | str]) -> Iterator[Finding]:
     """Check the condition of the GPUs of a cluster, as the agents saw it in the last hour."""
-    if isinstance(cluster.histories, Unknown):
-        yield cluster.histories
-        return
-    read = {node: history for node, history in cluster.histories.items() if not isinstance(history, str)}
+    read = {node: history for node, history in histories.items() if not isinstance(history, str)}
     findings = [
         finding
         for node, history in read.items()
@@ -344,7 +334,7 @@ def condition_seen(cluster: ClusterSymptoms) -> Iterator[Finding]:
     if (more := len(findings) - MOST_NAMED) > 0:
         text = "{findings:more finding|more findings} about the condition of GPUs"
         yield note("more-conditions", text, "begin with the first", findings=more)
-    if silent := {node: why for node, why in cluster.histories.items() if isinstance(why, str)}:
+    if silent := {node: why for node, why in histories.items() if isinstance(why, str)}:
         text = "the history of the GPUs of {nodes:node} cannot be read: {why}"
         yield Unknown("no-history", text, nodes=tuple(silent), why=next(iter(silent.values())))
     if read and not findings:

@@ -6,7 +6,7 @@ from collections import Counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.report.finding import Finding, Unknown, error, note, ok, warning
+from gpu_device_plugin.core.report.finding import Finding, Unknown, error, known, note, ok, warning
 from gpu_device_plugin.core.report.findings import container_checks, limit_checks
 from gpu_device_plugin.core.report.findings.cluster_checks import capacity
 from gpu_device_plugin.core.report.findings.symptoms import AgentSeen, ApiSeen, NodeSymptoms
@@ -288,13 +288,13 @@ CHECKS: Mapping[str, Callable[[NodeSymptoms], Iterable[Finding]]] = MappingProxy
     {
         "driver": container_checks.driver,
         "GPUs": container_checks.gpus,
-        "GPU condition": container_checks.condition_here,
+        "GPU condition": known("telemetry", container_checks.condition_here),
         "MIG": container_checks.mig,
         "device nodes": container_checks.device_nodes,
         "container runtime": container_checks.runtime,
         "CDI": container_checks.cdi,
-        "images": container_checks.images,
-        "cgroups": container_checks.cgroups,
+        "images": known("obeys_images", container_checks.images),
+        "cgroups": known("cgroup", container_checks.cgroups),
         "memory limits": limit_checks.limits_here,
         "MPS": limit_checks.supervisor,
         "shares": _shares,
