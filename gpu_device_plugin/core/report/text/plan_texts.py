@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.capacity.movable import Stays
-from gpu_device_plugin.core.report.finding import grouped
 from gpu_device_plugin.core.report.text.columns import Layout, Line, Row, table
 from gpu_device_plugin.core.report.text.printing import counted, first, ranges
 from gpu_device_plugin.model.memory import format_mib
@@ -108,9 +107,9 @@ def _amount(site: Site, shares: int) -> str:
 
 def staying_lines(sites: Iterable[Site]) -> list[str]:
     """Return the pods that are not moved, by reason."""
-    blocking = ((pod.stays, str(pod)) for site in sites for pod in site.residents if pod.stays in _BLOCKING)
-    by_reason = grouped(blocking)
-    return [f"  {why}: {first(sorted(by_reason[why]))}" for why in Stays if why in by_reason]
+    pods = [pod for site in sites for pod in site.residents if pod.stays in _BLOCKING]
+    by_reason = {why: sorted(str(pod) for pod in pods if pod.stays is why) for why in Stays}
+    return [f"  {why}: {first(names)}" for why, names in by_reason.items() if names]
 
 
 def plan_document(plans: Sequence[tuple[str, Plan]], before: Sequence[Site], after: Sequence[Site]) -> Json:
