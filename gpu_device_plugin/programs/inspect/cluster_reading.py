@@ -27,6 +27,7 @@ from gpu_device_plugin.core.report.findings.symptoms import (
     PodSeen,
     SliceSeen,
 )
+from gpu_device_plugin.core.report.leftovers import mig_resources
 from gpu_device_plugin.features.claims.claim_objects import CLAIMS, GROUP, SLICES, read_slice
 from gpu_device_plugin.features.claims.contract import DRIVER
 from gpu_device_plugin.features.conflicts.rules import sightings
@@ -46,7 +47,6 @@ from gpu_device_plugin.model.mig import is_mig_resource
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.programs.inspect.agent_answers import histories
-from gpu_device_plugin.programs.inspect.uninstall import mig_resources
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, items, unread
 from gpu_device_plugin.view.objects import (
     ApiObject,

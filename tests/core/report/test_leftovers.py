@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
-from gpu_device_plugin.cluster.objects.decoding import NodeRecord
 from gpu_device_plugin.core.contract.keeps import kept
+from gpu_device_plugin.core.report.leftovers import leftovers, mig_resources
 from gpu_device_plugin.model.contract.keys import (
     CORDONS,
     HELD_ROOM,
@@ -23,27 +21,8 @@ from gpu_device_plugin.model.contract.nodelabels import node_labels, our_annotat
 from gpu_device_plugin.model.gpus import Gpu, Inventory
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.shares import Shares
-from gpu_device_plugin.programs.inspect.uninstall import Leftovers, mig_resources
-from gpu_device_plugin.programs.inspect.uninstall import leftovers as leftovers_of
 from tests.mig_gpus import SMALL, in_mig_mode
 from tests.views import listed_instance
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-
-def leftovers(
-    node: str,
-    labels: dict[str, str],
-    annotations: dict[str, str],
-    capacity: dict[str, int],
-    names: Sequence[str],
-    *,
-    condition: bool = False,
-) -> Leftovers:
-    status = "True" if condition else ""
-    record = NodeRecord(node, "uid", "1", labels, annotations, capacity, gpu_condition=status)
-    return leftovers_of(record, names)
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.report.text.columns import Tone, columns
-from gpu_device_plugin.features.history.contract import IncidentKind, NodeHistory
-from gpu_device_plugin.model.telemetry import SLOWING, Throttle
-from gpu_device_plugin.programs.inspect.node_history import (
+from gpu_device_plugin.core.report.tables.history_tables import (
     ASCII,
     BLOCKS,
     REASONS,
@@ -22,6 +19,9 @@ from gpu_device_plugin.programs.inspect.node_history import (
     sparkline,
     throttle_marks,
 )
+from gpu_device_plugin.core.report.text.columns import Tone, columns
+from gpu_device_plugin.features.history.contract import IncidentKind, NodeHistory
+from gpu_device_plugin.model.telemetry import SLOWING, Throttle
 from tests.histories import gpu, hour, incident, rising, summary, used_by
 
 NONE_READ = gpu(1, condition=None, temperature_c=(), throttle=(), sm_percent=(0,) * 240)

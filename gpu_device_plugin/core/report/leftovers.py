@@ -1,0 +1,92 @@
+"""What sharing left on a node, and how it is removed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.contract.keeps import let_go
+from gpu_device_plugin.model.contract.keys import CORDONS, GPU_CONDITION, HELD_ROOM, SWITCH_LABEL
+from gpu_device_plugin.model.contract.nodegpus import gpus_of_node
+from gpu_device_plugin.model.contract.nodelabels import our_annotations, our_labels, switched_on
+from gpu_device_plugin.model.mig import is_mig_resource
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+def mig_resources(annotations: Mapping[str, str], capacity: Iterable[str], resources: Iterable[str]) -> frozenset[str]:
+    """Return the resources of MIG profiles among a node's that our agent offers, or offered there.
+
+    They are those of the domain of `resources`, which are ours, and those that the agent lists on the node: settings
+    can give them another domain, which other plugins use as well.
+    """
+    domains = {name.partition("/")[0] for name in resources}
+    listed = {
+        gpu.instance.resource for gpu in gpus_of_node(annotations, {}, 0, 0).instances if gpu.instance is not None
+    }
+    own = {name for name in capacity if is_mig_resource(name) and name.partition("/")[0] in domains}
+    return frozenset(own | listed)
+
+
+@dataclass(frozen=True, slots=True)
+class Leftovers:
+    """The labels, annotations, capacity and conditions that sharing left on one node."""
+
+    node: str
+    labelled: bool
+    """The node still has the label that enables sharing."""
+    labels: tuple[str, ...] = ()
+    annotations: tuple[str, ...] = ()
+    capacity: Mapping[str, int] = field(default_factory=dict)
+    """Of our resources. The kubelet never removes these keys; it sets them to 0 once it has dropped the plugin."""
+    conditions: tuple[str, ...] = ()
+    """Their types."""
+
+    def __bool__(self) -> bool:
+        return bool(self.labels or self.annotations or self.capacity or self.conditions)
+
+    def __str__(self) -> str:
+        """Return the leftovers in words."""
+        kinds = ("labels", "annotations", "capacity", "conditions")
+        return "; ".join(f"{kind} {', '.join(keys)}" for kind in kinds if (keys := getattr(self, kind)))
+
+    @property
+    def metadata_patch(self) -> Mapping[str, object]:
+        """The merge patch that removes the labels, `SWITCH_LABEL` too, and the annotations; empty if there are none."""
+        labels = (*self.labels, *([SWITCH_LABEL] if self.labelled else []))
+        return _removing("metadata", {"labels": labels, "annotations": self.annotations})
+
+    @property
+    def status_patch(self) -> Mapping[str, object]:
+        """The patch of the status that removes our resources and conditions; empty if there are none.
+
+        With conditions it is a strategic merge patch, without them a merge patch.
+        """
+        patch = _removing("status", {"capacity": self.capacity, "allocatable": self.capacity})
+        if not self.conditions:
+            return patch
+        gone = [{"type": each, "$patch": "delete"} for each in self.conditions]
+        return {"status": {**patch.get("status", {}), "conditions": gone}}
+
+
+def _removing(part: str, keys: Mapping[str, Iterable[str]]) -> Mapping[str, Mapping[str, object]]:
+    found = {kind: nulls for kind, names in keys.items() if (nulls := dict.fromkeys(names))}
+    return {part: found} if found else {}
+
+
+def leftovers(
+    node: str,
+    labels: Mapping[str, str],
+    annotations: Mapping[str, str],
+    capacity: Mapping[str, int],
+    resources: Iterable[str],
+    *,
+    condition: bool = False,
+) -> Leftovers:
+    """Return the leftovers of a node; `resources` are the names of ours, and `condition`: it has `GPU_CONDITION`."""
+    ours = {name: capacity[name] for name in resources if name in capacity}
+    kept = (GPU_CONDITION,) if condition else ()
+    others = (*let_go(annotations), *sorted({CORDONS, HELD_ROOM} & annotations.keys()))
+    notes = (*our_annotations(annotations), *others)
+    return Leftovers(node, switched_on(labels), our_labels(labels), notes, ours, kept)
