@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpu_device_plugin import __version__, logs
 from gpu_device_plugin.aio import low_memory_imports
-from gpu_device_plugin.features.limits.settings import LimitSettings
-from gpu_device_plugin.features.mps.settings import MpsSettings
+from gpu_device_plugin.features.limits.settings import LimitHelperSettings
+from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
 from gpu_device_plugin.programs.commandline import FAILED, Parser, add_settings, ending, flags_in, no_such_argument
-from gpu_device_plugin.settings.common import ProgramSettings
+from gpu_device_plugin.settings.common import LogSettings
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import PROGRAM, Settings, UsageError, knobs_of, nearest
 from gpu_device_plugin.settings.node import NodeSettings
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 S = TypeVar("S", bound=Settings)
-P = TypeVar("P", bound=ProgramSettings | MpsSettings | LimitSettings)
+P = TypeVar("P", bound=LogSettings)
 
 
 def main(argv: Sequence[str] | None = None, programs: Mapping[str, Program] | None = None) -> int:
@@ -83,14 +83,14 @@ def _extender(arguments: argparse.Namespace) -> int:
 
 
 def _mps(arguments: argparse.Namespace) -> int:
-    sources, texts, settings = _begin(MpsSettings, arguments)
+    sources, texts, settings = _begin(MpsSupervisorSettings, arguments)
     from gpu_device_plugin.features.mps.supervisor import mps_program as program  # noqa: PLC0415 - a fifth of a second that --help need not take
 
     return program.main(sources, texts, settings)
 
 
 def _limits(arguments: argparse.Namespace) -> int:
-    sources, texts, settings = _begin(LimitSettings, arguments)
+    sources, texts, settings = _begin(LimitHelperSettings, arguments)
     from gpu_device_plugin.features.limits.helper import limits_program as program  # noqa: PLC0415 - a fifth of a second that --help need not take
 
     return program.main(sources, texts, settings)
@@ -265,12 +265,12 @@ _SERVICES: Mapping[str, tuple[type[Settings], str, str]] = MappingProxyType(
             "Answer kube-scheduler's calls: which nodes fit a pod, which fit best, and bind it to a GPU.",
         ),
         "mps": (
-            MpsSettings,
+            MpsSupervisorSettings,
             "the MPS supervisor, which runs the control daemons of NVIDIA's MPS where the agent wants them",
             "Run a control daemon of NVIDIA's MPS on each GPU whose memory MPS limits, with the compute mode for it.",
         ),
         "limits": (
-            LimitSettings,
+            LimitHelperSettings,
             "the limit helper, which changes the memory limits of running containers",
             "Set the memory limits of running containers that the agent of this node wants, through the driver (r615).",
         ),

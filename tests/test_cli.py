@@ -13,8 +13,8 @@ import pytest
 from gpu_device_plugin import __version__, cli
 from gpu_device_plugin.__main__ import kubectl_plugin
 from gpu_device_plugin.__main__ import main as begin
-from gpu_device_plugin.features.limits.settings import LimitSettings
-from gpu_device_plugin.features.mps.settings import MpsSettings
+from gpu_device_plugin.features.limits.settings import LimitHelperSettings
+from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import Knob, UsageError, knobs_of
 from gpu_device_plugin.settings.node import NodeSettings
@@ -104,8 +104,8 @@ def test_the_version_is_the_packages() -> None:
     [
         ("node", knobs_of(NodeSettings)),
         ("extender", knobs_of(ExtenderSettings)),
-        ("mps", knobs_of(MpsSettings)),
-        ("limits", knobs_of(LimitSettings)),
+        ("mps", knobs_of(MpsSupervisorSettings)),
+        ("limits", knobs_of(LimitHelperSettings)),
     ],
 )
 def test_help_explains_every_setting_with_its_variable_and_default(command: str, knobs: tuple[Knob, ...]) -> None:

@@ -39,13 +39,9 @@ def _identity(text: str) -> str:
     return text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ExtenderSettings(ProgramSettings):
-    """The settings of a scheduler extender, read once and then frozen.
-
-    Raises:
-        SettingsError: two of them contradict each other.
-    """
+    """The settings of a scheduler extender."""
 
     COMMAND: ClassVar[str] = "extender"
 
@@ -159,7 +155,7 @@ class ExtenderSettings(ProgramSettings):
     )
 
     def _contradictions(self) -> Iterator[SettingsError]:
-        yield from ProgramSettings._contradictions(self)  # super() knows no class with slots
+        yield from super()._contradictions()
         yield from incomplete_pair(self.tls_cert, self.tls_key)
         if self.client_ca is not None and self.tls_cert is None:
             yield SettingsError(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from dataclasses import Field
+    from collections.abc import Callable, Iterable, Iterator
 
 T = TypeVar("T")
 
@@ -104,6 +103,8 @@ class Knob:
     """Another environment variable that is read, by the convention of Kubernetes manifests; empty: none."""
     in_profile: bool
     """A profile may set it. False for settings that a program needs before it knows its profile."""
+    after: str
+    """The name of the setting that help texts show before it; empty: that declared before it."""
 
     @property
     def name(self) -> str:
@@ -113,22 +114,12 @@ class Knob:
     @property
     def flag(self) -> str:
         """Its name on the command line."""
-        return flag(self.name)
+        return "--" + self.name.replace("_", "-")
 
     @property
     def variable(self) -> str:
         """Its name in the environment."""
-        return variable(self.name)
-
-
-def flag(name: str) -> str:
-    """Return the command-line flag of a setting by its name in a file."""
-    return "--" + name.replace("_", "-")
-
-
-def variable(name: str) -> str:
-    """Return the environment variable of a setting by its name in a file."""
-    return ENVIRONMENT_PREFIX + name.upper()
+        return ENVIRONMENT_PREFIX + self.name.upper()
 
 
 def knob(
@@ -139,29 +130,59 @@ def knob(
     live: bool = False,
     also: str = "",
     in_profile: bool = True,
+    after: str = "",
 ) -> T:
     """Declare a setting as a field of a dataclass; `Knob` describes the arguments."""
-    described = Knob("", default, form, description, live, also, in_profile)
+    described = Knob("", default, form, description, live, also, in_profile, after)
     made: T = field(default=form.read(default), metadata={"knob": described})
     return made
 
 
-class Settings(Protocol):
-    """The settings of one program: a frozen dataclass whose fields are declared by `knob`."""
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The settings of one program, read once and then frozen. Each field is declared by `knob`.
 
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+    Raises:
+        SettingsError: two of them contradict each other.
+    """
+
     COMMAND: ClassVar[str]
     """The command that starts the program."""
+
+    def __post_init__(self) -> None:
+        refuse(self._contradictions())
+
+    def _contradictions(self) -> Iterator[SettingsError]:
+        """Yield an error for each contradiction. Whoever inherits may add more."""
+        yield from ()
 
 
 S = TypeVar("S", bound=Settings)
 
 
 def knobs_of(settings: Settings | type[Settings]) -> tuple[Knob, ...]:
-    """Return every setting in the order of the help texts: the program's own, then those shared with others."""
+    """Return every setting in the order of the help texts: the program's own, then those of the classes it inherits.
+
+    Within a class they stand in the order of their declaration, unless one says after which it is to stand.
+    """
     make = settings if isinstance(settings, type) else type(settings)
-    own = sorted(fields(make), key=lambda each: each.name not in make.__annotations__)
-    return tuple(replace(each.metadata["knob"], field=each.name) for each in own)
+    known = {each.name: replace(each.metadata["knob"], field=each.name) for each in fields(make)}
+    names = {each.name for each in known.values()}
+    following: dict[str, list[Knob]] = {}
+    for part in make.__mro__:
+        before = ""
+        for each in (known[field] for field in getattr(part, "__annotations__", ()) if field in known):
+            if each.after in names:
+                following.setdefault(each.after, []).insert(0, each)
+            else:
+                following.setdefault(before, []).append(each)
+            before = each.name
+    ordered: list[Knob] = []
+    coming = following.get("", [])
+    while coming:
+        ordered.append(coming.pop(0))
+        coming = following.get(ordered[-1].name, []) + coming
+    return tuple(ordered)
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,13 +57,9 @@ def _cdi_kind(text: str) -> str:
 _XIDS = several("XID", number(1, 9999).read)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class NodeSettings(ProgramSettings):
-    """The settings of a node agent, read once and then frozen.
-
-    Raises:
-        SettingsError: two of them contradict each other.
-    """
+    """The settings of a node agent."""
 
     COMMAND: ClassVar[str] = "node"
 
@@ -366,7 +362,7 @@ class NodeSettings(ProgramSettings):
     )
 
     def _contradictions(self) -> Iterator[SettingsError]:
-        yield from ProgramSettings._contradictions(self)  # super() knows no class with slots
+        yield from super()._contradictions()
         if both := sorted(set(self.ignored_xids) & set(self.fatal_xids)):
             yield SettingsError(
                 f"XID {both[0]} is both ignored and fatal; name it in one of them only", ("ignored_xids", "fatal_xids")

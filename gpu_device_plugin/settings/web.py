@@ -21,13 +21,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WebSettings(ProgramSettings):
-    """The settings of the page's server, read once and then frozen.
-
-    Raises:
-        SettingsError: two of them contradict each other.
-    """
+    """The settings of the page's server."""
 
     COMMAND: ClassVar[str] = "web"
 
@@ -59,7 +55,7 @@ class WebSettings(ProgramSettings):
     )
 
     def _contradictions(self) -> Iterator[SettingsError]:
-        yield from ProgramSettings._contradictions(self)  # super() knows no class with slots
+        yield from super()._contradictions()
         yield from incomplete_pair(self.tls_cert, self.tls_key)
 
     def home(self, service_account: Path) -> str:

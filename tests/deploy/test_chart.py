@@ -17,8 +17,8 @@ from gpu_device_plugin import __version__, cli
 from gpu_device_plugin.features.limits.extra_grant_file import read_extra_grant
 from gpu_device_plugin.features.limits.rules.extra_grant import ExtraGrant
 from gpu_device_plugin.features.limits.rules.limit_verification import NO_CGROUPS
-from gpu_device_plugin.features.limits.settings import LimitSettings
-from gpu_device_plugin.features.mps.settings import MpsSettings
+from gpu_device_plugin.features.limits.settings import LimitHelperSettings
+from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
 from gpu_device_plugin.kubelet import cgroupfs
 from gpu_device_plugin.node.rules.container_grants import Mount
 from gpu_device_plugin.settings.extender import ExtenderSettings
@@ -513,8 +513,8 @@ def schema_of(form: Form[Any]) -> Json:
     [
         ("agent", "agent", knobs_of(NodeSettings)),
         ("scheduler", "extender", knobs_of(ExtenderSettings)),
-        ("mps", "mps", knobs_of(MpsSettings)),
-        ("limits", "limits", knobs_of(LimitSettings)),
+        ("mps", "mps", knobs_of(MpsSupervisorSettings)),
+        ("limits", "limits", knobs_of(LimitHelperSettings)),
         ("web", "web", knobs_of(WebSettings)),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_device_plugin import cli
 from gpu_device_plugin.features.mps.rules.mps_daemon import QUIT_S
-from gpu_device_plugin.features.mps.settings import MpsSettings
+from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
 from gpu_device_plugin.settings.knobs import knobs_of
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Texts
@@ -15,9 +15,9 @@ POD = pod_of(SUPERVISOR)
 (CONTAINER,) = POD["containers"]
 
 
-def settings() -> MpsSettings:
+def settings() -> MpsSupervisorSettings:
     environ = {each["name"]: each["value"] for each in CONTAINER["env"]}
-    return cli.sources_of(MpsSettings, cli.parse(CONTAINER["args"]), environ).read(texts=Texts())
+    return cli.sources_of(MpsSupervisorSettings, cli.parse(CONTAINER["args"]), environ).read(texts=Texts())
 
 
 def test_its_directory_is_the_one_of_the_agent_and_the_same_on_the_node() -> None:

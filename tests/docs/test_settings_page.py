@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.features.limits.settings import LimitSettings
-from gpu_device_plugin.features.mps.settings import MpsSettings
+from gpu_device_plugin.features.limits.settings import LimitHelperSettings
+from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import Knob, knobs_of
 from gpu_device_plugin.settings.node import NodeSettings
@@ -23,8 +23,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 SECTIONS = {
     "## The node agent: `gpu-device-plugin node`": NodeSettings,
     "## The scheduler extender: `gpu-device-plugin extender`": ExtenderSettings,
-    "## The MPS supervisor: `gpu-device-plugin mps`": MpsSettings,
-    "## The limit helper: `gpu-device-plugin limits`": LimitSettings,
+    "## The MPS supervisor: `gpu-device-plugin mps`": MpsSupervisorSettings,
+    "## The limit helper: `gpu-device-plugin limits`": LimitHelperSettings,
     "## The page in the cluster: `gpu-device-plugin web`": WebSettings,
 }
 SEVERAL = "## Settings of several programs\n\n`--help` shows which of these a program has."

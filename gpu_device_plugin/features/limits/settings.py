@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from gpu_device_plugin.settings.common import form_of_log, least_severity
+from gpu_device_plugin.settings.common import LogSettings
 from gpu_device_plugin.settings.forms import DIRECTORY, GPU_SOURCE
 from gpu_device_plugin.settings.knobs import knob
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LimitSettings:
-    """The settings of a limit helper, read once and then frozen."""
+@dataclass(frozen=True, kw_only=True)
+class LimitHelperSettings(LogSettings):
+    """The settings of a limit helper."""
 
     COMMAND: ClassVar[str] = "limits"
 
@@ -29,5 +29,3 @@ class LimitSettings:
         GPU_SOURCE,
         "Source of the GPUs, the agent's setting gpus: nvml, or for tests a description of fake ones.",
     )
-    log_level: str = least_severity()
-    log_format: str = form_of_log()

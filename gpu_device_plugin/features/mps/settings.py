@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from gpu_device_plugin.settings.common import form_of_log, least_severity
+from gpu_device_plugin.settings.common import LogSettings
 from gpu_device_plugin.settings.forms import DIRECTORY, OPTIONAL_ADDRESS, Address, size
 from gpu_device_plugin.settings.knobs import Form, knob
 
@@ -25,9 +25,9 @@ def _short(text: str) -> Path:
     return path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MpsSettings:
-    """The settings of an MPS supervisor, read once and then frozen."""
+@dataclass(frozen=True, kw_only=True)
+class MpsSupervisorSettings(LogSettings):
+    """The settings of an MPS supervisor."""
 
     COMMAND: ClassVar[str] = "mps"
 
@@ -49,5 +49,3 @@ class MpsSettings:
         "Address of /metrics, /healthz and /readyz, such as 0.0.0.0:9446, or :9446 for all addresses. Empty or off: "
         "none.",
     )
-    log_level: str = least_severity()
-    log_format: str = form_of_log()
