@@ -17,11 +17,11 @@ from gpu_device_plugin import __version__, logs
 from gpu_device_plugin.aio import low_memory_imports
 from gpu_device_plugin.features.limits.settings import LimitHelperSettings
 from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
+from gpu_device_plugin.features.node_features import NODE_FEATURES, NODE_SETTINGS
 from gpu_device_plugin.programs.commandline import FAILED, Parser, add_settings, ending, flags_in, no_such_argument
 from gpu_device_plugin.settings.common import LogSettings
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import PROGRAM, Settings, UsageError, knobs_of, nearest
-from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources, Texts
 from gpu_device_plugin.settings.web import WebSettings
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpu_device_plugin.programs.doctor.node_reading import Running
+    from gpu_device_plugin.settings.node import NodeSettings
 
 
 S = TypeVar("S", bound=Settings)
@@ -66,10 +67,9 @@ def _run(name: str, argv: Sequence[str], programs: Mapping[str, Program]) -> int
 
 def _node(arguments: argparse.Namespace) -> int:
     logs.quiet_grpc(os.environ)
-    sources, texts, settings = _begin(NodeSettings, arguments)
+    sources, texts, settings = _begin(NODE_SETTINGS, arguments)
     if settings.http is None and not settings.reaches_api(os.environ):
         low_memory_imports.without_tls()
-    from gpu_device_plugin.features.node_features import NODE_FEATURES  # noqa: PLC0415 - with it
     from gpu_device_plugin.node import node_program as program  # noqa: PLC0415 - half a second that --help need not take
 
     return program.main(sources, texts, settings, NODE_FEATURES)
@@ -147,14 +147,14 @@ def sources_of_the_agent(
 
     Files that are not visible here count as empty.
     """
-    ours = sources_of(NodeSettings, arguments, os.environ)
+    ours = sources_of(NODE_SETTINGS, arguments, os.environ)
     for agent in running:
         try:
-            theirs = sources_of(NodeSettings, parse(agent.arguments), agent.environ)
+            theirs = sources_of(NODE_SETTINGS, parse(agent.arguments), agent.environ)
         except UsageError:  # of another version
             continue
         flags, environ = {**theirs.flags, **ours.flags}, {**agent.environ, **ours.environ}
-        both = Sources(NodeSettings, flags, environ, ours.others)
+        both = Sources(NODE_SETTINGS, flags, environ, ours.others)
         seen_here = ours.config or not both.config
         return both, both.texts() if seen_here else _texts_of_the_agent(both, agent.root)
     return ours, ours.texts()
@@ -255,7 +255,7 @@ def _misplaced(word: str, command: str, commands: Mapping[str, Parser], argv: Se
 _SERVICES: Mapping[str, tuple[type[Settings], str, str]] = MappingProxyType(
     {
         "node": (
-            NodeSettings,
+            NODE_SETTINGS,
             "the agent that runs on every GPU node",
             "Offer the GPUs of this node to the kubelet, and hand them to containers.",
         ),
@@ -334,7 +334,7 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
     demo.add_argument(
         "--gpus", metavar="SOURCE", help="nvml for the GPUs of this machine, fake:4xT4, or the path of a .yaml file"
     )
-    configured["doctor"] = doctor, NodeSettings
+    configured["doctor"] = doctor, NODE_SETTINGS
     for command, make in configured.values():
         command.add_argument(
             _CONFIG,

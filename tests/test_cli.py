@@ -15,9 +15,9 @@ from gpu_device_plugin.__main__ import kubectl_plugin
 from gpu_device_plugin.__main__ import main as begin
 from gpu_device_plugin.features.limits.settings import LimitHelperSettings
 from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
+from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import Knob, UsageError, knobs_of
-from gpu_device_plugin.settings.node import NodeSettings
 
 if TYPE_CHECKING:
     import argparse
@@ -102,7 +102,7 @@ def test_the_version_is_the_packages() -> None:
 @pytest.mark.parametrize(
     ("command", "knobs"),
     [
-        ("node", knobs_of(NodeSettings)),
+        ("node", knobs_of(NODE_SETTINGS)),
         ("extender", knobs_of(ExtenderSettings)),
         ("mps", knobs_of(MpsSupervisorSettings)),
         ("limits", knobs_of(LimitHelperSettings)),
@@ -133,7 +133,7 @@ def test_help_loads_nothing_that_takes_long(command: str) -> None:
 def test_flags_become_settings(tmp_path: Path) -> None:
     (tmp_path / "node.yaml").write_text("policy: spread\n", encoding="utf-8")
     arguments = cli.parse(["node", f"--config={tmp_path}/node.yaml", "--share-size", "256MiB", "--pre-start"])
-    read = cli.sources_of(NodeSettings, arguments, {"GPUSHARE_RESERVE": "1GiB", "HOME": "/root"}).read()
+    read = cli.sources_of(NODE_SETTINGS, arguments, {"GPUSHARE_RESERVE": "1GiB", "HOME": "/root"}).read()
     assert (read.policy, read.share_size_mib, read.reserve_mib) == ("spread", 256, 1024)
     assert read.pre_start
 
@@ -221,7 +221,7 @@ def test_a_background_job_ignores_ctrl_c() -> None:
 
 def test_a_switch_can_be_turned_off_against_the_environment() -> None:
     arguments = cli.parse(["node", "--pre-start=false"])
-    assert not cli.sources_of(NodeSettings, arguments, {"GPUSHARE_PRE_START": "true"}).read().pre_start
+    assert not cli.sources_of(NODE_SETTINGS, arguments, {"GPUSHARE_PRE_START": "true"}).read().pre_start
 
 
 @pytest.mark.parametrize("code", [0, 1])

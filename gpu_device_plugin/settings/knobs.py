@@ -171,18 +171,17 @@ def knobs_of(settings: Settings | type[Settings]) -> tuple[Knob, ...]:
     following: dict[str, list[Knob]] = {}
     for part in make.__mro__:
         before = ""
-        for each in (known[field] for field in getattr(part, "__annotations__", ()) if field in known):
+        for each in (known[name] for name in getattr(part, "__annotations__", ()) if name in known):
             if each.after in names:
                 following.setdefault(each.after, []).insert(0, each)
             else:
                 following.setdefault(before, []).append(each)
             before = each.name
-    ordered: list[Knob] = []
-    coming = following.get("", [])
-    while coming:
-        ordered.append(coming.pop(0))
-        coming = following.get(ordered[-1].name, []) + coming
-    return tuple(ordered)
+
+    def all_after(name: str) -> tuple[Knob, ...]:
+        return tuple(knob for each in following.get(name, ()) for knob in (each, *all_after(each.name)))
+
+    return all_after("")
 
 
 @dataclass(frozen=True, slots=True)

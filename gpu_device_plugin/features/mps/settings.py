@@ -1,4 +1,4 @@
-"""The settings of the MPS supervisor, with their defaults, forms and descriptions."""
+"""The settings of MPS: the agent's, and those of the supervisor."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gpu_device_plugin.settings.common import LogSettings
-from gpu_device_plugin.settings.forms import DIRECTORY, OPTIONAL_ADDRESS, Address, size
-from gpu_device_plugin.settings.knobs import Form, knob
+from gpu_device_plugin.settings.forms import DIRECTORY, OPTIONAL_ADDRESS, Address, one_of, size
+from gpu_device_plugin.settings.knobs import Form, Settings, knob
 
 if TYPE_CHECKING:
     from pathlib import Path
+
 
 _LONGEST = 60
 
@@ -23,6 +24,26 @@ def _short(text: str) -> Path:
             f"bytes; choose a directory of at most {_LONGEST}"
         )
     return path
+
+
+@dataclass(frozen=True, kw_only=True)
+class MpsSettings(Settings):
+    """Where the agent meets the supervisor, and what MPS limits."""
+
+    mps_dir: Path = knob(
+        "/run/gpushare/mps",
+        DIRECTORY,
+        "Directory with the files and sockets that the node's agent, MPS supervisor and containers share; the same "
+        "path on the node and in containers.",
+        in_profile=False,
+        after="soft_limit",
+    )
+    mps_compute: str = knob(
+        "off",
+        one_of("off", "by-share"),
+        "Limit on multiprocessors under MPS: off (none), or by-share (the same part of them as of the GPU's memory).",
+        live=True,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
