@@ -17,7 +17,6 @@ from gpu_device_plugin import __version__, logs
 from gpu_device_plugin.aio import low_memory_imports
 from gpu_device_plugin.features.limits.settings import LimitHelperSettings
 from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
-from gpu_device_plugin.features.node_features import NODE_FEATURES, NODE_SETTINGS
 from gpu_device_plugin.programs.commandline import FAILED, Parser, add_settings, ending, flags_in, no_such_argument
 from gpu_device_plugin.settings.common import LogSettings
 from gpu_device_plugin.settings.extender import ExtenderSettings
@@ -67,6 +66,8 @@ def _run(name: str, argv: Sequence[str], programs: Mapping[str, Program]) -> int
 
 def _node(arguments: argparse.Namespace) -> int:
     logs.quiet_grpc(os.environ)
+    from gpu_device_plugin.features.node_features import NODE_FEATURES, NODE_SETTINGS  # noqa: PLC0415 - see _services
+
     sources, texts, settings = _begin(NODE_SETTINGS, arguments)
     if settings.http is None and not settings.reaches_api(os.environ):
         low_memory_imports.without_tls()
@@ -147,6 +148,8 @@ def sources_of_the_agent(
 
     Files that are not visible here count as empty.
     """
+    from gpu_device_plugin.features.node_features import NODE_SETTINGS  # noqa: PLC0415 - see _services
+
     ours = sources_of(NODE_SETTINGS, arguments, os.environ)
     for agent in running:
         try:
@@ -207,7 +210,7 @@ PROGRAMS: Mapping[str, Program] = MappingProxyType(
 
 def sources_of(make: type[S], arguments: argparse.Namespace, environ: Mapping[str, str]) -> Sources[S]:
     """Return the sources of the settings `make` for a command line."""
-    others = tuple(knob for other, *_ in _SERVICES.values() if other is not make for knob in knobs_of(other))
+    others = tuple(knob for other, *_ in _services().values() if other is not make for knob in knobs_of(other))
     return Sources(make, flags_in(arguments, knobs_of(make)), environ, others)
 
 
@@ -252,8 +255,19 @@ def _misplaced(word: str, command: str, commands: Mapping[str, Parser], argv: Se
     return UsageError(f"{word}: there is no such argument; {hint}")
 
 
-_SERVICES: Mapping[str, tuple[type[Settings], str, str]] = MappingProxyType(
-    {
+_CONFIG = "--config"
+_USAGE = "%(prog)s [--config PATH] [settings]"
+_PRECEDENCE = (
+    "A flag overrides the environment variable, which overrides the file. Files are reloaded on change and on SIGHUP."
+)
+
+
+def _services() -> Mapping[str, tuple[type[Settings], str, str]]:
+    """Return the programs that run permanently, each with its settings, in a few words, and in a sentence."""
+    # The kubectl plugin never comes here, and has no features of nodes.
+    from gpu_device_plugin.features.node_features import NODE_SETTINGS  # noqa: PLC0415
+
+    return {
         "node": (
             NODE_SETTINGS,
             "the agent that runs on every GPU node",
@@ -280,13 +294,6 @@ _SERVICES: Mapping[str, tuple[type[Settings], str, str]] = MappingProxyType(
             "Show each caller what it may see of the GPUs; on your own machine use kubectl inspect gpushare web.",
         ),
     }
-)
-"""The programs that run permanently, each with its settings, in a few words, and in a sentence."""
-_CONFIG = "--config"
-_USAGE = "%(prog)s [--config PATH] [settings]"
-_PRECEDENCE = (
-    "A flag overrides the environment variable, which overrides the file. Files are reloaded on change and on SIGHUP."
-)
 
 
 def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
@@ -296,7 +303,7 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     configured: dict[str, tuple[Parser, type[Settings]]] = {
         name: (commands.add_parser(name, help=short, description=what, usage=_USAGE, epilog=_PRECEDENCE), make)
-        for name, (make, short, what) in _SERVICES.items()
+        for name, (make, short, what) in _services().items()
     }
     commands.add_parser("inspect", help="show which pods use which GPU of the cluster", add_help=False)  # see parse
     doctor = commands.add_parser(
@@ -334,7 +341,7 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
     demo.add_argument(
         "--gpus", metavar="SOURCE", help="nvml for the GPUs of this machine, fake:4xT4, or the path of a .yaml file"
     )
-    configured["doctor"] = doctor, NODE_SETTINGS
+    configured["doctor"] = doctor, configured["node"][1]
     for command, make in configured.values():
         command.add_argument(
             _CONFIG,

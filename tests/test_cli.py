@@ -204,7 +204,7 @@ def test_sigterm_ends_a_program_that_is_still_being_loaded(command: str, module:
     [
         ("main", "cli"),
         ("main", "programs.doctor.doctor_program"),
-        ("kubectl_plugin", "settings.node"),
+        ("kubectl_plugin", "settings.extender"),
         ("kubectl_plugin", "programs.inspect.inspect_program"),
     ],
 )

@@ -95,7 +95,7 @@ async def test_multiprocessors_are_limited_too_where_a_setting_says_so() -> None
         await node.start_agent()
         assert THREADS not in envs_of(await node.kubelet.admit(pod("p", mem=3)))
         node.reload(mps_compute="by-share")
-        assert envs_of(await node.kubelet.admit(pod("q", mem=3)))[THREADS] == "21"
+        assert envs_of(await node.kubelet.admit(pod("q", mem=3)))[THREADS] == "20"
 
 
 async def test_a_larger_container_waits_until_the_daemon_lets_it_have_its_part() -> None:
