@@ -90,8 +90,7 @@ def settings_of(specs: Iterable[FeatureSpec]) -> type[NodeSettings]:
     """Return the settings of an agent with these features; those of others are not known to it."""
     own = [spec.settings for spec in specs if spec.settings is not None]
     # Whoever extends settings comes before them.
-    made = type(NodeSettings.__name__, (*reversed(own), NodeSettings), {"__doc__": NodeSettings.__doc__})
-    return dataclass(frozen=True, kw_only=True)(made)
+    return type(NodeSettings.__name__, (*reversed(own), NodeSettings), {"__doc__": NodeSettings.__doc__})
 
 
 def make_features(specs: Iterable[FeatureSpec], node: NodeContext) -> None:

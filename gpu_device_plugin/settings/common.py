@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gpu_device_plugin.model.resources import Kind, Resource
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.settings.forms import Address
 
 
-@dataclass(frozen=True, kw_only=True)
 class ResourceSettings(Settings):
     """The names of the resources; a program that only reads a cluster needs no other settings."""
 
@@ -50,7 +48,6 @@ class ResourceSettings(Settings):
         return self.managed
 
 
-@dataclass(frozen=True, kw_only=True)
 class LogSettings(Settings):
     """The settings of the log of a program that runs permanently."""
 
@@ -63,7 +60,6 @@ class LogSettings(Settings):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class ProgramSettings(ResourceSettings, LogSettings):
     """The settings of a program that runs permanently and knows the resources."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gpu_device_plugin.model.placing import POLICIES
@@ -39,7 +38,6 @@ def _identity(text: str) -> str:
     return text
 
 
-@dataclass(frozen=True, kw_only=True)
 class ExtenderSettings(ProgramSettings):
     """The settings of a scheduler extender."""
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, dataclass_transform
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from dataclasses import Field
 
 T = TypeVar("T")
 
@@ -138,16 +139,23 @@ def knob(
     return made
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 class Settings:
     """The settings of one program, read once and then frozen. Each field is declared by `knob`.
+
+    Whoever inherits is a dataclass.
 
     Raises:
         SettingsError: two of them contradict each other.
     """
 
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
     COMMAND: ClassVar[str]
     """The command that starts the program."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        dataclass(frozen=True, kw_only=True)(cls)
 
     def __post_init__(self) -> None:
         refuse(self._contradictions())

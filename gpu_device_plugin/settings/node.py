@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
@@ -56,7 +55,6 @@ def _cdi_kind(text: str) -> str:
 _XIDS = several("XID", number(1, 9999).read)
 
 
-@dataclass(frozen=True, kw_only=True)
 class NodeSettings(ProgramSettings):
     """The settings of a node agent."""
 

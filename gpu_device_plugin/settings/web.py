@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@dataclass(frozen=True, kw_only=True)
 class WebSettings(ProgramSettings):
     """The settings of the page's server."""
 

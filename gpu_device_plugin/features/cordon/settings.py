@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gpu_device_plugin.model.telemetry import FAULTS
 from gpu_device_plugin.settings.forms import one_of, several
 from gpu_device_plugin.settings.knobs import Settings, knob
 
 
-@dataclass(frozen=True, kw_only=True)
 class CordonSettings(Settings):
     """For which faults the agent puts a GPU aside."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.settings.forms import OPTIONAL_PATH, duration, one_of
@@ -12,7 +11,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@dataclass(frozen=True, kw_only=True)
 class ElasticSettings(Settings):
     """Whether and how memory is lent."""
 

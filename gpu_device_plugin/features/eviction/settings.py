@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gpu_device_plugin.settings.forms import duration, one_of
 from gpu_device_plugin.settings.knobs import Settings, knob
 
 
-@dataclass(frozen=True, kw_only=True)
 class EvictionSettings(Settings):
     """Whether and how pods are evicted."""
 

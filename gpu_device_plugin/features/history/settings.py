@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gpu_device_plugin.model.telemetry import TelemetryGroup
 from gpu_device_plugin.settings.forms import some_of
 from gpu_device_plugin.settings.knobs import Settings, knob
 
 
-@dataclass(frozen=True, kw_only=True)
 class HistorySettings(Settings):
     """What is read of the condition of GPUs."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.use.settings import UseSettings
@@ -13,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-@dataclass(frozen=True, kw_only=True)
 class IdleSettings(UseSettings):
     """When a pod leaves its GPUs idle."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gpu_device_plugin.features.use.settings import UseSettings
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@dataclass(frozen=True, kw_only=True)
 class LimitSettings(UseSettings):
     """How containers are held to their parts of a GPU."""
 
@@ -61,7 +59,6 @@ class LimitSettings(UseSettings):
             )
 
 
-@dataclass(frozen=True, kw_only=True)
 class LimitHelperSettings(LogSettings):
     """The settings of a limit helper."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gpu_device_plugin.settings.common import LogSettings
@@ -26,7 +25,6 @@ def _short(text: str) -> Path:
     return path
 
 
-@dataclass(frozen=True, kw_only=True)
 class MpsSettings(Settings):
     """Where the agent meets the supervisor, and what MPS limits."""
 
@@ -46,7 +44,6 @@ class MpsSettings(Settings):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class MpsSupervisorSettings(LogSettings):
     """The settings of an MPS supervisor."""
 
