@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -128,6 +129,21 @@ def test_help_loads_nothing_that_takes_long(command: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("reading", "absent"),
+    [
+        ("cli.sources_of(cli.ExtenderSettings, cli.parse(['extender']), {}).read()", r"features\.\w+\.(?!settings\b)"),
+        ("cli.parse(['inspect'])", r"node\.|features\.node_features\b"),
+    ],
+)
+def test_other_programs_load_of_the_agents_features_at_most_the_settings(reading: str, absent: str) -> None:
+    """Those may stand in an environment or file that serves all programs."""
+    code = f"import sys; from gpu_device_plugin import cli; {reading}; print(*sys.modules, sep='\\n')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "gpu_device_plugin.settings.extender" in done.stdout
+    assert re.findall(rf"^gpu_device_plugin\.(?:{absent}).*", done.stdout, re.MULTILINE) == []
 
 
 def test_flags_become_settings(tmp_path: Path) -> None:
