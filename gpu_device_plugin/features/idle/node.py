@@ -50,10 +50,8 @@ class IdlePods:
         """Act on a reading, if it is newer than the last one."""
         if reading.at <= self._evidence.at:
             return
-        settings, pods = (
-            self._settings.value.of(IdleSettings),
-            {pod.kubelet_uid: pod for pod in self._api.pods.values()},
-        )
+        settings = self._settings.value.of(IdleSettings)
+        pods = {pod.kubelet_uid: pod for pod in self._api.pods.values()}
         self._evidence = self._evidence.after(
             reading,
             pods.values(),

@@ -70,7 +70,7 @@ class Limits(NodeFeature):
             states=node.limit_states,
             interval_s=settings.usage_interval_s,
         )
-        self.link: LimitLink | None = None
+        self.link: LimitLink | None = None  # without elastic memory no limit changes
         if isinstance(settings, ElasticSettings) and settings.memory_dir is not None:
             soft = lambda: self._settings.soft_limit == "share"  # noqa: E731 - the setting may change
             self.link = LimitLink(settings.memory_dir, use.watch.holders, use.allowed_now, soft=soft)
