@@ -97,7 +97,7 @@ async def traces(there: Cluster, variables: set[str]) -> Traces:
         await there.node.until(lambda: NODE_USE in annotations_of_node(there))
     families = re.findall(r"^# HELP (\w+)", await there.metrics(), re.MULTILINE)
     routes = {route.path.rstrip("/") for feature in agent.features for route in feature.routes()}
-    settings = {knob.name for knob in knobs_of(agent.settings.value)}
+    settings = {knob.name for knob in knobs_of(type(agent.settings.value))}
     return Traces(set(families), routes, annotations_of_node(there), variables, settings)
 
 

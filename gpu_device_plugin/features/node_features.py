@@ -15,29 +15,27 @@ from gpu_device_plugin.node.feature_context import FeatureSpec, settings_of
 
 NODE_FEATURES = (
     FeatureSpec("forgotten", "gpu_device_plugin.features.forgotten.node:ForgottenPods"),
-    FeatureSpec("conflicts", "gpu_device_plugin.features.conflicts.node:ConflictingPlugins", settings=ConflictSettings),
-    FeatureSpec("use", "gpu_device_plugin.features.use.node:Use", settings=UseSettings),
+    FeatureSpec("conflicts", "gpu_device_plugin.features.conflicts.node:ConflictingPlugins", ConflictSettings),
+    FeatureSpec("use", "gpu_device_plugin.features.use.node:Use", UseSettings),
     FeatureSpec(
         "eviction",
         "gpu_device_plugin.features.eviction.node:Evictions",
+        EvictionSettings,
         needs=("use",),
         needs_api=True,
-        settings=EvictionSettings,
     ),
     FeatureSpec(
-        "over_use", "gpu_device_plugin.features.over_use.node:OverUseOfMemory", needs=("use",), settings=OverUseSettings
+        "over_use", "gpu_device_plugin.features.over_use.node:OverUseOfMemory", OverUseSettings, needs=("use",)
     ),
-    FeatureSpec("elastic", "gpu_device_plugin.features.elastic.node:Elastic", needs=("use",), settings=ElasticSettings),
-    FeatureSpec("limits", "gpu_device_plugin.features.limits.node:Limits", needs=("use",), settings=LimitSettings),
-    FeatureSpec("mps", "gpu_device_plugin.features.mps.node:Mps", needs=("use", "limits"), settings=MpsSettings),
-    FeatureSpec("idle", "gpu_device_plugin.features.idle.node:Idle", needs=("use",), settings=IdleSettings),
-    FeatureSpec(
-        "history", "gpu_device_plugin.features.history.node:PastHour", needs=("use",), settings=HistorySettings
-    ),
-    FeatureSpec("cordon", "gpu_device_plugin.features.cordon.node:Cordons", needs_api=True, settings=CordonSettings),
+    FeatureSpec("elastic", "gpu_device_plugin.features.elastic.node:Elastic", ElasticSettings, needs=("use",)),
+    FeatureSpec("limits", "gpu_device_plugin.features.limits.node:Limits", LimitSettings, needs=("use",)),
+    FeatureSpec("mps", "gpu_device_plugin.features.mps.node:Mps", MpsSettings, needs=("use", "limits")),
+    FeatureSpec("idle", "gpu_device_plugin.features.idle.node:Idle", IdleSettings, needs=("use",)),
+    FeatureSpec("history", "gpu_device_plugin.features.history.node:PastHour", HistorySettings, needs=("use",)),
+    FeatureSpec("cordon", "gpu_device_plugin.features.cordon.node:Cordons", CordonSettings, needs_api=True),
     FeatureSpec("audit", "gpu_device_plugin.features.audit.node:Audit", needs=("use",)),
     FeatureSpec("mig", "gpu_device_plugin.features.mig.node:InstancesOfPods"),
-    FeatureSpec("claims", "gpu_device_plugin.features.claims.node:Claims", needs_api=True, settings=ClaimSettings),
+    FeatureSpec("claims", "gpu_device_plugin.features.claims.node:Claims", ClaimSettings, needs_api=True),
 )
 """In the order in which they are made and take part in answers: what a container may use is known before it is limited
 to that. A feature that is absent, because another one is or without the Kubernetes API, is not missed by others."""

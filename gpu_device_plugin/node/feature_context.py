@@ -73,11 +73,11 @@ class FeatureSpec:
     name: str
     path: str
     """Module and class of its `NodeFeature`, imported only where the agent has it: ``package.module:Class``."""
+    settings: type[Settings] | None = None
+    """The settings that an agent has with it; None: no further ones. They may extend those of a feature it needs."""
     needs: tuple[str, ...] = ()
     """The features without which it cannot be."""
     needs_api: bool = False
-    settings: type[Settings] | None = None
-    """The settings that an agent has with it; None: no further ones. They may extend those of a feature it needs."""
 
     def make(self, node: NodeContext) -> NodeFeature:
         """Return the feature for a node."""

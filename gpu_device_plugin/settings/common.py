@@ -60,10 +60,6 @@ class LogSettings(Settings):
     )
 
 
-class ProgramSettings(ResourceSettings, LogSettings):
-    """The settings of a program that runs permanently and knows the resources."""
-
-
 def in_cluster_api() -> str:
     """Declare the setting `api` of a program that runs in the cluster."""
     return knob(

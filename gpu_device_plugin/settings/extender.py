@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gpu_device_plugin.model.placing import POLICIES
 from gpu_device_plugin.settings.common import (
-    ProgramSettings,
+    LogSettings,
+    ResourceSettings,
     in_cluster_api,
     incomplete_pair,
     on_loopback,
@@ -38,7 +39,7 @@ def _identity(text: str) -> str:
     return text
 
 
-class ExtenderSettings(ProgramSettings):
+class ExtenderSettings(ResourceSettings, LogSettings):
     """The settings of a scheduler extender."""
 
     COMMAND: ClassVar[str] = "extender"

@@ -168,12 +168,11 @@ class Settings:
 S = TypeVar("S", bound=Settings)
 
 
-def knobs_of(settings: Settings | type[Settings]) -> tuple[Knob, ...]:
+def knobs_of(make: type[Settings]) -> tuple[Knob, ...]:
     """Return every setting in the order of the help texts: the program's own, then those of the classes it inherits.
 
     Within a class they stand in the order of their declaration, unless one says after which it is to stand.
     """
-    make = settings if isinstance(settings, type) else type(settings)
     known = {each.name: replace(each.metadata["knob"], field=each.name) for each in fields(make)}
     names = {each.name for each in known.values()}
     following: dict[str, list[Knob]] = {}
@@ -218,7 +217,7 @@ class Reload(Generic[S]):
 
 def reload(running: S, wanted: S) -> Reload[S]:
     """Decide which of the wanted changes can be applied now."""
-    changed = [each for each in knobs_of(running) if getattr(running, each.field) != getattr(wanted, each.field)]
+    changed = [each for each in knobs_of(type(running)) if getattr(running, each.field) != getattr(wanted, each.field)]
     now = {each.field: getattr(wanted, each.field) for each in changed if each.live}
     return Reload(
         settings=replace(running, **now),

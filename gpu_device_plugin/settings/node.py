@@ -11,7 +11,7 @@ from gpu_device_plugin.model.placing import POLICIES
 from gpu_device_plugin.model.resources import OF_GPUS, Kind, Names, Resource
 from gpu_device_plugin.node.rules.container_grants import DELIVERIES
 from gpu_device_plugin.node.rules.serving_mode import SERVING_MODES, ServingMode
-from gpu_device_plugin.settings.common import ProgramSettings
+from gpu_device_plugin.settings.common import LogSettings, ResourceSettings
 from gpu_device_plugin.settings.forms import (
     DIRECTORY,
     DOMAIN,
@@ -55,7 +55,7 @@ def _cdi_kind(text: str) -> str:
 _XIDS = several("XID", number(1, 9999).read)
 
 
-class NodeSettings(ProgramSettings):
+class NodeSettings(ResourceSettings, LogSettings):
     """The settings of a node agent."""
 
     COMMAND: ClassVar[str] = "node"

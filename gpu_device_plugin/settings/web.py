@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE
 from gpu_device_plugin.settings.common import (
-    ProgramSettings,
+    LogSettings,
+    ResourceSettings,
     in_cluster_api,
     incomplete_pair,
     on_loopback,
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class WebSettings(ProgramSettings):
+class WebSettings(ResourceSettings, LogSettings):
     """The settings of the page's server."""
 
     COMMAND: ClassVar[str] = "web"
