@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+_MPS_DIR = "/run/gpushare/mps"
+_MEANING = (
+    "Directory with the files and sockets that the node's agent, MPS supervisor and containers share; the same path on "
+    "the node and in containers."
+)
 _LONGEST = 60
 
 
@@ -28,14 +33,7 @@ def _short(text: str) -> Path:
 class MpsSettings(Settings):
     """Where the agent meets the supervisor, and what MPS limits."""
 
-    mps_dir: Path = knob(
-        "/run/gpushare/mps",
-        DIRECTORY,
-        "Directory with the files and sockets that the node's agent, MPS supervisor and containers share; the same "
-        "path on the node and in containers.",
-        in_profile=False,
-        after="soft_limit",
-    )
+    mps_dir: Path = knob(_MPS_DIR, DIRECTORY, _MEANING, in_profile=False, after="soft_limit")
     mps_compute: str = knob(
         "off",
         one_of("off", "by-share"),
@@ -49,12 +47,7 @@ class MpsSupervisorSettings(LogSettings):
 
     COMMAND: ClassVar[str] = "mps"
 
-    mps_dir: Path = knob(
-        "/run/gpushare/mps",
-        Form("DIR", _short),
-        "Directory with the files and sockets that the node's agent, MPS supervisor and containers share; the same "
-        "path on the node and in containers.",
-    )
+    mps_dir: Path = knob(_MPS_DIR, Form("DIR", _short), _MEANING)
     shm_size_mib: int = knob(
         "1GiB",
         size(0),
