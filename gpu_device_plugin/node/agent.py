@@ -210,7 +210,7 @@ class NodeAgent:
             self._lock.release()
 
     def _parts(self) -> list[Coroutine[Any, Any, NoReturn]]:
-        """Return what runs together; tasks of features start after the configuration's."""
+        """Return what runs together."""
         entries = self.reconciler.checkpoint_entries
         return [
             self.hardware.run(),
@@ -278,6 +278,7 @@ class NodeAgent:
             self._lock.take()
         except DirectoryError as error:
             raise UsageError(str(error)) from error
+        self.configuration.recover()
         others = [uid for feature in self.features for uid in feature.recover()]
         files = self._share_size, self._ended_pods
         share_mib = initial_share_mib(settings.share_size_mib, self.kubelet_records, others, *files)

@@ -119,6 +119,15 @@ class Configuration:
         """What our node said last, for the next agent; None: nothing that the file does not have."""
         self._set_up_hardware()
 
+    def recover(self) -> None:
+        """Take up the cordons that the previous agent read. They hold until our node was read; no GPU is known before.
+
+        Needs the node's lock. To be called before `run`.
+        """
+        cordons, _ = cordons_of({CORDONS: self._saved_cordons.read() or ""})
+        config = self._config.value
+        self._config.change(replace(config, facts=replace(config.facts, cordons=cordons)))
+
     async def run(self) -> NoReturn:
         """Follow all that the configuration follows from, until cancelled.
 
@@ -127,10 +136,6 @@ class Configuration:
                 cannot get them in the way of the setting.
             ListFullError: only a restart of the process can help.
         """
-        # Those that the previous agent read hold until our node was read: no GPU is known before.
-        cordons, _ = cordons_of({CORDONS: self._saved_cordons.read() or ""})
-        config = self._config.value
-        self._config.change(replace(config, facts=replace(config.facts, cordons=cordons)))
         await together(
             self._follow_hardware(),
             self.api.node.follow(self._take_node),
