@@ -24,7 +24,6 @@ from gpu_device_plugin.kubelet.sockets import DirectoryError, NodeLock, check_di
 from gpu_device_plugin.kubelet.statefile import ENDED_PODS, SERVING_MODE, SHARE_SIZE, StateFile
 from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.model.shares import SHARES
-from gpu_device_plugin.node.advertiser import Advertiser
 from gpu_device_plugin.node.allocation_handler import AllocationHandler, Starts
 from gpu_device_plugin.node.configuration import Configuration, initial, initial_share_mib
 from gpu_device_plugin.node.extension import Features
@@ -34,7 +33,7 @@ from gpu_device_plugin.node.node_events import Reports
 from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.node.reconciler import Reconciler
 from gpu_device_plugin.node.rules.node import Node
-from gpu_device_plugin.node.serving import DevicePlugin, OtherPlugins
+from gpu_device_plugin.node.serving import Advertiser, DevicePlugin, OtherPlugins
 from gpu_device_plugin.probes import serving_probes
 from gpu_device_plugin.settings.knobs import UsageError, reload
 
