@@ -27,7 +27,7 @@ from gpu_device_plugin.node.rules.admission import (
 from gpu_device_plugin.node.rules.container_grants import CONTROL_NODES, NOBODY, OPTIONAL_NODES, GrantOwner, grant
 from gpu_device_plugin.node.rules.ledger import Ledger
 from gpu_device_plugin.node.rules.matching import Call
-from gpu_device_plugin.node.rules.preferred_allocation import UNMATCHED, PreferredAllocationRequest, spread_over
+from gpu_device_plugin.node.rules.preferred_allocation import UNMATCHED, PreferredAllocationRequest
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
@@ -159,7 +159,7 @@ class AllocationHandler:
 
     def _out_of_service(self, device_ids: Sequence[str]) -> Refusal | None:
         node = self._state.node
-        for position in sorted(spread_over(node, device_ids)):
+        for position in sorted(node.shares.spread(device_ids)):
             if reason := node.block(node.shares.gpus[position].gpu.uuid).everyone:
                 return Refusal(RefusalCode.UNHEALTHY, f"GPU {position} is out of service: {reason}")
         return None
@@ -185,7 +185,7 @@ class AllocationHandler:
         if match is None or ids != preferred:
             match = None
             if (waiting := self._waiting_for(resource)) is not None:
-                match = waiting.find_now(self._named(Call(kind, len(ids), spread_over(node, ids)))).match
+                match = waiting.find_now(self._named(Call(kind, len(ids), node.shares.spread(ids)))).match
         request.match = match
         owner = NOBODY if match is None else GrantOwner(match.pod.uid, match.request.container, match.pod.frameworks)
         promise, after_init = (None, None) if match is None else (match.request.promise, match.after_init)

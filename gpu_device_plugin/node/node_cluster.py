@@ -23,8 +23,8 @@ from gpu_device_plugin.model.contract.keys import ASSUME_TIME, READ_BY_AGENT, Ma
 from gpu_device_plugin.model.contract.promises import assignment
 from gpu_device_plugin.node.node_api import NodeApi
 from gpu_device_plugin.node.node_publisher import Cleanup, NodePublisher
-from gpu_device_plugin.node.rules.assignments import assigned_shares
 from gpu_device_plugin.node.rules.ended_pods import pods_in_api
+from gpu_device_plugin.node.rules.node import assigned_shares
 from gpu_device_plugin.node.waiting_pods import WaitingPods
 
 if TYPE_CHECKING:

@@ -28,13 +28,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.cluster.node_pods import NodePods
-    from gpu_device_plugin.model.allocations import Allocation
+    from gpu_device_plugin.model.allocations import Allocation, Slot
     from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
     from gpu_device_plugin.model.contract.promises import Promise
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.node.node_state import NodeState
-    from gpu_device_plugin.node.rules.assignments import Slot
     from gpu_device_plugin.node.rules.matching import Call, Match
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.node.rules.health.node_condition import failure
+from gpu_device_plugin.node.rules.health.gpu_health import failure
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping

@@ -12,7 +12,6 @@ from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode
 from gpu_device_plugin.node.rules.container_grants import NOBODY, NOTHING, Grant
-from gpu_device_plugin.node.rules.preferred_allocation import spread_over
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -93,7 +92,7 @@ def refuse_unlimited(
     """
     if not (plan.refuse or plan.refusals):  # as on most nodes, whose answers need not wait for what follows
         return None
-    given = sorted(spread_over(node, device_ids).items()) if kind is Kind.MEMORY else []
+    given = sorted(node.shares.spread(device_ids).items()) if kind is Kind.MEMORY else []
     if not given or not (why := refusal(parts(given, node.shares), plan, owner)):
         return None
     gpus = [node.shares.gpus[position] for position, _ in given]
