@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
+    from gpu_device_plugin.features.claims.contract import Claim, Device, DeviceRequest
     from gpu_device_plugin.model.contract.nodegpus import NodeGpus
-    from gpu_device_plugin.model.resource_claims import Claim, Device, DeviceRequest
 
 BY_LIMITS = "its GPUs are given to limits of pods, not to ResourceClaims (DRA)"
 """Why no claim can have devices of a node."""

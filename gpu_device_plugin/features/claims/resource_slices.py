@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from gpu_device_plugin.cluster.client.api_client import Client
+    from gpu_device_plugin.features.claims.contract import Claim
     from gpu_device_plugin.features.claims.rules.prepared import PreparedClaim
-    from gpu_device_plugin.model.resource_claims import Claim
 
 _log = logging.getLogger(__name__)
 

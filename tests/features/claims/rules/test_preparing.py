@@ -37,7 +37,7 @@ from tests.claims import (
 )
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.model.resource_claims import Claim
+    from gpu_device_plugin.features.claims.contract import Claim
     from gpu_device_plugin.node.rules.node import Node
 
 
