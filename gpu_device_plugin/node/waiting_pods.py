@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.model.contract.frameworks import read_frameworks
 from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, read_preferences
 from gpu_device_plugin.model.contract.keys import (
     FRAMEWORKS,
@@ -19,6 +18,7 @@ from gpu_device_plugin.model.contract.keys import (
     MalformedAnnotationError,
 )
 from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS, promises
+from gpu_device_plugin.model.contract.variables import read_frameworks
 from gpu_device_plugin.model.pods import ContainerKind
 from gpu_device_plugin.model.resources import OF_GPUS, Kind
 from gpu_device_plugin.node.rules.ledger import SETTLING_S

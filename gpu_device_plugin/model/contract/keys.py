@@ -53,7 +53,7 @@ USE_UUID = "gpu-device-plugin/use-uuid"
 AVOID_UUID = "gpu-device-plugin/avoid-uuid"
 FRAMEWORKS = "gpu-device-plugin/frameworks"
 """Frameworks of the pod's programs that its containers' variables keep within their parts, separated by commas: names
-in `model.contract.frameworks`."""
+in `model.contract.variables.OF_FRAMEWORKS`."""
 WISHES = frozenset({GPU_POLICY, NODE_POLICY, USE_MODEL, AVOID_MODEL, USE_UUID, AVOID_UUID})
 
 # --- On a pod: memory that changes while it runs (`elastic`) ----------------------------------------------------------
