@@ -222,10 +222,13 @@ class NodeAgent:
             self.reconciler.rounds.follow(self._round_over),
             entries.follow(self._holders_changed),
             *(more.follow(self._holders_changed) for more in self._further_entries),
-            *(() if self.cluster is None else (self.cluster.run(),)),
-            self.api.users.follow(self.reconciler.users_changed),
-            entries.follow(self.api.learn),
+            *(() if self.cluster is None else self._parts_with(self.cluster)),
         ]
+
+    def _parts_with(self, cluster: NodeCluster) -> Iterable[Coroutine[Any, Any, NoReturn]]:
+        yield cluster.run()
+        yield cluster.users.follow(self.reconciler.users_changed)
+        yield self.reconciler.checkpoint_entries.follow(cluster.learn)
 
     def of(self, kind: type[F]) -> F:
         """Return a feature of this agent.
@@ -298,7 +301,7 @@ class NodeAgent:
     async def _prepare(self) -> None:
         """Bring ledger and device lists up to date before any resource is registered."""
         self._lock.take()
-        self.api.kubelet_is(self.kubelet_records.kubelet)
+        self._tell_kubelet()
         self._share_size.write(str(self.state.node.shares.share_mib))
         remove_stale_sockets(self.settings.value.device_plugin_dir)
         await self.reconciler.prepare()
@@ -317,7 +320,7 @@ class NodeAgent:
 
     def _registration_event(self, event: RegistrationEvent, details: dict[str, object]) -> None:
         if event is RegistrationEvent.REGISTERED:
-            self.api.kubelet_is(self.kubelet_records.kubelet)  # it may have started while the plugin was being prepared
+            self._tell_kubelet()  # it may have started while the plugin was being prepared
             self.reconciler.registered()
             self.plugin.registered.set()
         self.reports.registration(event, details)
@@ -326,14 +329,19 @@ class NodeAgent:
         ended = " ".join(sorted(self.kubelet_records.over))
         if ended or self._ended_pods.read():
             self._ended_pods.write(ended)  # for the next agent, which has not seen them end
-        if all(self.registration.registrations.values()):
-            self.api.announce_ready()
+        if self.api.published is not None and all(self.registration.registrations.values()):
+            self.api.published.announce_ready()
+
+    def _tell_kubelet(self) -> None:
+        if self.cluster is not None:
+            self.cluster.followed.kubelet_is(self.kubelet_records.kubelet)
 
     def _holders_changed(self, _new: object) -> None:
         observed = (self.reconciler.checkpoint_entries, *self._further_entries)
         self.entries.set(tuple(allocation for entries in observed for allocation in entries.value))
-        if any(shared.gpu.instance is not None for shared in self.state.node.shares.gpus):
-            self.api.note()  # who has an instance decides in which list of the node it is
+        instances = any(shared.gpu.instance is not None for shared in self.state.node.shares.gpus)
+        if self.api.published is not None and instances:
+            self.api.published.note()  # who has an instance decides in which list of the node it is
 
     def _take_config(self, config: NodeConfig) -> None:
         if not config.claims and not self.registration.registrations.keys() >= {each.name for each in config.resources}:

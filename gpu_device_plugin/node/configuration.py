@@ -210,8 +210,8 @@ class Configuration:
                 self._metrics.count(m.CHILD_RESTARTS, str(view.state), times=view.child_restarts - restarts)
             restarts = view.child_restarts
             if view.inventory.gpus and not remembered:
-                if (before := await self.api.gpus_before(_REMEMBER_S)) is not None:
-                    self.hardware.restore_order(before)
+                if self.api.published is not None:
+                    self.hardware.restore_order(await self.api.published.gpus_before(_REMEMBER_S))
                 remembered = True
             self._view = self.hardware.view.value
             self.update()

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
+from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together
 from gpu_device_plugin.cluster.client.answers import translated
 from gpu_device_plugin.cluster.client.api_client import Client
@@ -31,12 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import NoReturn
 
-    from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.cluster.client.config import ClusterConfig
     from gpu_device_plugin.cluster.writers.evictions import Eviction
     from gpu_device_plugin.model.allocations import Allocation
     from gpu_device_plugin.model.contract.cordons import Cordon
-    from gpu_device_plugin.model.gpus import Gpu
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.node.node_api import Happening
     from gpu_device_plugin.node.node_state import NodeState
@@ -82,8 +81,9 @@ class NodeCluster(NodeApi):
             settings.node_name,
             forbidden=lambda why: self.event("NodeConditionForbidden", why, "Observe"),
         )
-        self.published = NodePublisher(self._self, condition, settings, config, state)
-        """What stands on our node."""
+        self.published: NodePublisher = NodePublisher(self._self, condition, settings, config, state)
+        self.users: Observable[frozenset[str]] = Observable(frozenset())
+        """UIDs of the pods that request devices and have not ended."""
         self._state = state
         self._requested: dict[str, Mapping[str, str | None]] = {}
         """The annotations last requested for each pod, by UID, until the pod shows them."""
@@ -158,27 +158,13 @@ class NodeCluster(NodeApi):
         )
         self.event("PodNotAnnotated", note, "Annotating")
 
-    def learn(self, allocations: Sequence[Allocation]) -> None:  # noqa: D102
+    def learn(self, allocations: Sequence[Allocation]) -> None:
+        """Take over from the kubelet's checkpoint which container has which devices, and settle the promises by it."""
         self.waiting.learn(allocations)
         self._settle_promises()
 
-    async def gpus_before(self, within_s: float) -> tuple[Gpu, ...]:  # noqa: D102
-        return await self.published.gpus_before(within_s)
-
     def annotate_node(self, annotations: Mapping[str, str | None]) -> None:  # noqa: D102
         self.published.annotate(annotations)
-
-    def note(self) -> None:  # noqa: D102
-        self.published.note()
-
-    def announce_ready(self) -> None:  # noqa: D102
-        self.published.announce_ready()
-
-    async def announce_shutdown(self, within_s: float = 1.0) -> None:  # noqa: D102
-        await self.published.announce_shutdown(within_s)
-
-    def kubelet_is(self, kubelet: str) -> None:  # noqa: D102
-        self.followed.kubelet_is(kubelet)
 
     def living(self) -> Mapping[str, str] | None:  # noqa: D102
         if not self.followed.reflector.synced:

@@ -135,8 +135,8 @@ class NodeProgram:
 
     async def announce_shutdown(self) -> None:
         """Announce to schedulers that the agent is about to end. To be awaited before `run` is cancelled."""
-        if self.agent is not None:
-            await self.agent.api.announce_shutdown()
+        if self.agent is not None and self.agent.api.published is not None:
+            await self.agent.api.published.announce_shutdown()
 
     async def cleanup(self) -> None:
         """Remove the agents' labels and annotations from a node that no longer shares GPUs. After `run` has ended."""

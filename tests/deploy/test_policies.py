@@ -377,7 +377,7 @@ async def test_the_agent_itself_needs_no_more_than_its_role_and_the_policies_lea
         assert made.phase == "Running"
         await until(world, f"{PODS}/served", lambda found: notes(found)[wire.ASSIGNED] == "true")
         await lasting(world, PERSON, switch(None))
-        await agent.cluster.announce_shutdown()
+        await agent.cluster.published.announce_shutdown()
         await node.stop_agent()
         await agent.cluster.cleanup.run()
     left = await lasting(world, PERSON, Request("GET", "/api/v1/nodes/node-a", {}))
