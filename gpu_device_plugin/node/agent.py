@@ -16,6 +16,7 @@ from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import Hardware
 from gpu_device_plugin.kubelet import cgroupfs, procfs
 from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
+from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
 from gpu_device_plugin.kubelet.records import KubeletRecords
 from gpu_device_plugin.kubelet.registration_loop import RegistrationLoop
 from gpu_device_plugin.kubelet.rounds import RegistrationEvent
@@ -23,9 +24,10 @@ from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryError, NodeLock, check_directory, remove_stale_sockets
 from gpu_device_plugin.kubelet.statefile import ENDED_PODS, SERVING_MODE, SHARE_SIZE, StateFile
 from gpu_device_plugin.model.memory import format_mib
+from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import SHARES
-from gpu_device_plugin.node.allocation_handler import AllocationHandler, Starts
-from gpu_device_plugin.node.configuration import Configuration, initial, initial_share_mib
+from gpu_device_plugin.node.allocation_handler import AllocationHandler
+from gpu_device_plugin.node.configuration import Configuration, initial
 from gpu_device_plugin.node.extension import Features
 from gpu_device_plugin.node.feature_context import NodeContext, make_features
 from gpu_device_plugin.node.node_api import NodeApi, reach_api
@@ -33,6 +35,7 @@ from gpu_device_plugin.node.node_events import Reports
 from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.node.reconciler import Reconciler
 from gpu_device_plugin.node.rules.node import Node
+from gpu_device_plugin.node.rules.node_config import share_size
 from gpu_device_plugin.node.serving import Advertiser, DevicePlugin, OtherPlugins
 from gpu_device_plugin.probes import serving_probes
 from gpu_device_plugin.settings.knobs import UsageError, reload
@@ -151,30 +154,8 @@ class NodeAgent:
         self.server: Server = next(servers, self.plugin)
         """Who serves pods."""
         # What needs the features.
-        self._answers = AllocationHandler(
-            self.state,
-            api.waiting,
-            self.metrics,
-            config=config,
-            dev=dev,
-            on_refusal=self.advertiser.refused,
-            on_grant=self.reconciler.granted,
-            features=self.features,
-            starts=Starts(self.state, self.entries, api, self.kubelet_records.listed),
-        )
-        self.configuration = Configuration(
-            config,
-            self.settings,
-            self.state,
-            self.metrics,
-            self.reports,
-            hardware=self.hardware,
-            api=api,
-            features=self.features,
-            serving=self.server.serving,
-            other_plugins=self.other_plugins,
-            reconciler=self.reconciler,
-        )
+        self._answers = AllocationHandler(context, on_refusal=self.advertiser.refused, on_grant=self.reconciler.granted)
+        self.configuration = Configuration(context, self.server.serving, self.reconciler)
         # What stays on the node for the next agent, and what people ask of this one.
         self._lock = NodeLock(settings.device_plugin_dir)
         self._share_size = StateFile(settings.device_plugin_dir, SHARE_SIZE)
@@ -282,8 +263,12 @@ class NodeAgent:
             raise UsageError(str(error)) from error
         self.configuration.recover()
         others = [uid for feature in self.features for uid in feature.recover()]
-        files = self._share_size, self._ended_pods
-        share_mib = initial_share_mib(settings.share_size_mib, self.kubelet_records, others, *files)
+        try:
+            holders = {*self.kubelet_records.recorded().by_pod({Kind.MEMORY}), *others}
+        except CheckpointUnreadableError:
+            holders = None
+        ended = (self._ended_pods.read() or "").split()
+        share_mib = share_size(settings.share_size_mib, self._share_size.number(), holders, ended)
         if share_mib != settings.share_size_mib:
             self.configuration.start_with(share_mib)
             self.reload(settings)

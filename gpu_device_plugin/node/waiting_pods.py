@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, read_preferences
-from gpu_device_plugin.model.contract.keys import (
-    FRAMEWORKS,
-    MEMORY_GUARANTEE,
-    MEMORY_LIMIT,
-    MalformedAnnotationError,
-)
+from gpu_device_plugin.model.contract.keys import FRAMEWORKS, MEMORY_GUARANTEE, MEMORY_LIMIT, MalformedAnnotationError
 from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS, promises
 from gpu_device_plugin.model.contract.variables import read_frameworks
 from gpu_device_plugin.model.pods import ContainerKind

@@ -28,13 +28,7 @@ from gpu_device_plugin.cluster.objects.requests import (
 from gpu_device_plugin.model.contract.keys import GPU_CONDITION, OVER_USE, kept
 from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.model.mig import is_mig_resource
-from gpu_device_plugin.model.pods import (
-    Container,
-    ContainerKind,
-    Owner,
-    Pod,
-    Taint,
-)
+from gpu_device_plugin.model.pods import Container, ContainerKind, Owner, Pod, Taint
 from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts
 from gpu_device_plugin.model.sharing import Shared, weight
 

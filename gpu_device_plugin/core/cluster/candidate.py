@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.model.contract.cordons import cordon_of, cordons_of
 from gpu_device_plugin.model.contract.keys import NODE_GPUS, PLACEMENT_LABEL, MalformedAnnotationError
-from gpu_device_plugin.model.contract.nodegpus import (
-    AWAY,
-    BY_CLAIMS,
-    NO_GPUS,
-    ListedGpu,
-    NodeGpus,
-    read_node_gpus,
-)
+from gpu_device_plugin.model.contract.nodegpus import AWAY, BY_CLAIMS, NO_GPUS, ListedGpu, NodeGpus, read_node_gpus
 from gpu_device_plugin.model.gpus import MOST_GPUS
 from gpu_device_plugin.model.placing import POLICIES, Room
 

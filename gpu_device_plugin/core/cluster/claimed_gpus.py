@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.cluster.held_instances import InstancePod
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.usage import NOTHING, Occupant, Usage
-from gpu_device_plugin.features.claims.contract import (
-    DRIVER,
-    MIG_CLASS,
-    SHARED_CLASS,
-    WHOLE_CLASS,
-    parse_device_name,
-)
+from gpu_device_plugin.features.claims.contract import DRIVER, MIG_CLASS, SHARED_CLASS, WHOLE_CLASS, parse_device_name
 from gpu_device_plugin.model.memory import MIB_PER_GIB
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Kind

@@ -6,14 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_device_plugin.core.capacity.node_kinds import (
-    MACHINE,
-    PRODUCT,
-    Needs,
-    kind_of,
-    likely_labels,
-    unlike,
-)
+from gpu_device_plugin.core.capacity.node_kinds import MACHINE, PRODUCT, Needs, kind_of, likely_labels, unlike
 from gpu_device_plugin.core.capacity.terms import NO_TERMS, Terms, Toleration
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.fitting import unfit

@@ -24,16 +24,7 @@ from gpu_device_plugin.features.claims.contract import DRIVER, Device, DeviceReq
 from gpu_device_plugin.model.contract.nodegpus import AWAY, ListedInstance
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Amounts, Kind
-from tests.claim_values import (
-    INSTANCES,
-    claim,
-    part,
-    serving,
-    serving_view,
-    whole,
-    whole_instance,
-    with_instances,
-)
+from tests.claim_values import INSTANCES, claim, part, serving, serving_view, whole, whole_instance, with_instances
 from tests.views import holder, node_view, pod_on
 
 if TYPE_CHECKING:
