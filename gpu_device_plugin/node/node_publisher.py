@@ -18,8 +18,13 @@ from gpu_device_plugin.cluster.client.errors import ApiError
 from gpu_device_plugin.cluster.writers.own_node import NodeConditionWriter, NodeMetadata
 from gpu_device_plugin.model.contract.keys import AGENT_LABELS, NODE_GPUS, NODE_LIMITS, SWITCH_LABEL, SWITCHED_ON
 from gpu_device_plugin.model.contract.nodegpus import node_gpus, write_node_gpus
-from gpu_device_plugin.model.contract.nodelabels import node_labels, our_annotations, our_labels, switched_on
-from gpu_device_plugin.model.contract.nodelimits import write_node_limits
+from gpu_device_plugin.model.contract.nodelabels import (
+    node_labels,
+    our_annotations,
+    our_labels,
+    switched_on,
+    write_node_limits,
+)
 from gpu_device_plugin.model.gpus import Inventory
 from gpu_device_plugin.model.shares import TooManySharesError
 from gpu_device_plugin.node.rules.positions import listed_before

@@ -17,8 +17,7 @@ from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.rules.mps_admission import Clients
 from gpu_device_plugin.model.contract import keys as wire
 from gpu_device_plugin.model.contract.keys import SWITCH_LABEL
-from gpu_device_plugin.model.contract.nodelabels import node_labels, our_annotations, our_labels
-from gpu_device_plugin.model.contract.nodelimits import NodeLimits
+from gpu_device_plugin.model.contract.nodelabels import NodeLimits, node_labels, our_annotations, our_labels
 from gpu_device_plugin.model.contract.variables import OF_FRAMEWORKS
 from gpu_device_plugin.model.gpus import Gpu, Inventory
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement

@@ -26,6 +26,7 @@ from gpu_device_plugin.model.contract.keys import (
     PLACES,
     POD,
     MalformedAnnotationError,
+    compact,
     too_long,
 )
 from gpu_device_plugin.model.pods import ContainerKind
@@ -43,7 +44,6 @@ MOST_CONTAINERS = 64
 _LARGEST = 1 << 20  # no node has more GPUs, no GPU more shares
 _INSTANCE = re.compile(r"MIG-[0-9A-Za-z/-]{1,92}", re.ASCII)
 """A UUID of NVML, of older drivers too: ``MIG-GPU-<UUID>/<GPU instance>/<compute instance>``."""
-_compact = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would make an encoder for every text
 
 
 # --- The codec --------------------------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ class PodAllocation:
 def write_allocation(allocation: PodAllocation) -> Mapping[str, str]:
     """Return the annotations of an allocation. One that is too long is left out: every reader refuses it."""
     lists = {ALLOCATION: allocation.app, INIT_ALLOCATION: allocation.init}
-    texts = {key: _compact(by_index) for key, by_index in lists.items() if by_index}
+    texts = {key: compact(by_index) for key, by_index in lists.items() if by_index}
     if allocation.single is not None:
         texts[IDX] = str(allocation.single)
     return {key: text for key, text in texts.items() if not too_long(key, text)}
@@ -281,7 +281,7 @@ def write_instances(instances: Mapping[str, Collection[str]]) -> str:
     Containers without instances are left out. A text that no reader would accept, because it is too long, becomes
     ``{}``.
     """
-    text = _compact({name: sorted(uuids) for name, uuids in sorted(instances.items()) if uuids})
+    text = compact({name: sorted(uuids) for name, uuids in sorted(instances.items()) if uuids})
     return "{}" if too_long(INSTANCES, text) else text
 
 

@@ -15,7 +15,7 @@ from gpu_device_plugin.model.contract.keys import (
     SERVE_LABEL,
     SET_LIMITS_LABEL,
 )
-from gpu_device_plugin.model.contract.nodelimits import NodeLimits
+from gpu_device_plugin.model.contract.nodelabels import NodeLimits
 from gpu_device_plugin.model.gpus import Inventory
 from gpu_device_plugin.model.limits import LIMITS, LimitMeans, summary
 from gpu_device_plugin.model.mig import MigMode
