@@ -18,7 +18,7 @@ from gpu_device_plugin.model.gpus import NO_LINKS
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.shares import Shares, TooManySharesError
 from gpu_device_plugin.node.rules.container_grants import Delivery
-from gpu_device_plugin.node.rules.health.gpu_health import HealthRules
+from gpu_device_plugin.node.rules.gpu_health import HealthRules
 from gpu_device_plugin.node.rules.node_config import NodeChoices, NodeConfig, NodeFacts, derive
 from gpu_device_plugin.settings.knobs import UsageError
 

@@ -23,7 +23,7 @@ from gpu_device_plugin.model.placing import FIT, POLICIES
 from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.model.shares import TooManySharesError, misread_exclusions, unknown_exclusions
 from gpu_device_plugin.node.rules.container_grants import DEVICE_SPECS, ENVVAR, Delivery
-from gpu_device_plugin.node.rules.health.gpu_health import GpuHealth, gpu_condition, with_cards
+from gpu_device_plugin.node.rules.gpu_health import GpuHealth, gpu_condition, with_cards
 from gpu_device_plugin.node.rules.node import OPEN, Block
 from gpu_device_plugin.node.rules.serving_mode import AUTO, SERVING_MODES, Serving, ServingMode, wanted_mode
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.model.contract.cordons import Cordon
     from gpu_device_plugin.model.shares import Shares
-    from gpu_device_plugin.node.rules.health.gpu_health import NodeCondition
+    from gpu_device_plugin.node.rules.gpu_health import NodeCondition
 
 GONE = "the MIG instance exists no more"
 IN_MIG_MODE = "it is in MIG mode now"

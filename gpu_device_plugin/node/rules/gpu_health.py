@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
-from gpu_device_plugin.node.rules.health.xids import UNKNOWN, XIDS, Verdict
+from gpu_device_plugin.node.rules.xids import UNKNOWN, XIDS, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from gpu_device_plugin.model.gpus import Gpu
-    from gpu_device_plugin.node.rules.health.xids import XidMeaning
+    from gpu_device_plugin.node.rules.xids import XidMeaning
 
 
 # The actions that the driver asks for a GPU, by NVML's field 230 (``NVML_FI_DEV_GET_GPU_RECOVERY_ACTION``).
