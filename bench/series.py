@@ -38,8 +38,8 @@ def main(proc: Path, argv: Sequence[str]) -> int:
         logs.quiet_grpc({})
         sources, texts, settings = cli._begin(NodeSettings, arguments)
         from gpu_device_plugin.features.node_features import NODE_FEATURES  # noqa: PLC0415 - as the command does
-        from gpu_device_plugin.node import node_program as program  # noqa: PLC0415 - as the command does
         from gpu_device_plugin.node.agent import NodeAgent  # noqa: PLC0415 - as the command does
+        from gpu_device_plugin.programs.agent import node_program as program  # noqa: PLC0415 - as the command does
 
         return program.main(sources, texts, settings, NODE_FEATURES, agent=partial(NodeAgent, proc=proc))
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
     from gpu_device_plugin.node.feature_context import FeatureSpec
-    from gpu_device_plugin.node.profile import ProfileChoice
+    from gpu_device_plugin.programs.agent.profile import ProfileChoice
     from gpu_device_plugin.settings.sources import Sources, Texts
 
 _log = logging.getLogger(__name__)
@@ -149,7 +149,7 @@ class NodeProgram:
         config = reach_api(self._settings)
         if config is None:
             return None
-        from gpu_device_plugin.node.profile import ProfileChoice  # noqa: PLC0415 - see reach_api
+        from gpu_device_plugin.programs.agent.profile import ProfileChoice  # noqa: PLC0415 - see reach_api
 
         return ProfileChoice(self._sources, self._settings, config, self._remembered)
 
