@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from gpu_device_plugin.core.cluster.usage import Usage
+    from gpu_device_plugin.features.claims.contract import Claim
     from gpu_device_plugin.model import pods
-    from gpu_device_plugin.model.resource_claims import Claim
     from gpu_device_plugin.model.resources import Resource
 
 T = TypeVar("T")
