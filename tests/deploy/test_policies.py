@@ -15,11 +15,11 @@ from gpu_device_plugin.cluster.writers.events import CONTROLLER
 from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan
 from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.rules.mps_admission import client_grant
+from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.model.contract import keys as wire
-from gpu_device_plugin.model.contract.frameworks import VARIABLES
 from gpu_device_plugin.model.contract.keys import SWITCH_LABEL
-from gpu_device_plugin.model.contract.nodelabels import node_labels, our_annotations, our_labels
-from gpu_device_plugin.model.contract.nodelimits import NodeLimits
+from gpu_device_plugin.model.contract.nodelabels import NodeLimits, node_labels, our_annotations, our_labels
+from gpu_device_plugin.model.contract.variables import OF_FRAMEWORKS
 from gpu_device_plugin.model.gpus import Gpu, Inventory
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.mig import MigMode
@@ -27,7 +27,6 @@ from gpu_device_plugin.model.placing import Demand, Placement
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.model.shares import Shares
 from gpu_device_plugin.node.rules.container_grants import DELIVERIES, Delivery, GrantOwner
-from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.testing.builders import container, pod
 from tests.deploy.manifests import DEPLOY, Json, documents, the
 from tests.deploy.policies_cases import CASES, Case, mirror
@@ -113,7 +112,7 @@ def test_every_policy_has_one_binding_of_its_name_that_denies() -> None:
         }
 
 
-INSTANCES = Resource.of_profile("1g.10gb", NodeSettings().domain_of_mig).name.removesuffix("1g.10gb")
+INSTANCES = Resource.of_profile("1g.10gb", NODE_SETTINGS().domain_of_mig).name.removesuffix("1g.10gb")
 """How the names of the resources of MIG profiles begin."""
 OF_INSTANCES = {f"gpushare-{name}" for name in ("variables", "size", "devices", "one-resource", "placement")}
 """The policies on what a pod sees, and on who says which instances it has. The others are on amounts and places, which
@@ -121,7 +120,7 @@ are right for whole instances anyway."""
 
 
 def test_resources_are_those_that_the_agent_offers() -> None:
-    offered = {resource.name for resource in NodeSettings().offered}
+    offered = {resource.name for resource in NODE_SETTINGS().offered}
     for name, policy in POLICIES.items():
         if not name.startswith(("gpushare-own-", "gpushare-mirror-", "gpushare-moves")):
             instances = {INSTANCES} if name in OF_INSTANCES else set()
@@ -139,7 +138,7 @@ def test_variables_are_those_that_the_agent_sets() -> None:
     shares = Shares(1024).with_inventory(card)
     placements = (Placement(Demand(Kind.MEMORY, 3), ((0, 3),)), Placement(Demand(Kind.COUNT, 1), ((0, 15),)))
     daemon = MpsGpu(MpsStatus.READY, pipe_directory="/run/gpushare/mps/a")
-    every = GrantOwner(frameworks=tuple(VARIABLES))
+    every = GrantOwner(frameworks=tuple(OF_FRAMEWORKS))
 
     clients = partial(client_grant, daemons={"GPU-a": daemon}, shm="/run/gpushare/mps/shm", compute=True)
 
@@ -159,7 +158,7 @@ def test_variables_are_those_that_the_agent_sets() -> None:
             Delivery(methods=frozenset({way}), cgpu_disable=True),
             owner=every,
         ).envs
-    } - {variable for variable, _ in VARIABLES.values()}
+    } - {variable for variable, _ in OF_FRAMEWORKS.values()}
     assert quoted(variable("gpushare-variables", "ours")) == set_by_us
 
 
@@ -377,7 +376,7 @@ async def test_the_agent_itself_needs_no_more_than_its_role_and_the_policies_lea
         assert made.phase == "Running"
         await until(world, f"{PODS}/served", lambda found: notes(found)[wire.ASSIGNED] == "true")
         await lasting(world, PERSON, switch(None))
-        await agent.cluster.announce_shutdown()
+        await agent.cluster.published.announce_shutdown()
         await node.stop_agent()
         await agent.cluster.cleanup.run()
     left = await lasting(world, PERSON, Request("GET", "/api/v1/nodes/node-a", {}))

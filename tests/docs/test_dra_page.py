@@ -8,8 +8,7 @@ import pytest
 import yaml
 
 from gpu_device_plugin.features.claims import contract as dra
-from gpu_device_plugin.features.claims.contract import share_config
-from gpu_device_plugin.model.resource_claims import Claim, Parameters
+from gpu_device_plugin.features.claims.contract import Claim, Parameters, share_config
 from tests.docs.pages import DOCS, ROOT, blocks, sections, text_of
 
 PAGE = text_of(DOCS / "dra.md")

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from gpu_device_plugin.features.claims.claim_store import ClaimStore
+    from gpu_device_plugin.features.claims.contract import Claim
     from gpu_device_plugin.kubelet._proto import dra_v1_pb2
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resource_claims import Claim
     from gpu_device_plugin.node.feature_context import NodeContext
     from gpu_device_plugin.node.rules.container_grants import Grant, Mount
 

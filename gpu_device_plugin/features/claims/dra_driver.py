@@ -17,6 +17,7 @@ from gpu_device_plugin.features.claims.contract import DRIVER, is_former_name
 from gpu_device_plugin.features.claims.dra_offer import DeviceOffer
 from gpu_device_plugin.features.claims.dra_services import DraLoop, DraServicer
 from gpu_device_plugin.features.claims.rules.prepared import claim_allocations
+from gpu_device_plugin.features.claims.settings import ClaimSettings
 from gpu_device_plugin.kubelet.calls import PodResourcesUnavailableError, listed_claims
 from gpu_device_plugin.model.resources import Kind
 
@@ -42,11 +43,12 @@ class DraDriver:
         """Prepare for `node`, which has the API; `changed` is called when `holders` may have changed."""
         self._settings, self._state, self.cluster = node.settings.value, node.state, node.reached_cluster
         self._metrics, self._features, self._config = node.metrics, node.features, node.config
+        self._settings_now = node.settings
         self._limit_states = node.limit_states
         self._reconciler, self._other_plugins = node.plugin.reconciler, node.other_plugins
         self._changed = changed
         self.loop = DraLoop(self._settings.kubelet_root, self._servicer, node.reports.registration)
-        self.store = ClaimStore(self.loop.claims, self._settings.cdi_dir)
+        self.store = ClaimStore(self.loop.claims, self._settings.of(ClaimSettings).cdi_dir)
         self.offer = DeviceOffer(node, self.loop.reached)
         self.claims = NodeClaims(node, self.store)
         self.entries: Observable[tuple[Allocation, ...]] = Observable(())
@@ -176,7 +178,7 @@ class DraDriver:
         published = self.offer.published
         while self.unmet():  # a registration is no change of the slices
             await wait_within(0.5, published.after(published.version))
-        self.cluster.announce_ready()
+        self.cluster.published.announce_ready()
 
     async def _read_records(self) -> NoReturn:
         """Read the kubelet's records again while containers hold, or get, GPUs through resources that are not ours."""
@@ -219,6 +221,7 @@ class DraDriver:
         """Keep `entries` in step with claims and pods, in whichever mode the node serves. Ends only by cancellation."""
         await together(
             self._config.follow(self.offer.update),
+            self._settings_now.follow(self.offer.update),
             self._limit_states.follow(self._show),
             self.claims.prepared.follow(self._holders_changed, settle_s=_SETTLE_S),
             self.cluster.followed.changes.follow(self._holders_changed, settle_s=_SETTLE_S),

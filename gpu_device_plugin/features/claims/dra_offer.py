@@ -22,12 +22,12 @@ from gpu_device_plugin.features.claims.claim_objects import GROUP, SLICES, read_
 from gpu_device_plugin.features.claims.contract import DRIVER, device_name
 from gpu_device_plugin.features.claims.rules.devices import Order, SliceInputs, reordered
 from gpu_device_plugin.features.claims.rules.pool import Content, Present, contents, dropped, plain_contents, writes
+from gpu_device_plugin.features.eviction.settings import EvictionSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gpu_device_plugin.node.feature_context import NodeContext
-    from gpu_device_plugin.node.rules.node_config import NodeConfig
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class DeviceOffer(Store[Present]):
         """Offer the GPUs of `node`; `reached` says whether the kubelet can call the driver."""
         self._state, self._api, self._client = node.state, node.api, node.reached_cluster.client
         self._pool, self._kinds = node.settings.value.node_name, frozenset(node.settings.value.resources)
-        self._reached = reached
+        self._config, self._settings, self._reached = node.config, node.settings, reached
         self.health: Observable[Mapping[str, str]] = Observable({})
         """Why each device is out of service, by its name; empty: it is healthy."""
         self.again_s = 600.0
@@ -85,13 +85,14 @@ class DeviceOffer(Store[Present]):
             timing=_TIMING,
         )
 
-    def update(self, config: NodeConfig) -> None:
+    def update(self, _changed: object = None) -> None:
         """Take over what the devices say beside the GPUs and their health."""
+        config, settings = self._config.value, self._settings.value
         facts = SliceInputs(
             order=(),  # ours to choose
             driver_version=config.facts.inventory.driver_version,
             enforcements={uuid: gpu.enforcement for uuid, gpu in config.means.gpus.items()},
-            evict=config.choices.evict,
+            evict=isinstance(settings, EvictionSettings) and settings.on_gpu_failure == "evict",
             kinds=self._kinds,
         )
         if (config.policy, facts) != (self._policy, self._facts):

@@ -14,6 +14,7 @@ from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.features.mps.contract import SHM_DIRECTORY, MpsStatus
 from gpu_device_plugin.features.mps.rules import mps_admission as mps
 from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
+from gpu_device_plugin.features.mps.settings import MpsSettings
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.file_link import FileLink, HelperWords
 from gpu_device_plugin.kubelet.procfs import boot_time
@@ -21,7 +22,6 @@ from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.extension import NodeFeature
 from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode
-from gpu_device_plugin.node.rules.preferred_allocation import spread_over
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
@@ -73,6 +73,8 @@ class Mps(NodeFeature):
     """Called with a GPU's UUID (empty: for all) and the reason when it lacks the daemon that it needs, and with an
     empty reason when it has it again."""
     _: KW_ONLY
+    limits_compute: Callable[[], bool] = lambda: False
+    """Returns whether the setting `mps_compute` limits the multiprocessors too."""
     clock: Callable[[], float] = boot_time
     """Returns the seconds since the machine started."""
 
@@ -168,7 +170,7 @@ class Mps(NodeFeature):
     ) -> Mapping[str, str]:
         """Ask for MPS where it is wanted; return which of these GPUs cannot have it for those on them, and why."""
         asked = mps.wanted_on(gpus, enforcements, want)
-        self.refuse, self._compute = refuse, want.compute
+        self.refuse, self._compute = refuse, want.compute or self.limits_compute()
         self.ask_for(asked)
         return dict.fromkeys(asked & self.others.value if refuse else (), mps.WITHOUT_MPS)
 
@@ -284,7 +286,7 @@ class Mps(NodeFeature):
         ids, node, last = frozenset(device_ids), self._state.node, self._files.last
         given = [allocation for allocation in self._allocations if allocation.device_ids & ids]
         client = bool(given) and given[-1].enforcement is Enforcement.MPS
-        for position in sorted(spread_over(node, ids)):
+        for position in sorted(node.shares.spread(ids)):
             uuid = node.shares.gpus[position].gpu.uuid
             why = mps.why_not_start(
                 f"GPU {position}",
@@ -399,6 +401,12 @@ def make_mps(node: NodeContext) -> Mps:
         else:
             node.api.announce(_log, "MPSReady", f"MPS serves {name} again", "Observe", logging.INFO)
 
-    made = Mps(node.settings.value.mps_dir, node.state, node.entries, tell)
+    made = Mps(
+        node.settings.value.of(MpsSettings).mps_dir,
+        node.state,
+        node.entries,
+        tell,
+        limits_compute=lambda: node.settings.value.of(MpsSettings).mps_compute == "by-share",
+    )
     node.features.of(Use).watch.mps_servers = made.server_pids
     return made

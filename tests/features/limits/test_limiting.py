@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from gpu_device_plugin.features.limits.node import Limits
-from gpu_device_plugin.model.contract.nodelimits import NodeLimits, read_node_limits
+from gpu_device_plugin.model.contract.nodelabels import NodeLimits, read_node_limits
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.settings.knobs import UsageError
 from tests.node.cluster_harness import Cluster, cluster
@@ -107,7 +106,7 @@ async def test_the_limit_helper_is_told_of_soft_limits_by_the_settings_in_force(
         link = agent.of(Limits).link
         assert link is not None
         assert not link.soft()
-        agent.reload(replace(agent.settings.value, soft_limit="share"))
+        node.reload(soft_limit="share")
         assert link.soft()
 
 

@@ -28,9 +28,9 @@ from gpu_device_plugin.node.rules.container_grants import NOTHING, OPTIONAL_NODE
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
+    from gpu_device_plugin.features.claims.contract import Claim, Device
     from gpu_device_plugin.features.claims.rules.prepared import PreparedClaim
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resource_claims import Claim, Device
     from gpu_device_plugin.model.shares import SharedGpu, Shares
     from gpu_device_plugin.node.rules.container_grants import Delivery, Grant
     from gpu_device_plugin.node.rules.node import Node

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.waiting import wait_within
-from gpu_device_plugin.core.report.exposition import Gauge
+from gpu_device_plugin.core.report.gauges import Gauge
 from gpu_device_plugin.features.mps.contract import SHM_DIRECTORY, MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
 from gpu_device_plugin.features.mps.rules.mps_daemon import QUIT_S
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from gpu_device_plugin.core.report.exposition import Gauges
-    from gpu_device_plugin.features.mps.settings import MpsSettings
+    from gpu_device_plugin.core.report.gauges import Gauges
+    from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
     from gpu_device_plugin.settings.sources import Sources, Texts
 
 _log = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ def gauges(gpus: Mapping[str, MpsGpu]) -> Gauges:
     yield CLIENTS, [((uuid,), gpu.clients) for uuid, gpu in gpus.items()]
 
 
-def main(sources: Sources[MpsSettings], texts: Texts, settings: MpsSettings) -> int:
+def main(sources: Sources[MpsSupervisorSettings], texts: Texts, settings: MpsSupervisorSettings) -> int:
     """Run the supervisor until SIGTERM or SIGINT; return its exit code.
 
     At the end all daemons are told to quit, and the GPUs get their compute modes back. Raises UsageError.
@@ -166,7 +166,7 @@ def main(sources: Sources[MpsSettings], texts: Texts, settings: MpsSettings) -> 
     return asyncio.run(life)
 
 
-async def _serve(settings: MpsSettings, supervisor: Supervisor) -> NoReturn:
+async def _serve(settings: MpsSupervisorSettings, supervisor: Supervisor) -> NoReturn:
     _log.info("the MPS supervisor starts", extra={"version": __version__, "mps_dir": str(settings.mps_dir)})
     metrics = None if settings.http is None else m.PrometheusMetrics(lambda: gauges(supervisor.gpus), (), ())
     async with serving_probes(
