@@ -25,7 +25,7 @@ from gpu_device_plugin.core.cluster.usage import usage_of
 from gpu_device_plugin.metrics import PrometheusMetrics
 from gpu_device_plugin.programs.extender.binding import Binding
 from gpu_device_plugin.programs.extender.extender_program import Extender
-from gpu_device_plugin.programs.simulate.rooms import nodes_to_find
+from gpu_device_plugin.programs.simulate.placing import nodes_to_find
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.sources import Sources
 

@@ -12,9 +12,9 @@ from gpu_device_plugin.programs.commandline import FAILED, OK, resources_in
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, Kubectl
 from gpu_device_plugin.programs.simulate.burst import burst_document, burst_table, simulate_burst
 from gpu_device_plugin.programs.simulate.experiment import REJECTED, Plan, nodes_needed, simulate
-from gpu_device_plugin.programs.simulate.inputs.sources import inputs_of
+from gpu_device_plugin.programs.simulate.placing import POLICIES
 from gpu_device_plugin.programs.simulate.results import document, heading, needed_document, policy_document, table
-from gpu_device_plugin.programs.simulate.run import POLICIES
+from gpu_device_plugin.programs.simulate.sources import inputs_of
 from gpu_device_plugin.programs.terminal import discard_output, say, show
 from gpu_device_plugin.settings.forms import duration, number, one_of, several
 from gpu_device_plugin.settings.knobs import UsageError
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 _PROG = "gpu-device-plugin simulate"
 _MOST_NOTES = 5
-_LEAST_PERCENT = 5
+_LEAST_PERCENT, _MOST_PERCENT = 5, 1000
 
 
 def main(arguments: argparse.Namespace, environ: Mapping[str, str], *, kubectl: str = "kubectl") -> int:
@@ -86,27 +86,19 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     policies = _read("--policy", several("", one_of(*POLICIES).read), arguments.policy)
     if not policies:
         raise UsageError(f"--policy: no policy is named; there are {', '.join(POLICIES)}")
-    until, load = arguments.until, arguments.departures
+    until = arguments.until
     burst: tuple[int, ...] = ()
     if arguments.burst is not None:
         burst = _read("--burst", several("", number(1, 100).read), arguments.burst)
-        if until == REJECTED or load is not None or arguments.nodes_needed is not None or not burst:
+        if until == REJECTED or arguments.nodes_needed is not None or not burst:
             raise UsageError("--burst: give percentages, as in 100,95,90, and no other question but --until PERCENT")
-    rebalance = 0.0
-    if arguments.rebalance is not None:
-        if load is None:
-            raise UsageError("--rebalance: pods are moved where others leave; add --departures PERCENT")
-        rebalance = _part("--rebalance", arguments.rebalance, 100, "", least=0.1)
     return Plan(
         policies,
         _read("--seeds", number(1, 100), arguments.seeds),
-        until if until in {None, REJECTED} else _part("--until", until, 1000, f"{REJECTED}, or "),
-        None if load is None else _part("--departures", load, 200, ""),
-        cold=arguments.cold,
+        until if until in {None, REJECTED} else _part("--until", until),
         percentage=_read("--percentage-of-nodes-to-score", number(0, 100), arguments.percentage_of_nodes_to_score),
         skip_misfits=arguments.skip_misfits,
         burst=burst,
-        rebalance=rebalance,
         return_grace_s=_read("--return-grace", duration(zero=True), arguments.return_grace),
     )
 
@@ -118,11 +110,12 @@ def _read(flag: str, form: Form[T], text: str) -> T:
         raise UsageError(f"{flag}: {error}") from None
 
 
-def _part(flag: str, text: str, most: float, other: str, least: float = _LEAST_PERCENT) -> float:
+def _part(flag: str, text: str) -> float:
     percent = text.removesuffix("%").strip()
-    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", percent) or not least <= float(percent) <= most:
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", percent) or not _LEAST_PERCENT <= float(percent) <= _MOST_PERCENT:
         raise UsageError(
-            f"{flag}: {text[:40]!r} is not {other}a percentage from {least:g} to {most}; write 95 for 95 %"
+            f"{flag}: {text[:40]!r} is not {REJECTED}, or a percentage from {_LEAST_PERCENT} to {_MOST_PERCENT}; "
+            "write 95 for 95 %"
         )
     return float(percent) / 100
 

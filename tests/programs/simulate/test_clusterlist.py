@@ -11,7 +11,7 @@ from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
 from gpu_device_plugin.core.value.workload_mix import PodKind
 from gpu_device_plugin.model.contract.keys import NODE_GPUS
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus, write_node_gpus
-from gpu_device_plugin.programs.simulate.inputs.clusterlist import ClusterList, read_cluster
+from gpu_device_plugin.programs.simulate.clusterlist import ClusterList, read_cluster
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.testing.builders import container, node, pod
 

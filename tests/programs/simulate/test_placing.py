@@ -1,0 +1,126 @@
+"""The simulator places pods as the core says."""
+
+from __future__ import annotations
+
+import random
+from itertools import accumulate
+
+import pytest
+
+from gpu_device_plugin.core.value.node_types import NodeType
+from gpu_device_plugin.core.value.workload_mix import PodKind
+from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
+from gpu_device_plugin.programs.simulate.model import Start, Workload, capacity_of, until
+from gpu_device_plugin.programs.simulate.placing import POLICIES, ByFullness, Placer, run
+from gpu_device_plugin.settings.knobs import UsageError
+
+T4 = NodeType((16, 16), ("T4", "T4"), 32_000, 131_072)
+A10 = NodeType((24,), ("A10",), 32_000, 131_072)
+KINDS = (
+    PodKind(5, 1, 2000, 4096),
+    PodKind(11, 1, 4000, 8192),
+    PodKind(0, 1, 8000, 16_384),
+    PodKind(0, 2, 8000, 16_384),
+    PodKind(8, 2, 4000, 8192),
+    PodKind(20, 1, 4000, 8192, GpuPreferences(("A10",))),
+    PodKind(0, 0, 3000, 2048),
+)
+
+
+start = Start.empty
+MIG = NodeType((16, 8, 8, 4), ("A10",) * 4, 32_000, 131_072, (None, 1, 1, 3))
+"""A GPU, and three MIG instances of two."""
+NODES = [start("t0", T4), start("t1", T4), start("a0", A10), start("a1", A10), start("t2", T4)]
+
+
+def workload(number: int = 60, seed: int = 0) -> Workload:
+    rng = random.Random(seed)  # noqa: S311 - the same pods every time
+    return Workload(KINDS, tuple(rng.randrange(len(KINDS)) for _ in range(number)))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_policy_fills_a_node_to_the_last_share(policy: str) -> None:
+    """Two GPUs of 16: four pods of 8 fit and the fifth does not; then one whole GPU of two."""
+    only = [start("t0", T4)]
+    halves = run(policy, only, Workload((PodKind(8, 1),), (0,) * 5), (0,) * 5, 0)
+    assert halves.accepted == [True] * 4 + [False]
+    assert halves.allocated == 1.0
+    assert halves.rejected == pytest.approx(0.2)
+    both = Workload((PodKind(3, 1), PodKind(0, 1)), (0, 1, 1))
+    assert run(policy, only, both, both.pods, 0).accepted == [True, True, False]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_policy_gives_an_instance_as_a_gpu_or_memory_of_two(policy: str) -> None:
+    """One GPU and three instances: of two pods for a whole GPU one fits, of those for two GPUs none."""
+    only = [start("m0", MIG)]
+    pods = Workload((PodKind(0, 1), PodKind(0, 2), PodKind(4, 2), PodKind(8, 1)), (1, 2, 0, 0, 3, 3, 3))
+    assert run(policy, only, pods, pods.pods, 0).accepted == [
+        False,
+        False,
+        True,
+        False,
+        True,
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize("policy", ["fit", "binpack", "spread"])
+def test_equal_instances_are_taken_of_one_gpu_after_the_other_or_of_all_evenly(policy: str) -> None:
+    """Two pods on instances of two GPUs: which do they leave for a pod that takes both instances of a GPU's kind?"""
+    four = NodeType((8,) * 4, ("A10",) * 4, 32_000, 131_072, (0, 0, 2, 2))
+    placer = Placer([start("m0", four)], (PodKind(8, 1),), ByFullness(policy))
+    where = [placer.place(0) for _ in range(2)]
+    assert where == [(0, [0]), (0, [2] if policy == "spread" else [1])]
+
+
+def test_a_pod_takes_what_its_models_cpu_and_memory_allow() -> None:
+    picky = Workload(
+        (PodKind(20, 1, wishes=GpuPreferences(("A10",))), PodKind(1, 1, 32_001), PodKind(1, 1, 0, 131_073)),
+        (0, 0, 0, 1, 2),
+    )
+    for policy in POLICIES:
+        assert run(policy, NODES, picky, picky.pods, 0).accepted == [True, True, False, False, False]
+
+
+def test_the_figure_is_what_is_allocated_when_so_much_has_been_asked_for() -> None:
+    """112 + 32 shares there; the pods of 16 fit six times, whatever comes after."""
+    pods = Workload((PodKind(16, 1),), (0,) * 12)
+    outcome = run("binpack", NODES, pods, pods.pods, 0)
+    assert capacity_of(NODES) == 144
+    assert outcome.allocated == pytest.approx(8 * 16 / 144)
+    assert outcome.allocated_at(0.5) == pytest.approx(5 * 16 / 144)
+
+
+def test_without_nodes_nothing_fits() -> None:
+    pods = Workload((PodKind(1, 1), PodKind(0, 0)), (0, 1))
+    for policy in POLICIES:
+        outcome = run(policy, [], pods, pods.pods, 0)
+        assert not any(outcome.accepted)
+        assert (outcome.allocated, outcome.allocated_at(1.0)) == (0.0, 0.0)
+
+
+# --- arrivals
+
+
+def test_pods_come_until_they_have_asked_for_so_much() -> None:
+    pods = workload()
+    arrivals = until(pods, NODES, 0, 1.3)
+    *_, before, demand = accumulate(KINDS[pod].gpus * (KINDS[pod].shares or 144 / 8) for pod in arrivals)
+    assert before < 1.3 * 144 <= demand
+    assert until(pods, NODES, 0, 1.3) == arrivals
+    assert until(pods, NODES, 1, 1.3) != arrivals
+    assert sorted(until(pods, NODES, 0, 40.0)[:60]) == sorted(pods.pods)
+
+
+@pytest.mark.parametrize(
+    ("pods", "sentence"),
+    [
+        (Workload((PodKind(0, 0, 1),), (0,)), "no pod asks for a GPU"),
+        (Workload((PodKind(1, 1), PodKind(0, 0)), (0, *(1,) * 20_000)), "more than 1,000,000 of these pods"),
+    ],
+)
+def test_pods_that_would_never_fill_the_nodes_are_refused(pods: Workload, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        until(pods, NODES, 0)
