@@ -12,8 +12,9 @@ import pytest
 import yaml
 
 from gpu_device_plugin import __version__
-from gpu_device_plugin.programs.demo.demo_program import DemoStage, play
+from gpu_device_plugin.programs.demo.demo_program import play
 from gpu_device_plugin.programs.demo.scenes import DEFAULT_GPUS, SCENES
+from gpu_device_plugin.programs.demo.stage import DemoStage
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from tests.docs import pages

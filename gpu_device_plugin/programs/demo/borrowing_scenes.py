@@ -47,11 +47,7 @@ async def borrow_and_return(story: Story) -> None:
         "until that memory is there, and the notebook reads in its file that it is needed back."
     )
     coming = asyncio.create_task(story.admit("assistant", world.memory, borrower.rest), name="admit the assistant")
-    await story.expect(
-        "An Event asks the notebook to return what it borrows.",
-        lambda: world.pods.event(pod, "GPUMemoryAsked") is not None,
-    )
-    story.quote(f"Event of {pod.name}: GPUMemoryAsked", world.pods.event(pod, "GPUMemoryAsked"))
+    await story.event(pod, "GPUMemoryAsked", "An Event asks the notebook to return what it borrows.")
     await story.expect("So does the file in its container.", lambda: "default/assistant" in _file(pod))
     story.quote(IN_CONTAINER, _file(pod))
     story.check("The new pod does not start before.", not coming.done())
@@ -76,8 +72,7 @@ async def borrow_and_go(story: Story) -> None:
     world.pods.grace = partial(asyncio.sleep, 0)  # the page shows nothing new before it has ended
     coming = asyncio.create_task(story.admit("assistant-2", world.memory, borrower.rest), name="admit the assistant")
     await story.expect(f"{pod.name} ends.", lambda: pod.uid not in _running(story))
-    await story.expect("An Event says why.", lambda: world.pods.event(pod, "GPUMemoryNotReturned") is not None)
-    story.quote(f"Event of {pod.name}: GPUMemoryNotReturned", world.pods.event(pod, "GPUMemoryNotReturned"))
+    await story.event(pod, "GPUMemoryNotReturned", "An Event says why.")
     assistant = await coming
     story.check("The new pod runs.", assistant.phase == "Running")
     story.check("The API server was asked once.", world.pods.evictions == before + 1)

@@ -127,11 +127,7 @@ async def _exceeds(story: Story, neighbours: _Neighbours, taken_mib: int) -> Non
     world, name, pod = story.world, neighbours.pod.name, neighbours.pod
     world.use({name: taken_mib})
     told = f"uses {taken_mib:,} MiB of GPU {neighbours.shared.position}, was given {neighbours.granted_mib:,} MiB"
-    await story.expect(
-        f"An Event names {name}, what it uses and what it was given.",
-        lambda: told in (world.pods.event(pod, "GPUMemoryExceeded") or ""),
-    )
-    story.quote(f"Event of {name}: GPUMemoryExceeded", world.pods.event(pod, "GPUMemoryExceeded"))
+    await story.event(pod, "GPUMemoryExceeded", f"An Event names {name}, what it uses and what it was given.", told)
     await story.expect(
         "So does an annotation of the pod.", lambda: told in world.pods.annotations(name).get(OVER_USE, "")
     )
@@ -155,8 +151,7 @@ async def _run_short(story: Story) -> None:
         f"{name} ends, and no other service does.",
         lambda: neighbours.ended() == {pod.uid},
     )
-    await story.expect("An Event says why.", lambda: world.pods.event(pod, "GPUMemoryEvicted") is not None)
-    story.quote(f"Event of {name}: GPUMemoryEvicted", world.pods.event(pod, "GPUMemoryEvicted"))
+    await story.event(pod, "GPUMemoryEvicted", "An Event says why.")
     story.check("The API server was asked once.", world.pods.evictions == 1)
     free = neighbours.capacity_mib - sum(
         mib for (_, uuid), mib in world.used.items() if uuid == neighbours.shared.gpu.uuid

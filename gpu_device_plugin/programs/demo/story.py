@@ -1,21 +1,23 @@
-"""The story of the demo as it is told: the elements of a scene, and what the scene has shown so far."""
+"""The story of the demo as it is told: the elements of a scene, and what it has shown so far, also on the page."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.model.shares import parse_id
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from gpu_device_plugin.model.placing import Room
     from gpu_device_plugin.model.shares import SharedGpu
     from gpu_device_plugin.node.rules.node import Node
-    from gpu_device_plugin.programs.demo.demo_page import DemoPage
     from gpu_device_plugin.programs.demo.world import World
+    from gpu_device_plugin.programs.web.web_program import PageServer
     from gpu_device_plugin.testing.pod_specs import Pod
 
 
@@ -116,6 +118,12 @@ class Story:
         await self.world.until(self._page_shows)
         await self.pause(1.5)
 
+    async def event(self, pod: Pod, reason: str, sentence: str, told: str = "") -> None:
+        """Expect an Event about a pod, with this text in it, and quote it."""
+        pods = self.world.pods
+        await self.expect(sentence, lambda: (note := pods.event(pod, reason)) is not None and told in note)
+        self.quote(f"Event of {pod.name}: {reason}", pods.event(pod, reason))
+
     async def wait(self, name: str, resource: str, amount: int, namespace: str) -> None:
         """Have a pod that requests `amount` of a resource wait for a node."""
         await self.world.until(self._page_shows)  # else the page would look for room as there was before
@@ -168,8 +176,7 @@ class Story:
 
     def gpus_of(self, *pods: Pod) -> list[SharedGpu]:
         """Return the GPUs on which pods have devices."""
-        uuids = {parse_id(name)[0] for pod in pods for name in self.world.devices(pod)}
-        return [shared for shared in self.world.shares.gpus if shared.gpu.uuid in uuids]
+        return self.world.gpus_of(*pods)
 
     def _page_shows(self) -> bool:
         return self.page is None or not self.page.read or self.page.shows(self._worlds)
@@ -181,3 +188,72 @@ class Story:
         shared = {uuid for uuid, number in map(parse_id, devices) if number is not None}
         if len(devices) > len(set(devices)) or whole & shared:
             self.check("No share is allocated twice, and no GPU is shared and whole at once.", held=False)
+
+
+# --- The page of the cluster ------------------------------------------------------------------------------------------
+
+_Part = tuple[str, int, int | None, bool]
+"""A pod on a GPU: its name, its shares, the MiB that it uses (None: unknown), and whether it uses too much."""
+
+
+class DemoPage:
+    """The page, as its readers have it."""
+
+    def __init__(self, server: PageServer, url: str) -> None:
+        """Follow what `server` has told its readers; `url` is its address, with the token that it needs."""
+        self._server = server
+        self.url = url
+
+    @property
+    def read(self) -> bool:
+        """Whether it is open in a browser."""
+        return self._server.streams.readers > 0
+
+    async def opened(self) -> None:
+        """Return once it is open in a browser."""
+        while not self.read:  # noqa: ASYNC110 - streams count their readers and tell nobody
+            await asyncio.sleep(0.05)
+
+    def shows(self, worlds: Iterable[World]) -> bool:
+        """Return whether all readers were told the newest, and this is how the nodes and the waiting pods are."""
+        server = self._server
+        waiting = {each["name"] for each in server.page_state.waiting.documents(lambda _: True) if each.get("why")}
+        there = list(worlds)
+        return (
+            server.page_state.current
+            and server.streams.told >= server.page_state.mark.value
+            and waiting == {name for world in there for name in world.pods.waiting}
+            and all(map(self._shows_node, there))
+        )
+
+    def _shows_node(self, world: World) -> bool:
+        shown = self._server.page_state.node(world.kubelet.node)
+        if shown is None:
+            return False
+        node = json.loads(shown.document)
+        whole = [gpu for offer in node.get("instances", ()) for gpu in offer["instances"]]
+        gpus = {gpu["index"]: gpu for gpu in (*node["gpus"], *whole)}
+        return all(
+            _parts_of(gpus[shared.position]) == _expected(world, shared)
+            and bool(gpus[shared.position].get("reason")) == (shared.gpu.uuid in world.node.blocks)
+            if shared.position in gpus
+            else shared.gone and not _expected(world, shared)
+            for shared in world.shares.gpus
+        )
+
+
+def _parts_of(gpu: Any) -> set[_Part]:
+    parts = (*gpu.get("pods", ()), *gpu.get("strangers", ()))
+    return {(part["name"], part.get("shares", 0), part.get("usedMiB"), "overSince" in part) for part in parts}
+
+
+def _expected(world: World, shared: SharedGpu) -> set[_Part]:
+    parts = set()
+    for pod in world.kubelet.running:
+        numbers = [number for uuid, number in map(parse_id, world.devices(pod)) if uuid == shared.gpu.uuid]
+        if numbers:
+            size = len(shared.shares) if None in numbers else len(numbers)
+            used = world.used.get((pod.name, shared.gpu.uuid), 0) if world.scripted and not shared.gone else None
+            over = used is not None and None not in numbers and world.over_use.exceeded(used, world.granted_mib(pod))
+            parts.add((pod.name, size, used, over))
+    return parts
