@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from bench.policies import placing
+from bench.policies import placer_on
 from gpu_device_plugin.core.capacity.movable import Resident, Site, Stays
 from gpu_device_plugin.core.capacity.places import Fits
 from gpu_device_plugin.core.capacity.plans import plan
@@ -100,7 +100,7 @@ def run_leaving(
 ) -> LeavingOutcome:
     """Let pods come and leave; `rebalance` is the part of those that have come which may be moved for another."""
     ordered = random.Random(seed).sample(nodes, len(nodes))  # noqa: S311 - the same order every time
-    placer = placing(policy, workload, cold=cold)(ordered)
+    placer = placer_on(ordered, policy, workload, cold=cold)
     rebalancer = Rebalancer(placer, ordered, rebalance)
     accepted: list[bool] = []
     running: list[tuple[float, int]] = []

@@ -16,12 +16,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from bench.policies import placing
+from bench.policies import placed
 from gpu_device_plugin.core.value.node_types import NodeType
 from gpu_device_plugin.core.value.workload_mix import PodKind
 from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
 from gpu_device_plugin.programs.simulate.model import Start, Workload, until
-from gpu_device_plugin.programs.simulate.placing import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -89,12 +88,11 @@ WAYS = {
 def allocated(pods: str, policy: str, seeds: Iterable[int], *, cold: bool = False, percentage: int = 100) -> float:
     """Return the part of the GPUs that is given out, in %, as a mean over orders of pods."""
     nodes, workload = trace(pods)
-    place = placing(policy, workload, cold=cold)
     outcomes = (
-        run(policy, nodes, workload, until(workload, nodes, seed), seed, percentage=percentage, placing=place)
+        placed(policy, nodes, workload, until(workload, nodes, seed), seed, cold=cold, percentage=percentage)
         for seed in seeds
     )
-    return 100 * fmean(outcome.allocated for outcome in outcomes)
+    return 100 * fmean(outcome.allocated for outcome, _ in outcomes)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -30,14 +30,13 @@ from bench.extender import running
 from bench.kubeapi import KubeApi, binaries, free_ports, shipped
 from bench.node_agent import machine
 from bench.openb import TRACE_SHARES, trace
-from bench.policies import placing
+from bench.policies import placed as placed_by
 from bench.scheduler import PREFIX
 from gpu_device_plugin.core.value.node_types import NodeType
 from gpu_device_plugin.core.value.workload_mix import PodKind
 from gpu_device_plugin.model.contract.keys import NODE_GPUS, USE_MODEL
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus, write_node_gpus
 from gpu_device_plugin.programs.simulate.model import Start, Workload, capacity_of, demand_of, until
-from gpu_device_plugin.programs.simulate.placing import run
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -343,11 +342,11 @@ def alone(there: Cluster) -> str:
 
 def simulated(there: Cluster, policy: str, seed: int, *, every: bool = False) -> str:
     """Place all pods in the simulator; return a line of the table."""
-    outcome = run(
-        policy, there.nodes, there.workload, there.arrivals, seed, percentage=there.percentage,
-        placing=placing(policy, there.workload, cold=policy == "fit", others_apart=not every),
+    outcome, missed = placed_by(
+        policy, there.nodes, there.workload, there.arrivals, seed,
+        cold=policy == "fit", others_apart=not every, percentage=there.percentage,
     )  # fmt: skip
-    what = f"simulator, {policy}{', for every pod' if every else ''}, {sum(outcome.missed)} outside the sample"
+    what = f"simulator, {policy}{', for every pod' if every else ''}, {sum(missed)} outside the sample"
     return _row(what, there, outcome.accepted, "-", outcome.cpu_s)
 
 

@@ -9,6 +9,7 @@ paper has one size.
 from __future__ import annotations
 
 from bisect import bisect_right
+from itertools import chain, compress, islice
 from math import exp, floor
 from typing import TYPE_CHECKING, Any
 
@@ -16,59 +17,153 @@ from gpu_device_plugin.core.value.fair_learning import due, studied
 from gpu_device_plugin.core.value.marginal_value import NEVER, Left, unused
 from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix
 from gpu_device_plugin.programs.simulate.model import gpus_with_room
-from gpu_device_plugin.programs.simulate.placing import ByValue, Placer, Policy, gpu_nodes, policy_of
+from gpu_device_plugin.programs.simulate.placing import ByValue, Placer, Policy, gpu_nodes, policy_of, run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from gpu_device_plugin.core.value.node_types import NodeType
-    from gpu_device_plugin.programs.simulate.model import Start, Workload
+    from gpu_device_plugin.programs.simulate.model import SimulationOutcome, Start, Workload
 
 _TYPICAL = 0.95
 """The most frequent kinds that are this part of all pods."""
 
 
-def placing(
-    policy: str, workload: Workload, *, cold: bool = False, others_apart: bool = False
-) -> Callable[[Sequence[Start]], Placer]:
+def placed(
+    policy: str,
+    nodes: Sequence[Start],
+    workload: Workload,
+    pods: Sequence[int],
+    seed: int,
+    *,
+    cold: bool = False,
+    others_apart: bool = False,
+    percentage: int = 100,
+) -> tuple[SimulationOutcome, list[bool]]:
+    """Return the outcome of `run`, and by arrival whether a pod got a node only outside of kube-scheduler's sample.
+
+    `percentage` is kube-scheduler's `percentageOfNodesToScore`: 100 for all nodes, 0 for its adaptive default. The rest
+    is as in `placer_on`.
+    """
+    made: list[SamplingPlacer] = []
+
+    def placing(ordered: Sequence[Start]) -> Placer:
+        made.append(placer_on(ordered, policy, workload, cold=cold, others_apart=others_apart, percentage=percentage))
+        return made[0]
+
+    return run(policy, nodes, workload, pods, seed, placing=placing), made[0].missed
+
+
+def placer_on(
+    nodes: Sequence[Start],
+    policy: str,
+    workload: Workload,
+    *,
+    cold: bool = False,
+    others_apart: bool = False,
+    percentage: int = 100,
+) -> SamplingPlacer:
     """Return what places pods on nodes by a policy of the extender, by ``fgd`` or ``bestfit``.
 
     With `cold`, `fit` and `fgd` do not know the workload and learn from the pods that come; until then they are
     `bestfit`. With `others_apart` the policy places pods with GPUs only, and kube-scheduler the others.
     """
-
-    def place(nodes: Sequence[Start]) -> Placer:
-        if cold and policy in {"fit", "fgd"}:
-            return _LearningPlacer(nodes, workload.kinds, policy, apart=others_apart)
-        match policy:
-            case "fgd":
-                chosen: Policy[Any] = Fgd(workload.mix())
-            case "bestfit":
-                chosen = BestFit(nodes)
-            case _:
-                chosen = policy_of(policy, nodes, workload)
-        return Placer(nodes, workload.kinds, Apart(chosen) if others_apart else chosen)
-
-    return place
+    if cold and policy in {"fit", "fgd"}:
+        return _LearningPlacer(nodes, workload.kinds, policy, percentage, apart=others_apart)
+    match policy:
+        case "fgd":
+            chosen: Policy[Any] = Fgd(workload.mix())
+        case "bestfit":
+            chosen = BestFit(nodes)
+        case _:
+            chosen = policy_of(policy, nodes, workload)
+    return SamplingPlacer(nodes, workload.kinds, Apart(chosen) if others_apart else chosen, percentage)
 
 
-class _LearningPlacer(Placer):
+# --- kube-scheduler shows the extender samples of the nodes -----------------------------------------------------------
+
+
+def passes(kind: PodKind, shape: NodeType, left: Left) -> bool:
+    """Return whether kube-scheduler's own plugins let a pod pass: they know sums only, and no models.
+
+    An agent withholds from each sum the GPUs that are in use as the other resource.
+    """
+    if left.cpu_milli < kind.cpu_milli or left.memory_mib < kind.memory_mib:
+        return False
+    if kind.shares:
+        return left.shares >= kind.shares * kind.gpus
+    if not kind.gpus:
+        return True
+    gpus = zip(left.frees, shape.sizes, shape.cards, strict=True)
+    return sum([free == size > 0 and card is None for free, size, card in gpus]) >= kind.gpus
+
+
+def nodes_to_find(nodes: int, percentage: int) -> int:
+    """Return how many nodes kube-scheduler looks for (`numFeasibleNodesToFind` in its schedule_one.go)."""
+    percentage = percentage or max(5, 50 - nodes // 125)
+    return min(nodes, max(100, nodes * percentage // 100))
+
+
+class SamplingPlacer(Placer):
+    """Goes round the nodes: a sample begins where the one before it ended. Zones are not modelled."""
+
+    def __init__(self, nodes: Sequence[Start], kinds: Sequence[PodKind], policy: Policy[Any], percentage: int) -> None:
+        super().__init__(nodes, kinds, policy)
+        self.missed: list[bool] = []
+        """By arrival: it fit on no node of the sample, but on another one, which it then got."""
+        self._wanted = nodes_to_find(len(nodes), percentage)
+        self._start = 0
+        self._passes: dict[int, tuple[bytearray, int]] = {}
+        """By kind: 1 for each row that `passes`, and how many changes that includes."""
+
+    def place(self, kind: int) -> tuple[int, Sequence[int]] | None:
+        """Place a pod on a row of a sample.
+
+        Where it fits on none of them it gets the best of all rows: the extender nominates that one in a cluster.
+        """
+        sample, scores = self.sample(kind), self.scores(kind)
+        row = max(sample, key=scores.__getitem__, default=-1)
+        found = super().place(kind) if row < 0 or scores[row] == NEVER else self.take(kind, row)
+        self.missed.append(found is not None and found[0] not in sample)
+        return found
+
+    def sample(self, kind: int) -> list[int]:
+        """Return the next sample for a pod, in the order in which kube-scheduler finds it."""
+        passing, start = self._passing(kind), self._start
+        found = chain(compress(range(start, len(passing)), passing[start:]), compress(range(start), passing))
+        sample = list(islice(found, self._wanted + 1))
+        # kube-scheduler ends at the first node that is too many. Where there is none, it has gone round once.
+        if len(sample) > self._wanted:
+            self._start = sample.pop()
+        return sample
+
+    def _passing(self, kind: int) -> bytearray:
+        known, seen = self._passes.get(kind, (bytearray(len(self.lefts)), -1))
+        for row in set(self._changes[seen:]) if seen >= 0 else range(len(self.lefts)):
+            known[row] = passes(self.kinds[kind], self.shapes[row], self.lefts[row])
+        self._passes[kind] = known, len(self._changes)
+        return known
+
+
+class _LearningPlacer(SamplingPlacer):
     """Learns from the pods that found room so far, at the same times as the scheduler extender."""
 
-    def __init__(self, nodes: Sequence[Start], kinds: Sequence[PodKind], policy: str, *, apart: bool) -> None:
+    def __init__(
+        self, nodes: Sequence[Start], kinds: Sequence[PodKind], policy: str, percentage: int, *, apart: bool
+    ) -> None:
         self._name, self._apart = policy, apart
         self._best_fit, self._gpu_nodes = BestFit(nodes), gpu_nodes(nodes)
         self._mix = WorkloadMix()
         self._learned_from = 0
-        super().__init__(nodes, kinds, Apart(self._best_fit) if apart else self._best_fit)
+        super().__init__(nodes, kinds, Apart(self._best_fit) if apart else self._best_fit, percentage)
 
-    def place(self, kind: int, sample: Sequence[int] | None = None) -> tuple[int, Sequence[int]] | None:
+    def place(self, kind: int) -> tuple[int, Sequence[int]] | None:
         if self._apart and not self.kinds[kind].gpus:
-            return super().place(kind, sample)
+            return super().place(kind)
         if due(self._mix.arrivals, self._learned_from, 0.0, outdated=False):
             self._learned_from = self._mix.arrivals
             self.follow(Apart(self._learned()) if self._apart else self._learned())
-        found = super().place(kind, sample)
+        found = super().place(kind)
         if found is not None:
             self._mix.add([self.kinds[kind]], 0.0)
         return found

@@ -12,14 +12,14 @@ import pytest
 
 from bench.leaving import Arrivals, departing, leave, run_leaving
 from bench.openb import allocated, nodes_in_trace, pods_in_trace
-from bench.policies import Apart, BestFit, Fgd, placing
+from bench.policies import Apart, BestFit, Fgd, placed
 from gpu_device_plugin.core.value.marginal_value import NEVER, Left
 from gpu_device_plugin.core.value.node_types import NodeType
 from gpu_device_plugin.core.value.price_learning import learn
 from gpu_device_plugin.core.value.workload_mix import PodKind
 from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
 from gpu_device_plugin.programs.simulate.model import Start, Workload
-from gpu_device_plugin.programs.simulate.placing import POLICIES, ByValue, Placer, gpu_nodes, run
+from gpu_device_plugin.programs.simulate.placing import POLICIES, ByValue, Placer, gpu_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,7 +129,7 @@ def test_a_policy_of_comparison_fits_what_the_others_fit(policy: str) -> None:
     """
 
     def accepted(nodes: list[Start], pods: Workload) -> list[bool]:
-        return list(run(policy, nodes, pods, pods.pods, 0, placing=placing(policy, pods)).accepted)
+        return list(placed(policy, nodes, pods, pods.pods, 0)[0].accepted)
 
     only = [start("t0", T4)]
     assert accepted(only, Workload((PodKind(8, 1),), (0,) * 5)) == [True] * 4 + [False]
@@ -155,7 +155,7 @@ def test_pods_without_gpus_go_where_most_is_left_where_the_extender_is_not_asked
     assert [left.cpu_milli for left in placer.lefts] == [28_000, 8000]
     assert [left.frees for left in placer.lefts] == [(16, 16), (16, 16)]
     hopeless = Workload((PodKind(0, 0, 99_000), *kinds), (0, 1, 2))
-    apart = run("binpack", nodes, hopeless, hopeless.pods, 0, placing=placing("binpack", hopeless, others_apart=True))
+    apart, _ = placed("binpack", nodes, hopeless, hopeless.pods, 0, others_apart=True)
     assert apart.accepted == [False, True, True]
 
 

@@ -25,9 +25,6 @@ EPILOG = (
     "Exit code 0: simulated; 1: the cluster cannot be read; 2: the input cannot be used."
 )
 
-SHIPPED_PERCENTAGE = 2
-"""`percentageOfNodesToScore` of the scheduler's configuration that is shipped."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
@@ -69,12 +66,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--skip-misfits", action="store_true", help="leave out the pods that fit on no node, not even on an empty one"
     )
     parser.add_argument("--from-empty", action="store_true", help="the pods that run with GPUs come again, too")
-    parser.add_argument(
-        "--percentage-of-nodes-to-score",
-        default=str(SHIPPED_PERCENTAGE),
-        metavar="PERCENT",
-        help=f"of kube-scheduler, at least 100 nodes; 0: its adaptive default [{SHIPPED_PERCENTAGE}, as shipped]",
-    )
     parser.add_argument("-o", "--output", default="table", choices=("table", "json"), help="the form of the result")
     for name in ("context", "kubeconfig"):
         parser.add_argument(f"--{name}", metavar="VALUE", help="passed on to kubectl")

@@ -105,7 +105,7 @@ def simulate_burst(plan: Plan, inputs: Inputs, progress: Callable[[str, float], 
         for seed in range(plan.seeds):
             progress(policy, (number + seed / plan.seeds) / len(choices))
             pods = arrivals_of(plan, inputs, seed)
-            outcome = run(policy, inputs.nodes, chosen, pods, seed, percentage=plan.percentage)
+            outcome = run(policy, inputs.nodes, chosen, pods, seed)
             ran.append(sum(outcome.accepted))
             replayed.append(_replay_all(outcome, chosen, workload.kinds, plan.return_grace_s, seed))
         guaranteed = sum(chosen.kinds[pod].shares for pod in workload.pods)

@@ -35,8 +35,6 @@ class Plan:
     until: float | str | None = None
     """How much the pods ask for, as a part of the GPUs; `REJECTED`: to the first that finds no room; None: each pod of
     the list comes once."""
-    percentage: int = 100
-    """kube-scheduler's `percentageOfNodesToScore`."""
     skip_misfits: bool = False
     """The nodes needed are those for the pods that fit on them; others may find no room."""
     burst: tuple[int, ...] = ()
@@ -64,9 +62,7 @@ def simulate(
             def advance(came: int, all_: int = len(pods), done: int = done, policy: str = policy) -> None:
                 progress(policy, (done + came / max(1, all_)) / total)
 
-            outcome = run(
-                policy, inputs.nodes, inputs.workload, pods, seed, percentage=plan.percentage, progress=advance
-            )
+            outcome = run(policy, inputs.nodes, inputs.workload, pods, seed, progress=advance)
             outcomes.append(_to_first_rejected(outcome) if plan.until == REJECTED else outcome)
         found[policy] = tuple(outcomes)
     return found
@@ -89,7 +85,7 @@ def arrivals_of(plan: Plan, inputs: Inputs, seed: int) -> Sequence[int]:
 def _to_first_rejected(outcome: SimulationOutcome) -> SimulationOutcome:
     """Return what came before the first pod that found no room, and this pod."""
     end = [*outcome.accepted, False].index(False) + 1
-    columns = ("pods", "accepted", "missed", "shares", "places")
+    columns = ("pods", "accepted", "shares", "places")
     return replace(outcome, **{name: getattr(outcome, name)[:end] for name in columns})
 
 
@@ -170,7 +166,7 @@ class _Search:
     def _run(self, policy: str, seed: int, number: int) -> SimulationOutcome:
         nodes = [*self._there, *[Start.empty(f"node-{at + 1}", self._shape) for at in range(number)]]
         pods = arrivals_of(self._plan, self._inputs, seed)
-        return run(policy, nodes, self._inputs.workload, pods, seed, percentage=self._plan.percentage)
+        return run(policy, nodes, self._inputs.workload, pods, seed)
 
 
 def _misfit(why: str, kinds: Sequence[PodKind]) -> UsageError:

@@ -106,8 +106,6 @@ class SimulationOutcome:
     """Of each arrival, the place of its kind in `Workload.kinds`."""
     accepted: Sequence[bool]
     """By arrival."""
-    missed: Sequence[bool]
-    """By arrival: it fit on no node of kube-scheduler's sample, but on another one, which it then got."""
     shares: Sequence[float]
     """By arrival, what it asks of all GPUs."""
     capacity: float

@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
 from dataclasses import replace
-from itertools import chain, compress, islice
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gpu_device_plugin.core.cluster.candidate import Candidate, summary
@@ -168,8 +167,6 @@ class Placer:
         """What each row has left; see `put`."""
         self._scores: dict[int, array[float]] = {}
         """By kind and row."""
-        self._passes: dict[int, bytearray] = {}
-        """Likewise: see `passes`."""
         self._marks: dict[int, int] = {}
         """Of each kind, how many changes these include."""
         self._changes: list[int] = []
@@ -182,17 +179,14 @@ class Placer:
         self._seen = [policy.look(shape, left) for shape, left in zip(self.shapes, self.lefts, strict=True)]
         self._scores.clear()
 
-    def place(self, kind: int, sample: Sequence[int] | None = None) -> tuple[int, Sequence[int]] | None:
-        """Place a pod on a row of a sample; return its row and its GPUs by position, None where it fits on no node.
-
-        Where it fits on none of the sample it gets the best of all rows: the extender nominates that one in a cluster.
-        """
+    def place(self, kind: int) -> tuple[int, Sequence[int]] | None:
+        """Place a pod; return its row and its GPUs by position, None where it fits on no node."""
         scores = self.scores(kind)
-        row = max(sample or range(len(scores)), key=scores.__getitem__, default=-1)
-        if row >= 0 and scores[row] == NEVER:
-            row = max(range(len(scores)), key=scores.__getitem__)
-        if row < 0 or scores[row] == NEVER:
-            return None
+        best = max(scores, default=NEVER)
+        return None if best == NEVER else self.take(kind, scores.index(best))
+
+    def take(self, kind: int, row: int) -> tuple[int, Sequence[int]]:
+        """Place a pod on a row on which it fits; return this row and its GPUs by position."""
         pod = self.kinds[kind]
         gpus = self._policy.gpus(pod, self._seen[row]) if pod.gpus else ()
         self.put(row, self.lefts[row].after(pod, gpus))
@@ -204,66 +198,17 @@ class Placer:
         self._seen[row] = self._policy.look(self.shapes[row], left)
         self._changes.append(row)
 
-    def scores(self, kind: int) -> Sequence[float]:
+    def scores(self, kind: int) -> array[float]:
         """Return the score of every row for a kind of pod."""
-        self._update(kind)
-        return self._scores[kind]
-
-    def passing(self, kind: int) -> bytearray:
-        """Return for every row whether kube-scheduler's own plugins let a kind of pod pass: 1 or 0."""
-        self._update(kind)
-        return self._passes[kind]
-
-    def _update(self, kind: int) -> None:
         rows: Iterable[int] = set(self._changes[self._marks.get(kind, 0) :])
         if kind not in self._scores:
             rows = range(len(self.lefts))
-            self._scores[kind], self._passes[kind] = array("d", bytes(8 * len(rows))), bytearray(len(rows))
-        pod, scores, passed = self.kinds[kind], self._scores[kind], self._passes[kind]
+            self._scores[kind] = array("d", bytes(8 * len(rows)))
+        pod, scores = self.kinds[kind], self._scores[kind]
         for row in rows:
             scores[row] = self._policy.score(pod, self._seen[row])
-            passed[row] = passes(pod, self.shapes[row], self.lefts[row])
         self._marks[kind] = len(self._changes)
-
-
-def passes(kind: PodKind, shape: NodeType, left: Left) -> bool:
-    """Return whether kube-scheduler's own plugins let a pod pass: they know sums only, and no models.
-
-    An agent withholds from each sum the GPUs that are in use as the other resource.
-    """
-    if left.cpu_milli < kind.cpu_milli or left.memory_mib < kind.memory_mib:
-        return False
-    if kind.shares:
-        return left.shares >= kind.shares * kind.gpus
-    if not kind.gpus:
-        return True
-    gpus = zip(left.frees, shape.sizes, shape.cards, strict=True)
-    return sum([free == size > 0 and card is None for free, size, card in gpus]) >= kind.gpus
-
-
-def nodes_to_find(nodes: int, percentage: int) -> int:
-    """Return how many nodes kube-scheduler looks for (`numFeasibleNodesToFind` in its schedule_one.go)."""
-    percentage = percentage or max(5, 50 - nodes // 125)
-    return min(nodes, max(100, nodes * percentage // 100))
-
-
-class NodeSampling:
-    """Goes round the nodes: a sample begins where the one before it ended. Zones are not modelled."""
-
-    def __init__(self, placer: Placer, percentage: int) -> None:
-        self._placer = placer
-        self._wanted = nodes_to_find(len(placer.lefts), percentage)
-        self._start = 0
-
-    def rows(self, kind: int) -> list[int]:
-        """Return the sample for a pod, in the order in which kube-scheduler finds it."""
-        passing, start = self._placer.passing(kind), self._start
-        found = chain(compress(range(start, len(passing)), passing[start:]), compress(range(start), passing))
-        sample = list(islice(found, self._wanted + 1))
-        # kube-scheduler ends at the first node that is too many. Where there is none, it has gone round once.
-        if len(sample) > self._wanted:
-            self._start = sample.pop()
-        return sample
+        return scores
 
 
 def run(
@@ -273,37 +218,29 @@ def run(
     pods: Sequence[int],
     seed: int,
     *,
-    percentage: int = 100,
     placing: Callable[[Sequence[Start]], Placer] | None = None,
     progress: Callable[[int], None] = lambda _done: None,
 ) -> SimulationOutcome:
     """Let pods come, and return which of them found room; a pod that finds none does not come again.
 
     `policy` is a name in `POLICIES`, unless `placing` is given, which makes the placer for nodes. `pods` are places in
-    `Workload.kinds`. `seed` is that of the order of nodes: of equal ones the first is chosen. `percentage` is
-    kube-scheduler's `percentageOfNodesToScore`: 100 for all nodes, 0 for its adaptive default. `progress` is called now
+    `Workload.kinds`. `seed` is that of the order of nodes: of equal ones the first is chosen. `progress` is called now
     and then with how many pods have come.
     """
     ordered = random.Random(seed).sample(nodes, len(nodes))  # noqa: S311 - the same order every time
     began = time.process_time()
     placer = placing(ordered) if placing else Placer(ordered, workload.kinds, policy_of(policy, ordered, workload))
-    sampling = NodeSampling(placer, percentage)
-    missed: list[bool] = []
     places: list[tuple[int, Sequence[int]] | None] = []
     for n, kind in enumerate(pods):
         if not n % 500:
             progress(n)
-        sample = sampling.rows(kind)
-        place = placer.place(kind, sample)
-        places.append(place)
-        missed.append(place is not None and place[0] not in sample)
+        places.append(placer.place(kind))
     progress(len(pods))
     demand = demand_of(workload, nodes)
     return SimulationOutcome(
         policy,
         pods,
         [place is not None for place in places],
-        missed,
         [demand[kind] for kind in pods],
         capacity_of(nodes),
         time.process_time() - began,

@@ -45,7 +45,6 @@ def document(inputs: Inputs, plan: Plan, policies: Sequence[Json]) -> Json:
         "pods": len(inputs.workload.pods),
         "kinds": len(inputs.workload.kinds),
         "until": plan.until,
-        "percentageOfNodesToScore": plan.percentage,
         "notes": list(inputs.notes),
         "policies": list(policies),
     }
@@ -72,7 +71,7 @@ def policy_document(outcomes: Sequence[SimulationOutcome], inputs: Inputs, plan:
         "allocatedAt100": _mean(outcome.allocated_at(1.0) for outcome in outcomes) if full else None,
         "allocatedAtEnd": _mean(outcome.allocated for outcome in outcomes),
         "rejected": _mean(outcome.rejected for outcome in outcomes),
-        "answer": _answer(outcomes, workload, plan),
+        "answer": (_answer_of_first_rejected if plan.until == REJECTED else answer)(outcomes, workload),
         "pods": [{"name": name, "came": came, "accepted": accepted} for name, (came, accepted) in rows.items()],
         "cpuSeconds": round(fmean(outcome.cpu_s for outcome in outcomes), 3),
         "classes": [
@@ -82,7 +81,6 @@ def policy_document(outcomes: Sequence[SimulationOutcome], inputs: Inputs, plan:
         "seeds": [
             {"accepted": round(outcome.allocated, 5), "rejected": round(outcome.rejected, 5)} for outcome in outcomes
         ],
-        "missed": [sum(outcome.missed) for outcome in outcomes],
     }
 
 
@@ -110,14 +108,6 @@ def _counts(outcomes: Sequence[SimulationOutcome], names: Sequence[str]) -> dict
 
 def _mean(parts: Iterable[float]) -> float:
     return round(fmean(parts), 5)
-
-
-def _answer(outcomes: Sequence[SimulationOutcome], workload: Workload, plan: Plan) -> str:
-    said = (_answer_of_first_rejected if plan.until == REJECTED else answer)(outcomes, workload)
-    missed = sum(outcomes[0].missed)
-    return said + f"; {counted(missed, 'pod')} found room only outside kube-scheduler's sample of the nodes" * bool(
-        missed
-    )
 
 
 # --- For people -------------------------------------------------------------------------------------------------------

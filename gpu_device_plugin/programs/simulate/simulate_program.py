@@ -96,7 +96,6 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         policies,
         _read("--seeds", number(1, 100), arguments.seeds),
         until if until in {None, REJECTED} else _part("--until", until),
-        percentage=_read("--percentage-of-nodes-to-score", number(0, 100), arguments.percentage_of_nodes_to_score),
         skip_misfits=arguments.skip_misfits,
         burst=burst,
         return_grace_s=_read("--return-grace", duration(zero=True), arguments.return_grace),

@@ -13,7 +13,6 @@ import pytest
 from gpu_device_plugin.cli import parse
 from gpu_device_plugin.core.value.marginal_value import Left
 from gpu_device_plugin.core.value.workload_mix import PodKind
-from gpu_device_plugin.programs.simulate.arguments import SHIPPED_PERCENTAGE
 from gpu_device_plugin.programs.simulate.entries import nodes_in, pods_in
 from gpu_device_plugin.programs.simulate.model import SimulationOutcome, Workload
 from gpu_device_plugin.programs.simulate.placing import POLICIES
@@ -97,7 +96,7 @@ def test_the_answer_names_the_reasons_of_most_pods_first_and_three_at_most() -> 
     nodes = (*taken, replace(last, left=Left((6,), 0, 1024)))
     workload = Workload.of(pods_in("mem=4 cpu=1; 9x mem=7; 8x count=1 model=T4; 2x mem=6 memory=1Gi cpu=1; 3x mem=11"))
     refused = [False] * len(workload.pods)
-    outcome = SimulationOutcome("fit", workload.pods, refused, refused, [1.0] * len(refused), 30.0, 0.0, nodes)
+    outcome = SimulationOutcome("fit", workload.pods, refused, [1.0] * len(refused), 30.0, 0.0, nodes)
     assert answer([outcome], workload) == (
         "fit: none of 23 pods run, 9 wait for room on one GPU, 8 for a free GPU of model T4, "
         "3 for CPU beside room on one GPU, 3 fit on no node, not even on an empty one; 73.3 % of the GPUs are given out"
@@ -106,7 +105,7 @@ def test_the_answer_names_the_reasons_of_most_pods_first_and_three_at_most() -> 
         (*workload.kinds, PodKind(0, 1)), (*workload.pods, len(workload.kinds)), (*workload.names, "count=1")
     )
     refused = [False] * len(more.pods)
-    outcome = SimulationOutcome("fit", more.pods, refused, refused, [1.0] * len(refused), 30.0, 0.0, nodes)
+    outcome = SimulationOutcome("fit", more.pods, refused, [1.0] * len(refused), 30.0, 0.0, nodes)
     assert ", 3 for CPU beside room on one GPU, 1 for something else, 3 fit on no node" in answer([outcome], more)
 
 
@@ -147,7 +146,6 @@ def test_json_has_all_figures(capsys: pytest.CaptureFixture[str]) -> None:
         "rejected": 0.66667,
         "classes": [{"class": "0.6 GPU", "pods": 3, "accepted": 1}],
         "seeds": [{"accepted": 0.6, "rejected": 0.66667}],
-        "missed": [0],
     }
     assert (found["version"], found["nodes"], found["gpus"], found["freeShares"], found["pods"]) == (1, 1, 1, 10, 3)
 
@@ -171,16 +169,6 @@ def test_what_never_happened_is_a_dash_and_the_first_pod_without_room_is_named(
     assert printed(capsys, *words, "rejected", "--pods", "mem=3")[2] == (
         "fit: 3 pods run before one of mem=3 finds no room; 90.0 % of the GPUs that were free are given out"
     )
-
-
-def test_pods_that_find_room_outside_the_sample_only_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    """The one node with room on a GPU is not among the first 100 of 1,000 whose sum suffices."""
-    words = ("--nodes", "999x gpus=2 mem=5; gpus=1 mem=10", "--pods", "mem=8", "--policy", "fit", "--seeds", "1")
-    said = "fit: the pod of mem=8 runs; 0.1 % of the GPUs are given out"
-    assert printed(capsys, *words)[2] == f"{said}; 1 pod found room only outside kube-scheduler's sample of the nodes"
-    found = document(capsys, *words)
-    assert (found["percentageOfNodesToScore"], found["policies"][0]["missed"]) == (SHIPPED_PERCENTAGE, [1])
-    assert printed(capsys, *words, "--percentage-of-nodes-to-score", "100")[2] == said
 
 
 # --- How many nodes ---------------------------------------------------------------------------------------------------
@@ -371,7 +359,6 @@ def test_a_pod_that_fits_on_no_empty_node_is_pointed_out(capsys: pytest.CaptureF
         (("--nodes", "mem=4; mem=5", *PODS, "--nodes-needed"), "name the kind that you would add to them, as in"),
         ((*NODES, *PODS, "--seeds", "many"), "--seeds: 'many' is not a whole number from 1 to 100"),
         ((*NODES, *PODS, "--until", "0.9"), "--until: '0.9' is not rejected, or a percentage from 5 to 1000; write 95"),
-        ((*NODES, "--percentage-of-nodes-to-score", "101"), "--percentage-of-nodes-to-score: "),
         ((*NODES, *PODS, "--until", "90", "--nodes-needed"), "--nodes-needed: not allowed with argument --until"),
         ((*NODES, *PODS, "-o", "yaml"), "--output: invalid choice: 'yaml'"),
         ((*NODES, "--pods", "cpu=1", "--until", "100"), "--pods: no pod asks for a GPU; add pods that do"),

@@ -1,4 +1,4 @@
-"""The simulator samples nodes as kube-scheduler does, and says which pods fit on no node of their sample."""
+"""The benches sample nodes as kube-scheduler does, and says which pods fit on no node of their sample."""
 
 from __future__ import annotations
 
@@ -7,24 +7,14 @@ from typing import Any
 
 import pytest
 
-from bench.policies import BestFit, Fgd
+from bench.policies import BestFit, Fgd, SamplingPlacer, nodes_to_find, passes, placed
 from gpu_device_plugin.core.value.marginal_value import NEVER, Left
 from gpu_device_plugin.core.value.node_types import NodeType
 from gpu_device_plugin.core.value.price_learning import learn
 from gpu_device_plugin.core.value.workload_mix import PodKind
 from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
 from gpu_device_plugin.programs.simulate.model import Start, Workload
-from gpu_device_plugin.programs.simulate.placing import (
-    ByFullness,
-    ByValue,
-    NodeSampling,
-    Placer,
-    Policy,
-    gpu_nodes,
-    nodes_to_find,
-    passes,
-    run,
-)
+from gpu_device_plugin.programs.simulate.placing import ByFullness, ByValue, Policy, gpu_nodes
 
 T4 = NodeType((16, 16), ("T4", "T4"), 32_000, 131_072)
 MIXED = NodeType((16, 24, 8, 8), ("T4", "A10", "A30", "A30"), 32_000, 131_072, (None, None, 2, 2))
@@ -57,24 +47,24 @@ def test_so_many_nodes_are_looked_for(nodes: int, percentage: int, expected: int
 def test_a_sample_begins_where_the_last_one_ended() -> None:
     """Of 250 nodes 100 are looked for. The pod with a GPU passes over the nodes 50 to 59, which have none left."""
     nodes = [Start("n", T4, Left((0, 0) if 50 <= at < 60 else (16, 16), 32_000, 131_072)) for at in range(250)]
-    sampling = NodeSampling(Placer(nodes, (PodKind(1, 1), NO_GPU), ByFullness("binpack")), 2)
+    sampling = SamplingPlacer(nodes, (PodKind(1, 1), NO_GPU), ByFullness("binpack"), 2)
     every = [*range(250), *range(250)]
-    assert sampling.rows(0) == every[:50] + every[60:110]
-    assert sampling.rows(1) == every[110:210]
-    assert sampling.rows(1) == every[210:310]
+    assert sampling.sample(0) == every[:50] + every[60:110]
+    assert sampling.sample(1) == every[110:210]
+    assert sampling.sample(1) == every[210:310]
     # Nothing between the last node that fits and the first that is too many is looked at again.
-    assert sampling.rows(0) == every[60:160]
-    assert sampling.rows(1) == every[160:260]
-    assert sampling.rows(0) == every[10:50] + every[60:120]
+    assert sampling.sample(0) == every[60:160]
+    assert sampling.sample(1) == every[160:260]
+    assert sampling.sample(0) == every[10:50] + every[60:120]
 
 
 def test_the_start_stays_where_no_node_is_too_many() -> None:
     """All nodes were looked at, which brings kube-scheduler back to where it began."""
     nodes = [Start.empty("n", T4) for _ in range(102)]
-    sampling = NodeSampling(Placer(nodes, (PodKind(33, 1), NO_GPU), ByFullness("binpack")), 2)
-    assert sampling.rows(1) == [*range(100)]
-    assert not sampling.rows(0)
-    assert sampling.rows(1) == [100, 101, *range(98)]
+    sampling = SamplingPlacer(nodes, (PodKind(33, 1), NO_GPU), ByFullness("binpack"), 2)
+    assert sampling.sample(1) == [*range(100)]
+    assert not sampling.sample(0)
+    assert sampling.sample(1) == [100, 101, *range(98)]
 
 
 @pytest.mark.parametrize(
@@ -100,12 +90,12 @@ def test_a_node_passes_by_its_sums(frees: tuple[int, ...], pod: PodKind, *, expe
 def test_a_pod_that_fits_on_no_node_of_its_sample_gets_another_one() -> None:
     """150 nodes have 10 shares in all and 5 on a GPU, the last one room for three pods: in or out of the sample."""
     lefts = [Left((5, 5), 32_000, 131_072)] * 150 + [Left((8, 16), 32_000, 131_072)]
-    placer = Placer([Start("n", T4, left) for left in lefts], (PodKind(8, 1),), ByFullness("binpack"))
-    sampling = NodeSampling(placer, 2)
-    samples = [sampling.rows(0) for _ in range(3)]
-    assert [150 in sample for sample in samples] == [False, True, False]
-    assert [placer.place(0, sample) for sample in samples] == [(150, [0]), (150, [1]), (150, [1])]
-    assert placer.place(0, samples[1]) is None
+    nodes = [Start("n", T4, left) for left in lefts]
+    placer, again = (SamplingPlacer(nodes, (PodKind(8, 1),), ByFullness("binpack"), 2) for _ in range(2))
+    assert [150 in placer.sample(0) for _ in range(3)] == [False, True, False]
+    assert [again.place(0) for _ in range(3)] == [(150, [0]), (150, [1]), (150, [1])]
+    assert again.missed == [True, False, True]
+    assert again.place(0) is None
 
 
 def test_what_is_missed_is_counted_by_arrival() -> None:
@@ -113,10 +103,10 @@ def test_what_is_missed_is_counted_by_arrival() -> None:
     nodes = [Start(f"n{at}", T4, Left((7, 7), 32_000, 131_072)) for at in range(300)] + [Start.empty("empty", T4)]
     pods = Workload((PodKind(8, 1),), (0,) * 6)
     for percentage, misses in ((2, (2, 3)), (100, (0,))):
-        outcome = run("fit", nodes, pods, pods.pods, 0, percentage=percentage)
+        outcome, missed = placed("fit", nodes, pods, pods.pods, 0, percentage=percentage)
         assert outcome.accepted == [True] * 4 + [False] * 2
-        assert sum(outcome.missed) in misses
-        assert not any(outcome.missed[4:])
+        assert sum(missed) in misses
+        assert not any(missed[4:])
 
 
 def test_of_all_nodes_every_one_that_fits_is_in_the_sample_in_the_order_of_nodes() -> None:
@@ -132,12 +122,11 @@ def test_of_all_nodes_every_one_that_fits_is_in_the_sample_in_the_order_of_nodes
         BestFit(nodes),
         *(ByFullness(name) for name in ("binpack", "spread")),
     )
-    placer = Placer(nodes, kinds, policies[0])
-    sampling = NodeSampling(placer, 100)
+    placer = SamplingPlacer(nodes, kinds, policies[0], 100)
     for came in range(600):
         at = rng.randrange(len(kinds))
         if not came % 20:
-            sample = sampling.rows(at)
+            sample = placer.sample(at)
             assert sample == sorted(sample)
             for policy in policies:
                 placer.follow(policy)
