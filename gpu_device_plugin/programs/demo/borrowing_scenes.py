@@ -88,7 +88,7 @@ async def _borrower(story: Story, name: str) -> _Borrower | None:
     limit = min(room.total for room in unused)
     guaranteed = limit // 3
     pod = await story.admit(name, world.memory, guaranteed, annotations={MEMORY_LIMIT: str(limit)})
-    (shared,) = story.gpus_of(pod) or (None,)
+    (shared,) = story.world.gpus_of(pod) or (None,)
     if shared is None or shared.position not in {room.position for room in unused}:
         await world.pods.end(pod)
         story.leave_out("the policy puts a pod that borrows beside others")

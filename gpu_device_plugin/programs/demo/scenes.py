@@ -55,7 +55,7 @@ async def _share(story: Story) -> None:
     )
     pods = [await story.admit(f"web-{n}", world.memory, each) for n in range(1, number + 1)]
     story.check(f"All {number} run.", all(pod.phase == "Running" for pod in pods))
-    story.check("They share one GPU.", len(story.gpus_of(*pods)) == 1)
+    story.check("They share one GPU.", len(story.world.gpus_of(*pods)) == 1)
     envs = [pod.only.received.envs for pod in pods]
     limit = str(each * world.shares.share_mib)
     story.check(
@@ -63,7 +63,7 @@ async def _share(story: Story) -> None:
         all(
             env.get(VISIBLE_DEVICES) == shared.gpu.uuid and env.get(MEMORY_LIMIT) == limit
             for pod, env in zip(pods, envs, strict=True)
-            for shared in story.gpus_of(pod)
+            for shared in story.world.gpus_of(pod)
         ),
     )
     names = (VISIBLE_DEVICES, MEMORY_LIMIT)
@@ -82,21 +82,10 @@ class _Neighbours:
     shared: SharedGpu
     pod: Pod
     others: tuple[Pod, ...]
-
-    @property
-    def capacity_mib(self) -> int:
-        """What containers can use of the GPU."""
-        return self.shared.gpu.capacity_mib
-
-    @property
-    def granted_mib(self) -> int:
-        """What the pod was given."""
-        return self.world.granted_mib(self.pod)
-
-    @property
-    def spare_mib(self) -> int:
-        """What the pod can take without taking what the others were given."""
-        return self.capacity_mib - sum(map(self.world.granted_mib, self.others))
+    granted_mib: int
+    """What the pod was given."""
+    spare_mib: int
+    """What the pod can take without taking what the others were given."""
 
     def ended(self) -> set[str]:
         """Return the UIDs of those that run no more."""
@@ -139,7 +128,8 @@ async def _run_short(story: Story) -> None:
     world = story.world
     name, pod, other = neighbours.pod.name, neighbours.pod, neighbours.others[0]
     halves = {each.name: world.granted_mib(each) // 2 for each in neighbours.others}
-    everything = neighbours.capacity_mib - sum(halves.values())
+    capacity_mib = neighbours.shared.gpu.capacity_mib
+    everything = capacity_mib - sum(halves.values())
     story.say(
         f"{name} takes the rest of the GPU, {_gib(everything)}: {other.name} could not take its whole part any more. "
         f"Over-use is set to {world.settings.over_use}, so the agent asks the API server to evict {name}."
@@ -153,9 +143,7 @@ async def _run_short(story: Story) -> None:
     )
     await story.event(pod, "GPUMemoryEvicted", "An Event says why.")
     story.check("The API server was asked once.", world.pods.evictions == 1)
-    free = neighbours.capacity_mib - sum(
-        mib for (_, uuid), mib in world.used.items() if uuid == neighbours.shared.gpu.uuid
-    )
+    free = capacity_mib - sum(mib for (_, uuid), mib in world.used.items() if uuid == neighbours.shared.gpu.uuid)
     story.check(
         f"The GPU has room for the whole part of {other.name} again.",
         free >= neighbours.granted_mib - halves[other.name],
@@ -177,12 +165,13 @@ def _neighbours(story: Story) -> _Neighbours | None:
 
 def _neighbours_on(story: Story, name: str = "") -> _Neighbours | None:
     """Return the newest pod that shares a GPU with others, or that of this name, and those; None if there is none."""
-    running = story.world.kubelet.running
-    for pod in reversed(running):
-        for shared in story.gpus_of(pod) if name in {"", pod.name} else ():
-            others = tuple(each for each in running if each != pod and shared in story.gpus_of(each))
+    world = story.world
+    for pod in reversed(world.kubelet.running):
+        for shared in world.gpus_of(pod) if name in {"", pod.name} else ():
+            others = tuple([each for each in world.kubelet.running if each != pod and shared in world.gpus_of(each)])
             if others:
-                return _Neighbours(story.world, shared, pod, others)
+                spare_mib = shared.gpu.capacity_mib - sum(map(world.granted_mib, others))
+                return _Neighbours(world, shared, pod, others, world.granted_mib(pod), spare_mib)
     return None
 
 
@@ -202,7 +191,7 @@ async def _take_whole(story: Story) -> None:
     before = world.healthy(world.memory)
     pod = await story.admit("training", world.count, 1, "training", busy=0.9)
     story.check("The pod runs.", pod.phase == "Running")
-    taken = sum(len(shared.shares) for shared in story.gpus_of(pod))
+    taken = sum(len(shared.shares) for shared in story.world.gpus_of(pod))
     await story.expect(
         f"The {counted(taken, 'share')} of its GPU {'is' if taken == 1 else 'are'} no longer offered.",
         lambda: taken > 0 and world.healthy(world.memory) == before - taken,
@@ -254,7 +243,7 @@ async def _fail(story: Story) -> None:
     if not world.scripted:
         story.leave_out("the demo breaks only fake GPUs whose description has no events of its own")
         return
-    before, in_use = world.held(), story.gpus_of(*world.kubelet.running)
+    before, in_use = world.held(), story.world.gpus_of(*world.kubelet.running)
     if not in_use:
         story.check("A GPU is in use.", held=False)
         return
@@ -266,7 +255,10 @@ async def _fail(story: Story) -> None:
     others = bool(story.open())
     pod = await story.admit("newcomer", world.memory, 1, busy=0.5)
     if others:
-        story.check("The new pod runs on another GPU.", bool(story.gpus_of(pod)) and broken not in story.gpus_of(pod))
+        story.check(
+            "The new pod runs on another GPU.",
+            bool(story.world.gpus_of(pod)) and broken not in story.world.gpus_of(pod),
+        )
     else:
         story.quote(f"status of newcomer: {pod.phase}, {pod.reason}", pod.message)
         story.check("The new pod is refused: no other GPU has free memory.", pod.phase == "Failed")
@@ -368,7 +360,7 @@ async def _stay(story: Story) -> None:
     await story.wait("pretrain", world.count, _GPUS_ASKED, "training")
     if greedy is not None and (crowded := _neighbours_on(story, greedy.pod.name)) is not None:
         await _exceeds(story, crowded, crowded.spare_mib)
-    broken = [shared for shared in story.gpus_of(*world.kubelet.running) if not greedy or shared != greedy.shared]
+    broken = [shared for shared in story.world.gpus_of(*world.kubelet.running) if not greedy or shared != greedy.shared]
     if broken and world.scripted:
         await _strike(story, broken[-1], 95)
 
@@ -395,7 +387,7 @@ async def _divide(story: Story) -> None:
         "tuning has an instance to itself: its limit is held by the hardware.",
         (envs.get(VISIBLE_DEVICES), envs.get(LIMITS)) == (largest.gpu.uuid, Enforcement.PARTITION.value),
     )
-    on = story.gpus_of(*chats)
+    on = story.world.gpus_of(*chats)
     story.check("Both chats share one of the small ones.", len(on) == 1 and on[0].gpu.uuid != largest.gpu.uuid)
     await story.linger()
     before = there.held()

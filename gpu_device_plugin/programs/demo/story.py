@@ -61,7 +61,6 @@ class Story:
     page: DemoPage | None = None
     """The page of the cluster, if it is served; each scene stays until it shows the scene."""
     offered_at_first: Mapping[str, frozenset[str]] = field(default_factory=dict, init=False)
-    _pods: dict[str, tuple[World, Pod]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.world = self.home
@@ -150,7 +149,6 @@ class Story:
         """
         pod = await self.world.pods.admit(name, resource, amount, namespace, annotations)
         if pod.phase == "Running":
-            self._pods[name] = self.world, pod
             self.world.use({name: round(self.world.granted_mib(pod) * busy)})
         else:
             await self.world.pods.end(pod)  # as its controller would; its message was read
@@ -161,10 +159,10 @@ class Story:
         """End these pods, as far as they run; without names all running pods, and give up those that wait."""
         for name in () if names else self.home.pods.waiting:
             self.home.pods.give_up(name)
-        for name in [name for name in names or tuple(self._pods) if name in self._pods]:
-            world, pod = self._pods.pop(name)
-            await world.pods.end(pod)
-            await self.pause(0.15)
+        for world, pod in [(there, pod) for there in self._worlds for pod in there.kubelet.running]:
+            if not names or pod.name in names:
+                await world.pods.end(pod)
+                await self.pause(0.15)
 
     def open(self) -> list[Room]:
         """Return the GPUs with a free share."""
@@ -174,12 +172,8 @@ class Story:
         """Return the memory of a number of shares, as text."""
         return format_mib(shares * self.world.shares.share_mib)
 
-    def gpus_of(self, *pods: Pod) -> list[SharedGpu]:
-        """Return the GPUs on which pods have devices."""
-        return self.world.gpus_of(*pods)
-
     def _page_shows(self) -> bool:
-        return self.page is None or not self.page.read or self.page.shows(self._worlds)
+        return self.page is None or self.page.shows(self._worlds)
 
     def _expect_no_conflict(self) -> None:
         """Add a failed check if a device is allocated twice, or a GPU is in use both shared and whole."""
@@ -216,12 +210,11 @@ class DemoPage:
 
     def shows(self, worlds: Iterable[World]) -> bool:
         """Return whether all readers were told the newest, and this is how the nodes and the waiting pods are."""
-        server = self._server
-        waiting = {each["name"] for each in server.page_state.waiting.documents(lambda _: True) if each.get("why")}
-        there = list(worlds)
-        return (
-            server.page_state.current
-            and server.streams.told >= server.page_state.mark.value
+        state, there = self._server.page_state, list(worlds)
+        waiting = {each["name"] for each in state.waiting.documents(lambda _: True) if each.get("why")}
+        return not self.read or (
+            state.current
+            and self._server.streams.told >= state.mark.value
             and waiting == {name for world in there for name in world.pods.waiting}
             and all(map(self._shows_node, there))
         )

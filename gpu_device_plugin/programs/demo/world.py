@@ -227,15 +227,12 @@ class World:
         """Return all devices of a pod, of both resources."""
         return pod.devices(self.memory) | pod.devices(self.count)
 
-    def _health(self) -> Mapping[str, Mapping[str, bool]]:
+    def offered(self, *, sick: bool = False) -> Mapping[str, frozenset[str]]:
+        """Return the devices that the kubelet believes healthy, by resource; they may be in use. `sick`: others too."""
         known = self.kubelet.health if self.kubelet.up else {}
-        return {resource.name: known.get(resource.name, {}) for resource in self.resources}
-
-    def offered(self) -> Mapping[str, frozenset[str]]:
-        """Return the devices that the kubelet believes healthy, by resource; they may be in use."""
         return {
-            resource: frozenset(name for name, healthy in devices.items() if healthy)
-            for resource, devices in self._health().items()
+            resource.name: frozenset(name for name, healthy in known.get(resource.name, {}).items() if healthy or sick)
+            for resource in self.resources
         }
 
     def healthy(self, resource: str) -> int:
@@ -244,7 +241,7 @@ class World:
 
     def complete(self) -> bool:
         """Return whether the kubelet knows all devices, healthy or not."""
-        return {resource: frozenset(devices) for resource, devices in self._health().items()} == self.devices_listed
+        return self.offered(sick=True) == self.devices_listed
 
     def settled(self) -> bool:
         """Return whether the kubelet knows every fence that the pods' devices require."""
@@ -263,7 +260,7 @@ class World:
     @property
     def unknown(self) -> frozenset[str]:
         """The UUIDs of the GPUs of which this kubelet, since it started, was told nothing."""
-        told = {parse_id(name)[0] for devices in self._health().values() for name in devices}
+        told = {parse_id(name)[0] for devices in self.offered(sick=True).values() for name in devices}
         return frozenset(shared.gpu.uuid for shared in self.shares.gpus if shared.gpu.uuid not in told)
 
     def _blocks(self) -> dict[str, Block]:
