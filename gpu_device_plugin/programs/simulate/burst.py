@@ -9,14 +9,13 @@ returns memory when its recorded use falls.
 from __future__ import annotations
 
 import random
-import sys
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from operator import sub
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.report.text import columns
 from gpu_device_plugin.core.report.text.columns import Line, Tone
 from gpu_device_plugin.features.elastic.rules.reclaiming import ReclaimPolicy, ReclaimState
 from gpu_device_plugin.features.eviction.rules import next_victims
@@ -25,10 +24,11 @@ from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.programs.simulate.experiment import arrivals_of
 from gpu_device_plugin.programs.simulate.model import counted
 from gpu_device_plugin.programs.simulate.placing import run
+from gpu_device_plugin.programs.simulate.results import aligned
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from gpu_device_plugin.core.value.workload_mix import PodKind
     from gpu_device_plugin.programs.simulate.experiment import Plan
@@ -59,20 +59,6 @@ class Replayed:
 
 
 @dataclass(frozen=True, slots=True)
-class BurstOutcome:
-    """What came of one choice of guarantees."""
-
-    percent: int | None
-    """A pod is guaranteed what it did not exceed for this part of the time; None: what it asks for."""
-    guaranteed: int
-    """Shares of all pods of the list together."""
-    ran: tuple[int, ...]
-    """Pods that found room, by seed."""
-    replayed: tuple[Replayed, ...]
-    """By seed."""
-
-
-@dataclass(frozen=True, slots=True)
 class Borrower:
     """A pod on one GPU."""
 
@@ -83,8 +69,8 @@ class Borrower:
     priority: int = 0
 
 
-def simulate_burst(plan: Plan, inputs: Inputs, progress: Callable[[str, float], None]) -> tuple[BurstOutcome, ...]:
-    """Return the outcome of each choice of guarantees, beginning with what the pods ask for.
+def simulate_burst(plan: Plan, inputs: Inputs, progress: Callable[[str, float], None]) -> Json:
+    """Return what came of each choice of guarantees, beginning with what the pods ask for; means over the seeds.
 
     With each choice the same pods come in the same order.
 
@@ -97,20 +83,37 @@ def simulate_burst(plan: Plan, inputs: Inputs, progress: Callable[[str, float], 
     if any(node.shape.whole < len(node.shape.sizes) for node in inputs.nodes):
         raise UsageError("--burst: MIG instances neither lend nor borrow; give nodes without them")
     policy = plan.policies[0]
-    outcomes: list[BurstOutcome] = []
-    choices = (None, *plan.burst)
-    for number, percent in enumerate(choices):
+    steps = max(len(each.use_gib) for each in workload.recordings)
+    gpus = sum(node.shape.whole for node in inputs.nodes)
+    choices: list[Json] = []
+    for percent in (None, *plan.burst):
         chosen = replace(workload, kinds=guarantees(workload, percent))
         ran, replayed = list[int](), list[Replayed]()
         for seed in range(plan.seeds):
-            progress(policy, (number + seed / plan.seeds) / len(choices))
-            pods = arrivals_of(plan, inputs, seed)
-            outcome = run(policy, inputs.nodes, chosen, pods, seed)
+            progress(policy, (len(choices) + seed / plan.seeds) / (1 + len(plan.burst)))
+            outcome = run(policy, inputs.nodes, chosen, arrivals_of(plan, inputs, seed), seed)
             ran.append(sum(outcome.accepted))
             replayed.append(_replay_all(outcome, chosen, workload.kinds, plan.return_grace_s, seed))
-        guaranteed = sum(chosen.kinds[pod].shares for pod in workload.pods)
-        outcomes.append(BurstOutcome(percent, guaranteed, tuple(ran), tuple(replayed)))
-    return tuple(outcomes)
+        choices.append(
+            {
+                "percent": percent,
+                "guaranteedShares": round(
+                    sum(chosen.kinds[pod].shares for pod in workload.pods) / len(workload.pods), 2
+                ),
+                "run": round(fmean(ran), 2),
+                "asked": round(fmean(each.asked for each in replayed), 2),
+                "evicted": round(fmean(each.evicted for each in replayed), 2),
+                "short": round(fmean(each.short for each in replayed) / (steps * gpus), 5),
+            }
+        )
+    return {
+        "policy": policy,
+        "answer": _answer(policy, choices, steps * workload.step_s),
+        "seconds": steps * workload.step_s,
+        "stepSeconds": workload.step_s,
+        "returnGraceSeconds": plan.return_grace_s,
+        "choices": choices,
+    }
 
 
 def guarantees(workload: Workload, percent: int | None) -> tuple[PodKind, ...]:
@@ -203,38 +206,7 @@ def _uses(
     )
 
 
-# --- What it gains and costs, for machines and for people -------------------------------------------------------------
-
-
-def burst_document(outcomes: Sequence[BurstOutcome], inputs: Inputs, plan: Plan) -> Json:
-    """Return what came of each choice of guarantees; all figures are means over the seeds."""
-    workload = inputs.workload
-    steps = max(len(each.use_gib) for each in workload.recordings)
-    gpus = sum(node.shape.whole for node in inputs.nodes)
-    choices = [
-        {
-            "percent": each.percent,
-            "guaranteedShares": round(each.guaranteed / len(workload.pods), 2),
-            "run": _mean(each.ran),
-            "asked": _mean(seed.asked for seed in each.replayed),
-            "evicted": _mean(seed.evicted for seed in each.replayed),
-            "short": round(_mean(seed.short for seed in each.replayed) / (steps * gpus), 5),
-        }
-        for each in outcomes
-    ]
-    return {
-        "policy": plan.policies[0],
-        "answer": _answer(plan.policies[0], choices, steps * workload.step_s),
-        "seconds": steps * workload.step_s,
-        "stepSeconds": workload.step_s,
-        "returnGraceSeconds": plan.return_grace_s,
-        "choices": choices,
-    }
-
-
-def _mean(numbers: Iterable[int]) -> float:
-    found = list(numbers)
-    return round(sum(found) / len(found), 2)
+# --- What it gains and costs, for people ------------------------------------------------------------------------------
 
 
 def _answer(policy: str, choices: Sequence[Json], seconds: float) -> str:
@@ -275,15 +247,9 @@ _COLUMNS: dict[str, Callable[[Json, Json], str]] = {
 def burst_table(document: Json) -> list[Line]:
     """Return the answer, and a row for each choice of guarantees."""
     choices = document["choices"]
-    rows = [columns.Row(tuple(cell(each, choices[0]) for cell in _COLUMNS.values())) for each in choices]
-    first, *numbers = _COLUMNS
+    rows = [tuple(cell(each, choices[0]) for cell in _COLUMNS.values()) for each in choices]
     about = (
         "a pod is guaranteed what it did not exceed for that part of the time, and may use what it asks for; shares: "
         "the mean guarantee; short: part of the GPUs' time"
     )
-    return [
-        Line(document["answer"]),
-        Line(""),
-        *columns.table(columns.Layout((first, *numbers), frozenset(numbers)), rows, sys.maxsize),
-        Line(about, Tone.FAINT),
-    ]
+    return [Line(document["answer"]), Line(""), *aligned(tuple(_COLUMNS), rows), Line(about, Tone.FAINT)]

@@ -152,7 +152,7 @@ def _rows(policies: Sequence[Json]) -> list[Line]:
         pods = [each.get(name, {"came": 0, "accepted": 0}) for each in counts]
         came = max(each["came"] for each in pods)
         rows.append((fitted(printable(name), 48), f"{came:,}", *(f"{each['accepted']:,}" for each in pods)))
-    return _aligned(("PODS", "CAME", *(each["policy"] for each in policies)), rows)
+    return aligned(("PODS", "CAME", *(each["policy"] for each in policies)), rows)
 
 
 def _means(policies: Sequence[Json], plan: Plan) -> list[Line]:
@@ -168,10 +168,11 @@ def _means(policies: Sequence[Json], plan: Plan) -> list[Line]:
         "at 100 %, at end: GPU allocated, in % of what was free at first; rejected: of the GPU that pods asked for, "
         "in %; means of all seeds"
     )
-    return [*_aligned(("POLICY", *keys), rows), Line(about, Tone.FAINT), Line("")]
+    return [*aligned(("POLICY", *keys), rows), Line(about, Tone.FAINT), Line("")]
 
 
-def _aligned(heading: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[Line]:
+def aligned(heading: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[Line]:
+    """Return a table whose columns of numbers, all but the first, end at the same place."""
     return columns.table(columns.Layout(heading, frozenset(heading[1:])), list(map(columns.Row, rows)), sys.maxsize)
 
 

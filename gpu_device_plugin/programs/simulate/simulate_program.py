@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from gpu_device_plugin.core.report.text.columns import Line
 from gpu_device_plugin.programs.commandline import FAILED, OK, resources_in
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, Kubectl
-from gpu_device_plugin.programs.simulate.burst import burst_document, burst_table, simulate_burst
+from gpu_device_plugin.programs.simulate.burst import burst_table, simulate_burst
 from gpu_device_plugin.programs.simulate.experiment import REJECTED, Plan, nodes_needed, simulate
 from gpu_device_plugin.programs.simulate.placing import POLICIES
 from gpu_device_plugin.programs.simulate.results import document, heading, needed_document, policy_document, table
@@ -57,7 +57,7 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str], *, kubectl: 
         if (more := len(inputs.notes) - _MOST_NOTES) > 0:
             say(sys.stderr, f"{_PROG}: {more} more notes like these; -o json has them all")
         if plan.burst:
-            policies = [burst_document(simulate_burst(plan, inputs, bar.show), inputs, plan)]
+            policies = [simulate_burst(plan, inputs, bar.show)]
         elif arguments.nodes_needed is not None:
             policies = [needed_document(each, inputs) for each in nodes_needed(plan, inputs, bar.show)]
         else:
