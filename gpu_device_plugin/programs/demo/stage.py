@@ -74,20 +74,15 @@ def table(
     """
     node = replace(node, blocks={uuid: block for uuid, block in node.blocks.items() if uuid not in unknown})
     gpus = node.shares.gpus
+    rows = [_cells(node, shared, unknown) for shared in gpus]
     # The names of the holders get their columns first; a bar can be shorter.
-    beside = (
-        sum(_widths([_cells(node, shared, "", unknown) for shared in gpus]))
-        - _SHORTEST_BAR
-        + len(_GAP) * len(_HEADINGS)
-    )
+    beside = sum(_widths(rows)) - _SHORTEST_BAR + len(_GAP) * len(_HEADINGS)
     largest = max((len(shared.shares) for shared in gpus), default=1)
     roomy = _ROOMY_USERS if used else _ROOMY_HOLDERS
     longest = min(largest, max(look.width - beside - roomy, _SHORTEST_BAR), _LONGEST_BAR)
-    lengths = [max(1, round(len(shared.shares) * longest / largest)) for shared in gpus]
-    rows = [
-        _cells(node, shared, _bar(node, shared, length, look), unknown)
-        for shared, length in zip(gpus, lengths, strict=True)
-    ]
+    for shared, cells in zip(gpus, rows, strict=True):
+        bar = _bar(_used(node, shared), len(shared.shares), max(1, round(len(shared.shares) * longest / largest)), look)
+        cells[_BAR] = bar, cells[_BAR][1]
     widths = _widths(rows)
     indent = beside + widths[_BAR]
     heading = _GAP.join(put(name, width) for put, name, width in zip(_ALIGN, _HEADINGS, widths, strict=True))
@@ -114,14 +109,15 @@ def _used(node: Node, shared: SharedGpu) -> int:
     return len(shared.shares) if use.whole else len(use.shares)
 
 
-def _cells(node: Node, shared: SharedGpu, bar: str, unknown: frozenset[str]) -> list[tuple[str, ShareTone]]:
+def _cells(node: Node, shared: SharedGpu, unknown: frozenset[str]) -> list[tuple[str, ShareTone]]:
+    """Return the cells of one GPU but for its bar."""
     used, whole, unhealthy = _used(node, shared), node.use(shared).whole, node.block(shared.gpu.uuid).everyone
     tone = ShareTone.BAD if unhealthy else ShareTone.WHOLE if whole else ShareTone.SHARED if used else ShareTone.FAINT
     return [
         (str(shared.position), ShareTone.PLAIN),
         (_model(shared), ShareTone.PLAIN),
         (f"{shared.gpu.total_mib / MIB_PER_GIB:.1f} GiB", ShareTone.PLAIN),
-        (bar, tone),
+        ("", tone),
         ("whole" if whole else f"{used}/{len(shared.shares)}", tone),
         ("unknown", ShareTone.FAINT)
         if shared.gpu.uuid in unknown
@@ -137,9 +133,8 @@ def _model(shared: SharedGpu) -> str:
     return name if len(name) <= _LONGEST_MODEL else f"{name[: _LONGEST_MODEL - 2]}.."
 
 
-def _bar(node: Node, shared: SharedGpu, length: int, look: Look) -> str:
+def _bar(used: int, total: int, length: int, look: Look) -> str:
     """Draw the shares of one GPU; the bar is full or empty only if the GPU is."""
-    used, total = _used(node, shared), len(shared.shares)
     full = round(used * length / total)
     if 0 < used < total and length > 1:
         full = min(max(full, 1), length - 1)
