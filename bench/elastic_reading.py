@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.elastic.borrowing import Borrowing
 from gpu_device_plugin.features.elastic.memory_files import MemoryFiles
+from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.features.use.contract import write_node_use
 from gpu_device_plugin.features.use.node import UseReports, UseWatch
 from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
@@ -29,7 +30,6 @@ from gpu_device_plugin.model.telemetry import GpuProcess, GpuReading
 from gpu_device_plugin.node.node_api import NodeApi
 from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.node.rules.node import Node
-from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ async def _read(folder: Path, annotations: Mapping[str, str], rounds: int) -> tu
             for gpu in range(GPUS)
         )
 
-    entries, settings = Observable(allocations), Observable(Sources(NodeSettings, {}, {}).read())
+    entries, settings = Observable(allocations), Observable(Sources(NODE_SETTINGS, {}, {}).read())
     state = NodeState(Node(shares))
     watch = UseWatch(use, entries, state, interval_s=15, pods=pods.values, processes=_Owners(), host_pids=lambda: True)
     files = MemoryFiles(folder)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.features.cordon.rules import AGENT, Faults
+from gpu_device_plugin.features.cordon.settings import CordonSettings
 from gpu_device_plugin.features.history.node import PastHour
 from gpu_device_plugin.model.contract.cordons import Cordon, cordon_of
 from gpu_device_plugin.model.times import rfc3339
@@ -48,7 +49,7 @@ class AutoCordon:
     async def act_on(self, telemetry: Mapping[str, GpuTelemetry]) -> None:
         """Act on a reading of all GPUs. A cordon that cannot be written is tried again with the next one."""
         now, config = self.clock(), self._config.value
-        self._faults = self._faults.after(telemetry, self._settings.value.cordon_on, now)
+        self._faults = self._faults.after(telemetry, self._settings.value.of(CordonSettings).cordon_on, now)
         shared = {each.gpu.card for each in config.shares.gpus if not each.vacant}
         for uuid, why in self._faults.due(now).items():
             if uuid not in shared:

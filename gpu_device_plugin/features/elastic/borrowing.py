@@ -22,6 +22,7 @@ from gpu_device_plugin.features.elastic.rules.reclaiming import (
     shortage_mib,
     uses_now,
 )
+from gpu_device_plugin.features.elastic.settings import ElasticSettings
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse
 from gpu_device_plugin.model.allocations import AllocationSource
 from gpu_device_plugin.model.resources import Kind
@@ -273,7 +274,7 @@ class Borrowing:
         """Act on a new reading."""
         if not self._concerned():
             return
-        settings, before, uses = self._settings.value, self.reclaiming.value, self._uses()
+        settings, before, uses = self._settings.value.of(ElasticSettings), self.reclaiming.value, self._uses()
         policy = ReclaimPolicy(settings.return_grace_s, settings.borrowers == "evict")
         waiting = [use.place for use in self._starters()]
         after = ReclaimState(reading.at)  # where use is not read, no other reading says soon that a shortage is over
@@ -369,7 +370,7 @@ class Borrowing:
         self, before: ReclaimState, after: ReclaimState, uses: Mapping[str, tuple[AttributedUse, ...]]
     ) -> None:
         """Log, count and post what is new."""
-        evicts = self._settings.value.borrowers == "evict"
+        evicts = self._settings.value.of(ElasticSettings).borrowers == "evict"
         for place, request in after.requests.items():
             if place not in before.requests:
                 self._metrics.count(m.RETURNS, "asked")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.features.elastic.borrowing import Borrowing
 from gpu_device_plugin.features.elastic.guarantees import Guarantees, SavedGuarantees
 from gpu_device_plugin.features.elastic.memory_files import MemoryFiles
+from gpu_device_plugin.features.elastic.settings import ElasticSettings
 from gpu_device_plugin.features.eviction.node import Evictions
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.node.extension import NodeFeature
@@ -26,14 +27,14 @@ class Elastic(NodeFeature):
 
     def __init__(self, node: NodeContext) -> None:
         """Prepare for `node`."""
-        settings, use = node.settings.value, node.features.of(Use)
+        settings, use = node.settings.value.of(ElasticSettings), node.features.of(Use)
         self._node, self._use = node, use
-        use.watch.may_borrow = lambda: node.settings.value.borrowers != "off"
+        use.watch.may_borrow = lambda: node.settings.value.of(ElasticSettings).borrowers != "off"
         self.guarantees = Guarantees(
             node.state,
             node.api,
             node.checkpoint_entries,
-            SavedGuarantees(settings.device_plugin_dir),
+            SavedGuarantees(node.settings.value.device_plugin_dir),
             waiting=tuple if node.api.waiting is None else node.api.waiting.waiting,
             withheld=lambda: node.config.value.why_not_offered,
         )

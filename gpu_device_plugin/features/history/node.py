@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.features.history.flight_recorder import FlightRecorder
 from gpu_device_plugin.features.history.incident_files import IncidentFiles
 from gpu_device_plugin.features.history.sampling import History
+from gpu_device_plugin.features.history.settings import HistorySettings
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.node.extension import NodeFeature
 
@@ -25,7 +26,9 @@ class PastHour(NodeFeature):
         """Prepare for `node`."""
         settings, use = node.settings.value, node.features.of(Use)
         self._api = node.api
-        self.history = History(use.watch, node.hardware.condition, lambda: node.settings.value.condition, node.cgroups)
+        self.history = History(
+            use.watch, node.hardware.condition, lambda: node.settings.value.of(HistorySettings).condition, node.cgroups
+        )
         files = IncidentFiles(settings.device_plugin_dir)
         self.recorder = FlightRecorder(settings.node_name, node.api, use.watch, self.history, use.reports.now, files)
 

@@ -18,6 +18,7 @@ from gpu_device_plugin.features.use.contract import SERVED, USE_PATH, write_node
 from gpu_device_plugin.features.use.rules.container_gpus import container_gpus
 from gpu_device_plugin.features.use.rules.process_use import NOT_READ, UseReading, attribute, blindness
 from gpu_device_plugin.features.use.rules.use_report import SELDOM_S, SOON_S, due_in_s, fresh, names, node_use
+from gpu_device_plugin.features.use.settings import UseSettings
 from gpu_device_plugin.kubelet import procfs
 from gpu_device_plugin.kubelet.procfs import ProcessOwners, boot_time, in_nodes_namespace
 from gpu_device_plugin.model.contract.keys import NODE_USE
@@ -267,7 +268,7 @@ class Use(NodeFeature):
             partial(node.hardware.use, utilisation=True),
             node.entries,
             node.state,
-            interval_s=node.settings.value.usage_interval_s,
+            interval_s=node.settings.value.of(UseSettings).usage_interval_s,
             pods=(lambda: tuple(node.api.pods.values())) if node.api.has_access else None,
             may_borrow=lambda: False,
             ended=lambda: node.records.over,
@@ -291,4 +292,4 @@ class Use(NodeFeature):
         return replace(metrics, use=self.reports.now())
 
     def _interval(self, settings: NodeSettings) -> None:
-        self.watch.every(settings.usage_interval_s)
+        self.watch.every(settings.of(UseSettings).usage_interval_s)

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.elastic.rules.memory_file import DIRECTORY, IN_CONTAINER, NAME
+from gpu_device_plugin.features.elastic.settings import ElasticSettings
+from gpu_device_plugin.features.over_use.settings import OverUseSettings
+from gpu_device_plugin.features.use.settings import UseSettings
 from gpu_device_plugin.model.contract.keys import ASSIGNED, MEMORY_LIMIT, OVER_USE
 from gpu_device_plugin.model.memory import MIB_PER_GIB, format_mib
 
@@ -82,7 +85,8 @@ async def run_short(story: Story) -> None:
     everything = capacity_mib - sum(halves.values())
     story.say(
         f"{name} takes the rest of the GPU, {_gib(everything)}: {other.name} could not take its whole part any more. "
-        f"Over-use is set to {world.settings.over_use}, so the agent asks the API server to evict {name}."
+        f"Over-use is set to {world.settings.of(OverUseSettings).over_use}, so the agent asks the API server to evict "
+        f"{name}."
     )
     story.check("It was not evicted before.", not world.pods.evictions and not neighbours.ended())
     world.pods.grace = story.linger
@@ -178,8 +182,8 @@ async def borrow_and_go(story: Story) -> None:
     world, pod = story.world, borrower.pod
     story.say(
         f"{pod.name} borrows in the same way, and does not return it: after return_grace, "
-        f"{world.settings.return_grace_s:g} s here, the agent has it evicted, because borrowers is "
-        f"{world.settings.borrowers}."
+        f"{world.settings.of(ElasticSettings).return_grace_s:g} s here, the agent has it evicted, because borrowers is "
+        f"{world.settings.of(ElasticSettings).borrowers}."
     )
     before = world.pods.evictions
     world.pods.grace = partial(asyncio.sleep, 0)  # the page shows nothing new before it has ended
@@ -209,7 +213,7 @@ async def _borrower(story: Story, name: str) -> _Borrower | None:
     world.use({name: shared.gpu.capacity_mib - MIB_PER_GIB})
     # Who comes at the same moment does not wait: no container borrows before it runs.
     await world.until(lambda: world.pods.annotations(name).get(ASSIGNED) == "true")
-    await asyncio.sleep(2 * world.settings.usage_interval_s)
+    await asyncio.sleep(2 * world.settings.of(UseSettings).usage_interval_s)
     return _Borrower(pod, guaranteed, len(shared.shares))
 
 

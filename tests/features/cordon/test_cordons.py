@@ -15,10 +15,12 @@ from gpu_device_plugin.cluster.client.errors import ConflictError
 from gpu_device_plugin.cluster.writers.own_node import OwnNode
 from gpu_device_plugin.features.cordon.node import AutoCordon
 from gpu_device_plugin.features.cordon.rules import KEPT_FOR_S
+from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.model.contract.cordons import Cordon, read_cordons, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS
 from gpu_device_plugin.model.telemetry import GpuTelemetry
 from gpu_device_plugin.node.node_api import NodeApi
+from gpu_device_plugin.settings.sources import Sources
 from tests.names import COUNT, MEM
 from tests.node.cluster_harness import NODE, RIGHTS, Cluster, cluster, promise
 from tests.node.harness import pod
@@ -212,7 +214,7 @@ async def test_a_cordon_that_cannot_be_written_is_tried_again(trouble: str) -> N
 
 async def test_without_the_api_nothing_is_put_aside_and_readings_are_followed() -> None:
     conditions: Observable[Any] = Observable(failing("GPU-a"))
-    settings: Any = Observable(SimpleNamespace(cordon_on=("memory-not-repaired",)))
+    settings = Observable(Sources(NODE_SETTINGS, {"cordon_on": "memory-not-repaired"}, {}).read())
     config: Any = Observable(SimpleNamespace(cordons={}, shares=SimpleNamespace(gpus=())))
     now = [0.0]
     by = AutoCordon(conditions, settings, config, NodeApi(), clock=lambda: now[0])

@@ -16,8 +16,8 @@ from gpu_device_plugin.features.eviction.evictor import Evictor
 from gpu_device_plugin.features.eviction.rules import Candidate
 from gpu_device_plugin.features.history.contract import IncidentKind
 from gpu_device_plugin.features.history.rules.incidents import Trigger
+from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.model.pods import Pod
-from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from tests.patience import eventually
 
@@ -44,7 +44,7 @@ class Desk(m.Metrics):
     now: float = 0.0
 
     def __post_init__(self) -> None:
-        self.settings = Observable(Sources(NodeSettings, {}, {}).read())
+        self.settings = Observable(Sources(NODE_SETTINGS, {}, {}).read())
         self.evictor = Evictor(cast("NodeCluster", self), self, self.settings, first_retry_s=10, clock=lambda: self.now)
 
     def event(
@@ -131,7 +131,7 @@ async def test_a_pod_that_does_not_end_in_time_keeps_its_gpu_busy_no_longer(
     stubborn = replace(POD, grace_s=own_s)
     candidates = [Candidate(stubborn, "GPU-0", 9), Candidate(ANOTHER, "GPU-0", 1)]
     async with desk(Eviction(EvictionOutcome.EVICTED)) as it:
-        it.settings.set(replace(it.settings.value, eviction_grace_s=most_s))
+        it.settings.set(Sources(NODE_SETTINGS, {"eviction_grace": f"{round(most_s * 1000)}ms"}, {}).read())
         it.pods |= {"u": stubborn, "v": ANOTHER}
         it.order(stubborn)
         await eventually(lambda: bool(it.events))

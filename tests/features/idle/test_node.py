@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.idle.node import IdlePods
+from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.features.use.contract import read_node_use
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
@@ -17,7 +18,6 @@ from gpu_device_plugin.model.contract.keys import IDLE_SINCE
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.settings.knobs import SettingsError
-from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from tests.features.use.test_use_report import ID, using
 from tests.node.cluster_harness import NODE, cluster, promise
@@ -25,13 +25,16 @@ from tests.node.harness import pod
 from tests.node.recorded_api import RecordedApi
 from tests.nodes import uuid
 
+if TYPE_CHECKING:
+    from gpu_device_plugin.settings.node import NodeSettings
+
 POD = Pod("u", "default", "web", phase="Running")
 HOLDING = ContainerGpus("u", "main", {uuid(0): 4096}, pod=POD)
 OLD = "2026-01-02T03:04:05Z"
 
 
 def settings(**changed: str) -> NodeSettings:
-    return Sources(NodeSettings, {"idle_after": "60s", **changed}, {}).read()
+    return Sources(NODE_SETTINGS, {"idle_after": "60s", **changed}, {}).read()
 
 
 class Scene:
