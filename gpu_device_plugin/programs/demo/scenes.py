@@ -255,6 +255,7 @@ async def _stay(story: Story) -> None:
     await story.wait("pretrain", world.count, _GPUS_ASKED, "training")
     if greedy is not None and (crowded := neighbours_on(story, greedy.pod.name)) is not None:
         await show_excess(story, crowded, crowded.spare_mib)
+        await story.linger()  # else the page may show the next trouble first
     broken = [shared for shared in story.world.gpus_of(*world.kubelet.running) if not greedy or shared != greedy.shared]
     if broken and world.scripted:
         await _strike(story, broken[-1], 95)
