@@ -256,8 +256,8 @@ class _Reader:
 
 # --- The pods that Deployments, Jobs and their like make of their templates -------------------------------------------
 
-_REPLICAS = frozenset({"Deployment", "ReplicaSet", "StatefulSet", "ReplicationController"})
-_MAKERS = _REPLICAS | {"Job", "CronJob"}
+_REPLICATED = frozenset({"Deployment", "ReplicaSet", "StatefulSet", "ReplicationController"})
+_MAKERS = _REPLICATED | {"Job", "CronJob"}
 """The kinds whose pods are known from the object alone."""
 
 
@@ -355,7 +355,7 @@ _SPECS = msgspec.json.Decoder(_Spec)
 
 def _number(kind: str, spec: _Spec) -> int:
     """Return how many of its pods run at once."""
-    if kind in _REPLICAS:
+    if kind in _REPLICATED:
         return 1 if spec.replicas is None else spec.replicas
     at_once = 1 if spec.parallelism is None else spec.parallelism
     return at_once if spec.completions is None else min(at_once, spec.completions)
