@@ -70,14 +70,19 @@ def placer_on(
     """
     if cold and policy in {"fit", "fgd"}:
         return _LearningPlacer(nodes, workload.kinds, policy, percentage, apart=others_apart)
-    match policy:
-        case "fgd":
-            chosen: Policy[Any] = Fgd(workload.mix())
-        case "bestfit":
-            chosen = BestFit(nodes)
-        case _:
-            chosen = policy_of(policy, nodes, workload)
+    chosen = policy_named(policy, nodes, workload)
     return SamplingPlacer(nodes, workload.kinds, Apart(chosen) if others_apart else chosen, percentage)
+
+
+def policy_named(name: str, nodes: Sequence[Start], workload: Workload) -> Policy[Any]:
+    """Return a policy of the extender, ``fgd`` or ``bestfit``."""
+    match name:
+        case "fgd":
+            return Fgd(workload.mix())
+        case "bestfit":
+            return BestFit(nodes)
+        case _:
+            return policy_of(name, nodes, workload)
 
 
 # --- kube-scheduler shows the extender samples of the nodes -----------------------------------------------------------

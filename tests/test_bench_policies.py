@@ -3,90 +3,30 @@
 from __future__ import annotations
 
 import os
-import random
 from math import exp, floor
-from statistics import fmean
 from typing import TYPE_CHECKING
 
 import pytest
 
-from bench.leaving import Arrivals, departing, leave, run_leaving
+from bench.leaving import run_moving
 from bench.openb import allocated, nodes_in_trace, pods_in_trace
-from bench.policies import Apart, BestFit, Fgd, placed
+from bench.policies import Apart, BestFit, Fgd, placed, placer_on
 from gpu_device_plugin.core.value.marginal_value import NEVER, Left
-from gpu_device_plugin.core.value.node_types import NodeType
-from gpu_device_plugin.core.value.price_learning import learn
 from gpu_device_plugin.core.value.workload_mix import PodKind
 from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
-from gpu_device_plugin.programs.simulate.model import Start, Workload
-from gpu_device_plugin.programs.simulate.placing import POLICIES, ByValue, Placer, gpu_nodes
+from gpu_device_plugin.programs.simulate.model import Start, Workload, departing
+from gpu_device_plugin.programs.simulate.placing import POLICIES, Placer, run
+from tests.programs.simulate.test_placing import MIG, NODES, T4, gives_nothing_twice, start, workload
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from gpu_device_plugin.core.value.node_types import NodeType
 
-EVERY = (*POLICIES, "fgd", "bestfit")
-T4 = NodeType((16, 16), ("T4", "T4"), 32_000, 131_072)
-A10 = NodeType((24,), ("A10",), 32_000, 131_072)
-KINDS = (
-    PodKind(5, 1, 2000, 4096),
-    PodKind(11, 1, 4000, 8192),
-    PodKind(0, 1, 8000, 16_384),
-    PodKind(0, 2, 8000, 16_384),
-    PodKind(8, 2, 4000, 8192),
-    PodKind(20, 1, 4000, 8192, GpuPreferences(("A10",))),
-    PodKind(0, 0, 3000, 2048),
+
+@pytest.mark.parametrize(
+    ("policy", "cold"), [("fgd", False), ("bestfit", False), *[(each, True) for each in (*POLICIES, "fgd", "bestfit")]]
 )
-
-
-start = Start.empty
-MIG = NodeType((16, 8, 8, 4), ("A10",) * 4, 32_000, 131_072, (None, 1, 1, 3))
-"""A GPU, and three MIG instances of two."""
-NODES = [start("t0", T4), start("t1", T4), start("a0", A10), start("a1", A10), start("t2", T4)]
-
-
-def workload(number: int = 60, seed: int = 0) -> Workload:
-    rng = random.Random(seed)  # noqa: S311 - the same pods every time
-    return Workload(KINDS, tuple(rng.randrange(len(KINDS)) for _ in range(number)))
-
-
-@pytest.mark.parametrize("nodes", [NODES, [*NODES[1:4], start("m0", MIG), start("m1", MIG)]], ids=["GPUs", "MIG"])
-def test_nothing_is_lost_when_pods_have_come_and_left(nodes: list[Start]) -> None:
-    placer = Placer(nodes, KINDS, ByValue(learn(workload().mix(), gpu_nodes(nodes))))
-    running: list[tuple[int, int, Sequence[int]]] = []
-    rng = random.Random(1)  # noqa: S311 - the same pods every time
-    accepted = 0
-    for kind in workload(300).pods:
-        if running and rng.random() < 0.45:
-            leave(placer, *running.pop(rng.randrange(len(running))))
-        found = placer.place(kind)
-        if found is not None:
-            running.append((kind, *found))
-            accepted += 1
-    for pod in running:
-        leave(placer, *pod)
-    assert accepted > 100
-    assert placer.lefts == [node.left for node in nodes]
-
-
-@pytest.mark.parametrize("policy", EVERY)
-@pytest.mark.parametrize("cold", [False, True])
 def test_no_policy_gives_anything_twice(policy: str, *, cold: bool) -> None:
-    """Pods come until three times the GPUs are asked for, and leave: what runs never exceeds what there is."""
-    nodes = [start(f"t{at}", T4) for at in range(4)]
-    pods = workload()
-    arrivals = departing(pods, nodes, 3, 3.0)
-    outcome = run_leaving(policy, nodes, pods, arrivals, 3, cold=cold)
-    for now in range(0, len(arrivals.pods), 5):
-        running = [
-            at
-            for at in range(now + 1)
-            if outcome.accepted[at] and arrivals.at[at] + arrivals.life[at] > arrivals.at[now]
-        ]
-        kinds = [KINDS[arrivals.pods[at]] for at in running]
-        assert sum(outcome.shares[at] for at in running) <= 4 * 32
-        assert sum(kind.cpu_milli for kind in kinds) <= 4 * 32_000
-        assert sum(kind.shares == 11 for kind in kinds) + sum(kind.gpus for kind in kinds if not kind.shares) <= 8
-    assert 0 < outcome.rejected < 1
+    gives_nothing_twice(policy, lambda nodes: placer_on(nodes, policy, workload(), cold=cold))
 
 
 @pytest.mark.parametrize("policy", ["spread", "fit"])
@@ -94,9 +34,10 @@ def test_moves_give_nothing_twice_and_stay_within_their_budget(policy: str) -> N
     nodes = [start(f"t{at}", T4) for at in range(6)]
     pods = workload()
     arrivals = departing(pods, nodes, 3, 1.2)
-    without, outcome = (run_leaving(policy, nodes, pods, arrivals, 3, rebalance=part) for part in (0.0, 0.2))
-    assert without.moves == 0
-    assert 0 < outcome.moves <= 0.2 * len(arrivals.pods)
+    (without, none), (outcome, moves) = (run_moving(policy, nodes, pods, arrivals, 3, part=part) for part in (0.0, 0.2))
+    assert none == 0
+    assert without.places == run(policy, nodes, pods, arrivals[0], 3, stays=arrivals[1]).places
+    assert 0 < moves <= 0.2 * len(outcome.pods)
     for node in outcome.nodes:
         assert all(0 <= free <= size for free, size in zip(node.left.frees, node.shape.sizes, strict=True))
         assert node.left.cpu_milli >= 0
@@ -106,19 +47,16 @@ def test_a_pod_is_moved_so_that_another_finds_room() -> None:
     """Two pods of 5 are on two GPUs of 16 by spread; then one asks for a whole GPU."""
     kinds = (PodKind(5, 1), PodKind(0, 1))
     pods = Workload(kinds, (0, 0, 1))
-    arrivals = Arrivals((0, 0, 1), (0.0, 0.1, 0.2), (9.0,) * 3)
     for part, accepted, moves in ((0.0, [True, True, False], 0), (0.5, [True, True, True], 1)):
-        outcome = run_leaving("spread", [start("t0", T4)], pods, arrivals, 0, rebalance=part)
-        assert (outcome.accepted, outcome.moves) == (accepted, moves)
+        outcome, moved = run_moving("spread", [start("t0", T4)], pods, ((0, 0, 1), (9, 9, 9)), 0, part=part)
+        assert (outcome.accepted, moved) == (accepted, moves)
 
 
 def test_pods_that_ran_from_the_beginning_stay_where_they_are() -> None:
     nodes = [Start("t0", T4, Left((16 - 5, 16 - 5), 32_000, 131_072))]
     kinds = (PodKind(5, 1), PodKind(0, 1))
-    outcome = run_leaving(
-        "spread", nodes, Workload(kinds, (0, 1)), Arrivals((0, 1), (0.0, 0.1), (9.0,) * 2), 0, rebalance=1.0
-    )
-    assert (outcome.accepted, outcome.moves) == ([True, False], 0)
+    outcome, moves = run_moving("spread", nodes, Workload(kinds, (0, 1)), ((0, 1), (9, 9)), 0, part=1.0)
+    assert (outcome.accepted, moves) == ([True, False], 0)
 
 
 @pytest.mark.parametrize("policy", ["fgd", "bestfit"])
@@ -148,25 +86,16 @@ def test_pods_without_gpus_go_where_most_is_left_where_the_extender_is_not_asked
     nodes = [start("t0", T4), Start("t1", T4, Left(T4.sizes, 8000, 16_384))]
     kinds = (PodKind(0, 0, 4000, 8192), PodKind(8, 1, 4000, 8192))
     placer = Placer(nodes, kinds, Apart(BestFit(nodes)))
-    assert [placer.place(0) for _ in range(2)] == [(0, ()), (0, ())]
-    assert placer.place(1) == (1, [0])
-    leave(placer, 0, 0, ())
-    leave(placer, 1, 1, [0])
+    for kind in (0, 0, 1):
+        placer.come(kind)
+    assert placer.came == [(0, (0, ())), (0, (0, ())), (1, (1, [0]))]
+    placer.leave(0)
+    placer.leave(2)
     assert [left.cpu_milli for left in placer.lefts] == [28_000, 8000]
     assert [left.frees for left in placer.lefts] == [(16, 16), (16, 16)]
     hopeless = Workload((PodKind(0, 0, 99_000), *kinds), (0, 1, 2))
     apart, _ = placed("binpack", nodes, hopeless, hopeless.pods, 0, others_apart=True)
     assert apart.accepted == [False, True, True]
-
-
-def test_departing_pods_ask_for_the_load_on_average() -> None:
-    """In a lifetime as much comes as the load says; five lifetimes are simulated."""
-    pods = workload()
-    arrivals = departing(pods, NODES, 0, 0.9)
-    demand = [kind.gpus * (kind.shares or 144 / 8) for kind in KINDS]
-    assert sum(demand[pod] for pod in arrivals.pods) / 5 == pytest.approx(0.9 * 144, rel=0.15)
-    assert arrivals.at[-1] < 5.0
-    assert fmean(arrivals.life) == pytest.approx(1.0, abs=0.5)
 
 
 # --- FGD and BestFit

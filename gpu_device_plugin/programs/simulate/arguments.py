@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import argparse
 
 USAGE = """%(prog)s [--nodes NODES] [--pods PODS] [--policy NAMES] [--seeds N] [--from-empty] [--skip-misfits]
-       [--until rejected|PERCENT | --nodes-needed [NODE]]
+       [--until rejected|PERCENT | --departures PERCENT | --nodes-needed [NODE]]
        [--burst [PERCENTS]] [-o table|json]"""
 DESCRIPTION = (
     "Answer before you buy or change: what would fit, what would another policy have done, how many nodes do these "
@@ -42,6 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="rejected|PERCENT",
         help="let pods of the list come again and again, until one finds no room, or until they have asked for PERCENT "
         "of the free GPUs; by default each pod comes once",
+    )
+    question.add_argument(
+        "--departures", metavar="PERCENT", help="let pods leave again; those that run ask for PERCENT of the free GPUs"
     )
     question.add_argument(
         "--nodes-needed",

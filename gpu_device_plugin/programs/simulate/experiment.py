@@ -8,7 +8,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.value.node_types import needs_gpus
-from gpu_device_plugin.programs.simulate.model import Start, shares_of, told, until
+from gpu_device_plugin.programs.simulate.model import Start, departing, shares_of, told, until
 from gpu_device_plugin.programs.simulate.placing import run
 from gpu_device_plugin.settings.knobs import UsageError
 
@@ -35,6 +35,8 @@ class Plan:
     until: float | str | None = None
     """How much the pods ask for, as a part of the GPUs; `REJECTED`: to the first that finds no room; None: each pod of
     the list comes once."""
+    departures: float | None = None
+    """The load under which pods come and leave, as a part of the GPUs; None: nobody leaves."""
     skip_misfits: bool = False
     """The nodes needed are those for the pods that fit on them; others may find no room."""
     burst: tuple[int, ...] = ()
@@ -56,20 +58,24 @@ def simulate(
     for policy in plan.policies:
         outcomes: list[SimulationOutcome] = []
         for seed in range(plan.seeds):
-            pods = arrivals_of(plan, inputs, seed)
+            pods, stays = (
+                (arrivals_of(plan, inputs, seed), ())
+                if plan.departures is None
+                else departing(inputs.workload, inputs.nodes, seed, plan.departures)
+            )
             done = len(found) * plan.seeds + seed
 
             def advance(came: int, all_: int = len(pods), done: int = done, policy: str = policy) -> None:
                 progress(policy, (done + came / max(1, all_)) / total)
 
-            outcome = run(policy, inputs.nodes, inputs.workload, pods, seed, progress=advance)
+            outcome = run(policy, inputs.nodes, inputs.workload, pods, seed, stays=stays, progress=advance)
             outcomes.append(_to_first_rejected(outcome) if plan.until == REJECTED else outcome)
         found[policy] = tuple(outcomes)
     return found
 
 
 def arrivals_of(plan: Plan, inputs: Inputs, seed: int) -> Sequence[int]:
-    """Return the pods in the order in which they come with this seed, as places in `Workload.kinds`.
+    """Return the pods in the order in which they come with this seed, as places in `Workload.kinds`; they stay.
 
     Raises:
         UsageError: the pods ask for too little.

@@ -6,7 +6,7 @@ import random
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -119,7 +119,7 @@ class SimulationOutcome:
 
     @property
     def allocated(self) -> float:
-        """The accepted part of the capacity."""
+        """The accepted part of the capacity; only where nobody leaves it is what is in use at the end."""
         return self._given(len(self.pods)) / self.capacity if self.capacity else 0.0
 
     def allocated_at(self, arrived: float) -> float:
@@ -200,7 +200,7 @@ def order(name: str) -> tuple[float, str]:
     return times, name
 
 
-# --- The order in which pods come -------------------------------------------------------------------------------------
+# --- The order in which pods come, and how long they stay -------------------------------------------------------------
 
 MOST_ARRIVALS = 1_000_000
 """A simulation of more would take hours."""
@@ -215,12 +215,36 @@ def until(workload: Workload, nodes: Sequence[Start], seed: int, over: float = 1
         UsageError: the pods ask for too little.
     """
     listed, demand, wanted = workload.pods, demand_of(workload, nodes), over * capacity_of(nodes)
-    check_demand([demand[pod] for pod in listed], wanted)
+    _check([demand[pod] for pod in listed], wanted)
     rng = random.Random(seed)  # noqa: S311 - the same order every time
     found = rng.sample(listed, len(listed))
     while sum([demand[pod] for pod in found]) < wanted:
         found += rng.choices(listed, k=len(listed))
     return found[: bisect_left(list(accumulate([demand[pod] for pod in found])), wanted) + 1]
+
+
+_LIFETIMES = 5
+"""For so many mean lifetimes pods come that leave again."""
+
+
+def departing(workload: Workload, nodes: Sequence[Start], seed: int, load: float) -> tuple[list[int], list[int]]:
+    """Return pods that leave again, the list in ever new orders, and how long each stays (as `stays` of `run`).
+
+    `load` is what the running pods ask for on average, as a part of the GPUs of the nodes. Pods come evenly spaced, and
+    a lifetime is exponentially distributed.
+
+    Raises:
+        UsageError: the pods ask for too little.
+    """
+    demand = demand_of(workload, nodes)
+    listed, wanted = [demand[pod] for pod in workload.pods], load * capacity_of(nodes)
+    _check(listed, wanted * _LIFETIMES)
+    rng = random.Random(seed)  # noqa: S311 - the same order every time
+    each = wanted * len(listed) / sum(listed)  # pods that come in a mean lifetime
+    number = int(each * _LIFETIMES)
+    orders = [rng.sample(workload.pods, len(listed)) for _ in range(number // len(listed) + 1)]
+    pods = [*chain.from_iterable(orders)][:number]
+    return pods, [1 + int(each * rng.expovariate(1.0)) for _ in pods]
 
 
 def demand_of(workload: Workload, nodes: Sequence[Start]) -> list[float]:
@@ -229,12 +253,7 @@ def demand_of(workload: Workload, nodes: Sequence[Start]) -> list[float]:
     return [shares_of(kind, unit) for kind in workload.kinds]
 
 
-def check_demand(demand: Sequence[float], wanted: float) -> None:
-    """Refuse pods that ask for so little, in shares, that too many would have to come until they want so much.
-
-    Raises:
-        UsageError: says so.
-    """
+def _check(demand: Sequence[float], wanted: float) -> None:
     asked = sum(demand)
     if not asked:
         raise UsageError("--pods: no pod asks for a GPU; add pods that do")

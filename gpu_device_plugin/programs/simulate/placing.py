@@ -6,7 +6,7 @@ import random
 import time
 from abc import ABC, abstractmethod
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -15,7 +15,7 @@ from gpu_device_plugin.core.cluster.fitting import Fit, fit, unfit
 from gpu_device_plugin.core.cluster.packing import Effort
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.scoring import Scorer
-from gpu_device_plugin.core.value.marginal_value import NEVER, Appraisal, Appraiser
+from gpu_device_plugin.core.value.marginal_value import NEVER, Appraisal, Appraiser, Left
 from gpu_device_plugin.core.value.price_learning import learn
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.model.placing import Demand, Room
@@ -25,7 +25,6 @@ from gpu_device_plugin.programs.simulate.model import SimulationOutcome, capacit
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.core.value.marginal_value import Left
     from gpu_device_plugin.core.value.node_types import NodeType
     from gpu_device_plugin.core.value.price_learning import Tables
     from gpu_device_plugin.core.value.workload_mix import PodKind
@@ -165,6 +164,8 @@ class Placer:
         self.shapes = [node.shape for node in nodes]
         self.lefts = [node.left for node in nodes]
         """What each row has left; see `put`."""
+        self.came: list[tuple[int, tuple[int, Sequence[int]] | None]] = []
+        """The kind of each pod that has come, its row and its GPUs by position; None: it found no room."""
         self._scores: dict[int, array[float]] = {}
         """By kind and row."""
         self._marks: dict[int, int] = {}
@@ -178,6 +179,22 @@ class Placer:
         self._policy = policy
         self._seen = [policy.look(shape, left) for shape, left in zip(self.shapes, self.lefts, strict=True)]
         self._scores.clear()
+
+    def come(self, kind: int) -> None:
+        """Place a pod that may leave."""
+        self.came.append((kind, self.place(kind)))
+
+    def leave(self, number: int) -> None:
+        """Give back what a pod has taken, if it found room; it has come as this number, the first as 0."""
+        kind, place = self.came[number]
+        if place is None:
+            return
+        row, gpus = place
+        pod, left, sizes = self.kinds[kind], self.lefts[row], self.shapes[row].sizes
+        frees = list(left.frees)
+        for at in gpus:
+            frees[at] = frees[at] + pod.shares if pod.shares else sizes[at]
+        self.put(row, Left(tuple(frees), left.cpu_milli + pod.cpu_milli, left.memory_mib + pod.memory_mib))
 
     def place(self, kind: int) -> tuple[int, Sequence[int]] | None:
         """Place a pod; return its row and its GPUs by position, None where it fits on no node."""
@@ -218,24 +235,31 @@ def run(
     pods: Sequence[int],
     seed: int,
     *,
+    stays: Sequence[int] = (),
     placing: Callable[[Sequence[Start]], Placer] | None = None,
     progress: Callable[[int], None] = lambda _done: None,
 ) -> SimulationOutcome:
     """Let pods come, and return which of them found room; a pod that finds none does not come again.
 
     `policy` is a name in `POLICIES`, unless `placing` is given, which makes the placer for nodes. `pods` are places in
-    `Workload.kinds`. `seed` is that of the order of nodes: of equal ones the first is chosen. `progress` is called now
-    and then with how many pods have come.
+    `Workload.kinds`. `seed` is that of the order of nodes: of equal ones the first is chosen. `stays` says how long
+    each pod stays, counted in arrivals: with 1 it has left when the next one comes. Without it nobody leaves.
+    `progress` is called now and then with how many pods have come.
     """
     ordered = random.Random(seed).sample(nodes, len(nodes))  # noqa: S311 - the same order every time
     began = time.process_time()
     placer = placing(ordered) if placing else Placer(ordered, workload.kinds, policy_of(policy, ordered, workload))
-    places: list[tuple[int, Sequence[int]] | None] = []
+    leaving: dict[int, list[int]] = defaultdict(list)
+    for n, stay in enumerate(stays):
+        leaving[n + stay].append(n)
     for n, kind in enumerate(pods):
         if not n % 500:
             progress(n)
-        places.append(placer.place(kind))
+        for gone in leaving.get(n, ()):
+            placer.leave(gone)
+        placer.come(kind)
     progress(len(pods))
+    places = [place for _, place in placer.came]
     demand = demand_of(workload, nodes)
     return SimulationOutcome(
         policy,

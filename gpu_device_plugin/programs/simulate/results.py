@@ -45,6 +45,7 @@ def document(inputs: Inputs, plan: Plan, policies: Sequence[Json]) -> Json:
         "pods": len(inputs.workload.pods),
         "kinds": len(inputs.workload.kinds),
         "until": plan.until,
+        "departures": plan.departures,
         "notes": list(inputs.notes),
         "policies": list(policies),
     }
@@ -54,24 +55,24 @@ def policy_document(outcomes: Sequence[SimulationOutcome], inputs: Inputs, plan:
     """Return what came of one policy, given its outcome with each seed.
 
     Parts are means over the seeds, 1.0 being all: the GPU allocated as a part of what was free when as much had been
-    asked for (None: that never happened) and after the last pod, and the part of the GPU asked for that found no room.
-    Pods are those of the first seed, by what the user calls them; by size
+    asked for (None: that never happened, or pods left again) and after the last pod (None where pods leave), and the
+    part of the GPU asked for that found no room. Pods are those of the first seed, by what the user calls them; by size
     where that would be more than `_MOST_ROWS`. Classes are sizes, over all seeds.
     """
-    unit, workload = unit_of(inputs.nodes), inputs.workload
+    unit, workload, leaving = unit_of(inputs.nodes), inputs.workload, plan.departures is not None
     sizes = [class_of(kind, unit) for kind in workload.kinds]
     names = [workload.name(at) for at in range(len(workload.kinds))]
     by_size = len(set(names)) > _MOST_ROWS
-    full = all(sum(outcome.shares) >= outcome.capacity > 0 for outcome in outcomes)
+    full = not leaving and all(sum(outcome.shares) >= outcome.capacity > 0 for outcome in outcomes)
     first = _counts(outcomes[:1], sizes if by_size else names)
     rows = {name: first[name] for name in sorted(first, key=order)} if by_size else first
     classes = _counts(outcomes, sizes)
     return {
         "policy": outcomes[0].policy,
         "allocatedAt100": _mean(outcome.allocated_at(1.0) for outcome in outcomes) if full else None,
-        "allocatedAtEnd": _mean(outcome.allocated for outcome in outcomes),
+        "allocatedAtEnd": None if leaving else _mean(outcome.allocated for outcome in outcomes),
         "rejected": _mean(outcome.rejected for outcome in outcomes),
-        "answer": (_answer_of_first_rejected if plan.until == REJECTED else answer)(outcomes, workload),
+        "answer": _answer(outcomes, workload, plan),
         "pods": [{"name": name, "came": came, "accepted": accepted} for name, (came, accepted) in rows.items()],
         "cpuSeconds": round(fmean(outcome.cpu_s for outcome in outcomes), 3),
         "classes": [
@@ -157,17 +158,17 @@ def _rows(policies: Sequence[Json]) -> list[Line]:
 
 def _means(policies: Sequence[Json], plan: Plan) -> list[Line]:
     """Return how policies compare over all seeds, where pods come again and again."""
-    if plan.until is None:
+    if plan.until is None and plan.departures is None:
         return []
-    keys = {"AT 100 %": "allocatedAt100", "AT END": "allocatedAtEnd", "REJECTED": "rejected"}
+    keys = {"AT 100 %": "allocatedAt100", "AT END": "allocatedAtEnd"} if plan.departures is None else {}
+    keys["REJECTED"] = "rejected"
     rows = [
         (each["policy"], *("-" if each[key] is None else f"{100 * each[key]:.1f}" for key in keys.values()))
         for each in policies
     ]
-    about = (
-        "at 100 %, at end: GPU allocated, in % of what was free at first; rejected: of the GPU that pods asked for, "
-        "in %; means of all seeds"
-    )
+    about = "rejected: of the GPU that pods asked for, in %; means of all seeds"
+    if plan.departures is None:
+        about = f"at 100 %, at end: GPU allocated, in % of what was free at first; {about}"
     return [*aligned(("POLICY", *keys), rows), Line(about, Tone.FAINT), Line("")]
 
 
@@ -179,6 +180,12 @@ def aligned(heading: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[L
 # --- The answer in words, a line for each policy ---------------------------------------------------------------------
 
 _MOST_REASONS = 3
+
+
+def _answer(outcomes: Sequence[SimulationOutcome], workload: Workload, plan: Plan) -> str:
+    if plan.departures is not None:
+        return _answer_of_departures(outcomes)
+    return (_answer_of_first_rejected if plan.until == REJECTED else answer)(outcomes, workload)
 
 
 def answer(outcomes: Sequence[SimulationOutcome], workload: Workload) -> str:
@@ -194,9 +201,17 @@ def _answer_of_first_rejected(outcomes: Sequence[SimulationOutcome], workload: W
         return answer(outcomes, workload)
     ran = sum(first.accepted)
     before = "no pod runs" if not ran else f"{counted(ran, 'pod')} {_run(ran)}"
-    allocated = f"{100 * first.allocated:.1f} % of the GPUs that were free"
+    allocated = f"{100 * _mean(outcome.allocated for outcome in outcomes):.1f} % of the GPUs that were free"
     asked = workload.name(first.pods[-1])
     return f"{first.policy}: {before} before one of {asked} finds no room{_spread(outcomes)}; {allocated} are given out"
+
+
+def _answer_of_departures(outcomes: Sequence[SimulationOutcome]) -> str:
+    first = outcomes[0]
+    came, ran = len(first.pods), sum(first.accepted)
+    of = f"all {came:,}" if came == ran else f"{ran:,} of {came:,}"
+    refused = f"{100 * _mean(outcome.rejected for outcome in outcomes):.1f} % of the GPU asked for was refused"
+    return f"{first.policy}: {of} pods that came found room{_spread(outcomes)}; {refused}"
 
 
 def _answer_of_needed(needed: Needed, inputs: Inputs) -> str:

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 _PROG = "gpu-device-plugin simulate"
 _MOST_NOTES = 5
-_LEAST_PERCENT, _MOST_PERCENT = 5, 1000
+_LEAST_PERCENT = 5
 
 
 def main(arguments: argparse.Namespace, environ: Mapping[str, str], *, kubectl: str = "kubectl") -> int:
@@ -86,16 +86,17 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     policies = _read("--policy", several("", one_of(*POLICIES).read), arguments.policy)
     if not policies:
         raise UsageError(f"--policy: no policy is named; there are {', '.join(POLICIES)}")
-    until = arguments.until
+    until, load = arguments.until, arguments.departures
     burst: tuple[int, ...] = ()
     if arguments.burst is not None:
         burst = _read("--burst", several("", number(1, 100).read), arguments.burst)
-        if until == REJECTED or arguments.nodes_needed is not None or not burst:
+        if until == REJECTED or load is not None or arguments.nodes_needed is not None or not burst:
             raise UsageError("--burst: give percentages, as in 100,95,90, and no other question but --until PERCENT")
     return Plan(
         policies,
         _read("--seeds", number(1, 100), arguments.seeds),
-        until if until in {None, REJECTED} else _part("--until", until),
+        until if until in {None, REJECTED} else _part("--until", until, 1000, f"{REJECTED}, or "),
+        None if load is None else _part("--departures", load, 200),
         skip_misfits=arguments.skip_misfits,
         burst=burst,
         return_grace_s=_read("--return-grace", duration(zero=True), arguments.return_grace),
@@ -109,12 +110,11 @@ def _read(flag: str, form: Form[T], text: str) -> T:
         raise UsageError(f"{flag}: {error}") from None
 
 
-def _part(flag: str, text: str) -> float:
+def _part(flag: str, text: str, most: int, other: str = "") -> float:
     percent = text.removesuffix("%").strip()
-    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", percent) or not _LEAST_PERCENT <= float(percent) <= _MOST_PERCENT:
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", percent) or not _LEAST_PERCENT <= float(percent) <= most:
         raise UsageError(
-            f"{flag}: {text[:40]!r} is not {REJECTED}, or a percentage from {_LEAST_PERCENT} to {_MOST_PERCENT}; "
-            "write 95 for 95 %"
+            f"{flag}: {text[:40]!r} is not {other}a percentage from {_LEAST_PERCENT} to {most}; write 95 for 95 %"
         )
     return float(percent) / 100
 

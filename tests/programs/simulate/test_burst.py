@@ -154,6 +154,7 @@ def test_pods_that_come_again_are_not_in_step_with_the_first(recorded: str, caps
         (("--burst", ","), "--burst: give percentages"),
         (("--burst", "--until", "rejected"), "--burst: give percentages"),
         (("--burst", "--nodes-needed"), "--burst: give percentages"),
+        (("--burst", "--departures", "80"), "--burst: give percentages"),
         (("--burst", "--return-grace", "soon"), "--return-grace: 'soon' is not a duration"),
         (("--burst", "--nodes", "mem=80 mig=1g.10gb*7"), "--burst: MIG instances neither lend nor borrow"),
     ],

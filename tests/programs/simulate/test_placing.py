@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import random
 from itertools import accumulate
+from statistics import fmean
+from typing import TYPE_CHECKING
 
 import pytest
 
 from gpu_device_plugin.core.value.node_types import NodeType
+from gpu_device_plugin.core.value.price_learning import learn
 from gpu_device_plugin.core.value.workload_mix import PodKind
 from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
-from gpu_device_plugin.programs.simulate.model import Start, Workload, capacity_of, until
-from gpu_device_plugin.programs.simulate.placing import POLICIES, ByFullness, Placer, run
+from gpu_device_plugin.programs.simulate.model import Start, Workload, capacity_of, departing, until
+from gpu_device_plugin.programs.simulate.placing import POLICIES, ByFullness, ByValue, Placer, gpu_nodes, run
 from gpu_device_plugin.settings.knobs import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 T4 = NodeType((16, 16), ("T4", "T4"), 32_000, 131_072)
 A10 = NodeType((24,), ("A10",), 32_000, 131_072)
@@ -36,6 +42,52 @@ NODES = [start("t0", T4), start("t1", T4), start("a0", A10), start("a1", A10), s
 def workload(number: int = 60, seed: int = 0) -> Workload:
     rng = random.Random(seed)  # noqa: S311 - the same pods every time
     return Workload(KINDS, tuple(rng.randrange(len(KINDS)) for _ in range(number)))
+
+
+@pytest.mark.parametrize("nodes", [NODES, [*NODES[1:4], start("m0", MIG), start("m1", MIG)]], ids=["GPUs", "MIG"])
+def test_nothing_is_lost_when_pods_have_come_and_left(nodes: list[Start]) -> None:
+    placer = Placer(nodes, KINDS, ByValue(learn(workload().mix(), gpu_nodes(nodes))))
+    running: list[int] = []
+    rng = random.Random(1)  # noqa: S311 - the same pods every time
+    for number, kind in enumerate(workload(300).pods):
+        if running and rng.random() < 0.45:
+            placer.leave(running.pop(rng.randrange(len(running))))
+        placer.come(kind)
+        if placer.came[number][1] is not None:
+            running.append(number)
+    for number in running:
+        placer.leave(number)
+    assert sum(place is not None for _, place in placer.came) > 100
+    assert placer.lefts == [node.left for node in nodes]
+
+
+def gives_nothing_twice(policy: str, placing: Callable[[Sequence[Start]], Placer] | None = None) -> None:
+    """Let pods come until three times the GPUs are asked for, and leave: what runs never exceeds what there is."""
+    nodes = [start(f"t{at}", T4) for at in range(4)]
+    pods, stays = departing(workload(), nodes, 3, 3.0)
+    outcome = run(policy, nodes, workload(), pods, 3, stays=stays, placing=placing)
+    for now in range(0, len(pods), 5):
+        running = [at for at in range(now + 1) if outcome.accepted[at] and at + stays[at] > now]
+        kinds = [KINDS[pods[at]] for at in running]
+        assert sum(outcome.shares[at] for at in running) <= 4 * 32
+        assert sum(kind.cpu_milli for kind in kinds) <= 4 * 32_000
+        assert sum(kind.shares == 11 for kind in kinds) + sum(kind.gpus for kind in kinds if not kind.shares) <= 8
+    assert 0 < outcome.rejected < 1
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_policy_gives_anything_twice(policy: str) -> None:
+    gives_nothing_twice(policy)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_pod_leaves_before_the_arrival_that_is_said(policy: str) -> None:
+    """Of one GPU of 16: the first pod is there for the next, and gone for the one after it."""
+    only = Start.empty("t0", NodeType((16,), ("T4",), 1000, 1024))
+    whole = Workload((PodKind(0, 1),), (0,))
+    outcome = run(policy, [only], whole, (0,) * 5, 0, stays=(2, 1, 1, 9, 9))
+    assert outcome.accepted == [True, False, True, True, False]
+    assert [node.left.frees for node in outcome.nodes] == [(0,)]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -114,6 +166,16 @@ def test_pods_come_until_they_have_asked_for_so_much() -> None:
     assert sorted(until(pods, NODES, 0, 40.0)[:60]) == sorted(pods.pods)
 
 
+def test_departing_pods_ask_for_the_load_on_average() -> None:
+    """In a lifetime as much comes as the load says; five lifetimes are simulated."""
+    listed = workload()
+    pods, stays = departing(listed, NODES, 0, 0.9)
+    demand = [kind.gpus * (kind.shares or 144 / 8) for kind in KINDS]
+    assert sum(demand[pod] for pod in pods) / 5 == pytest.approx(0.9 * 144, rel=0.15)
+    assert fmean(stays) == pytest.approx(len(pods) / 5, rel=0.5)
+    assert min(stays) >= 1
+
+
 @pytest.mark.parametrize(
     ("pods", "sentence"),
     [
@@ -124,3 +186,5 @@ def test_pods_come_until_they_have_asked_for_so_much() -> None:
 def test_pods_that_would_never_fill_the_nodes_are_refused(pods: Workload, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         until(pods, NODES, 0)
+    with pytest.raises(UsageError, match=sentence):
+        departing(pods, NODES, 0, 0.9)

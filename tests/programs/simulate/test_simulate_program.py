@@ -171,6 +171,29 @@ def test_what_never_happened_is_a_dash_and_the_first_pod_without_room_is_named(
     )
 
 
+def test_departures_have_no_allocation_at_an_end(capsys: pytest.CaptureFixture[str]) -> None:
+    found = printed(capsys, *NODES, *PODS, "--departures", "90")
+    assert "AT END" not in "\n".join(found)
+    assert " pods that came found room" in found[2]
+    none = document(capsys, *NODES, "--pods", "count=1", "--departures", "5")
+    assert none["departures"] == 0.05
+    assert none["policies"][0]["classes"] == []
+    assert [none["policies"][0][key] for key in ("allocatedAt100", "allocatedAtEnd")] == [None, None]
+
+
+@pytest.mark.parametrize(("flags", "column"), [(("--departures", "150"), "REJECTED"), (("--until", "rejected"), "END")])
+def test_the_sentence_and_the_table_have_the_same_figure(
+    flags: tuple[str, ...], column: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the seeds the figures are different: both have the mean."""
+    words = ("--nodes", "5x mem=10", "--pods", "3x mem=7; 5x mem=3; 2x mem=5; count=1", *flags)
+    found = printed(capsys, *words, "--policy", "fit")
+    (heading, row) = (line.replace("AT ", "").replace(" %", "").split() for line in found[4:6])
+    figure = row[heading.index(column)]
+    assert f"; {figure} % of the GPU" in found[2]
+    assert len({seed["rejected"] for seed in document(capsys, *words)["policies"][0]["seeds"]}) == 3
+
+
 # --- How many nodes ---------------------------------------------------------------------------------------------------
 
 
@@ -359,6 +382,7 @@ def test_a_pod_that_fits_on_no_empty_node_is_pointed_out(capsys: pytest.CaptureF
         (("--nodes", "mem=4; mem=5", *PODS, "--nodes-needed"), "name the kind that you would add to them, as in"),
         ((*NODES, *PODS, "--seeds", "many"), "--seeds: 'many' is not a whole number from 1 to 100"),
         ((*NODES, *PODS, "--until", "0.9"), "--until: '0.9' is not rejected, or a percentage from 5 to 1000; write 95"),
+        ((*NODES, *PODS, "--departures", "x"), "--departures: 'x' is not a percentage from 5 to 200; write 95"),
         ((*NODES, *PODS, "--until", "90", "--nodes-needed"), "--nodes-needed: not allowed with argument --until"),
         ((*NODES, *PODS, "-o", "yaml"), "--output: invalid choice: 'yaml'"),
         ((*NODES, "--pods", "cpu=1", "--until", "100"), "--pods: no pod asks for a GPU; add pods that do"),
