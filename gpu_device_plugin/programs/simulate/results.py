@@ -202,8 +202,9 @@ def _answer_of_first_rejected(outcomes: Sequence[SimulationOutcome], workload: W
     ran = sum(first.accepted)
     before = "no pod runs" if not ran else f"{counted(ran, 'pod')} {_run(ran)}"
     allocated = f"{100 * _mean(outcome.allocated for outcome in outcomes):.1f} % of the GPUs that were free"
-    asked = workload.name(first.pods[-1])
-    return f"{first.policy}: {before} before one of {asked} finds no room{_spread(outcomes)}; {allocated} are given out"
+    asked, spread = workload.name(first.pods[-1]), _spread(outcomes)
+    said = f"{first.policy}: {before} before one of {asked} finds no room{spread}; {allocated} are given out"
+    return said + " on average" * bool(spread)
 
 
 def _answer_of_departures(outcomes: Sequence[SimulationOutcome]) -> str:
@@ -211,7 +212,8 @@ def _answer_of_departures(outcomes: Sequence[SimulationOutcome]) -> str:
     came, ran = len(first.pods), sum(first.accepted)
     of = f"all {came:,}" if came == ran else f"{ran:,} of {came:,}"
     refused = f"{100 * _mean(outcome.rejected for outcome in outcomes):.1f} % of the GPU asked for was refused"
-    return f"{first.policy}: {of} pods that came found room{_spread(outcomes)}; {refused}"
+    spread = _spread(outcomes)
+    return f"{first.policy}: {of} pods that came found room{spread}; {refused}{' on average' * bool(spread)}"
 
 
 def _answer_of_needed(needed: Needed, inputs: Inputs) -> str:

@@ -191,6 +191,7 @@ def test_the_sentence_and_the_table_have_the_same_figure(
     (heading, row) = (line.replace("AT ", "").replace(" %", "").split() for line in found[4:6])
     figure = row[heading.index(column)]
     assert f"; {figure} % of the GPU" in found[2]
+    assert found[2].endswith(" on average")
     assert len({seed["rejected"] for seed in document(capsys, *words)["policies"][0]["seeds"]}) == 3
 
 
