@@ -298,7 +298,7 @@ class _Search:
         self._layouts.effort.take(20)
         yield
         found: list[State] = []
-        for pods in search.sets()[:_MOST_SETS]:
+        for pods in list(search.sets())[:_MOST_SETS]:
             tried: State | None = state
             leaving = {pod.uid for pod in pods}
             while tried is not None and self._layouts.leaving(self._layouts.at(tried, index), want):

@@ -284,8 +284,7 @@ def _what_would_help(answer: NodeAnswer) -> str:
         return "Even if all its pods ended, there would be no room."
     pods = answer.ends.pods
     names = ", ".join(_ending(answer.node, pod) for pod in pods)
-    fewer = "" if answer.ends.fewest else " (fewer may do: there are too many to compare)"
-    return f"There would be room if {_these(pods)} ended{fewer}: {names}."
+    return f"There would be room if {_these(pods)} ended: {names}."
 
 
 def _these(pods: Sequence[Occupant]) -> str:
