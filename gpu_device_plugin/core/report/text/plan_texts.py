@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.core.capacity.movable import Move, Resident, Site
-    from gpu_device_plugin.core.capacity.plans import Plan
+    from gpu_device_plugin.core.capacity.plan_search import Plan
 
     Json = dict[str, Any]
 
@@ -30,20 +30,13 @@ def moves_of(plans: Iterable[Plan]) -> list[Move]:
 
 def verdict(found: Plan, goal: str) -> str:
     """Return what is known of a plan, as a sentence; `goal` completes "N moves ...", as "make room for a/b"."""
-    if found.moves is None and found.bound is None and found.exact:
-        return f"No moves of pods {goal}."
     if found.moves is None:
-        least = f"; it would take {counted(found.bound, 'move')} at least" if found.bound else ""
-        return f"No moves were found that {goal}{least}."
+        return f"No moves were found that {goal}."
     if not found.moves:
         return f"No move is needed to {goal}."
     number = len(found.moves)
     moves = f"{counted(number, 'move')} {_third(goal) if number == 1 else goal}"
-    if found.exact:
-        return f"{moves}. No plan has fewer moves, or as many that are cheaper."
-    if found.fewest:
-        return f"{moves}. No plan has fewer moves; there may be one with as many that is cheaper."
-    return f"{moves}. There may be a plan with fewer, though none with fewer than {found.bound}."
+    return f"{moves}." if found.fewest else f"{moves}. There may be a plan with fewer."
 
 
 def _third(goal: str) -> str:
@@ -130,8 +123,8 @@ def plan_document(plans: Sequence[tuple[str, Plan]], before: Sequence[Site], aft
             {
                 "for": what,
                 "found": found.moves is not None,
-                "fewestPossible": found.bound,
-                "exact": found.exact,
+                "fewestPossible": None if found.moves is None else min(1, len(found.moves)),
+                "exact": found.fewest,
                 "moves": [
                     {
                         "pod": str(move.pod),

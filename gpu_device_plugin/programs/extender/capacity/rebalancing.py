@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.waiting import last_of
 from gpu_device_plugin.core.capacity.movable import Resident, Site, Stays
-from gpu_device_plugin.core.capacity.places import Fits
-from gpu_device_plugin.core.capacity.plans import planning
+from gpu_device_plugin.core.capacity.plan_search import Fits, planning
 from gpu_device_plugin.core.cluster.usage import Occupant
 from gpu_device_plugin.core.contract.moves import Destination
 

@@ -36,7 +36,7 @@ from tests.programs.extender.capacity.capacity_world import (
 from tests.programs.extender.harness import ALLOCATION, QUICK, RIGHTS
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.core.capacity.places import Fits
+    from gpu_device_plugin.core.capacity.plan_search import Fits
     from gpu_device_plugin.programs.extender.capacity.waiters import Waiter
     from tests.programs.extender.harness import ExtenderWorld
 
