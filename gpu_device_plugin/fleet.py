@@ -7,9 +7,9 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.candidate import candidate
+from gpu_device_plugin.core.cluster.changes import View
 from gpu_device_plugin.core.cluster.other_pods import OtherPods
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, Usages
-from gpu_device_plugin.fleet_view import View
 from gpu_device_plugin.model.contract.keys import MEMORY_PROMISED
 from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts
 
@@ -129,8 +129,7 @@ class Fleet:
         self._others = OtherPods()
         self._usages = Usages(self._resources)
         self.now = View(self._refresh)
-        self.without_terminating = View(self._refresh)
-        """Nodes on which time alone makes room, as they will be: without the pods that count temporarily."""
+        self._soon: dict[str, Candidate] = {}
 
     # --- Reading ------------------------------------------------------------------------------------------------------
 
@@ -143,19 +142,25 @@ class Fleet:
         """
         return self.now.candidates
 
+    @property
+    def soon(self) -> Mapping[str, Candidate]:
+        """The nodes on which time alone makes room, as they will be: without the pods that count temporarily."""
+        self._refresh()
+        return self._soon
+
     def _refresh(self) -> None:
         stale, self._stale = self._stale, set()
         for name in stale:
             node = self._nodes.get(name)
+            self._soon.pop(name, None)
             if node is None or node.gpus is None:
                 self.now.put(name, None)
-                self.without_terminating.put(name, None)
                 continue
             counting = [entry for entry in node.entries.values() if not entry.settling]
             staying = [entry for entry in counting if not entry.temporary]
             self.now.put(name, self._candidate(name, node, node.gpus, counting))
-            same = len(staying) == len(counting)
-            self.without_terminating.put(name, None if same else self._candidate(name, node, node.gpus, staying))
+            if len(staying) < len(counting):
+                self._soon[name] = self._candidate(name, node, node.gpus, staying)
 
     def _candidate(self, name: str, node: _Node, gpus: NodeGpus, entries: Sequence[FleetEntry]) -> Candidate:
         requested = [self._others.on(name), *[entry.amounts for entry in entries]]

@@ -373,7 +373,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         while True:
             await self._changed.wait()
             self._changed.clear()
-            self.verbs.prepare()
+            self.verbs.judge.prepare()
 
     async def _log_when_ready(self) -> None:
         began = time.monotonic()

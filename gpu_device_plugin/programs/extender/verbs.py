@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import islice, repeat
 from typing import TYPE_CHECKING
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.aio.http import JSON, Page
 from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
 from gpu_device_plugin.cluster.objects.other_pods import fits_by_requests_alone
+from gpu_device_plugin.core.cluster.fitting import unfit
+from gpu_device_plugin.core.cluster.packing import CachingPacker, Effort, TooLongError
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Impossible, ask
 from gpu_device_plugin.core.cluster.preempting import Preemptor, choose_on_each, where_evicting_may_help
 from gpu_device_plugin.core.cluster.usage import Occupant
@@ -51,6 +54,8 @@ _UNTOUCHABLE = 1 << 31
 """A priority above that of every pod."""
 _MOST_TO_EVICT = 16
 """Nodes outside the sample that are compared where pods have to be evicted."""
+_MOST_STEPS = 1000
+"""Of the search for room that there will be, each of some microseconds."""
 _SOON = (
     "there will be room once pods that vanished while running, or whose binding got no answer, no longer count, and "
     "room that is held for others is given back"
@@ -84,12 +89,6 @@ class Verbs:
     def __post_init__(self) -> None:
         self.waiting = WaitingObserved(self._fleet)
         self.judge = Judge(self._fleet.now)
-        self._judge_without_terminating = Judge(self._fleet.without_terminating)
-
-    def prepare(self) -> None:
-        """Apply the changes of all nodes so that the next request need not wait for that."""
-        self.judge.prepare()
-        self._judge_without_terminating.prepare()
 
     def filter(self, body: bytes) -> bytes:
         """Return the nodes that a pod may go to, and for each other node the reason against it.
@@ -232,10 +231,11 @@ class Verbs:
 
     def _first_with_room_soon(self, asked: Ask, names: Iterable[str]) -> str | None:
         """Return the first of `names` on which time alone makes room for a pod; None if there is none."""
-        opening = self._fleet.without_terminating.candidates
-        names = [name for name in names if name in opening] if opening else ()
-        verdicts = self._judge_without_terminating.verdicts(asked, names) if names else ()
-        return next((name for name, why in zip(names, verdicts, strict=True) if why is None), None)
+        soon = self._fleet.soon
+        packer = CachingPacker([part.demand for part in asked.parts], Effort(_MOST_STEPS))
+        with suppress(TooLongError):
+            return next((name for name in names if name in soon and unfit(asked, soon[name], packer) is None), None)
+        return None
 
     def prioritize(self, body: bytes) -> bytes:
         """Return the scores of nodes for a pod, in their order; 0 where it does not fit."""

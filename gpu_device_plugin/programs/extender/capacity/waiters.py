@@ -77,7 +77,7 @@ class Waiters:
             name: node.occupied(
                 [each.usage for each in fleet.on_node(name) if each.held_for or not (each.temporary or each.settling)]
             )
-            for name, node in fleet.without_terminating.candidates.items()
+            for name, node in fleet.soon.items()
         }
         new = {node.name for node in followed.young(self.new_since())}
         known: dict[tuple[Needs, bool], bool] = {}
