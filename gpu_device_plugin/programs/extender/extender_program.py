@@ -38,9 +38,8 @@ from gpu_device_plugin.model.contract.promises import promises
 from gpu_device_plugin.programs.extender.binding import Binding, Freshness
 from gpu_device_plugin.programs.extender.capacity.capacity import Capacity
 from gpu_device_plugin.programs.extender.capacity.followed import READ_ON_NODES as FOLLOWED_ON_NODES
-from gpu_device_plugin.programs.extender.capacity.followed import Followed, is_stand_in
+from gpu_device_plugin.programs.extender.capacity.followed import Followed, Parts, is_stand_in
 from gpu_device_plugin.programs.extender.capacity.holds import Holds
-from gpu_device_plugin.programs.extender.capacity.parts import Parts
 from gpu_device_plugin.programs.extender.extender_routes import ExtenderRoutes, Readiness
 from gpu_device_plugin.programs.extender.followers import NodeStore, PodStore
 from gpu_device_plugin.programs.extender.heap import collect_rarely, freeze_objects, return_large_blocks

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections import Counter
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from itertools import islice, repeat
 from typing import TYPE_CHECKING
 
@@ -19,8 +21,8 @@ from gpu_device_plugin.core.cluster.usage import Occupant
 from gpu_device_plugin.core.report.gauges import WaitingReason
 from gpu_device_plugin.fleet_judge import UNKNOWN, Judge
 from gpu_device_plugin.metrics import SAMPLE_MISSES, VERDICTS
+from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.programs.extender.nominating import SMALLEST_SAMPLE
-from gpu_device_plugin.programs.extender.waiting import WaitingObserved
 from gpu_device_plugin.scheduler import wire
 
 if TYPE_CHECKING:
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.fleet import Fleet, FleetEntry
     from gpu_device_plugin.metrics import Metrics
-    from gpu_device_plugin.model.contract.nodegpus import ListedGpu
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.extender.nominating import Nominator
@@ -60,6 +61,63 @@ _SOON = (
     "there will be room once pods that vanished while running, or whose binding got no answer, no longer count, and "
     "room that is held for others is given back"
 )
+
+
+_SPARE = 256
+"""Remembered verdicts beyond two for each waiting pod, before those of pods that no longer wait are forgotten."""
+_NEWEST = 64
+"""Verdicts that are kept then anyway: the scheduler may know a pod before our watch shows it."""
+
+
+@dataclass(eq=False, repr=False)
+class WaitingObserved:
+    """The last verdict on each waiting pod. Only a leader is asked for verdicts.
+
+    kube-scheduler asks about the nodes that pass its own checks, with the sums of resources among them. So a pod that
+    it never asks about has room on no node by the sums.
+    """
+
+    _fleet: Fleet
+    _wall: Callable[[], float] = time.time
+    """Returns seconds since the epoch."""
+
+    def __post_init__(self) -> None:
+        self._reasons: dict[str, WaitingReason] = {}
+        """By pod UID, the latest verdict at the end."""
+
+    def refused(self, uid: str) -> bool:
+        """Return whether none of the nodes that kube-scheduler has named last for a pod had room for it."""
+        return self._reasons.get(uid) in {WaitingReason.NO_ROOM, WaitingReason.NEVER_FITS}
+
+    def filtered(self, uid: str, reason: WaitingReason) -> None:
+        """Remember the result of a filter call about a pod."""
+        self._reasons.pop(uid, None)
+        self._reasons[uid] = reason
+        if len(self._reasons) > 2 * len(self._fleet.pending) + _SPARE:
+            newest = frozenset(list(self._reasons)[-_NEWEST:])
+            self._reasons = {
+                uid: reason for uid, reason in self._reasons.items() if uid in newest or uid in self._fleet.pending
+            }
+
+    def preempted(self, uid: str, *, helps: bool) -> None:
+        """Remember whether an eviction that the scheduler proposed makes room for a pod.
+
+        It proposes only pods of a lower priority: without one that helps, other pods may still end. It asks also about
+        a pod that was never filtered, because the sums of no node are sufficient.
+        """
+        never = self._reasons.get(uid) is WaitingReason.NEVER_FITS and not helps
+        self.filtered(uid, WaitingReason.NEVER_FITS if never else WaitingReason.NO_ROOM)
+
+    def counts(self) -> Mapping[WaitingReason, int]:
+        """Return the number of waiting pods by reason."""
+        return Counter(self._reasons.get(pod.uid, WaitingReason.NOT_ASKED) for pod in self._fleet.pending.values())
+
+    def oldest_s(self) -> float:
+        """Return the age of the oldest waiting pod in seconds; 0 if no pod waits."""
+        # Times in UTC sort as texts do. The clock of the API server may be ahead of ours.
+        created = (pod.created for pod in self._fleet.pending.values() if pod.created.endswith("Z"))
+        first_s = epoch_s(min(created, default=""))
+        return 0.0 if first_s is None else max(0.0, self._wall() - first_s)
 
 
 @dataclass(eq=False, repr=False)
@@ -314,7 +372,7 @@ class Verbs:
             if name
             else [node for _, node in sorted(candidates.items()) if node.gpus.gpus or node.gpus.problem]
         )
-        nodes = [_inspected(node, self._fleet.on_node(node.name)) for node in shown]
+        nodes = [wire.inspected(node, self._fleet.on_node(node.name)) for node in shown]
         return Page(wire.inspect_result(nodes), content_type=JSON)
 
     def _asked(self, raw: Raw) -> tuple[Pod, Ask | Impossible]:
@@ -337,67 +395,3 @@ class Verbs:
 
 def _ending(entry: FleetEntry) -> bool:
     return entry.deleting or (entry.until is not None and not entry.held_for)
-
-
-# --- Inspect ---------------------------------------------------------------------------------------------------------
-
-
-def _inspected(node: Candidate, entries: Sequence[FleetEntry]) -> wire.InspectedNode:
-    sizes = node.gpus.sizes
-    entries = [replace(entry, usage=entry.usage.within(sizes)) for entry in entries]
-    devs = []
-    for gpu in node.gpus.gpus:
-        pods = [pod for entry in entries if (pod := _on_gpu(entry, gpu)) is not None]
-        devs.append(
-            wire.InspectedGpu(
-                gpu.position,
-                gpu.shares,
-                sum(pod.used for pod in pods),
-                pods,
-                gpu.uuid,
-                gpu.model,
-                gpu.memory_mib,
-                not gpu.closed,
-                gpu.unhealthy or gpu.closed,
-                any(pod.gpus for pod in pods),
-            )
-        )
-    unplaced = [pod for entry in entries if (pod := _unplaced(entry, sizes, node.gpus.elsewhere)) is not None]
-    return wire.InspectedNode(
-        node.name,
-        sum(dev.total for dev in devs),
-        sum(dev.used for dev in devs) + sum(pod.used for pod in unplaced),
-        devs,
-        node.gpus.share_mib,
-        node.gpus.policy,
-        node.gpus.driver,
-        node.gpus.problem,
-        unplaced,
-    )
-
-
-def _on_gpu(entry: FleetEntry, gpu: ListedGpu) -> wire.InspectedPod | None:
-    whole = gpu.position in entry.usage.whole
-    shares = gpu.shares if whole else dict(entry.usage.shares).get(gpu.position, 0)
-    return _pod(entry, shares, int(whole))
-
-
-def _unplaced(entry: FleetEntry, listed: Mapping[int, int], elsewhere: Collection[int]) -> wire.InspectedPod | None:
-    usage = entry.usage.as_listed(listed, elsewhere)
-    return _pod(entry, usage.unplaced_shares, usage.unplaced_gpus)
-
-
-def _pod(entry: FleetEntry, shares: int, gpus: int) -> wire.InspectedPod | None:
-    if not shares and not gpus:
-        return None
-    return wire.InspectedPod(entry.name, entry.namespace, shares, gpus, _state(entry), entry.uid)
-
-
-def _state(entry: FleetEntry) -> str:
-    states = {
-        "held": bool(entry.held_for),
-        "vanished": entry.until is not None,
-        "deleting": entry.deleting,
-        "binding": entry.claimed,
-    }
-    return next((state for state, is_so in states.items() if is_so), "bound")

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.core.capacity.asks import Wanted
-    from gpu_device_plugin.programs.extender.capacity.followed import Followed
-    from gpu_device_plugin.programs.extender.capacity.parts import Parts
+    from gpu_device_plugin.programs.extender.capacity.followed import Followed, Parts
 
     Templates = Mapping[str, dict[str, Any]]
 

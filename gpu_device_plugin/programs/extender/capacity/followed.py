@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.capacity.movable import Evictability
+from gpu_device_plugin.core.capacity.movable import Evictability, Residents
 from gpu_device_plugin.model.contract.keys import (
     HELD_ROOM,
     HOSTNAME,
@@ -27,12 +28,18 @@ from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.view.movable_pods import evictability
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import msgspec
 
+    from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
+    from gpu_device_plugin.cluster.writers.binder import Binder
+    from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.fleet import Fleet
+    from gpu_device_plugin.metrics import Metrics
     from gpu_device_plugin.model.pods import Owner, Pod
+    from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.model.taints import Taint
     from gpu_device_plugin.programs.extender.capacity.holds import Holds
 
@@ -245,6 +252,38 @@ class Followed:
             for node in self.nodes.values()
             if node.created_s > since_s and node.shares_gpus and not node.unschedulable and not node.going
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of an extender that all care for the capacity needs."""
+
+    fleet: Fleet
+    followed: Followed
+    holds: Holds
+    client: Client
+    resources: Sequence[Resource]
+    metrics: Metrics
+    binder: Binder
+    use_read_at: Mapping[str, float]
+    """By node, when its agent last read the use of its GPUs, in seconds since the epoch."""
+    clock: Callable[[], float] = time.monotonic
+    """Returns monotonic seconds."""
+    wall: Callable[[], float] = time.time
+    """Returns seconds since the epoch."""
+
+    def sharing(self) -> dict[str, Candidate]:
+        """Return the nodes whose GPUs pods share by limits, as they are now: those that pods may be moved between."""
+        return {
+            name: node
+            for name, node in self.fleet.candidates.items()
+            if node.rooms and not node.gpus.claims and name in self.followed.nodes
+        }
+
+    def residents(self, nodes: Iterable[str]) -> Residents:
+        """Return what makes residents of pods, of which those that may be moved may go to these nodes."""
+        # The eviction itself asks PodDisruptionBudgets.
+        return Residents([self.followed.nodes[name] for name in nodes], self.resources, {})
 
 
 def _brief(pod: Pod) -> Pod:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.writers.events import EventWriter
     from gpu_device_plugin.core.capacity.idle import IdlePod, Warned
     from gpu_device_plugin.model.pods import Owner, Pod
-    from gpu_device_plugin.programs.extender.capacity.parts import Parts
+    from gpu_device_plugin.programs.extender.capacity.followed import Parts
 
 _log = logging.getLogger(__name__)
 

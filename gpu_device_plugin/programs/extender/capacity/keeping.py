@@ -15,7 +15,7 @@ from gpu_device_plugin.cluster.client.errors import ApiError, Call, ConflictErro
 from gpu_device_plugin.cluster.objects.decoding import NODES, read_metadata, version_number
 from gpu_device_plugin.core.capacity.leaving import Leaving, leaving, refuges
 from gpu_device_plugin.core.cluster.fitting import unfit
-from gpu_device_plugin.core.contract.keeps import kept, let_go
+from gpu_device_plugin.core.contract.moves import kept, let_go
 from gpu_device_plugin.model.contract.keys import KEEPS, KEPT_NODE
 from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.programs.extender.capacity.followed import replaceable
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.capacity.movable import Move, Resident, Residents
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.programs.extender.capacity.followed import FollowedNode
-    from gpu_device_plugin.programs.extender.capacity.parts import Parts
+    from gpu_device_plugin.programs.extender.capacity.followed import FollowedNode, Parts
 
     Changes = Mapping[str, str | None]
 

@@ -12,7 +12,7 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.cluster.client.errors import ApiError, ConflictError, ForbiddenError, InvalidError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import PODS
 from gpu_device_plugin.cluster.writers.evictions import EvictionOutcome, evict
-from gpu_device_plugin.core.capacity.attempts import in_turns
+from gpu_device_plugin.core.capacity.asks import in_turns
 from gpu_device_plugin.core.capacity.terms import NO_TERMS, NOWHERE, obstacles
 from gpu_device_plugin.core.cluster.fitting import Unfit, fit
 from gpu_device_plugin.core.cluster.pod_demand import Impossible, ask
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.model.pods import Owner, Pod
-    from gpu_device_plugin.programs.extender.capacity.parts import Parts
+    from gpu_device_plugin.programs.extender.capacity.followed import Parts
 
     Shares = tuple[tuple[int, int], ...]
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.fleet_judge import Judge
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.programs.extender.capacity.parts import Parts
+    from gpu_device_plugin.programs.extender.capacity.followed import Parts
 
 
 _NEW_S = 60.0

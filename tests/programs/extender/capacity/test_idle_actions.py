@@ -26,10 +26,9 @@ from gpu_device_plugin.model.contract.keys import (
     WHEN_IDLE,
 )
 from gpu_device_plugin.model.times import epoch_s, rfc3339
-from gpu_device_plugin.programs.extender.capacity.followed import Followed
+from gpu_device_plugin.programs.extender.capacity.followed import Followed, Parts
 from gpu_device_plugin.programs.extender.capacity.holds import Holds
 from gpu_device_plugin.programs.extender.capacity.idle_actions import IdleActions
-from gpu_device_plugin.programs.extender.capacity.parts import Parts
 from gpu_device_plugin.testing.builders import GPU_MEM, container, owned, pod, workload
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer
