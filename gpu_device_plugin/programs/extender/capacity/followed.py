@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.cluster.objects.decoding import NodeRecord
 from gpu_device_plugin.core.capacity.movable import Evictability, Residents
 from gpu_device_plugin.model.contract.keys import (
     HELD_ROOM,
@@ -33,14 +34,12 @@ if TYPE_CHECKING:
     import msgspec
 
     from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.cluster.objects.decoding import NodeRecord
     from gpu_device_plugin.cluster.writers.binder import Binder
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.fleet import Fleet
     from gpu_device_plugin.metrics import Metrics
     from gpu_device_plugin.model.pods import Owner, Pod
     from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.model.taints import Taint
     from gpu_device_plugin.programs.extender.capacity.holds import Holds
 
 _KEPT = frozenset({KEPT_NODE, *KEEPS})
@@ -57,29 +56,34 @@ _OF_ONE_NODE = frozenset({"DaemonSet", "Node"})
 
 
 @dataclass(frozen=True, slots=True)
-class FollowedNode:
-    """What is kept of a node."""
+class FollowedNode(NodeRecord):
+    """A node, of its annotations with those alone that keep autoscalers from it."""
 
-    name: str
-    annotations: Mapping[str, str]
-    """Those that keep autoscalers from it."""
-    labels: Mapping[str, str]
-    """All of them where pods may have to go to other nodes."""
-    taints: tuple[Taint, ...]
-    unschedulable: bool
-    """Cordoned."""
-    ready: bool
-    shares_gpus: bool
-    """Its label enables sharing, whether or not its agent runs yet."""
-    offers: bool
-    """Its kubelet has some of our resources to give."""
-    others: frozenset[str]
-    """The extended resources beside ours that it has to give."""
-    created_s: float
-    """Seconds since the epoch."""
-    hostname: str
-    """By its label."""
-    version: str = field(compare=False)
+    @classmethod
+    def of(cls, node: NodeRecord) -> FollowedNode:
+        """Return a node with what is kept of it."""
+        kept = replace(node, annotations={key: text for key, text in node.annotations.items() if key in _KEPT})
+        return cls(*(getattr(kept, each.name) for each in fields(kept)))
+
+    @property
+    def shares_gpus(self) -> bool:
+        """Whether its label enables sharing, whether or not its agent runs yet."""
+        return switched_on(self.labels)
+
+    @property
+    def offers(self) -> bool:
+        """Whether its kubelet has some of our resources to give."""
+        return any(self.allocatable.values())
+
+    @property
+    def created_s(self) -> float:
+        """When it was made, seconds since the epoch."""
+        return epoch_s(self.created) or 0.0
+
+    @property
+    def hostname(self) -> str:
+        """Its host name by its label."""
+        return self.labels.get(HOSTNAME, self.name)
 
     @property
     def going(self) -> bool:
@@ -198,20 +202,7 @@ class Followed:
 
     def put_node(self, node: NodeRecord) -> None:
         """Add or update a node."""
-        now = FollowedNode(
-            node.name,
-            {key: text for key, text in node.annotations.items() if key in _KEPT},
-            node.labels,
-            node.taints,
-            node.unschedulable,
-            node.ready,
-            switched_on(node.labels),
-            any(node.allocatable.values()),
-            node.others,
-            epoch_s(node.created) or 0.0,
-            node.labels.get(HOSTNAME, node.name),
-            node.resource_version,
-        )
+        now = FollowedNode.of(node)
         self.changes += self.nodes.get(node.name) != now
         self.nodes[node.name] = now
         self._sort(

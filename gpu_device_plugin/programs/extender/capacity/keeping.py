@@ -163,7 +163,7 @@ class Keeper:
         notes, latest = node.annotations, self.latest
         if why:
             # In doubt it is written again, so that a removal of that state of the node cannot be made any more.
-            gone = let_go(notes) if self._doubted.get(node.name) == node.version else ()
+            gone = let_go(notes) if self._doubted.get(node.name) == node.resource_version else ()
             return kept({key: text for key, text in notes.items() if key not in gone}, why)
         may_go = node.name in latest.may_go or not (node.name in latest.stay or self._parts.fleet.on_node(node.name))
         return let_go(notes) if may_go else {}
@@ -171,7 +171,11 @@ class Keeper:
     def _as_is(self, name: str) -> FollowedNode | None:
         """Return a node as it was written or seen last, whichever is newer; None: it is gone."""
         seen, written = self._parts.followed.nodes.get(name), self._written.get(name)
-        if seen is None or written is None or version_number(seen.version) >= version_number(written.version):
+        if (
+            seen is None
+            or written is None
+            or version_number(seen.resource_version) >= version_number(written.resource_version)
+        ):
             self._written.pop(name, None)
             return seen
         return written
@@ -192,8 +196,8 @@ class Keeper:
                 if node is None or not (change := self._change(node, why)):
                     return True
                 # Only on the node as it was decided on: a person may have written the same annotations since.
-                body = {"metadata": {"resourceVersion": node.version, "annotations": dict(change)}}
-                self._doubted[name] = node.version
+                body = {"metadata": {"resourceVersion": node.resource_version, "annotations": dict(change)}}
+                self._doubted[name] = node.resource_version
                 try:
                     after = await self._parts.client.patch(NODES, name, body, timeout_s=_CALL_S)
                 except NotFoundError:
@@ -217,7 +221,7 @@ class Keeper:
         with translated(Call("patch", NODES.plural, name=node.name)):
             meta = read_metadata(raw)
         notes = {key: text for key, text in (meta.annotations or {}).items() if key in {KEPT_NODE, *KEEPS}}
-        self._written[node.name] = now = replace(node, annotations=notes, version=meta.resource_version)
+        self._written[node.name] = now = replace(node, annotations=notes, resource_version=meta.resource_version)
         return now
 
     def _open(self) -> Mapping[str, Candidate]:
