@@ -6,7 +6,7 @@ import logging
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import islice, repeat
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,6 @@ from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.packing import CachingPacker, Effort, TooLongError
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Impossible, ask
 from gpu_device_plugin.core.cluster.preempting import Preemptor, choose_on_each, where_evicting_may_help
-from gpu_device_plugin.core.cluster.usage import Occupant
 from gpu_device_plugin.core.report.gauges import WaitingReason
 from gpu_device_plugin.fleet_judge import UNKNOWN, Judge
 from gpu_device_plugin.metrics import SAMPLE_MISSES, VERDICTS
@@ -32,7 +31,8 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.objects.decoding import PodReader
     from gpu_device_plugin.core.cluster.candidate import Candidate
-    from gpu_device_plugin.fleet import Fleet, FleetEntry
+    from gpu_device_plugin.core.cluster.usage import Occupant
+    from gpu_device_plugin.fleet import Fleet
     from gpu_device_plugin.metrics import Metrics
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
@@ -340,12 +340,10 @@ class Verbs:
 
     def _occupants(self, node: str) -> Sequence[Occupant]:
         return [
-            Occupant(
-                entry.uid,
-                entry.usage,
-                _UNTOUCHABLE if entry.held_for else entry.priority,
-                _ending(entry),
-                entry.requests,
+            replace(
+                entry.occupant,
+                priority=_UNTOUCHABLE if entry.held_for else entry.priority,
+                terminating=entry.deleting or (entry.until is not None and not entry.held_for),
             )
             for entry in self._fleet.on_node(node)
         ]
@@ -391,7 +389,3 @@ class Verbs:
         _log.warning(
             "a scheduler request could not be answered", extra={"verb": verb, "why": str(error), "once_per_s": 60}
         )
-
-
-def _ending(entry: FleetEntry) -> bool:
-    return entry.deleting or (entry.until is not None and not entry.held_for)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.aio.waiting import last_of
 from gpu_device_plugin.core.capacity.movable import Resident, Site, Stays
 from gpu_device_plugin.core.capacity.plan_search import Fits, planning
-from gpu_device_plugin.core.cluster.usage import Occupant
 from gpu_device_plugin.core.contract.moves import Destination
 
 if TYPE_CHECKING:
@@ -156,15 +155,7 @@ class Rebalancer:
         return sites
 
     def _resident(self, residents: Residents, entry: FleetEntry) -> Resident:
-        occupant = Occupant(
-            entry.uid,
-            entry.usage,
-            entry.priority,
-            entry.deleting,
-            entry.requests,
-            entry.namespace,
-            entry.name,
-        )
+        occupant = entry.occupant
         pod = self._parts.followed.pods.get(entry.uid)
         if pod is None or entry.temporary:
             return Resident(occupant, stays=Stays.HELD if entry.held_for else Stays.ENDING)
