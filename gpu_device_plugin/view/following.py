@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.objects.decoding import NodeReader, NodeRecord, PodReader
-from gpu_device_plugin.cluster.store import Store, Versioned
+from gpu_device_plugin.cluster.store import Applied
 from gpu_device_plugin.core.cluster.claimed_gpus import pools, waits_for_ours, with_claims
 from gpu_device_plugin.core.cluster.held_instances import instance_pod
 from gpu_device_plugin.core.cluster.node_report import NodeView
@@ -27,14 +27,13 @@ if TYPE_CHECKING:
 
     import msgspec
 
+    from gpu_device_plugin.cluster.store import Store
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.held_instances import InstancePod
     from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resource_claims import Claim
     from gpu_device_plugin.model.resources import Resource
-
-T_contra = TypeVar("T_contra", bound=Versioned, contravariant=True)
 
 _NAMES_CLAIMS = b'"resourceClaims"'
 """In the JSON of a pod that names ResourceClaims."""
@@ -131,9 +130,9 @@ class FollowedCluster:
         """Grows with every change of a waiting pod, and of a claim."""
         self._sorted: tuple[int, Sequence[FollowedPod]] = (0, ())
         """The waiting pods as of a version: every reader of a page asks for them."""
-        self.nodes: Store[FollowedNode] = _Applied(self.replace_nodes, self.put_node, self.remove_node)
-        self.pods: Store[FollowedPod] = _Applied(self.replace_pods, self.put_pod, self.remove_pod)
-        self.claims: Store[Claim] = _Applied(self.replace_claims, self.put_claim, self.remove_claim)
+        self.nodes: Store[FollowedNode] = Applied(self.replace_nodes, self.put_node, self.remove_node)
+        self.pods: Store[FollowedPod] = Applied(self.replace_pods, self.put_pod, self.remove_pod)
+        self.claims: Store[Claim] = Applied(self.replace_claims, self.put_claim, self.remove_claim)
 
     # --- Objects of the API ------------------------------------------------------------------------------------------
 
@@ -414,19 +413,3 @@ def _shares(candidate: Candidate) -> bool:
 def _waits_for(each: FollowedPod, claims: Container[tuple[str, str]]) -> bool:
     named = () if each.status is None else each.status.claims
     return any((each.pod.namespace, claim.claim) in claims for claim in named)
-
-
-@dataclass(frozen=True, slots=True)
-class _Applied(Store[T_contra]):
-    cluster_replace: Callable[[Sequence[T_contra]], None]
-    cluster_put: Callable[[T_contra], None]
-    cluster_remove: Callable[[T_contra], None]
-
-    def replace(self, objects: Sequence[T_contra]) -> None:
-        self.cluster_replace(objects)
-
-    def put(self, object: T_contra) -> None:  # noqa: A002 - the API's term
-        self.cluster_put(object)
-
-    def remove(self, object: T_contra) -> None:  # noqa: A002 - the API's term
-        self.cluster_remove(object)

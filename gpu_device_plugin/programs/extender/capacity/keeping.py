@@ -18,8 +18,8 @@ from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.contract.moves import kept, let_go
 from gpu_device_plugin.model.contract.keys import KEEPS, KEPT_NODE
 from gpu_device_plugin.model.times import epoch_s
-from gpu_device_plugin.programs.extender.capacity.followed import replaceable
 from gpu_device_plugin.programs.extender.capacity.moving import room_for
+from gpu_device_plugin.programs.extender.followed import replaceable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.capacity.movable import Move, Resident, Residents
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.programs.extender.capacity.followed import FollowedNode, Parts
+    from gpu_device_plugin.programs.extender.capacity.waiters import Parts
+    from gpu_device_plugin.programs.extender.followed import FollowedNode
 
     Changes = Mapping[str, str | None]
 

@@ -19,14 +19,14 @@ from gpu_device_plugin.core.cluster.pod_demand import Impossible, ask
 from gpu_device_plugin.core.contract.moves import Destination, HeldRoom, read_destination
 from gpu_device_plugin.features.audit.contract import LOGGER, AuditKind, AuditRecord
 from gpu_device_plugin.model.contract.keys import MOVE_REFUSED, MOVE_TO, MalformedAnnotationError
-from gpu_device_plugin.programs.extender.capacity.followed import replaceable
+from gpu_device_plugin.programs.extender.followed import replaceable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.model.pods import Owner, Pod
-    from gpu_device_plugin.programs.extender.capacity.followed import Parts
+    from gpu_device_plugin.programs.extender.capacity.waiters import Parts
 
     Shares = tuple[tuple[int, int], ...]
 

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.capacity.movable import Move, Residents
     from gpu_device_plugin.fleet import FleetEntry
-    from gpu_device_plugin.programs.extender.capacity.followed import Parts
     from gpu_device_plugin.programs.extender.capacity.moving import Mover
-    from gpu_device_plugin.programs.extender.capacity.waiters import Waiter, Waiters
+    from gpu_device_plugin.programs.extender.capacity.waiters import Parts, Waiter, Waiters
 
 _log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.contract.moves import HeldRoom
 from gpu_device_plugin.fleet import FleetEntry
 from gpu_device_plugin.model.pods import Owner, Pod
-from gpu_device_plugin.programs.extender.capacity.holds import over_rooms
+from gpu_device_plugin.programs.extender.holds import over_rooms
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence

@@ -1,14 +1,17 @@
-"""The pods and nodes of the cluster as far as capacity depends on more of them than the fleet keeps."""
+"""The pods and nodes of the cluster as the extender follows them: the fleet, and what capacity depends on beside it."""
 
 from __future__ import annotations
 
 import math
-import time
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from gpu_device_plugin.cluster.objects.decoding import NodeRecord
-from gpu_device_plugin.core.capacity.movable import Evictability, Residents
+from gpu_device_plugin.cluster.store import Applied
+from gpu_device_plugin.core.capacity.movable import Evictability
+from gpu_device_plugin.core.cluster.other_pods import OtherPod
 from gpu_device_plugin.model.contract.keys import (
     HELD_ROOM,
     HOSTNAME,
@@ -16,6 +19,7 @@ from gpu_device_plugin.model.contract.keys import (
     KEEPS,
     KEPT_NODE,
     MOVE_TO,
+    NODE_USE,
     STAND_IN,
     STARTUP_TAINT,
     SWITCH_LABEL,
@@ -23,7 +27,11 @@ from gpu_device_plugin.model.contract.keys import (
     WHEN_IDLE,
     WISHES,
 )
+from gpu_device_plugin.model.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.model.contract.nodelabels import switched_on
+from gpu_device_plugin.model.gpus import MOST_GPUS
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.sharing import Shared
 from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.view.movable_pods import evictability
@@ -31,16 +39,13 @@ from gpu_device_plugin.view.movable_pods import evictability
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    import msgspec
-
-    from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.cluster.writers.binder import Binder
-    from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.cluster.store import Store
     from gpu_device_plugin.fleet import Fleet
-    from gpu_device_plugin.metrics import Metrics
-    from gpu_device_plugin.model.pods import Owner, Pod
+    from gpu_device_plugin.model.gpus import Links
+    from gpu_device_plugin.model.pods import Owner
     from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.programs.extender.capacity.holds import Holds
+    from gpu_device_plugin.programs.extender.holds import Holds
+    from gpu_device_plugin.programs.extender.resizes import Resizes
 
 _KEPT = frozenset({KEPT_NODE, *KEEPS})
 READ_ON_NODES = _KEPT | {HELD_ROOM, SWITCH_LABEL, HOSTNAME}
@@ -53,6 +58,10 @@ _GOING = frozenset({"ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted", 
 """Keys of the taints of a node whose pods an autoscaler evicts before it removes the node."""
 _OF_ONE_NODE = frozenset({"DaemonSet", "Node"})
 """The kinds of controllers whose pods can run on their node alone."""
+_MOST_COUNTED = 10_000
+"""Of a list only the latest pods are counted as coming: older ones would teach no more, and take seconds."""
+_MOST_LINKS = 200
+"""The most GPU topologies that are cached; the cache is cleared when it is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,45 +107,109 @@ class FollowedNode(NodeRecord):
 
 @dataclass(eq=False)
 class Followed:
-    """Follows pods and nodes."""
+    """Applies watched pods and nodes to the fleet, its resizes and held room, and keeps what else is asked of them.
 
+    Pods are observed once each, when they are seen bound. A pod that waits costs its owner nothing, and may never find
+    room: it teaches nothing.
+    """
+
+    fleet: Fleet
+    resources: Sequence[Resource]
     holds: Holds
+    resizes: Resizes
+    _: KW_ONLY
+    observe: Callable[[Pod | OtherPod], None] = lambda _pod: None
+    clock: Callable[[], float]
+    """Returns monotonic seconds."""
     every_pod: bool
     """Keep all bound pods, with what decides whether they may be moved; not those alone that somebody wants to move."""
     waiting_pods: bool = True
     """Keep what decides which nodes would help the pods that wait."""
-    pods: dict[str, Pod] = field(default_factory=dict)
-    """By UID, bound and not ended."""
-    nodes: dict[str, FollowedNode] = field(default_factory=dict)
-    """By name."""
-    changes: int = 0
-    """How often what is kept of a node has changed."""
-    unschedulable: dict[str, float] = field(default_factory=dict)
-    """By UID of each pod for which its scheduler has found no node: since when, in seconds since the epoch."""
-    stand_ins: dict[str, Pod] = field(default_factory=dict)
-    """By UID, the pods that stand for wanted room."""
 
     def __post_init__(self) -> None:
+        self.pods: dict[str, Pod] = {}
+        """By UID, bound and not ended."""
+        self.nodes: dict[str, FollowedNode] = {}
+        """By name."""
+        self.changes = 0
+        """How often what is kept of a node has changed."""
+        self.unschedulable: dict[str, float] = {}
+        """By UID of each pod for which its scheduler has found no node: since when, in seconds since the epoch."""
+        self.stand_ins: dict[str, Pod] = {}
+        """By UID, the pods that stand for wanted room."""
+        self.closed: set[str] = set()
+        """The nodes that are cordoned or not ready."""
         self.starting: set[str] = set()
         """The nodes with `STARTUP_TAINT`."""
         self.marked: set[str] = set()
         """The nodes that the extender has kept from autoscalers, or did once."""
         self.draining: set[str] = set()
         """The nodes that an autoscaler is about to remove, and those that are cordoned."""
+        self.used_mib: dict[str, Mapping[int, int]] = {}
+        """By node, the memory in use on each GPU by position, where its agent tells it."""
+        self.use_read_at: dict[str, float] = {}
+        """By node, when its agent last read the use of its GPUs, in seconds since the epoch."""
         self._on_node: dict[str, dict[str, Pod]] = {}
         self._facts: dict[str, Evictability] = {}
         self._shared: Shared[str, Evictability] = Shared()
+        self._names: Mapping[Kind, str] = {resource.kind: resource.name for resource in self.resources}
+        self._links: dict[str, Links] = {}
+        self.pod_store: Store[Pod | OtherPod] = Applied(self.replace_pods, self.put_pod, self.remove_pod)
+        self.node_store: Store[NodeRecord] = Applied(self.replace_nodes, self.put_node, self.remove_node)
 
     # --- Pods ---------------------------------------------------------------------------------------------------------
 
-    def put(self, pod: Pod) -> None:
-        """Add or update a pod with GPUs."""
+    def put_pod(self, pod: Pod | OtherPod) -> None:
+        """Add or update a pod."""
+        if self._comes(pod):
+            self.observe(pod)
+        if isinstance(pod, OtherPod):
+            self.fleet.put_other(pod)
+            return
+        self.fleet.put_pod(pod, self.clock())
+        self.resizes.put(pod)
+        self._keep(pod)
+
+    def remove_pod(self, pod: Pod | OtherPod) -> None:
+        """Remove a pod, given its last state."""
+        if isinstance(pod, OtherPod):
+            self.fleet.remove_other(pod)
+            return
+        self.fleet.remove_pod(pod, self.clock())
+        self.resizes.remove(pod.uid)
+        self._forget(pod.uid)
+
+    def replace_pods(self, pods: Sequence[Pod | OtherPod]) -> None:
+        """Replace all pods."""
+        # The mix of pods forgets by the time between them, so they come in their order.
+        for each in sorted(filter(self._comes, pods), key=lambda pod: pod.created)[-_MOST_COUNTED:]:
+            self.observe(each)
+        there = {pod.uid: pod for pod in pods if isinstance(pod, Pod)}
+        self.fleet.replace_pods(tuple(there.values()), self.clock())
+        self.resizes.replace(there)
+        for uid in [uid for uid in (*self.pods, *self.stand_ins, *self.unschedulable) if uid not in there]:
+            self._forget(uid)
+        for pod in there.values():
+            self._keep(pod)
+        self.fleet.replace_others(each for each in pods if isinstance(each, OtherPod))
+
+    def _comes(self, pod: Pod | OtherPod) -> bool:
+        """Return whether a pod is seen bound for the first time, and says something of what comes."""
+        if pod.ended:
+            return False
+        if isinstance(pod, OtherPod):
+            # A pod that had no choice of its node says nothing of what comes to other nodes.
+            return not pod.bound_to_node and self.fleet.gains_other(pod)
+        entry = self.fleet.entries.get(pod.uid)
+        return bool(pod.node_name) and not pod.deleting and (entry is None or not entry.seen)
+
+    def _keep(self, pod: Pod) -> None:
         if is_stand_in(pod):
             self.stand_ins[pod.uid] = pod
         elif not pod.node_name and not pod.ended:
             self._unbound(pod.uid)
         elif pod.ended or not (self.every_pod or _ACTED_ON & pod.annotations.keys()):
-            self.remove(pod.uid)
+            self._forget(pod.uid)
         else:
             self.stand_ins.pop(pod.uid, None)
             self.pods[pod.uid] = kept = _brief(pod)
@@ -164,8 +237,7 @@ class Followed:
         """Return what decides whether a pod may be moved."""
         return self._facts.get(uid, _NO_FACTS)
 
-    def remove(self, uid: str) -> None:
-        """Forget a pod."""
+    def _forget(self, uid: str) -> None:
         self._facts.pop(uid, None)
         self.unschedulable.pop(uid, None)
         self._unbound(uid)
@@ -178,13 +250,6 @@ class Followed:
             del there[uid]
             if not there:
                 del self._on_node[pod.node_name]
-
-    def replace(self, pods: Mapping[str, Pod]) -> None:
-        """Replace all pods with GPUs, given by UID."""
-        for uid in [uid for uid in (*self.pods, *self.stand_ins, *self.unschedulable) if uid not in pods]:
-            self.remove(uid)
-        for pod in pods.values():
-            self.put(pod)
 
     def on_node(self, name: str) -> Iterable[Pod]:
         """Return the pods on a node."""
@@ -207,30 +272,47 @@ class Followed:
         self.nodes[node.name] = now
         self._sort(
             node.name,
+            closed=node.unschedulable or not node.ready,
             starting=any(taint.key == STARTUP_TAINT for taint in now.taints),
             marked=KEPT_NODE in now.annotations,
             draining=now.unschedulable or now.going,
         )
+        self._note_use(node.name, node.annotations.get(NODE_USE))
+        memory, count = (node.capacity.get(self._names[kind], 0) for kind in (Kind.MEMORY, Kind.COUNT))
+        if len(self._links) > _MOST_LINKS:
+            self._links.clear()
+        gpus = gpus_of_node(node.annotations, node.labels, memory, count, self._links)
+        self.fleet.put_node(node.name, gpus, node.cpu_and_memory)
         self.holds.put_node(node)
 
-    def remove_node(self, name: str) -> None:
+    def remove_node(self, node: NodeRecord) -> None:
         """Forget a node."""
-        self.changes += self.nodes.pop(name, None) is not None
-        self._sort(name)
-        self.holds.remove_node(name)
-
-    def _sort(self, name: str, *, starting: bool = False, marked: bool = False, draining: bool = False) -> None:
-        """Note which of the few nodes that are looked at all the time one is."""
-        for found, nodes in ((starting, self.starting), (marked, self.marked), (draining, self.draining)):
-            (nodes.add if found else nodes.discard)(name)
+        self.changes += self.nodes.pop(node.name, None) is not None
+        self._sort(node.name)
+        self._note_use(node.name, None)
+        self.fleet.remove_node(node.name)
+        self.holds.remove_node(node.name)
 
     def replace_nodes(self, nodes: Sequence[NodeRecord]) -> None:
         """Replace all nodes."""
         there = {node.name for node in nodes}
-        for name in [name for name in self.nodes if name not in there]:
-            self.remove_node(name)
-        for node in nodes:
-            self.put_node(node)
+        for node in [node for name, node in self.nodes.items() if name not in there]:
+            self.remove_node(node)
+        for each in nodes:
+            self.put_node(each)
+
+    def _sort(self, name: str, **is_so: bool) -> None:
+        """Note in which of the sets a node is that are looked at all the time."""
+        for what in ("closed", "starting", "marked", "draining"):
+            names: set[str] = getattr(self, what)
+            (names.add if is_so.get(what) else names.discard)(name)
+
+    def _note_use(self, name: str, text: str | None) -> None:
+        self.used_mib.pop(name, None)
+        self.use_read_at.pop(name, None)
+        if text is not None:
+            self.used_mib[name], read_at = used_mib(text)
+            self.use_read_at.update({} if read_at is None else {name: read_at})
 
     def hostnames(self) -> frozenset[str]:
         """Return the host names of all nodes that share GPUs."""
@@ -243,38 +325,6 @@ class Followed:
             for node in self.nodes.values()
             if node.created_s > since_s and node.shares_gpus and not node.unschedulable and not node.going
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """The parts of an extender that all care for the capacity needs."""
-
-    fleet: Fleet
-    followed: Followed
-    holds: Holds
-    client: Client
-    resources: Sequence[Resource]
-    metrics: Metrics
-    binder: Binder
-    use_read_at: Mapping[str, float]
-    """By node, when its agent last read the use of its GPUs, in seconds since the epoch."""
-    clock: Callable[[], float] = time.monotonic
-    """Returns monotonic seconds."""
-    wall: Callable[[], float] = time.time
-    """Returns seconds since the epoch."""
-
-    def sharing(self) -> dict[str, Candidate]:
-        """Return the nodes whose GPUs pods share by limits, as they are now: those that pods may be moved between."""
-        return {
-            name: node
-            for name, node in self.fleet.candidates.items()
-            if node.rooms and not node.gpus.claims and name in self.followed.nodes
-        }
-
-    def residents(self, nodes: Iterable[str]) -> Residents:
-        """Return what makes residents of pods, of which those that may be moved may go to these nodes."""
-        # The eviction itself asks PodDisruptionBudgets.
-        return Residents([self.followed.nodes[name] for name in nodes], self.resources, {})
 
 
 def _brief(pod: Pod) -> Pod:
@@ -295,3 +345,49 @@ def is_stand_in(pod: Pod) -> bool:
 def replaceable(pod: Pod) -> Owner | None:
     """Return the controller that replaces a pod on another node; None: none does."""
     return None if pod.owner is None or pod.owner.kind in _OF_ONE_NODE else pod.owner
+
+
+# --- The use of a node's GPUs -----------------------------------------------------------------------------------------
+
+_LONGEST = 128 << 10
+"""Characters; an agent writes no more than 96 KiB."""
+
+
+class _Gpu(msgspec.Struct, gc=False):
+    index: int = 0
+    used: int | None = None
+
+
+class _Use(msgspec.Struct, gc=False):
+    """Of the long annotation how much memory is in use, and when, and nothing else."""
+
+    at: str = ""
+    gpus: list[_Gpu] = []
+
+
+_USE = msgspec.json.Decoder(_Use)
+
+
+def with_brief_use(node: NodeRecord) -> NodeRecord:
+    """Return a node of whose long annotation `NODE_USE` no more is left than `used_mib` reads."""
+    text = node.annotations.get(NODE_USE)
+    if text is None:
+        return node
+    brief = msgspec.json.encode(_use(text)).decode()
+    return replace(node, annotations={**node.annotations, NODE_USE: brief})
+
+
+def _use(text: str) -> _Use:
+    try:
+        return _USE.decode(text) if len(text) <= _LONGEST else _Use()
+    except (msgspec.DecodeError, RecursionError):
+        return _Use()
+
+
+def used_mib(text: str) -> tuple[Mapping[int, int], float | None]:
+    """Return the memory in use on each GPU by position, and when it was read, in seconds since the epoch.
+
+    By the annotation `NODE_USE`; nothing and None if it is malformed.
+    """
+    use = _use(text)
+    return {gpu.index: gpu.used for gpu in use.gpus[:MOST_GPUS] if gpu.used is not None}, epoch_s(use.at)
