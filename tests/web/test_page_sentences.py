@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.client.errors import Call
 from gpu_device_plugin.core.capacity.movable import Move, Resident, Stays
-from gpu_device_plugin.core.capacity.plan_search import Plan
+from gpu_device_plugin.core.capacity.plans import Plan
 from gpu_device_plugin.core.cluster.agentpods import agents
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.report.finding import note

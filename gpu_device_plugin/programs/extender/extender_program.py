@@ -25,7 +25,7 @@ from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
 from gpu_device_plugin.cluster.writers.binder import Binder, BinderTiming
 from gpu_device_plugin.core.report.gauges import ExtenderMetrics
 from gpu_device_plugin.fleet import Fleet, FleetEntry
-from gpu_device_plugin.lifetime import ReloadingProgram, tls_of
+from gpu_device_plugin.lifetime import ReloadingProgram, collect_rarely, freeze_objects, return_large_blocks, tls_of
 from gpu_device_plugin.model.contract.keys import (
     NODE_USE,
     READ_BY_AGENT,
@@ -41,7 +41,6 @@ from gpu_device_plugin.programs.extender.capacity.waiters import Parts
 from gpu_device_plugin.programs.extender.extender_routes import ExtenderRoutes, Readiness
 from gpu_device_plugin.programs.extender.followed import READ_ON_NODES as FOLLOWED_ON_NODES
 from gpu_device_plugin.programs.extender.followed import Followed, is_stand_in, with_brief_use
-from gpu_device_plugin.programs.extender.heap import collect_rarely, freeze_objects, return_large_blocks
 from gpu_device_plugin.programs.extender.holds import Holds
 from gpu_device_plugin.programs.extender.nominating import Nominator
 from gpu_device_plugin.programs.extender.resizes import Resizes

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin.cluster.objects.decoding import PODS, PodReader
-from gpu_device_plugin.core.capacity.movable import after, usage_at
-from gpu_device_plugin.core.capacity.plan_search import NodesFree, plan
-from gpu_device_plugin.core.capacity.plans import plan_each
+from gpu_device_plugin.core.capacity.movable import NodesFree, after, usage_at
+from gpu_device_plugin.core.capacity.plans import plan, plan_each
 from gpu_device_plugin.core.cluster.usage import usage_of
 from gpu_device_plugin.core.contract.moves import Destination, write_destination
 from gpu_device_plugin.core.report.text.plan_texts import (

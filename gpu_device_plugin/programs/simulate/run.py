@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpu_device_plugin.core.capacity.movable import Resident, Site, Stays
-from gpu_device_plugin.core.capacity.plan_search import Fits, plan
+from gpu_device_plugin.core.capacity.movable import Fits, Resident, Site, Stays
+from gpu_device_plugin.core.capacity.plans import plan
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.usage import Occupant, Usage
 from gpu_device_plugin.core.value.fair_learning import due, studied

@@ -14,9 +14,8 @@ from gpu_device_plugin.aio.turns import Turns
 from gpu_device_plugin.aio.waiting import last_of
 from gpu_device_plugin.cluster.client.errors import Call, ForbiddenError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import NODES, NOT_ENDED, PODS
-from gpu_device_plugin.core.capacity.movable import after
-from gpu_device_plugin.core.capacity.plan_search import Fits, planning
-from gpu_device_plugin.core.capacity.plans import settled
+from gpu_device_plugin.core.capacity.movable import Fits, after
+from gpu_device_plugin.core.capacity.plans import planning, settled
 from gpu_device_plugin.core.report.text.plan_texts import plan_document, verdict
 from gpu_device_plugin.core.report.text.printing import counted
 from gpu_device_plugin.view.movable_pods import BUDGETS, ArrangementReader
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.core.capacity.movable import Resident
-    from gpu_device_plugin.core.capacity.plan_search import Plan
+    from gpu_device_plugin.core.capacity.plans import Plan
     from gpu_device_plugin.programs.web.page_state import PageState
     from gpu_device_plugin.view.movable_pods import Arrangement
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.core.capacity.movable import Evictability, Residents, Stays, after, why_it_stays
-from gpu_device_plugin.core.capacity.plan_search import Fits, plan
-from gpu_device_plugin.core.capacity.plans import plan_each, settled
+from gpu_device_plugin.core.capacity.movable import Evictability, Fits, Residents, Stays, after, why_it_stays
+from gpu_device_plugin.core.capacity.plans import plan, plan_each, settled
 from gpu_device_plugin.core.capacity.terms import NO_TERMS, Terms
 from gpu_device_plugin.core.cluster.pod_demand import Ask
 from gpu_device_plugin.core.cluster.usage import NOTHING, Occupant, Usage

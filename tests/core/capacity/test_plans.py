@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.core.capacity.movable import Resident, Site, Stays, after
-from gpu_device_plugin.core.capacity.plan_search import Fits, NodesFree, Plan, plan, planning
-from gpu_device_plugin.core.capacity.plans import Drain, drain, on_gpus
+from gpu_device_plugin.core.capacity.movable import Fits, NodesFree, Resident, Site, Stays, after
+from gpu_device_plugin.core.capacity.plans import Drain, Plan, drain, on_gpus, plan, planning
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.core.capacity.movable import Move, Resident, Site
-    from gpu_device_plugin.core.capacity.plan_search import Plan
+    from gpu_device_plugin.core.capacity.plans import Plan
 
     Json = dict[str, Any]
 

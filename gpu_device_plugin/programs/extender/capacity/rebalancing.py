@@ -10,8 +10,8 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.waiting import last_of
-from gpu_device_plugin.core.capacity.movable import Resident, Site, Stays
-from gpu_device_plugin.core.capacity.plan_search import Fits, planning
+from gpu_device_plugin.core.capacity.movable import Fits, Resident, Site, Stays
+from gpu_device_plugin.core.capacity.plans import planning
 from gpu_device_plugin.core.contract.moves import Destination
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_device_plugin.core.capacity.movable import Move, Stays
-from gpu_device_plugin.core.capacity.plan_search import Fits, Plan, plan
-from gpu_device_plugin.core.capacity.plans import plan_each
+from gpu_device_plugin.core.capacity.movable import Fits, Move, Stays
+from gpu_device_plugin.core.capacity.plans import Plan, plan, plan_each
 from gpu_device_plugin.core.report.text.plan_texts import (
     gpu_lines,
     move_lines,
