@@ -290,9 +290,10 @@ class Verbs:
     def _first_with_room_soon(self, asked: Ask, names: Iterable[str]) -> str | None:
         """Return the first of `names` on which time alone makes room for a pod; None if there is none."""
         soon = self._fleet.soon
-        packer = CachingPacker([part.demand for part in asked.parts], Effort(_MOST_STEPS))
-        with suppress(TooLongError):
-            return next((name for name in names if name in soon and unfit(asked, soon[name], packer) is None), None)
+        if soon:
+            packer = CachingPacker([part.demand for part in asked.parts], Effort(_MOST_STEPS))
+            with suppress(TooLongError):
+                return next((name for name in names if name in soon and unfit(asked, soon[name], packer) is None), None)
         return None
 
     def prioritize(self, body: bytes) -> bytes:
