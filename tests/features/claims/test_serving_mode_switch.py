@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.node.rules.serving_mode import ServingMode
 from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer
+from tests.cluster_double.troubles import Answer
 from tests.features.claims.dra_harness import Claims, claims
 from tests.names import COUNT, MEM
 from tests.node.cluster_harness import NODE

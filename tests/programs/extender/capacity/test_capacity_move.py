@@ -16,7 +16,7 @@ from gpu_device_plugin.model.contract.keys import HELD_ROOM, MOVE_TO
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer
+from tests.cluster_double.troubles import Answer
 from tests.patience import rounds
 from tests.programs.extender.capacity.capacity_world import (
     GRANTED,
