@@ -10,16 +10,20 @@ from urllib.parse import quote
 
 import msgspec
 
-from gpu_device_plugin.cluster.objects.bounds import LONGEST_KEY, LONGEST_LABEL, LONGEST_NAME, bounded, fits
 from gpu_device_plugin.cluster.objects.quantity import RequestSums, allocatable_amounts, whole_quantity
 from gpu_device_plugin.cluster.objects.requests import (
+    LONGEST_KEY,
+    LONGEST_LABEL,
+    LONGEST_NAME,
     OwnerReference,
     PodSpec,
     PodStatus,
+    bounded,
     claims_of,
     container_ids_of,
     controller_of,
     ends_of,
+    fits,
     repels,
     requests_of,
     running,
