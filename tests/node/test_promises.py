@@ -12,7 +12,7 @@ import pytest
 
 from gpu_device_plugin.model.pods import ContainerKind
 from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.builders import mirror
+from tests.cluster_double.owned import mirror
 from tests.cluster_double.troubles import Answer
 from tests.names import COUNT, MEM
 from tests.node.cluster_harness import NODE, allocation, cluster, promise

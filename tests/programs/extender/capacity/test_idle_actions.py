@@ -30,8 +30,9 @@ from gpu_device_plugin.programs.extender.capacity.followed import Followed
 from gpu_device_plugin.programs.extender.capacity.holds import Holds
 from gpu_device_plugin.programs.extender.capacity.idle_actions import IdleActions
 from gpu_device_plugin.programs.extender.capacity.parts import Parts
-from gpu_device_plugin.testing.builders import GPU_MEM, container, owned, pod, workload
+from gpu_device_plugin.testing.builders import GPU_MEM, container, pod
 from tests.cluster_double.api_server import ApiServer
+from tests.cluster_double.owned import owned, workload
 from tests.cluster_double.troubles import Answer
 from tests.programs.extender.harness import LEASE_RIGHTS, RIGHTS, world
 from tests.resources import RESOURCES
