@@ -440,11 +440,6 @@ class Page(msgspec.Struct):
     items: list[msgspec.Raw] | None = None
 
 
-def selectors(fields: str, labels: str) -> dict[str, str]:
-    """Return the parameters of a list or a watch of the objects that both selectors match; an empty one matches all."""
-    return {key: value for key, value in (("fieldSelector", fields), ("labelSelector", labels)) if value}
-
-
 class WatchEvent(msgspec.Struct):
     """One line of a watch."""
 
