@@ -10,7 +10,7 @@ from gpu_device_plugin.hardware.driver import ADVICE, MOST_OF_CONDITION
 from gpu_device_plugin.model.gpus import Gpu, Link, MigInstance  # noqa: TC001 - msgspec looks them up
 from gpu_device_plugin.model.mig import is_profile
 from gpu_device_plugin.model.telemetry import GpuProcess, GpuReading, GpuTelemetry
-from gpu_device_plugin.node.rules.health.gpu_health import Probe, Xid
+from gpu_device_plugin.node.rules.gpu_health import Probe, Xid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin.cluster.objects.decoding import NodeReader, NodeRecord, PodReader
 from gpu_device_plugin.cluster.store import Store, Versioned
+from gpu_device_plugin.core.cluster.candidate import gpus_of_node
 from gpu_device_plugin.core.cluster.claimed_gpus import pools, waits_for_ours, with_claims
 from gpu_device_plugin.core.cluster.held_instances import instance_pod
 from gpu_device_plugin.core.cluster.node_report import NodeView
@@ -16,7 +17,6 @@ from gpu_device_plugin.features.claims.claim_objects import read_claim
 from gpu_device_plugin.features.use.contract import STALE_S, NodeReport, node_report
 from gpu_device_plugin.fleet import Fleet, FleetEntry
 from gpu_device_plugin.model.contract.keys import READ_BY_AGENT, READ_BY_INSPECT
-from gpu_device_plugin.model.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.model.pods import MOST_WRITTEN
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.view.objects import Named, decoded
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.held_instances import InstancePod
     from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
+    from gpu_device_plugin.features.claims.contract import Claim
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resource_claims import Claim
     from gpu_device_plugin.model.resources import Resource
 
 T_contra = TypeVar("T_contra", bound=Versioned, contravariant=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.objects.decoding import NodeReader, PodReader
 from gpu_device_plugin.cluster.objects.other_pods import OtherPodReader
-from gpu_device_plugin.core.cluster.candidate import candidate
+from gpu_device_plugin.core.cluster.candidate import candidate, gpus_of_node
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.report.text.prices import Lesson, lesson
 from gpu_device_plugin.core.value.fair_learning import studied
@@ -15,7 +15,6 @@ from gpu_device_plugin.core.value.marginal_value import shape_of
 from gpu_device_plugin.core.value.price_learning import Dominance
 from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix, kinds_of
 from gpu_device_plugin.model.contract.keys import READ_ON_NODES, READ_ON_PODS
-from gpu_device_plugin.model.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.view.objects import readable

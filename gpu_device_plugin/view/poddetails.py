@@ -23,6 +23,7 @@ from gpu_device_plugin.core.capacity.terms import MOST_TERMS, NO_TERMS, Alternat
 from gpu_device_plugin.core.report.text.printing import shortened
 from gpu_device_plugin.core.report.why.mistaken_requests import annotations_of_others
 from gpu_device_plugin.core.report.why.pod_causes import DEFAULT_SCHEDULER, SchedulingStatus
+from gpu_device_plugin.features.claims.contract import PodClaim
 from gpu_device_plugin.model.contract.keys import (
     FRAMEWORKS,
     MEMORY_GUARANTEE,
@@ -31,7 +32,6 @@ from gpu_device_plugin.model.contract.keys import (
     READ_BY_AGENT,
     WISHES,
 )
-from gpu_device_plugin.model.resource_claims import PodClaim
 from gpu_device_plugin.settings.knobs import nearest
 from gpu_device_plugin.view.objects import ApiObject, Condition, decoded, readable
 

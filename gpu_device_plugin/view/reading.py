@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import msgspec
 
     from gpu_device_plugin.core.cluster.usage import Usage
+    from gpu_device_plugin.features.claims.contract import Claim
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resource_claims import Claim
     from gpu_device_plugin.model.resources import Resource
 
 ABSENT = f"this cluster has none ({GROUP}/v1 comes with Kubernetes 1.34)"

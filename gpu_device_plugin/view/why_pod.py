@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.report.finding import Finding
     from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
+    from gpu_device_plugin.features.claims.contract import Claim
     from gpu_device_plugin.features.history.contract import MaySee, NodeHistory
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resource_claims import Claim
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.view.objects import ConfigMap
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import FrameType
 
-    from gpu_device_plugin.model.resource_claims import Claim
+    from gpu_device_plugin.features.claims.contract import Claim
 
 RESOURCES = ResourceSettings().offered
 NOW_S = 1_800_000_000.0

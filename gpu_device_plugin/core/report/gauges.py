@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.report.exposition import Gauge
 from gpu_device_plugin.features.use.contract import GpuUse, NodeUse, idle_s, to_return
-from gpu_device_plugin.model.contract.nodelimits import NO_LIMITS, NodeLimits
+from gpu_device_plugin.model.contract.nodelabels import NO_LIMITS, NodeLimits
 from gpu_device_plugin.model.gpus import Inventory
 from gpu_device_plugin.model.limits import LimitStatus
 from gpu_device_plugin.model.telemetry import Throttle

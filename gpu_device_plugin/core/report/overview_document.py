@@ -17,10 +17,10 @@ from gpu_device_plugin.core.cluster.usage import Occupant
 from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan, added_for_limits
 from gpu_device_plugin.features.use.contract import ContainerUse, GpuUse, trespasses
 from gpu_device_plugin.model.contract import variables
-from gpu_device_plugin.model.contract.frameworks import read_frameworks
 from gpu_device_plugin.model.contract.keys import FRAMEWORKS, POD
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu
 from gpu_device_plugin.model.contract.promises import readable_promises
+from gpu_device_plugin.model.contract.variables import read_frameworks
 from gpu_device_plugin.model.gpus import Gpu, MigInstance
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.placing import Demand, Placement

@@ -15,7 +15,7 @@ from gpu_device_plugin.core.report.text.use_texts import duration
 from gpu_device_plugin.features.eviction.rules import failures, lasting, leaving, next_victims, on_failed
 from gpu_device_plugin.features.eviction.settings import EvictionSettings
 from gpu_device_plugin.hardware.gpu_health_tracker import State
-from gpu_device_plugin.node.rules.health.gpu_health import with_cards
+from gpu_device_plugin.node.rules.gpu_health import with_cards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -20,6 +20,7 @@ from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.client.config import ClusterConfigError, config_if_any
 from gpu_device_plugin.cluster.client.errors import ApiError, Call
 from gpu_device_plugin.cluster.writers.own_node import OwnNode
+from gpu_device_plugin.core.cluster.candidate import gpus_of_node
 from gpu_device_plugin.core.report.finding import Unknown, examine, exit_code, report
 from gpu_device_plugin.core.report.findings.node_checks import CHECKS
 from gpu_device_plugin.core.report.findings.symptoms import NO_PROFILES, ApiSeen, NodeSeen, NodeSymptoms, Profiles
@@ -49,7 +50,6 @@ from gpu_device_plugin.kubelet.sockets import (
 )
 from gpu_device_plugin.kubelet.statefile import PROFILE, SHARE_SIZE, StateFile
 from gpu_device_plugin.model.contract.keys import MIG_LABEL
-from gpu_device_plugin.model.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.node.rules.container_grants import CONTROL_NODES

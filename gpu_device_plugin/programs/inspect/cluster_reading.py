@@ -17,6 +17,7 @@ from gpu_device_plugin.cluster.objects.decoding import (
     UnreadableObjectError,
 )
 from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE
+from gpu_device_plugin.core.cluster.candidate import gpus_of_node
 from gpu_device_plugin.core.report.findings.component_checks import group_of
 from gpu_device_plugin.core.report.findings.symptoms import (
     ClusterSymptoms,
@@ -39,7 +40,6 @@ from gpu_device_plugin.model.contract.keys import (
     SWITCH_LABEL,
     MalformedAnnotationError,
 )
-from gpu_device_plugin.model.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.model.contract.nodelabels import our_annotations, our_labels, switched_on
 from gpu_device_plugin.model.contract.promises import promises
 from gpu_device_plugin.model.contract.variables import VISIBLE_DEVICES

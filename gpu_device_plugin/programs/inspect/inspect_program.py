@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.report.tables.terminal_tables import PodRow
-    from gpu_device_plugin.model.resource_claims import Claim
+    from gpu_device_plugin.features.claims.contract import Claim
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.view.following import FollowedCluster
     from gpu_device_plugin.view.why_pod import Policy

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.cluster.reflector import ReflectorTiming
-    from gpu_device_plugin.model.resource_claims import Claim
+    from gpu_device_plugin.features.claims.contract import Claim
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.view.following import FollowedNode, FollowedPod
 

@@ -16,6 +16,7 @@ from gpu_device_plugin.node.rules.node_config import mig_mode
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gpu_device_plugin.features.claims.contract import Claim
     from gpu_device_plugin.features.conflicts.rules import Detection
     from gpu_device_plugin.features.history.contract import NodeHistory
     from gpu_device_plugin.features.mps.contract import MpsGpu
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.contract.nodegpus import NodeGpus
     from gpu_device_plugin.model.gpus import Gpu, Inventory
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resource_claims import Claim
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.model.telemetry import GpuTelemetry
 

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.held_instances import Instances
     from gpu_device_plugin.core.cluster.node_report import GpuView, NodeView, PodShare
     from gpu_device_plugin.core.cluster.usage import Usage
+    from gpu_device_plugin.features.claims.contract import Claim
     from gpu_device_plugin.features.use.contract import ContainerUse
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resource_claims import Claim
     from gpu_device_plugin.model.resources import Resource
 
 _NOTHING = "-"

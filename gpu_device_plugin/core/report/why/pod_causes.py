@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
+    from gpu_device_plugin.features.claims.contract import Claim, Device, DeviceRequest, PodClaim
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resource_claims import Claim, Device, DeviceRequest, PodClaim
     from gpu_device_plugin.model.resources import Resource
 
 SCHEDULER = "gpushare-scheduler"
