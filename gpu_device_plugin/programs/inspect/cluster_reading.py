@@ -48,8 +48,16 @@ from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.programs.inspect.agent_answers import histories
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, items, unread
-from gpu_device_plugin.view.objects import ApiObject, Condition, ConfigMap, Container, Named, PodSpec, decoded
-from gpu_device_plugin.view.reading import readable_claims
+from gpu_device_plugin.view.objects import (
+    ApiObject,
+    Condition,
+    ConfigMap,
+    Container,
+    Named,
+    PodSpec,
+    decoded,
+    readable_claims,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

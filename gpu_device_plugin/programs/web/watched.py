@@ -14,7 +14,7 @@ from gpu_device_plugin.cluster.objects.decoding import NODES, PODS
 from gpu_device_plugin.cluster.reflector import Reflector
 from gpu_device_plugin.features.claims.claim_objects import CLAIMS
 from gpu_device_plugin.view.following import FollowedCluster
-from gpu_device_plugin.view.reading import ABSENT, unseen
+from gpu_device_plugin.view.objects import ABSENT, unseen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
