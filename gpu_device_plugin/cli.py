@@ -356,8 +356,8 @@ def _add_cost(commands: Any) -> Parser:
     cost: Parser = commands.add_parser(
         "cost",
         help="who had the GPUs in a period, and what that cost",
-        usage="%(prog)s --prometheus URL | --samples PATH | --audit PATH  [--from TIME] [--to TIME] [--step DURATION]\n"
-        "       [--by namespace|owner|pod] [--rate 'MODEL=PRICE'] [--co2 G/KWH] [-o table|json|focus]",
+        usage="%(prog)s --prometheus URL | --audit PATH  [--from TIME] [--to TIME] [--step DURATION]\n"
+        "       [--by namespace|owner|pod] [--rate 'MODEL=PRICE'] [-o table|json|focus]",
         description="Tell who had the GPUs in a period, how much of that was used, what nobody had, and what it "
         "cost. All parts together are all GPU time, and cost what all GPUs cost, to the cent.",
         epilog="TIME is 2026-10-01, 2026-10-01T06:00:00Z, or how long ago: 30d, 12h. Exit code 0: done; 1: there are "
@@ -373,14 +373,16 @@ def _add_cost(commands: Any) -> Parser:
         ("--step", "DURATION", "for how long a sample counts [a minute or more]"),
         ("--rates", "PATH", "YAML with currency, and with rates, a map from models to prices"),
         ("--currency", "CODE", "of the prices [USD]"),
-        ("--co2", "G/KWH", "grams of CO2 for each kilowatt-hour"),
         ("--account", "NAME", "the billing account of FOCUS [gpushare]"),
     ):
         cost.add_argument(flag, metavar=metavar, help=text)
     for flag, metavar, text in (
         ("--header", "'NAME: VALUE'", "send it to Prometheus, as in 'X-Scope-OrgID: team'; repeatable"),
-        ("--samples", "PATH", "read a recorded answer of /api/v1/query_range; repeatable"),
-        ("--audit", "PATH", "read audit records in a JSON log of agents; beside samples for owners only; repeatable"),
+        (
+            "--audit",
+            "PATH",
+            "read audit records in a JSON log of agents; beside Prometheus for owners only; repeatable",
+        ),
         (
             "--rate",
             "'MODEL=PRICE'",

@@ -301,8 +301,6 @@ class CallerScope:
         self._nodes: bool | None = None
         self._seen: set[str] = set()
         self._unseen: set[str] = set()
-        self._again: set[str] = set()
-        """The namespaces among `_unseen` whose pods may be seen by now."""
 
     @property
     def everything(self) -> bool:
@@ -331,16 +329,6 @@ class CallerScope:
         """Return whether the API server has said which of these namespaces' pods may be seen."""
         return self.everything or all(each in self._seen or each in self._unseen for each in namespaces)
 
-    def current(self, namespaces: Collection[str]) -> bool:
-        """Return whether there is nothing to `learn` of these namespaces."""
-        return self.everything or (self.knows(namespaces) and self._again.isdisjoint(namespaces))
-
-    def still_granted(self, now: CallerScope) -> bool:
-        """Return whether `now`, which may know fewer namespaces, takes nothing of this away."""
-        if self.nodes and not now.nodes:
-            return False
-        return all(now.may_see(each) for each in self._seen if each in now._seen or each in now._unseen)
-
     async def learn(self, namespaces: Iterable[str] = ()) -> None:
         """Ask what is not known yet; each answer counts as soon as it is there.
 
@@ -349,29 +337,22 @@ class CallerScope:
         """
         if self._nodes is None:
             self._nodes, _ = await asyncio.gather(self._caller.may_see_nodes(), self._ask(ALL_NAMESPACES))
-        wanted = set() if self.everything else {*namespaces}
-        for some in (sorted(wanted - self._seen - self._unseen), sorted(wanted & self._again)):
-            for first in range(0, len(some), _AT_ONCE):
-                await asyncio.gather(*map(self._ask, some[first : first + _AT_ONCE]))
+        unknown = [] if self.everything else sorted({*namespaces} - self._seen - self._unseen)
+        for first in range(0, len(unknown), _AT_ONCE):
+            await asyncio.gather(*map(self._ask, unknown[first : first + _AT_ONCE]))
 
-    async def renewed(self, caller: Caller, namespaces: Iterable[str], within_s: float) -> CallerScope:
-        """Return what the same user, asked anew, may see now of what this one sees; it can `learn` the rest.
-
-        What is not confirmed within `within_s` is not seen.
+    async def still_holds(self, caller: Caller, within_s: float) -> bool:
+        """Return whether the same user, asked anew, has the same rights. A right not confirmed in time is lost.
 
         Raises:
             ApiError: the API server did not say.
         """
-        wanted = {*namespaces}
-        now = CallerScope(caller)
+        seen, unseen, now = self.seen, frozenset(self._unseen), CallerScope(caller)
         await now.learn()
-        await wait_within(within_s, now.learn(wanted & self._seen))
-        now._unseen |= wanted & (self._seen | self._unseen) - now._seen
-        now._again |= now._unseen - {ALL_NAMESPACES}
-        return now
+        if await wait_within(within_s, now.learn(seen)):  # lost rights have to show, and come first
+            await wait_within(within_s, now.learn(unseen))
+        return now.nodes == self.nodes and seen <= now.seen and unseen.isdisjoint(now.seen)
 
     async def _ask(self, namespace: str) -> None:
         allowed = await self._caller.may_see(namespace)
-        self._again.discard(namespace)
-        self._unseen.discard(namespace)
         (self._seen if allowed else self._unseen).add(namespace)

@@ -93,7 +93,7 @@ class StreamTiming:
 
 
 class _EndedError(Exception):
-    """A reader has lost rights."""
+    """A reader has other rights than its stream began with; its page opens another one."""
 
 
 @dataclass(eq=False, repr=False)
@@ -123,17 +123,19 @@ class _Rights:
                 self._learn_at = time.monotonic() + self._timing.pulse_s
             self._learning = None
         namespaces = self._page_state.namespaces
-        if self._learning is None and time.monotonic() >= self._learn_at and not self.scope.current(namespaces):
+        if self._learning is None and time.monotonic() >= self._learn_at and not self.scope.knows(namespaces):
             self._learning = asyncio.create_task(self.scope.learn(namespaces), name="learn of namespaces")
         return self._learning
 
     def stop_learning(self) -> None:
         if self._learning is not None:
             self._learning.cancel()
-            self._learning = None
 
-    async def look(self) -> None:
-        """Learn what the reader may see now, if it is time; its token may be invalid, or nobody have said for long."""
+    async def hold(self) -> None:
+        """End the stream, if it is time to look, where a right has changed, the token is invalid, or nobody says.
+
+        A reader may take its time for each chunk of an event, and for all of them longer than rights last.
+        """
         if time.monotonic() < self._looked_at + self._timing.rights_s:
             return
         self._looked_at = time.monotonic()
@@ -142,24 +144,15 @@ class _Rights:
                 caller = await self._again()
                 if caller is None:
                     raise _EndedError
-                fresh = await self.scope.renewed(caller, self._page_state.namespaces, self._timing.confirm_s / 2)
+                same = await self.scope.still_holds(caller, self._timing.confirm_s / 4)
         except (ApiError, TimeoutError):
             # The page says that the API server is not heard. But it may answer all except whose token this is.
             if time.monotonic() - self._confirmed_at >= _MOST_UNSURE * self._timing.rights_s:
                 raise _EndedError from None
             return
-        self._confirmed_at = time.monotonic()
-        self.stop_learning()
-        self.scope = fresh
-
-    async def hold(self, scope: CallerScope) -> None:
-        """Look again if it is time, while an event is written that was begun for `scope`; it may have to end.
-
-        A reader may take its time for each chunk of it, and for all of them longer than rights last.
-        """
-        await self.look()
-        if self.scope is not scope and not scope.still_granted(self.scope):
+        if not same:
             raise _EndedError
+        self._confirmed_at = time.monotonic()
 
 
 @dataclass(eq=False, repr=False)
@@ -210,17 +203,13 @@ class Streams:
             mark, seen, known = page_state.mark.value, scope.seen, rights.known
             async for chunk in self._one_by_one(self._whole(scope, stream)):
                 yield chunk
-                await rights.hold(scope)
+                await rights.hold()
             self._told[stream] = mark
             pulse_at = time.monotonic() + timing.pulse_s
             while True:
                 pause_s = timing.learn_s if rights.learn() is not None else timing.pulse_s
                 await wait_within(min(pause_s, pulse_at - time.monotonic()), page_state.mark.after(mark))
-                await rights.look()
-                if rights.scope is not scope:
-                    scope, before = rights.scope, scope
-                    same = (scope.nodes, scope.everything) == (before.nodes, before.everything)
-                    mark = mark if same and scope.seen >= seen else -1
+                await rights.hold()
                 learned = scope.seen - seen
                 if page_state.mark.value > mark or learned or rights.known != known:
                     rewritten = PARTS if learned or rights.known != known else ()
@@ -228,7 +217,7 @@ class Streams:
                     changes = self._changes(scope, since, learned, rewritten, stream)
                     async for chunk in self._one_by_one(changes):
                         yield chunk
-                        await rights.hold(scope)
+                        await rights.hold()
                     self._told[stream] = mark
                     await asyncio.sleep(timing.between_changes_s)
                 if time.monotonic() >= pulse_at:
