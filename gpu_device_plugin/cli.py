@@ -110,9 +110,9 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
     def web(*given: Any, **more: Any) -> int:
         logs.configure("error", "human", sys.stderr, colour="NO_COLOR" not in os.environ)
-        from gpu_device_plugin.programs.web import kubeconfig  # noqa: PLC0415 - only where the page is served
+        from gpu_device_plugin.programs.web.web_program import on_this_machine  # noqa: PLC0415 - only where it is served
 
-        return kubeconfig.main(*given, **more)
+        return on_this_machine(*given, **more)
 
     called = arguments.called
     return program.main(arguments.words, prog=f"{PROGRAM} inspect" if called == PROGRAM else called, web=web)

@@ -29,6 +29,16 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **more)  # type: ignore[arg-type] # as argparse takes them
 
     @property
+    def actions(self) -> Sequence[argparse.Action]:
+        """All arguments."""
+        return self._actions
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """All flags, also those that help does not show."""
+        return tuple(flag for action in self._actions for flag in action.option_strings)
+
+    @property
     def flags(self) -> tuple[str, ...]:
         """The flags that hints suggest: neither short flags nor former names of settings."""
         shown = (action for action in self._actions if action.help is not argparse.SUPPRESS)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin.core.report.text.columns import Line
 from gpu_device_plugin.programs.commandline import FAILED, OK, resources_in
-from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, Kubectl
+from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, nodes_and_pods
 from gpu_device_plugin.programs.simulate.burst import burst_document, burst_table, simulate_burst
 from gpu_device_plugin.programs.simulate.experiment import REJECTED, Plan, nodes_needed, simulate
 from gpu_device_plugin.programs.simulate.inputs.sources import inputs_of
@@ -48,7 +49,7 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str], *, kubectl: 
             arguments.pods,
             arguments.nodes_needed or "",
             resources=resources_in(arguments, environ),
-            kubectl=Kubectl(flags, kubectl),
+            kubectl=partial(nodes_and_pods, flags, kubectl),
             from_empty=arguments.from_empty,
             skip_misfits=arguments.skip_misfits,
         )

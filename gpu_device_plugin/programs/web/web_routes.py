@@ -16,17 +16,15 @@ from gpu_device_plugin.aio.http import JSON, Page, Route, Stream
 from gpu_device_plugin.aio.turns import Turns
 from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.cluster.client.errors import ApiError, Call, ForbiddenError, NotFoundError
-from gpu_device_plugin.cluster.objects.decoding import PODS, ObjectKind, UnreadableObjectError
+from gpu_device_plugin.cluster.objects.decoding import PODS, UnreadableObjectError
 from gpu_device_plugin.core.report.overview_document import containers_of, node_document
 from gpu_device_plugin.core.report.why.explanations import explain
-from gpu_device_plugin.core.report.why.slowness import gpus_of
 from gpu_device_plugin.features.history import contract
 from gpu_device_plugin.features.history.contract import seen_history, seen_summary
-from gpu_device_plugin.programs.web.agent_history import AgentUnreadableError
+from gpu_device_plugin.programs.api_reads import AgentUnreadableError, events_of, explained, histories_of
 from gpu_device_plugin.programs.web.callers import ALL_NAMESPACES, CallerScope
-from gpu_device_plugin.view.objects import ConfigMap, decoded
 from gpu_device_plugin.view.poddetails import event_documents, events, pod_and_status
-from gpu_device_plugin.view.why_pod import CONFIGURATION, assumed, on_gpus, policy_in, why, with_slowness
+from gpu_device_plugin.view.why_pod import on_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -36,12 +34,11 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.programs.web.agent_history import AgentHistory
     from gpu_device_plugin.programs.web.callers import Caller, Callers
+    from gpu_device_plugin.programs.web.figures import AgentHistory
     from gpu_device_plugin.programs.web.page_plans import PagePlans
     from gpu_device_plugin.programs.web.page_state import PageState
     from gpu_device_plugin.programs.web.streams import Streams
-    from gpu_device_plugin.view.why_pod import Policy
 
 _TYPES: Mapping[str, str] = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 """The files that are served, by the end of their names."""
@@ -79,7 +76,6 @@ _NO_POD = "This is no name of a pod; write NAMESPACE/NAME."
 _NO_NODES = "Nodes are not shown: the right to list nodes in the whole cluster is missing."
 _INCIDENT = re.compile(r"[A-Za-z0-9-]{1,128}")
 _NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-_EVENTS, _CONFIGMAPS = ObjectKind("events"), ObjectKind("configmaps")
 _MOST_EXPLAINED = 10
 _PLAN_S = 60.0
 """How long a request for a plan may take: it reads the whole cluster, and may wait for others. A right that was taken
@@ -177,7 +173,8 @@ class PageRoutes:
     def _unread(self, error: ApiError | UnreadableObjectError | AgentUnreadableError) -> Page:
         match error:
             case AgentUnreadableError():
-                said = error.status, str(error)
+                sentence = str(error)
+                said = error.status, f"{sentence[:1].upper()}{sentence[1:]}."
             case NotFoundError(call=Call(verb="get", resource="pods") as call):
                 said = 404, f"There is no pod {call.name} in the namespace {call.namespace}; it may be gone."
             case NotFoundError():
@@ -342,18 +339,15 @@ class PageRoutes:
 
         `nodes` have all names; None: they cannot be read.
         """
-        policy, histories = await self._policy(nodes), await self._histories(pod, status, user)
-        watched = self.page_state.watched
-        claims, ours = watched.claims_of(pod.namespace), watched.cluster.resources
-
-        def lines() -> list[str]:  # beside the event loop: thousands of nodes take tens of milliseconds
-            views = None if nodes is None else [*map(scope.of, nodes)]
-            said = why(pod, status, ours, views, most=_MOST_EXPLAINED, policy=lambda: policy, claims=claims)
-            said = with_slowness(said, pod, histories, scope.may_see)
-            waits = [f"{pod.namespace}/{pod.name} waits for {said.asks}."] if said.asks else []
-            return [*waits, *map(str, said.facts), *explain(said.answers, _MOST_EXPLAINED)]
-
-        return await asyncio.to_thread(lines)
+        told, answers = await explained(
+            *(self.client, pod, status, self.page_state.watched.cluster.resources),
+            lambda: None if nodes is None else [*map(scope.of, nodes)],
+            most=_MOST_EXPLAINED,
+            claims=self.page_state.watched.claims_of(pod.namespace),
+            histories=await self._histories(pod, status, user),
+            may_see=scope.may_see,
+        )
+        return [*told, *explain(answers, _MOST_EXPLAINED)]
 
     async def _histories(self, pod: Pod, status: SchedulingStatus, user: str) -> Sequence[contract.NodeHistory] | None:
         """Return the histories of a running pod's GPUs; None: none is needed, or its node's agent does not tell soon.
@@ -368,34 +362,17 @@ class PageRoutes:
 
         try:
             async with asyncio.timeout(_HISTORY_S):
-                positions = gpus_of(await read(contract.namespace_path(pod.namespace)), pod.namespace, pod.name)
-                return [await read(contract.gpu_path(position)) for position in positions]
+                return await histories_of(pod, read)
         except (AgentUnreadableError, ApiError, TimeoutError):
             return None
 
     async def _events(self, namespace: str, uid: str) -> tuple[Sequence[msgspec.Raw], list[str]]:
-        escaped = "".join(f"\\{char}" if char in "\\,=" else char for char in uid)
         try:
-            async for page in self.client.pages(
-                _EVENTS, namespace=namespace, fields=f"involvedObject.uid={escaped}", limit=200
-            ):
-                return page.items or (), []
+            return await events_of(self.client, namespace, uid), []
         except ForbiddenError:
             return (), [f"The right to list events in the namespace {namespace} is missing."]
         except ApiError as error:
             return (), [f"Events cannot be read: {error}."]
-        return (), []
-
-    async def _policy(self, nodes: Sequence[NodeView] | None) -> Policy:
-        if all(node.candidate.gpus.policy is not None for node in nodes or ()):
-            return assumed()
-        found: list[ConfigMap] = []
-        try:
-            async for page in self.client.pages(_CONFIGMAPS, fields=f"metadata.name={CONFIGURATION}"):
-                found += [decoded(raw, ConfigMap) for raw in page.items or ()]
-        except (ApiError, UnreadableObjectError) as error:
-            return assumed(f"the ConfigMap {CONFIGURATION} cannot be read ({error})")
-        return policy_in(found)
 
 
 def _named(request: Request) -> tuple[str, str] | None:

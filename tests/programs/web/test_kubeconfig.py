@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from gpu_device_plugin.programs.web import kubeconfig as kubectl_proxy
+from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, reaching
 from gpu_device_plugin.testing.builders import container, node, pod
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
 from tests.patience import eventually, stretched
@@ -257,7 +257,7 @@ async def test_what_kubectl_says_is_said_when_it_fails(home: Home) -> None:
     assert (process.returncode, printed) == (1, b"")
     lines = said.decode().splitlines()
     assert lines[0] == 'error: context "nowhere" does not exist'
-    assert lines[1] == ('gpu-device-plugin inspect: kubectl proxy: error: context "nowhere" does not exist')
+    assert lines[1] == "gpu-device-plugin inspect: kubectl proxy: exit code 1; its message, if any, stands above"
     assert home.folders() == []
 
 
@@ -316,8 +316,8 @@ async def test_without_a_folder_for_temporary_files_the_variable_is_named(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(home.path / "nowhere"))  # as where all of them are read-only
-    with pytest.raises(kubectl_proxy.ProxyError, match=r"No such file or directory.*written to in TMPDIR"):
-        async with kubectl_proxy.running([], str(home.kubectl)):
+    with pytest.raises(ClusterUnreadableError, match=r"No such file or directory.*written to in TMPDIR"):
+        async with reaching([], str(home.kubectl)):
             pass
     assert home.calls() == []
 

@@ -492,6 +492,7 @@ class FromAgents(AgentFigures):
     state = FiguresState("agents")
 
     def __init__(self) -> None:
+        self.reader: Any = None  # nobody asks for the past
         self.asked: list[Collection[str]] = []
         self.in_view: Collection[str] = ()
         self.use: NodeUse | None = NodeUse("2026-11-22T10:00:00Z", {0: GpuUse(777)}, (part("a", used=777),))
