@@ -119,29 +119,32 @@ def _path_of(server: str) -> str:
     return "".join(f"/{segment}" for segment in segments) if parts.scheme in {"http", "https"} else ""
 
 
-async def _chosen(flags: Sequence[str], kubectl: str) -> Selected:
-    """Return what the flags select; nothing without a kubeconfig, as in a pod."""
-    process = await asyncio.create_subprocess_exec(
-        *(kubectl, *flags, *_CONFIG),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    text = b""
+@contextlib.asynccontextmanager
+async def _child(*words: str, **pipes: int | bool) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a process for as long as the block runs."""
+    process = await asyncio.create_subprocess_exec(*words, **pipes)  # type: ignore[arg-type] # as asyncio takes them
     try:
-        async with asyncio.timeout(10.0):
-            text, _ = await process.communicate()
-    except TimeoutError:
-        pass  # only names are missing, and the path of a few servers
+        yield process
     finally:
         signal_child(process.pid, process.returncode, signal.SIGKILL)
         await process.wait()
+
+
+async def _chosen(flags: Sequence[str], kubectl: str) -> Selected:
+    """Return what the flags select; nothing without a kubeconfig, as in a pod."""
+    none, text = asyncio.subprocess.DEVNULL, b""
+    async with _child(kubectl, *flags, *_CONFIG, stdin=none, stdout=asyncio.subprocess.PIPE, stderr=none) as process:
+        with contextlib.suppress(TimeoutError):  # only names are missing, and the path of a few servers
+            async with asyncio.timeout(10.0):
+                text, _ = await process.communicate()
     return selected(text, flags)
 
 
 # --- kubectl proxy ----------------------------------------------------------------------------------------------------
 
 
+_BEGINS_S = 60.0
+"""How long kubectl may take until it serves."""
 _LOOK_S = 0.02
 """How often it is looked whether kubectl serves."""
 _GUARD = 'read -r line; kill "$1"; rm -f "$2/socket"; rmdir "$2"'
@@ -161,70 +164,48 @@ def _how_it_ended(code: int | None) -> str:
     return f"{ended}; its message, if any, stands above"
 
 
-class _Proxy:
-    """`kubectl proxy`, started again whenever it ends."""
-
-    def __init__(self, flags: Sequence[str], program: str, folder: Path, *, read_only: bool) -> None:
-        rejected = ("--reject-methods=^(POST|PUT|PATCH|DELETE)$",) if read_only else ()
-        self.socket = folder / "socket"
-        self._command = (program, *flags, "proxy", f"--unix-socket={self.socket}", *rejected)
-        self._process: asyncio.subprocess.Process | None = None
-        self._guard: asyncio.subprocess.Process | None = None
-
-    async def start(self, within_s: float = 60.0) -> None:
-        """Start it, and wait until it serves.
-
-        Raises:
-            ClusterUnreadableError: it does not serve.
-        """
-        self.socket.unlink(missing_ok=True)
-        program = self._command[0]
+async def _keep(command: Sequence[str], socket: Path, served: asyncio.Future[None]) -> NoReturn:
+    """Run kubectl's proxy again and again; `served` gets a result once it serves, or the reason why it does not."""
+    none, pause_s = asyncio.subprocess.DEVNULL, 0.0
+    while True:
+        socket.unlink(missing_ok=True)  # noqa: ASYNC240 - of a moment
+        guarded = ("/bin/sh", "-c", _GUARD, "sh")
         try:
             # No pipes: a process ends for asyncio only when what it leaves behind, such as the browser of a login, has
             # closed them, too. On stderr a login plugin may ask for something.
-            self._process = process = await asyncio.create_subprocess_exec(*self._command, stdout=subprocess.DEVNULL)
+            async with (
+                _child(*command, stdout=none) as process,
+                # In a session of its own: Ctrl-C is for us, and must not end the guard.
+                _child(
+                    *(*guarded, str(process.pid), str(socket.parent)),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=none,
+                    stderr=none,
+                    start_new_session=True,
+                ),
+            ):
+                in_time = await wait_within(_BEGINS_S, _until_it_serves(process, socket))
+                if in_time and process.returncode is None:
+                    if not served.done():
+                        served.set_result(None)
+                    await process.wait()
+                elif not served.done():
+                    why = _how_it_ended(process.returncode) if in_time else f"it did not serve within {_BEGINS_S:g} s"
+                    served.set_exception(ClusterUnreadableError(f"{command[0]} proxy: {why}"))
         except OSError as error:
-            raise _not_run(program, error) from error
-        self._guard = await asyncio.create_subprocess_exec(
-            *("/bin/sh", "-c", _GUARD, "sh", str(process.pid), str(self.socket.parent)),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for us, and must not end the guard
-        )
-        in_time = await wait_within(within_s, self._until_it_serves(process))
-        if process.returncode is not None or not in_time:
-            await self.stop()
-            why = _how_it_ended(process.returncode) if in_time else f"it did not serve within {within_s:g} s"
-            raise ClusterUnreadableError(f"{program} proxy: {why}")
+            if not served.done():
+                served.set_exception(_not_run(command[0], error))
+        await asyncio.sleep(pause_s)  # the client's next request says that nobody answers
+        pause_s = 2.0
 
-    async def _until_it_serves(self, process: asyncio.subprocess.Process) -> None:
-        while process.returncode is None:
-            with contextlib.suppress(OSError):
-                _, writer = await asyncio.open_unix_connection(self.socket)
-                writer.close()
-                return
-            await asyncio.sleep(_LOOK_S)
 
-    async def keep(self) -> NoReturn:
-        """Start it again whenever it has ended. Ends only by cancellation."""
-        pause_s = 0.0
-        while True:
-            if self._process is not None:
-                await self._process.wait()
-            await self.stop()
-            await asyncio.sleep(pause_s)
-            pause_s = 2.0
-            with contextlib.suppress(ClusterUnreadableError):  # the client's next request says that nobody answers
-                await self.start()
-
-    async def stop(self) -> None:
-        """End it."""
-        for process in (self._process, self._guard):
-            if process is not None:
-                signal_child(process.pid, process.returncode, signal.SIGKILL)
-                await process.wait()
-        self._guard = None
+async def _until_it_serves(process: asyncio.subprocess.Process, socket: Path) -> None:
+    while process.returncode is None:
+        with contextlib.suppress(OSError):
+            _, writer = await asyncio.open_unix_connection(socket)
+            writer.close()
+            return
+        await asyncio.sleep(_LOOK_S)
 
 
 @contextlib.asynccontextmanager
@@ -237,20 +218,17 @@ async def _running(flags: Sequence[str], program: str, *, read_only: bool) -> As
             f"no folder can be made for the socket of {program} proxy ({error.strerror}); name a folder that can be "
             "written to in TMPDIR"
         ) from error
-    proxy = _Proxy(flags, program, folder, read_only=read_only)
-    keeping: asyncio.Task[NoReturn] | None = None
+    socket, served = folder / "socket", asyncio.get_running_loop().create_future()
+    rejected = ("--reject-methods=^(POST|PUT|PATCH|DELETE)$",) if read_only else ()
+    command = (program, *flags, "proxy", f"--unix-socket={socket}", *rejected)
+    keeping = asyncio.create_task(_keep(command, socket, served), name="keep kubectl's proxy")
     try:
-        await proxy.start()
-        keeping = asyncio.create_task(proxy.keep(), name="keep kubectl's proxy")
-        yield proxy.socket
+        await served
+        yield socket
     finally:
-        try:
-            if keeping is not None:
-                keeping.cancel()
-                await asyncio.wait({keeping})
-            await proxy.stop()
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        keeping.cancel()
+        await asyncio.wait({keeping})
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 # --- The API ----------------------------------------------------------------------------------------------------------

@@ -109,6 +109,7 @@ def answer_all(plugin: Path, folder: Path) -> None:
     gpu = node("gpu-1", mem=15, count=1)
     gpu["metadata"]["uid"] = "uid-node"
     lists = {"/api/v1/nodes": [gpu], "/api/v1/pods": [holding, waiting], "/api/v1/namespaces/default/events": []}
+    lists["/api/v1/namespaces/gpushare/pods"] = []
     objects = {"/api/v1/namespaces/default/pods/waits": waiting, "/version": {"gitVersion": "v1.36.2"}}
     cluster = folder / "cluster.json"
     cluster.write_text(json.dumps([lists, objects]), encoding="utf-8")
@@ -152,7 +153,7 @@ def test_a_pod_is_explained_the_doctor_examines_and_uninstall_lists(said: Mappin
     assert [said[words].code for words in COMMANDS] == [0, 0, 0, 0, 4, 0, 2], said  # no agent runs, no pod is named
     assert "There would be room if this pod ended: default/web-0" in said["why", "waits"].out
     assert "gpu-1" in said["doctor",].out
-    assert "name a pod" in said["why",].err
+    assert "required: POD" in said["why",].err
 
 
 async def test_the_page_is_served_with_what_the_cluster_has(tmp_path: Path, plugin: Path) -> None:

@@ -29,10 +29,9 @@ from gpu_device_plugin.core.report.text.columns import Line
 from gpu_device_plugin.core.report.text.printing import counted, first
 from gpu_device_plugin.core.report.text.use_texts import duration
 from gpu_device_plugin.model.times import epoch_s, rfc3339, seconds
-from gpu_device_plugin.programs.commandline import FAILED, OK
+from gpu_device_plugin.programs.commandline import FAILED, OK, discard_output, say, show, width
 from gpu_device_plugin.programs.cost.samples import (
     Prometheus,
-    Read,
     SamplesError,
     audit_lines,
     checked,
@@ -40,12 +39,11 @@ from gpu_device_plugin.programs.cost.samples import (
     header,
     matchers,
 )
-from gpu_device_plugin.programs.terminal import discard_output, say, show, width
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.cost import Account, Series
 
@@ -114,19 +112,21 @@ def _series(
     if not url and not arguments.audit:
         raise UsageError("name what to read: --prometheus URL or --audit PATH")
     selected = _used("--select", matchers, arguments.select or "")
-    read = Read()
+    series: Iterable[Series] = ()
+    missing: list[str] = []
     if url:
         headers = dict(_used("--header", header, text) for text in arguments.header)
         address, token = _used("--prometheus", checked, url), _token(arguments, environ)
-        read = Prometheus(address, token, arguments.ca or "", headers, selected).read(period)
+        series, missing = Prometheus(address, token, arguments.ca or "", headers, selected).read(period)
     records = []
     for path in map(Path, arguments.audit):
         new = audit_lines(content(path))
         if not new:
             raise SamplesError(f"{path} has no audit records; agents write them with --log-format=json")
         records += new
-    series = read.series if url else recorded(records, period)
-    return [*series, *owners(records)], read.missing
+    if not url:
+        series = recorded(records, period)
+    return [*series, *owners(records)], missing
 
 
 def _used(flag: str, read: Callable[[str], T], text: str) -> T:

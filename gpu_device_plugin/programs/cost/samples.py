@@ -102,15 +102,6 @@ class _NoRedirect(HTTPRedirectHandler):
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """What was read."""
-
-    series: tuple[Series, ...] = ()
-    missing: tuple[str, ...] = ()
-    """Why samples may be missing, in the words of the server."""
-
-
-@dataclass(frozen=True, slots=True)
 class Prometheus:
     """A Prometheus, or another server with its HTTP API."""
 
@@ -124,8 +115,8 @@ class Prometheus:
     selected: Sequence[str] = ()
     """What all series have to match."""
 
-    def read(self, period: Period) -> Read:
-        """Return the series of a period. Raises SamplesError."""
+    def read(self, period: Period) -> tuple[list[Series], list[str]]:
+        """Return the series of a period, and why samples may be missing, in the server's words. Raises SamplesError."""
         series: list[Series] = []
         missing: dict[str, None] = {}
         for name, labels in LABELS.items():
@@ -136,7 +127,7 @@ class Prometheus:
                 answer = self._range(query, start, last, period.step_s)
                 missing |= dict.fromkeys(_missing(answer))
                 series += [Series(name, each.metric, _values(each, self.url)) for each in answer.data.result]
-        return Read(tuple(series), tuple(missing))
+        return series, [*missing]
 
     def _range(self, query: str, start: int, end: int, step_s: int) -> _Answer:
         what = f"Prometheus at {self.url}"

@@ -11,11 +11,11 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from textwrap import wrap
 from typing import TYPE_CHECKING, TextIO
 
+from gpu_device_plugin.programs.commandline import discard_output, encodes
 from gpu_device_plugin.programs.demo.node_table import Look, ShareTone, table
 from gpu_device_plugin.programs.demo.scenes import DEFAULT_GPUS, SCENES, WITH_PAGE
 from gpu_device_plugin.programs.demo.story import Story
 from gpu_device_plugin.programs.demo.world import DemoError, world
-from gpu_device_plugin.programs.terminal import discard_output, encodes
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -19,7 +18,7 @@ from gpu_device_plugin.cluster.objects.decoding import (
     PodReader,
     UnreadableObjectError,
 )
-from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE, agents
+from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE
 from gpu_device_plugin.core.report.findings.component_checks import group_of
 from gpu_device_plugin.core.report.findings.symptoms import (
     ClusterSymptoms,
@@ -34,7 +33,6 @@ from gpu_device_plugin.core.report.leftovers import mig_resources
 from gpu_device_plugin.features.claims.claim_objects import CLAIMS, GROUP, SLICES, read_slice
 from gpu_device_plugin.features.claims.contract import DRIVER
 from gpu_device_plugin.features.conflicts.rules import sightings
-from gpu_device_plugin.features.history.contract import HISTORY_PATH, NodeHistory
 from gpu_device_plugin.features.use.contract import node_report
 from gpu_device_plugin.model.contract.keys import (
     ASSUME_TIME,
@@ -50,9 +48,8 @@ from gpu_device_plugin.model.contract.variables import VISIBLE_DEVICES
 from gpu_device_plugin.model.mig import is_mig_resource
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.times import epoch_s
-from gpu_device_plugin.programs.api_reads import AgentReader
-from gpu_device_plugin.programs.inspect.node_history import of_each
-from gpu_device_plugin.programs.kubectl import MISSING_RIGHT, unread
+from gpu_device_plugin.programs.inspect.node_history import histories
+from gpu_device_plugin.programs.kubectl import unread
 from gpu_device_plugin.view.objects import (
     AGENT_LABELS,
     ApiObject,
@@ -61,7 +58,6 @@ from gpu_device_plugin.view.objects import (
     Container,
     Named,
     PodSpec,
-    agent_pods,
     decoded,
 )
 from gpu_device_plugin.view.reading import readable_claims
@@ -146,9 +142,7 @@ async def symptoms_in(
         slices=await _known(_slices(access)),
         device_classes=await _known(_device_classes(access)),
         karpenter=await _known(_karpenter(access)),
-        histories=await _histories(
-            access, [raw for pod, raw in every if pod.part == (_AGENT, False)], agents_namespace
-        ),
+        histories=await histories(access, [raw for pod, raw in every if pod.part == (_AGENT, False)], agents_namespace),
     )
 
 
@@ -165,20 +159,6 @@ async def _version(access: Access) -> str:
 
 async def _names(access: Access, kind: ObjectKind) -> frozenset[str]:
     return frozenset(found.metadata.name for found in await access.every(kind, Named))
-
-
-async def _histories(
-    access: Access, raw_agents: Iterable[msgspec.Raw], namespace: str
-) -> dict[str, NodeHistory | str] | Unknown:
-    """Return the histories of nodes, given pods with the labels of agents, and the agents' namespace.
-
-    In place of a history stands why it cannot be read, as of an older agent; of all, if a right is missing.
-    """
-    reader = AgentReader(access.client, known=agents(agent_pods(raw_agents), namespace))
-    read = partial(reader.read, path=HISTORY_PATH, kind=NodeHistory)
-    found, silent = await of_each(sorted(reader.known.by_node), read)
-    denied = next((why for why in silent.values() if why.code == MISSING_RIGHT), None)
-    return denied or {**found, **{node: str(why) for node, why in silent.items()}}
 
 
 def _node(raw: msgspec.Raw, names: frozenset[str]) -> NodeSeen:
@@ -354,43 +334,28 @@ async def _filter_calls(access: Access, pod: _Pod) -> int | None:
 # --- Other installed objects ------------------------------------------------------------------------------------------
 
 
-class _Template(ApiObject):
-    spec: PodSpec
+class _Object(ApiObject):
+    """Any object, with its spec as it is."""
 
-
-class _SetSpec(ApiObject):
-    template: _Template
-
-
-class _DaemonSet(ApiObject):
-    spec: _SetSpec
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    spec: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 async def _daemonset(access: Access) -> str | None:
     """Return the runtime class of our DaemonSet's pods, empty if they have none; None: there is no DaemonSet."""
-    found = await access.every(ObjectKind("daemonsets", group="apps"), _DaemonSet, labels=AGENT_LABELS)
-    return found[0].spec.template.spec.runtime_class_name if found else None
-
-
-class _LeaseSpec(ApiObject):
-    holder_identity: str | None = None
-    lease_duration_seconds: int | None = None
-    renew_time: str | None = None
-
-
-class _Lease(Named):
-    spec: _LeaseSpec = msgspec.field(default_factory=_LeaseSpec)
+    found = await access.every(ObjectKind("daemonsets", group="apps"), _Object, labels=AGENT_LABELS)
+    return found[0].spec["template"]["spec"].get("runtimeClassName", "") if found else None
 
 
 async def _leases(access: Access, places: Iterable[str], parts: Iterable[str]) -> dict[str, Lease]:
     wanted = {_LEASES[part] for part in parts if part in _LEASES}
     found = {}
     for place in places:
-        for lease in await access.every(LEASES, _Lease, namespace=place):
+        for lease in await access.every(LEASES, _Object, namespace=place):
             if lease.metadata.name in wanted:
-                spec = lease.spec
+                holder, renewed, lasts_s = map(lease.spec.get, ("holderIdentity", "renewTime", "leaseDurationSeconds"))
                 found[f"{place}/{lease.metadata.name}"] = Lease(
-                    spec.holder_identity or "", _age_s(spec.renew_time or ""), float(spec.lease_duration_seconds or 0)
+                    holder or "", _age_s(renewed or ""), float(lasts_s or 0)
                 )
     return found
 
@@ -424,14 +389,6 @@ async def _texts(access: Access, place: str, name: str) -> list[tuple[str, str]]
     return [file for config in found for file in (config.data or {}).items()]
 
 
-class _ClassSpec(ApiObject):
-    extended_resource_name: str | None = None
-
-
-class _Class(Named):
-    spec: _ClassSpec = msgspec.field(default_factory=_ClassSpec)
-
-
 async def _claims(access: Access) -> tuple[Claim, ...]:
     return tuple(readable_claims(await access.items(CLAIMS))[0])
 
@@ -453,22 +410,18 @@ async def _slices(access: Access) -> tuple[SliceSeen, ...]:
 
 async def _device_classes(access: Access) -> dict[str, str]:
     """Return the extended resource of each DeviceClass by the name of the class, empty: none."""
-    found = await access.every(ObjectKind("deviceclasses", group=GROUP), _Class)
-    return {each.metadata.name: each.spec.extended_resource_name or "" for each in found}
+    found = await access.every(ObjectKind("deviceclasses", group=GROUP), _Object)
+    return {each.metadata.name: each.spec.get("extendedResourceName") or "" for each in found}
 
 
 _KARPENTER = "karpenter.sh"
 
 
-class _OfKarpenter(Named):
-    spec: dict[str, Any] = msgspec.field(default_factory=dict)
-
-
 async def _karpenter(access: Access) -> Karpenter:
     """Return what Karpenter knows of nodes that share; where no NodePool labels its nodes, no more is read."""
-    found = await access.every(ObjectKind("nodepools", group=_KARPENTER), _OfKarpenter)
+    found = await access.every(ObjectKind("nodepools", group=_KARPENTER), _Object)
     labels = {one.metadata.name: one.spec.get("template", {}).get("metadata", {}).get("labels", {}) for one in found}
     pools = tuple(name for name in labels if switched_on(labels[name]))
     overlays = ObjectKind("nodeoverlays", group=_KARPENTER, version="v1alpha1")
-    there = await access.every(overlays, _OfKarpenter) if pools else []
+    there = await access.every(overlays, _Object) if pools else []
     return Karpenter(pools, frozenset(name for one in there for name in one.spec.get("capacity", ())))

@@ -23,7 +23,7 @@ from gpu_device_plugin.core.report.text.prices import price_document, price_line
 from gpu_device_plugin.core.report.why.explanations import explain, explain_briefly
 from gpu_device_plugin.features.history.contract import NodeHistory
 from gpu_device_plugin.programs.api_reads import AgentUnreadableError, events_of, explained, histories_of
-from gpu_device_plugin.programs.commandline import FAILED, OK, ending, resources_in
+from gpu_device_plugin.programs.commandline import FAILED, OK, discard_output, ending, resources_in, say, show, width
 from gpu_device_plugin.programs.inspect.arguments import INTERVAL_S, MOST_EXPLAINED, parse, passed_on
 from gpu_device_plugin.programs.inspect.cluster_reading import symptoms_in
 from gpu_device_plugin.programs.inspect.node_changes import cordon, uncordon, uninstall
@@ -33,7 +33,6 @@ from gpu_device_plugin.programs.inspect.plan import plan_moves
 from gpu_device_plugin.programs.inspect.top_screen import top
 from gpu_device_plugin.programs.inspect.workload_changes import named_pod, resize, wake
 from gpu_device_plugin.programs.kubectl import GRANT, ClusterUnreadableError, escaped, needed, reaching, unread
-from gpu_device_plugin.programs.terminal import discard_output, say, show, width
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.view.learned_mix import lesson_of
 from gpu_device_plugin.view.poddetails import events

@@ -23,14 +23,13 @@ from gpu_device_plugin.core.report.text.printing import first
 from gpu_device_plugin.features.history import contract
 from gpu_device_plugin.model.contract.keys import SWITCH_LABEL
 from gpu_device_plugin.programs.api_reads import AgentReader, AgentUnreadableError
-from gpu_device_plugin.programs.commandline import FAILED, OK
-from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, needed, unread
-from gpu_device_plugin.programs.terminal import encodes, say
+from gpu_device_plugin.programs.commandline import FAILED, OK, encodes, say
+from gpu_device_plugin.programs.kubectl import MISSING_RIGHT, ClusterUnreadableError, needed, unread
 from gpu_device_plugin.view.objects import AGENT_LABELS, Named, agent_pods
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.inspect.overview import Output
@@ -82,6 +81,20 @@ async def of_each(
 
     await asyncio.gather(*map(one, nodes[:MOST_NODES]))
     return {node: found[node] for node in nodes if node in found}, silent
+
+
+async def histories(
+    access: Access, raw_agents: Iterable[msgspec.Raw], namespace: str
+) -> dict[str, contract.NodeHistory | str] | Unknown:
+    """Return the histories of nodes, given pods with the labels of agents, and the agents' namespace.
+
+    In place of a history stands why it cannot be read, as of an older agent; of all, if a right is missing.
+    """
+    reader = AgentReader(access.client, known=agents(agent_pods(raw_agents), namespace))
+    read = partial(reader.read, path=contract.HISTORY_PATH, kind=contract.NodeHistory)
+    found, silent = await of_each(sorted(reader.known.by_node), read)
+    denied = next((why for why in silent.values() if why.code == MISSING_RIGHT), None)
+    return denied or {**found, **{node: str(why) for node, why in silent.items()}}
 
 
 async def history(arguments: argparse.Namespace, access: Access, _: Sequence[Resource]) -> Output:

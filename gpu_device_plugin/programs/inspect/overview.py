@@ -23,10 +23,9 @@ from gpu_device_plugin.core.report.tables.terminal_tables import (
 from gpu_device_plugin.core.report.text.columns import columns
 from gpu_device_plugin.core.report.text.use_texts import at_a_glance
 from gpu_device_plugin.features.claims.claim_objects import CLAIMS
-from gpu_device_plugin.programs.commandline import OK
+from gpu_device_plugin.programs.commandline import OK, say, width
 from gpu_device_plugin.programs.inspect.arguments import COMMANDS
 from gpu_device_plugin.programs.kubectl import GRANT, ClusterUnreadableError, escaped, unread
-from gpu_device_plugin.programs.terminal import say, width
 from gpu_device_plugin.settings.knobs import nearest
 from gpu_device_plugin.view.reading import ABSENT, cluster, gpu_pods, readable_claims, unseen
 
@@ -66,7 +65,11 @@ async def overview(arguments: argparse.Namespace, access: Access, resources: Seq
     except ForbiddenError as error:
         if name:
             raise
-        return await _without_nodes(error, access, resources)
+        # The pods of the user's namespace are shown, unless these must not be read either.
+        try:
+            return await _pods_of(access.namespace, access, resources)
+        except ApiError:
+            raise error from None
     placed = (f"spec.nodeName={escaped(name)}", *NOT_ENDED) if name else COUNTING
     try:
         raw_pods = await access.items(PODS, placed)
@@ -136,18 +139,6 @@ async def add_claims(cluster: FollowedCluster, access: Access, namespace: str = 
     return [unseen(why)] if why else warnings
 
 
-async def _without_nodes(error: ForbiddenError, access: Access, resources: Sequence[Resource]) -> Output:
-    """Show the pods of the user's namespace, where nodes must not be read; `error` if these cannot be read either."""
-    namespace = access.namespace
-    try:
-        raw_pods = await access.items(PODS, COUNTING, namespace=namespace)
-    except ApiError:
-        raise error from None
-    shown = f"only the pods of {namespace} are shown, without use and free GPUs ({_VIEWER})"
-    say(sys.stderr, f"warning: {error.call.missing_right}: {shown}")
-    return _table_of(await _alone(raw_pods, resources, access, namespace), namespace), OK
-
-
 async def _alone(
     raw_pods: Sequence[msgspec.Raw], resources: Sequence[Resource], access: Access, namespace: str
 ) -> list[PodRow]:
@@ -162,7 +153,8 @@ async def _pods_of(namespace: str, access: Access, resources: Sequence[Resource]
     try:
         raw_nodes = await access.items(NODES)
     except ApiError as error:
-        say(sys.stderr, f"warning: {unread(error)}: what the pods use is not shown ({_VIEWER})")
+        shown = f"only the pods of {namespace} are shown, without use and free GPUs"
+        say(sys.stderr, f"warning: {unread(error)}: {shown} ({_VIEWER})")
         waiting = rows_waiting(cluster((), raw_pods, resources)[0].waiting_pods, resources)
         return _table_of([*await _alone(raw_pods, resources, access, namespace), *waiting], namespace), OK
     found = await cluster_of(raw_nodes, raw_pods, resources, access, namespace)

@@ -27,10 +27,9 @@ from gpu_device_plugin.core.report.text.plan_texts import (
 )
 from gpu_device_plugin.core.report.text.printing import counted
 from gpu_device_plugin.model.contract.keys import MOVE_REFUSED, MOVE_TO, READ_BY_AGENT
-from gpu_device_plugin.programs.commandline import FAILED, OK
+from gpu_device_plugin.programs.commandline import FAILED, OK, say, width
 from gpu_device_plugin.programs.inspect.overview import cluster_of
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, unread
-from gpu_device_plugin.programs.terminal import say, width
 from gpu_device_plugin.view.movable_pods import BUDGETS, ArrangementReader
 from gpu_device_plugin.view.objects import readable
 

@@ -15,8 +15,8 @@ from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.cluster.client.errors import ApiError
 from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
 from gpu_device_plugin.core.report.tables.terminal_tables import Picture, frame
+from gpu_device_plugin.programs.commandline import coloured, painted
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, unread
-from gpu_device_plugin.programs.terminal import coloured, painted
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping

@@ -25,9 +25,8 @@ from gpu_device_plugin.cluster.reflector import ReflectorTiming
 from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE, Agents
 from gpu_device_plugin.lifetime import ReloadingProgram, tls_of, until_stopped
 from gpu_device_plugin.programs.api_reads import AgentReader
-from gpu_device_plugin.programs.commandline import FAILED
+from gpu_device_plugin.programs.commandline import FAILED, discard_output, say
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, reaching
-from gpu_device_plugin.programs.terminal import discard_output, say
 from gpu_device_plugin.programs.web.callers import LocalCallers, ReviewedCallers
 from gpu_device_plugin.programs.web.figures import (
     DEFAULT_TIMING,

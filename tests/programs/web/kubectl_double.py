@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -47,8 +48,9 @@ class Proxy:
                     status=answer.status, headers={"Content-Type": answer.headers["Content-Type"]}
                 )
                 await response.prepare(request)
-                async for chunk in answer.content.iter_any():
-                    await response.write(chunk)
+                with contextlib.suppress(ConnectionResetError):  # of a client that has gone; Go says nothing of it
+                    async for chunk in answer.content.iter_any():
+                        await response.write(chunk)
                 return response
         except aiohttp.ClientConnectorError as error:
             sys.stderr.write(f"E1122 proxy_server.go] Error while proxying request: {error}\n")
