@@ -305,7 +305,8 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
         help="find the faults of this node, with a remedy for each",
         description="Examine everything that sharing this node's GPUs needs: driver, container runtime, kubelet, agent "
         "and API server. Nothing is changed.",
-        epilog="The settings are by default those of the agent that runs on this node. Exit code 0: no fault; 3: there "
+        epilog="The settings are by default those of the agent that runs on this node; others are given as to "
+        f"{PROGRAM} node, whose --help explains them. Exit code 0: no fault; 3: there "
         "are warnings; 4: there are errors; 1 and 2: the doctor itself failed.",
     )
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
@@ -343,7 +344,7 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
             "-, as in share_size: 1GiB; or a directory, in which default.yaml applies everywhere and any other .yaml "
             "file to nodes whose label gpu-device-plugin/config names it [GPUSHARE_CONFIG]",
         )
-        add_settings(command, knobs_of(make))
+        add_settings(command, knobs_of(make), shown=command is not doctor)
     return parser, {
         **{name: command for name, (command, _) in configured.items()},
         "simulate": simulate,

@@ -45,9 +45,8 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The flags that hints suggest: neither short flags nor former names of settings."""
-        shown = (action for action in self._actions if action.help is not argparse.SUPPRESS)
-        return tuple(flag for action in shown for flag in action.option_strings if flag.startswith("--"))
+        """The flags that hints suggest: no short ones."""
+        return tuple(flag for flag in self.options if flag.startswith("--"))
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError."""
@@ -74,8 +73,11 @@ def no_such_argument(word: str, known: Iterable[str], see: str) -> UsageError:
     return UsageError(f"{word}: there is no such argument; {hint}")
 
 
-def add_settings(parser: argparse.ArgumentParser, knobs: Iterable[Knob]) -> None:
-    """Add a flag for each setting. Its text becomes the attribute of the setting's name; None: the flag is absent."""
+def add_settings(parser: argparse.ArgumentParser, knobs: Iterable[Knob], *, shown: bool = True) -> None:
+    """Add a flag for each setting, which help may leave out.
+
+    Its text becomes the attribute of the setting's name; None: the flag is absent.
+    """
     for knob in knobs:
         switch = knob.form.shape == "true|false"  # the flag without a value means true
         parser.add_argument(
@@ -84,7 +86,9 @@ def add_settings(parser: argparse.ArgumentParser, knobs: Iterable[Knob]) -> None
             metavar=knob.form.shape,
             nargs="?" if switch else None,
             const="true" if switch else None,
-            help=f"{knob.help} [{knob.variable}; {knob.default or 'empty'}]".replace("%", "%%"),
+            help=f"{knob.help} [{knob.variable}; {knob.default or 'empty'}]".replace("%", "%%")
+            if shown
+            else argparse.SUPPRESS,
         )
 
 

@@ -234,18 +234,6 @@ async def _running(flags: Sequence[str], program: str, *, read_only: bool) -> As
 # --- The API ----------------------------------------------------------------------------------------------------------
 
 
-class _UserInfo(msgspec.Struct):
-    username: str = ""
-
-
-class _UserStatus(msgspec.Struct, rename="camel"):
-    user_info: _UserInfo = msgspec.field(default_factory=_UserInfo)
-
-
-class _UserReview(msgspec.Struct):
-    status: _UserStatus = msgspec.field(default_factory=_UserStatus)
-
-
 @dataclass(frozen=True, slots=True)
 class Access:
     """The Kubernetes API, with the rights of the user whom kubectl's configuration and flags select.
@@ -263,10 +251,14 @@ class Access:
 
     async def user(self) -> str:
         """Return the user, as the API server knows it; else as the kubeconfig calls it; empty: neither is known."""
-        with contextlib.suppress(ApiError):  # before Kubernetes 1.28
-            review = await self.client.review(_WHO_AM_I, "SelfSubjectReview", {}, _UserReview)
-            return review.status.user_info.username or self.selected.user
-        return self.selected.user
+        try:
+            answer = await self.client.create(
+                _WHO_AM_I, {"apiVersion": f"{_WHO_AM_I.group}/v1", "kind": "SelfSubjectReview"}
+            )
+            name: str = json.loads(answer)["status"]["userInfo"].get("username", "")
+        except (ApiError, ValueError, LookupError):  # before Kubernetes 1.28
+            return self.selected.user
+        return name or self.selected.user
 
     async def items(
         self, kind: ObjectKind, fields: Sequence[str] = (), *, namespace: str = "", labels: str = ""

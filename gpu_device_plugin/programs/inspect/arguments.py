@@ -105,7 +105,7 @@ def _misplaced(
     if elsewhere := [_called(name) for name, each in commands.items() if flag in each.options]:
         return UsageError(f"{flag} goes with {', '.join(elsewhere)}, and not with {_called(command)}; leave it out")
     if flag:
-        known = [option for each in commands.values() for option in each.options]
+        known = [each for parser in commands.values() for each in parser.flags]
         return no_such_argument(flag, known, f"see {prog} --help")
     if command != _OVERVIEW:
         return UsageError(f"{command}: too many arguments; see {prog} {command} --help")
