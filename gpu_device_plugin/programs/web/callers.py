@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -193,16 +194,6 @@ class Caller:
         return self.reviews is None or await self.reviews.allowed(self.identity, question)
 
 
-@dataclass(eq=False, slots=True)
-class _Asked:
-    """A question about a token."""
-
-    review: asyncio.Task[Caller | None]
-    waiting: int = 0
-    """Callers that wait for the answer."""
-    sent: bool = False
-
-
 class ReviewedCallers:
     """Tells by TokenReview who calls."""
 
@@ -213,7 +204,7 @@ class ReviewedCallers:
         # By the digest of the token; tokens are not kept. Invented ones push out no others.
         self._known: OrderedDict[bytes, tuple[float, Caller]] = OrderedDict()
         self._refused: OrderedDict[bytes, tuple[float, None]] = OrderedDict()
-        self._asked: dict[bytes, _Asked] = {}
+        self._locks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
         self._turns = asyncio.Semaphore(4)
 
     async def caller(self, token: str) -> Caller | None:
@@ -225,39 +216,13 @@ class ReviewedCallers:
         if not token:
             return None
         digest = hashlib.sha256(token.encode()).digest()
-        for known, lasts_s in ((self._known, KNOWN_S), (self._refused, _REFUSED_S)):
-            if digest in known and self._clock() - known[digest][0] < lasts_s:
-                return known[digest][1]
         # A page opens several connections at once: one question is enough for all of them.
-        asked = self._asked.get(digest) or self._ask(token, digest)
-        asked.waiting += 1
-        try:
-            return await asyncio.shield(asked.review)
-        finally:
-            asked.waiting -= 1
-            # A question that was sent goes on: to cancel it would break a connection to the API server.
-            if not asked.waiting and not asked.sent:
-                self._forget(digest, asked)
-                asked.review.cancel()
-
-    def _ask(self, token: str, digest: bytes) -> _Asked:
-        async def review() -> Caller | None:
+        async with self._locks.setdefault(digest, asyncio.Lock()):
+            for known, lasts_s in ((self._known, KNOWN_S), (self._refused, _REFUSED_S)):
+                if digest in known and self._clock() - known[digest][0] < lasts_s:
+                    return known[digest][1]
             async with self._turns:
-                asked.sent = True
                 return await self._review(token, digest)
-
-        asked = self._asked[digest] = _Asked(asyncio.create_task(review(), name="review a token"))
-        asked.review.add_done_callback(lambda _: self._answered(digest, asked))
-        return asked
-
-    def _answered(self, digest: bytes, asked: _Asked) -> None:
-        self._forget(digest, asked)
-        if not asked.review.cancelled():
-            asked.review.exception()  # nobody may be waiting for it
-
-    def _forget(self, digest: bytes, asked: _Asked) -> None:
-        if self._asked.get(digest) is asked:
-            del self._asked[digest]
 
     async def _review(self, token: str, digest: bytes) -> Caller | None:
         status = (await self._client.review(_TOKENS, "TokenReview", {"token": token}, _Review)).status
