@@ -56,13 +56,16 @@ class Parser(argparse.ArgumentParser):
 
 
 def ending(program: str, run: Callable[[], int]) -> int:
-    """Return the exit code of `run`, or that of a usage error, which is printed on stderr, or of Ctrl-C."""
+    """Return the exit code of `run`, of a usage error, which is printed on stderr, of a closed output, or of Ctrl-C."""
     try:
         return run()
     except UsageError as error:
         for sentence in error.sentences:
             say(sys.stderr, f"{program}: {sentence}")
         return MISUSED
+    except BrokenPipeError:
+        discard_output(sys.stdout)
+        return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
 

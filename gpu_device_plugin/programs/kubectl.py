@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -164,8 +164,8 @@ def _how_it_ended(code: int | None) -> str:
     return f"{ended}; its message, if any, stands above"
 
 
-async def _keep(command: Sequence[str], socket: Path, served: asyncio.Future[None]) -> NoReturn:
-    """Run kubectl's proxy again and again; `served` gets a result once it serves, or the reason why it does not."""
+async def _keep(command: Sequence[str], socket: Path, served: asyncio.Future[None]) -> None:
+    """Run kubectl's proxy again and again; `served` is done once it serves, or has the reason why it never did."""
     none, pause_s = asyncio.subprocess.DEVNULL, 0.0
     while True:
         socket.unlink(missing_ok=True)  # noqa: ASYNC240 - of a moment
@@ -189,12 +189,13 @@ async def _keep(command: Sequence[str], socket: Path, served: asyncio.Future[Non
                     if not served.done():
                         served.set_result(None)
                     await process.wait()
-                elif not served.done():
-                    why = _how_it_ended(process.returncode) if in_time else f"it did not serve within {_BEGINS_S:g} s"
-                    served.set_exception(ClusterUnreadableError(f"{command[0]} proxy: {why}"))
+            why = _how_it_ended(process.returncode) if in_time else f"it did not serve within {_BEGINS_S:g} s"
+            problem = ClusterUnreadableError(f"{command[0]} proxy: {why}")
         except OSError as error:
-            if not served.done():
-                served.set_exception(_not_run(command[0], error))
+            problem = _not_run(command[0], error)
+        if not served.done():
+            served.set_exception(problem)
+            return
         await asyncio.sleep(pause_s)  # the client's next request says that nobody answers
         pause_s = 2.0
 

@@ -29,7 +29,7 @@ from gpu_device_plugin.core.report.text.columns import Line
 from gpu_device_plugin.core.report.text.printing import counted, first
 from gpu_device_plugin.core.report.text.use_texts import duration
 from gpu_device_plugin.model.times import epoch_s, rfc3339, seconds
-from gpu_device_plugin.programs.commandline import FAILED, OK, discard_output, say, show, width
+from gpu_device_plugin.programs.commandline import FAILED, OK, say, show, width
 from gpu_device_plugin.programs.cost.samples import (
     Prometheus,
     SamplesError,
@@ -86,9 +86,6 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
         raise UsageError(str(error)) from error
     except SamplesError as error:
         say(sys.stderr, f"{_PROG}: {error}")
-        return FAILED
-    except BrokenPipeError:
-        discard_output(sys.stdout)
         return FAILED
     return INCOMPLETE if missing else OK
 

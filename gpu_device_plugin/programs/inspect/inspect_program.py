@@ -23,7 +23,7 @@ from gpu_device_plugin.core.report.text.prices import price_document, price_line
 from gpu_device_plugin.core.report.why.explanations import explain, explain_briefly
 from gpu_device_plugin.features.history.contract import NodeHistory
 from gpu_device_plugin.programs.api_reads import AgentUnreadableError, events_of, explained, histories_of
-from gpu_device_plugin.programs.commandline import FAILED, OK, discard_output, ending, resources_in, say, show, width
+from gpu_device_plugin.programs.commandline import FAILED, OK, ending, resources_in, say, show, width
 from gpu_device_plugin.programs.inspect.arguments import INTERVAL_S, MOST_EXPLAINED, parse, passed_on
 from gpu_device_plugin.programs.inspect.cluster_reading import symptoms_in
 from gpu_device_plugin.programs.inspect.node_changes import cordon, uncordon, uninstall
@@ -93,9 +93,7 @@ def main(
         except (ClusterUnreadableError, AgentUnreadableError, UnreadableObjectError, ApiError) as error:
             unknown = unread(error)
             say(sys.stderr, f"{prog}: {'; '.join(filter(None, (str(unknown), unknown.remedy)))}")
-        except BrokenPipeError:
-            discard_output(sys.stdout)
-        return FAILED
+            return FAILED
 
     return ending(prog, run)
 

@@ -262,7 +262,7 @@ class CallerScope:
 
     def __init__(self, caller: Caller) -> None:
         """Begin without rights; see `learn`."""
-        self._caller = caller
+        self.caller = caller
         self._nodes: bool | None = None
         self._seen: set[str] = set()
         self._unseen: set[str] = set()
@@ -301,7 +301,7 @@ class CallerScope:
             ApiError: the API server did not say.
         """
         if self._nodes is None:
-            self._nodes, _ = await asyncio.gather(self._caller.may_see_nodes(), self._ask(ALL_NAMESPACES))
+            self._nodes, _ = await asyncio.gather(self.caller.may_see_nodes(), self._ask(ALL_NAMESPACES))
         unknown = [] if self.everything else sorted({*namespaces} - self._seen - self._unseen)
         for first in range(0, len(unknown), _AT_ONCE):
             await asyncio.gather(*map(self._ask, unknown[first : first + _AT_ONCE]))
@@ -319,5 +319,5 @@ class CallerScope:
         return now.nodes == self.nodes and seen <= now.seen and unseen.isdisjoint(now.seen)
 
     async def _ask(self, namespace: str) -> None:
-        allowed = await self._caller.may_see(namespace)
+        allowed = await self.caller.may_see(namespace)
         (self._seen if allowed else self._unseen).add(namespace)
