@@ -294,10 +294,9 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
     parser = Parser(prog=PROGRAM, description="Share the GPUs of a Kubernetes cluster between pods, by GPU memory.")
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
-    configured: dict[str, tuple[Parser, type[Settings]]] = {
-        name: (commands.add_parser(name, help=short, description=what, usage=_USAGE, epilog=_PRECEDENCE), make)
-        for name, (make, short, what) in _SERVICES.items()
-    }
+    for name, (make, short, what) in _SERVICES.items():
+        service = commands.add_parser(name, help=short, description=what, usage=_USAGE, epilog=_PRECEDENCE)
+        _add_config(service, make)
     commands.add_parser("inspect", help="show which pods use which GPU of the cluster", add_help=False)  # see parse
     doctor = commands.add_parser(
         "doctor",
@@ -311,6 +310,7 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
     )
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     doctor.add_argument("--host-root", metavar="DIR", help="directory where the node's own file system is mounted")
+    _add_config(doctor, NodeSettings, shown=False)
     # The kubectl plugin in one file has no simulator, and never comes here.
     from gpu_device_plugin.programs.simulate.arguments import DESCRIPTION, EPILOG, USAGE, add_arguments  # noqa: PLC0415
 
@@ -322,7 +322,7 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
         epilog=EPILOG,
     )
     add_arguments(simulate)
-    cost = _add_cost(commands)
+    _add_cost(commands)
     demo = commands.add_parser(
         "demo",
         help="share GPUs between pods, live in this terminal, without a cluster",
@@ -335,25 +335,21 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
     demo.add_argument(
         "--gpus", metavar="SOURCE", help="nvml for the GPUs of this machine, fake:4xT4, or the path of a .yaml file"
     )
-    configured["doctor"] = doctor, NodeSettings
-    for command, make in configured.values():
-        command.add_argument(
-            _CONFIG,
-            metavar="PATH",
-            help="YAML or JSON file with settings, each named like its flag without the leading dashes and with _ for "
-            "-, as in share_size: 1GiB; or a directory, in which default.yaml applies everywhere and any other .yaml "
-            "file to nodes whose label gpu-device-plugin/config names it [GPUSHARE_CONFIG]",
-        )
-        add_settings(command, knobs_of(make), shown=command is not doctor)
-    return parser, {
-        **{name: command for name, (command, _) in configured.items()},
-        "simulate": simulate,
-        "cost": cost,
-        "demo": demo,
-    }
+    return parser, {name: each for name, each in commands.choices.items() if name != "inspect"}
 
 
-def _add_cost(commands: Any) -> Parser:
+def _add_config(command: Parser, make: type[Settings], *, shown: bool = True) -> None:
+    command.add_argument(
+        _CONFIG,
+        metavar="PATH",
+        help="YAML or JSON file with settings, each named like its flag without the leading dashes and with _ for -, "
+        "as in share_size: 1GiB; or a directory, in which default.yaml applies everywhere and any other .yaml file to "
+        "nodes whose label gpu-device-plugin/config names it [GPUSHARE_CONFIG]",
+    )
+    add_settings(command, knobs_of(make), shown=shown)
+
+
+def _add_cost(commands: Any) -> None:
     cost: Parser = commands.add_parser(
         "cost",
         help="who had the GPUs in a period, and what that cost",
@@ -395,4 +391,3 @@ def _add_cost(commands: Any) -> Parser:
     cost.add_argument(
         "-o", "--output", default="table", choices=("table", "json", "focus"), help="the form of the result"
     )
-    return cost

@@ -315,7 +315,7 @@ class CallerScope:
         seen, unseen, now = self.seen, frozenset(self._unseen), CallerScope(caller)
         await now.learn()
         if await wait_within(within_s, now.learn(seen)):  # lost rights have to show, and come first
-            await wait_within(within_s, now.learn(unseen))
+            await wait_within(within_s / 2, now.learn(unseen))
         return now.nodes == self.nodes and seen <= now.seen and unseen.isdisjoint(now.seen)
 
     async def _ask(self, namespace: str) -> None:

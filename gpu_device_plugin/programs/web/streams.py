@@ -119,7 +119,7 @@ class _Rights:
                 caller = await self._again()
                 if caller is None:
                     raise _EndedError
-                same = await self._scope.still_holds(caller, self._timing.confirm_s / 4)
+                same = await self._scope.still_holds(caller, self._timing.confirm_s / 2)
         except (ApiError, TimeoutError):
             # The page says that the API server is not heard. But it may answer all except whose token this is.
             if time.monotonic() - self._confirmed_at >= _MOST_UNSURE * self._timing.rights_s:
