@@ -110,7 +110,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
     def web(*given: Any, **more: Any) -> int:
         logs.configure("error", "human", sys.stderr, colour="NO_COLOR" not in os.environ)
-        from gpu_device_plugin.programs.web.web_program import on_this_machine  # noqa: PLC0415 - only where it is served
+        from gpu_device_plugin.programs.web.local_page import on_this_machine  # noqa: PLC0415 - only where it is served
 
         return on_this_machine(*given, **more)
 

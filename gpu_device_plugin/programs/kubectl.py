@@ -65,11 +65,6 @@ def unread(error: Exception) -> Unknown:
     )
 
 
-def escaped(text: str) -> str:
-    """Escape a text for a field selector."""
-    return "".join(f"\\{char}" if char in "\\,=" else char for char in text)
-
-
 # --- What is selected -------------------------------------------------------------------------------------------------
 
 
@@ -160,8 +155,7 @@ def _not_run(program: str, error: OSError) -> ClusterUnreadableError:
 
 def _how_it_ended(code: int | None) -> str:
     """Return the exit code of kubectl, or the signal that ended it; what it said is on stderr already."""
-    ended = f"exit code {code}" if code is None or code >= 0 else f"ended by {signal.Signals(-code).name}"
-    return f"{ended}; its message, if any, stands above"
+    return f"exit code {code}" if code is None or code >= 0 else f"ended by {signal.Signals(-code).name}"
 
 
 async def _keep(command: Sequence[str], socket: Path, served: asyncio.Future[None]) -> None:
@@ -190,7 +184,7 @@ async def _keep(command: Sequence[str], socket: Path, served: asyncio.Future[Non
                         served.set_result(None)
                     await process.wait()
             why = _how_it_ended(process.returncode) if in_time else f"it did not serve within {_BEGINS_S:g} s"
-            problem = ClusterUnreadableError(f"{command[0]} proxy: {why}")
+            problem = ClusterUnreadableError(f"{command[0]} proxy: {why}; its message, if any, stands above")
         except OSError as error:
             problem = _not_run(command[0], error)
         if not served.done():
@@ -348,7 +342,7 @@ def nodes_and_pods(flags: Sequence[str], program: str = "kubectl") -> bytes:
         raise _not_run(program, error) from error
     if done.returncode:
         raise ClusterUnreadableError(
-            f"kubectl could not list nodes and pods ({_how_it_ended(done.returncode)}). "
-            "See whether kubectl get nodes,pods -A works; you need the right to list both in the whole cluster"
+            f"kubectl could not list nodes and pods ({_how_it_ended(done.returncode)}); its message stands "
+            "above. See whether kubectl get nodes,pods -A works; you need the right to list both in the whole cluster"
         )
     return done.stdout

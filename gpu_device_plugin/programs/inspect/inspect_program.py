@@ -14,7 +14,14 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError
-from gpu_device_plugin.cluster.objects.decoding import NODES, NOT_ENDED, PODS, ObjectKind, UnreadableObjectError
+from gpu_device_plugin.cluster.objects.decoding import (
+    NODES,
+    NOT_ENDED,
+    PODS,
+    ObjectKind,
+    UnreadableObjectError,
+    escaped,
+)
 from gpu_device_plugin.core.report.finding import examine, exit_code, report
 from gpu_device_plugin.core.report.findings.cluster_checks import CHECKS, examine_partly
 from gpu_device_plugin.core.report.tables.terminal_tables import Picture
@@ -32,7 +39,7 @@ from gpu_device_plugin.programs.inspect.overview import COUNTING, add_claims, cl
 from gpu_device_plugin.programs.inspect.plan import plan_moves
 from gpu_device_plugin.programs.inspect.top_screen import top
 from gpu_device_plugin.programs.inspect.workload_changes import named_pod, resize, wake
-from gpu_device_plugin.programs.kubectl import GRANT, ClusterUnreadableError, escaped, needed, reaching, unread
+from gpu_device_plugin.programs.kubectl import GRANT, ClusterUnreadableError, needed, reaching, unread
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.view.learned_mix import lesson_of
 from gpu_device_plugin.view.poddetails import events
@@ -67,7 +74,7 @@ def main(
 ) -> int:
     """Run the command in `argv`, which the user typed as `prog`.
 
-    `web` serves the page, see `web_program.on_this_machine`, and returns the exit code; None: this build has no page.
+    `web` serves the page, see `local_page.on_this_machine`, and returns the exit code; None: this build has no page.
 
     Returns:
         0 on success; 1 if the cluster, the node or the pod cannot be read; 2 for a usage error; the doctor returns one

@@ -1,17 +1,10 @@
-"""The page's server, which follows the cluster and answers browsers; in a cluster, or on a user's machine.
-
-On a user's machine it reads through `kubectl proxy`, with the rights of whoever's kubeconfig it is.
-"""
+"""The page's server, which follows the cluster and answers browsers; and the program that serves it in a cluster."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
-import signal
-import sys
-import threading
-import webbrowser
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
@@ -23,11 +16,9 @@ from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.client.config import SERVICE_ACCOUNT, ClusterConfigError, config_for
 from gpu_device_plugin.cluster.reflector import ReflectorTiming
 from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE, Agents
-from gpu_device_plugin.lifetime import ReloadingProgram, tls_of, until_stopped
+from gpu_device_plugin.lifetime import ReloadingProgram, tls_of
 from gpu_device_plugin.programs.api_reads import AgentReader
-from gpu_device_plugin.programs.commandline import FAILED, discard_output, say
-from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, reaching
-from gpu_device_plugin.programs.web.callers import LocalCallers, ReviewedCallers
+from gpu_device_plugin.programs.web.callers import ReviewedCallers
 from gpu_device_plugin.programs.web.figures import (
     DEFAULT_TIMING,
     AgentFigures,
@@ -40,7 +31,6 @@ from gpu_device_plugin.programs.web.page_state import PageState
 from gpu_device_plugin.programs.web.streams import Streams, StreamTiming
 from gpu_device_plugin.programs.web.watched import Watched
 from gpu_device_plugin.programs.web.web_routes import HEADERS, LARGEST_VIEW, AboutPage, PageRoutes
-from gpu_device_plugin.settings.forms import Address
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.web import WebSettings
 
@@ -51,6 +41,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.client.config import ClusterConfig
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.web.callers import Callers
+    from gpu_device_plugin.settings.forms import Address
     from gpu_device_plugin.settings.sources import Sources, Texts
 
 _log = logging.getLogger(__name__)
@@ -237,69 +228,3 @@ class ClusterPage(ReloadingProgram[WebSettings]):
                     await for_ever()
             except ListenError as error:
                 raise UsageError(f"http: {error}") from error
-
-
-# --- On a user's machine ----------------------------------------------------------------------------------------------
-
-
-_HOST = "127.0.0.1"
-
-
-def on_this_machine(
-    flags: Sequence[str],
-    resources: Sequence[Resource],
-    *,
-    port: int,
-    browser: bool,
-    prog: str,
-    kubectl: str = "kubectl",
-    agents_namespace: str = AGENT_NAMESPACE,
-) -> int:
-    """Serve on the loopback address until SIGINT, SIGTERM or SIGHUP; `port` 0: a free one.
-
-    kubectl's `flags` select the cluster and the user, who typed `prog`. With `browser` the page is opened in the user's
-    browser, where there is a graphical one. Pods of `agents_namespace` alone are believed to be node agents.
-
-    Returns:
-        0 once stopped; 1 if the cluster cannot be read, or the port cannot be listened on.
-    """
-
-    def ready(url: str) -> None:
-        try:
-            say(sys.stdout, f"The page is at {url}")
-            say(sys.stdout, "It shows what your kubeconfig may read, to whoever has this address. Ctrl-C ends it.")
-            sys.stdout.flush()
-        except BrokenPipeError as error:
-            discard_output(sys.stdout)
-            why = "the page ends, since nobody reads its address: the output is closed"
-            raise ClusterUnreadableError(why) from error
-        # Without a graphical display a browser would take the terminal.
-        displays = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
-        if browser and (sys.platform == "darwin" or any(os.environ.get(name) for name in displays)):
-            # A browser that begins may take its time, and some of them stay: nothing waits for it.
-            threading.Thread(target=webbrowser.open, args=(url,), name="browser", daemon=True).start()
-
-    async def serve() -> NoReturn:
-        async with reaching(flags, kubectl, read_only=True, timing=DEFAULT_TIMINGS.api) as access:
-            callers = LocalCallers(access.selected.user)
-            server = PageServer(
-                access.client,
-                resources,
-                callers,
-                about=AboutPage("kubeconfig", access.selected.context, frozenset({_HOST, "localhost"})),
-                figures=AgentFigures(access.client, namespace=agents_namespace),
-                namespace=access.namespace,
-            )
-            try:
-                async with server.serving(Address(_HOST, port)) as bound:
-                    ready(f"http://{_HOST}:{bound}/#token={callers.token}")
-                    await for_ever()
-            except ListenError as error:
-                raise ClusterUnreadableError(str(error)) from error
-
-    try:
-        # The terminal is closed: SIGHUP ends us, too.
-        return asyncio.run(until_stopped(serve(), "page", {signal.SIGHUP: lambda: signal.raise_signal(signal.SIGTERM)}))
-    except ClusterUnreadableError as error:
-        say(sys.stderr, f"{prog}: {error}")
-        return FAILED

@@ -528,7 +528,7 @@ def test_a_cluster_that_does_not_answer_is_told(shared: World, capsys: pytest.Ca
 def test_a_kubectl_that_was_killed(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.kubectl.write_text("#!/bin/sh\nkill -KILL $$\n", encoding="utf-8")
     assert world.inspect() == 1
-    assert "kubectl proxy: ended by SIGKILL" in capsys.readouterr().err
+    assert "kubectl proxy: ended by SIGKILL; its message, if any, stands above" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("garbage", ["<html>Sign in</html>", "[]", '{"items": 7}', "\\xff"])
