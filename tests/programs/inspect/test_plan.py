@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
+import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -293,6 +295,8 @@ def test_a_wish_is_withdrawn_on_an_interrupt(world: World) -> None:
     """As Ctrl-C while it waits."""
 
     async def interrupt(_seconds: float) -> None:
+        # In a terminal it ends kubectl's proxy, too, which is started again.
+        os.kill(int((world.home / "proxy").read_text()), signal.SIGKILL)
         raise asyncio.CancelledError
 
     with pytest.raises(MoveStoppedError, match="you interrupted it, and the wish to move default/web-0 is withdrawn"):
