@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from gpu_device_plugin.cluster.client.errors import ApiError, NotFoundError, UnavailableError
-from gpu_device_plugin.cluster.objects.decoding import PODS, ObjectKind, UnreadableObjectError, escaped
+from gpu_device_plugin.cluster.objects.decoding import PODS, ObjectKind, UnreadableObjectError
 from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE, AgentPod, Agents, agents
 from gpu_device_plugin.core.report.why.slowness import gpus_of
 from gpu_device_plugin.features.history.contract import (
@@ -19,7 +19,7 @@ from gpu_device_plugin.features.history.contract import (
     gpu_path,
     namespace_path,
 )
-from gpu_device_plugin.view.objects import AGENT_LABELS, ConfigMap, agent_pods, decoded
+from gpu_device_plugin.view.objects import AGENT_LABELS, ConfigMap, agent_pods, decoded, escaped
 from gpu_device_plugin.view.why_pod import CONFIGURATION, assumed, policy_in, why, with_slowness
 
 if TYPE_CHECKING:

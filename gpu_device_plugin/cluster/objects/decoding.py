@@ -436,11 +436,6 @@ class Page(msgspec.Struct):
     items: list[msgspec.Raw] | None = None
 
 
-def escaped(text: str) -> str:
-    """Escape a text for a field selector."""
-    return "".join(f"\\{char}" if char in "\\,=" else char for char in text)
-
-
 def selectors(fields: str, labels: str) -> dict[str, str]:
     """Return the parameters of a list or a watch of the objects that both selectors match; an empty one matches all."""
     return {key: value for key, value in (("fieldSelector", fields), ("labelSelector", labels)) if value}

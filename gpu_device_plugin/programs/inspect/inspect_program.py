@@ -20,7 +20,6 @@ from gpu_device_plugin.cluster.objects.decoding import (
     PODS,
     ObjectKind,
     UnreadableObjectError,
-    escaped,
 )
 from gpu_device_plugin.core.report.finding import examine, exit_code, report
 from gpu_device_plugin.core.report.findings.cluster_checks import CHECKS, examine_partly
@@ -42,6 +41,7 @@ from gpu_device_plugin.programs.inspect.workload_changes import named_pod, resiz
 from gpu_device_plugin.programs.kubectl import GRANT, ClusterUnreadableError, needed, reaching, unread
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.view.learned_mix import lesson_of
+from gpu_device_plugin.view.objects import escaped
 from gpu_device_plugin.view.poddetails import events
 from gpu_device_plugin.view.reading import cluster, gpu_pods, readable_claims
 from gpu_device_plugin.view.why_pod import on_gpus

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, NotFoundError
-from gpu_device_plugin.cluster.objects.decoding import NODES, NOT_ENDED, PODS, escaped
+from gpu_device_plugin.cluster.objects.decoding import NODES, NOT_ENDED, PODS
 from gpu_device_plugin.core.report.overview_document import document
 from gpu_device_plugin.core.report.tables.overview import details, summary, wide
 from gpu_device_plugin.core.report.tables.terminal_tables import (
@@ -27,6 +27,7 @@ from gpu_device_plugin.programs.commandline import OK, say, width
 from gpu_device_plugin.programs.inspect.arguments import COMMANDS
 from gpu_device_plugin.programs.kubectl import GRANT, ClusterUnreadableError, unread
 from gpu_device_plugin.settings.knobs import nearest
+from gpu_device_plugin.view.objects import escaped
 from gpu_device_plugin.view.reading import ABSENT, cluster, gpu_pods, readable_claims, unseen
 
 if TYPE_CHECKING:

@@ -47,8 +47,8 @@ class Proxy:
                 response = web.StreamResponse(
                     status=answer.status, headers={"Content-Type": answer.headers["Content-Type"]}
                 )
-                await response.prepare(request)
-                with contextlib.suppress(ConnectionResetError):  # of a client that has gone; Go says nothing of it
+                with contextlib.suppress(ConnectionResetError):  # of a client that has gone
+                    await response.prepare(request)
                     async for chunk in answer.content.iter_any():
                         await response.write(chunk)
                 return response
