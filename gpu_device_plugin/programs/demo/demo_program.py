@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.config import ClusterConfig
+from gpu_device_plugin.programs.commandline import discard_output
 from gpu_device_plugin.programs.demo.scenes import DEFAULT_GPUS, SCENES, WITH_PAGE
 from gpu_device_plugin.programs.demo.stage import DemoStage, no_pause
 from gpu_device_plugin.programs.demo.story import DemoPage, Story
 from gpu_device_plugin.programs.demo.world import DemoError, world
-from gpu_device_plugin.programs.terminal import discard_output
 from gpu_device_plugin.programs.web.callers import LocalCallers
 from gpu_device_plugin.programs.web.figures import AgentFigures, FiguresTiming
 from gpu_device_plugin.programs.web.web_program import PageServer

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import re
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin.core.report.text.columns import Line
-from gpu_device_plugin.programs.commandline import FAILED, OK, resources_in
-from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, Kubectl
+from gpu_device_plugin.programs.commandline import FAILED, OK, discard_output, resources_in, say, show
+from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, nodes_and_pods
 from gpu_device_plugin.programs.simulate.burst import burst_table, simulate_burst
 from gpu_device_plugin.programs.simulate.experiment import REJECTED, Plan, nodes_needed, simulate
 from gpu_device_plugin.programs.simulate.placing import POLICIES
 from gpu_device_plugin.programs.simulate.results import document, heading, needed_document, policy_document, table
 from gpu_device_plugin.programs.simulate.sources import inputs_of
-from gpu_device_plugin.programs.terminal import discard_output, say, show
 from gpu_device_plugin.settings.forms import duration, number, one_of, several
 from gpu_device_plugin.settings.knobs import UsageError
 
@@ -48,7 +48,7 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str], *, kubectl: 
             arguments.pods,
             arguments.nodes_needed or "",
             resources=resources_in(arguments, environ),
-            kubectl=Kubectl(flags, kubectl),
+            kubectl=partial(nodes_and_pods, flags, kubectl),
             from_empty=arguments.from_empty,
             skip_misfits=arguments.skip_misfits,
         )

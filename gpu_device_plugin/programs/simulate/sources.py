@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.programs.kubectl import Kubectl
 
 CLUSTER = "cluster"
 """The word for the cluster that kubectl reads."""
@@ -75,7 +74,7 @@ def inputs_of(
     added: str,
     *,
     resources: Sequence[Resource],
-    kubectl: Kubectl,
+    kubectl: Callable[[], bytes],
     from_empty: bool,
     skip_misfits: bool,
 ) -> Inputs:
@@ -119,7 +118,9 @@ def inputs_of(
     return Inputs(found, workload, of_pods.ordered, (*notes, *misfits), more[0] if more else None)
 
 
-def _opened(text: str, otherwise: str, *, resources: Sequence[Resource], kubectl: Kubectl, from_empty: bool) -> _Source:
+def _opened(
+    text: str, otherwise: str, *, resources: Sequence[Resource], kubectl: Callable[[], bytes], from_empty: bool
+) -> _Source:
     if text != CLUSTER and _in_words(text):
         return _Source(lambda: nodes_in(text), lambda: Workload.of(pods_in(text)))
     content = _of_cluster(kubectl) if text == CLUSTER else _read(text, otherwise)
@@ -131,8 +132,8 @@ def _opened(text: str, otherwise: str, *, resources: Sequence[Resource], kubectl
     return _Source(lambda: cluster.nodes, lambda: Workload.of(cluster.pods), ordered=True, notes=cluster.notes)
 
 
-def _of_cluster(kubectl: Kubectl) -> bytes:
-    content = kubectl.nodes_and_pods()
+def _of_cluster(kubectl: Callable[[], bytes]) -> bytes:
+    content = kubectl()
     if len(content) > MOST_BYTES:
         raise ClusterUnreadableError(
             f"the cluster's nodes and pods are more than {MOST_BYTES >> 20} MiB of JSON; write those that matter "

@@ -1,4 +1,4 @@
-"""`kubectl inspect gpushare cordon`: let no new pod have a GPU, and move away those there, until it is uncordoned."""
+"""What an administrator changes on nodes: GPUs are put aside with `cordon`, leftovers removed with `uninstall`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,23 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.cluster.objects.decoding import NODES, NodeReader
+from gpu_device_plugin.cluster.client.api_client import PatchType
+from gpu_device_plugin.cluster.client.errors import ApiError, ConflictError
+from gpu_device_plugin.cluster.objects.decoding import NODES, PODS, NodeReader
 from gpu_device_plugin.core.capacity.plans import drain, on_gpus
 from gpu_device_plugin.core.cluster.candidate import gpus_of_node, with_cordons
+from gpu_device_plugin.core.report.leftovers import leftovers, mig_resources
 from gpu_device_plugin.core.report.text.plan_texts import staying_lines
 from gpu_device_plugin.core.report.text.printing import counted, first, gpu_names, short_uuid
 from gpu_device_plugin.model.contract.cordons import Cordon, cordon_of, read_cordons, write_cordons
-from gpu_device_plugin.model.contract.keys import CORDONS, MalformedAnnotationError
+from gpu_device_plugin.model.contract.keys import CORDONS, SWITCH_LABEL, SWITCHED_ON, MalformedAnnotationError
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.programs.commandline import FAILED, OK
+from gpu_device_plugin.programs.inspect.arguments import REALLY
+from gpu_device_plugin.programs.inspect.overview import nodes_named
 from gpu_device_plugin.programs.inspect.plan import arranged, confirmed, details
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, unread
+from gpu_device_plugin.view.objects import AGENT_LABELS, Pod
 
 if TYPE_CHECKING:
     import argparse
@@ -26,16 +32,13 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.capacity.plans import Drain
     from gpu_device_plugin.core.cluster.held_instances import InstancePod
     from gpu_device_plugin.core.cluster.node_report import NodeView
-    from gpu_device_plugin.core.report.text.columns import Line
     from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
     from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.programs.inspect.plan import Reader
-    from gpu_device_plugin.programs.kubectl import Kubectl
+    from gpu_device_plugin.programs.inspect.overview import Output
+    from gpu_device_plugin.programs.kubectl import Access
     from gpu_device_plugin.view.movable_pods import Arrangement
 
 _ATTEMPTS = 5
-_CONFLICT = "(Conflict)"
-"""In kubectl's message where the object is not as it was read."""
 _ALL = ":all"
 """After the number of a GPU in MIG mode, as in ``0:all``."""
 
@@ -52,25 +55,22 @@ class _Target:
         return gpu_names(self.members) if self.members else f"GPU {self.uuid}"
 
 
-def cordon(
-    arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource], of: Reader
-) -> tuple[Sequence[str | Line], int]:
+async def cordon(arguments: argparse.Namespace, access: Access, resources: Sequence[Resource]) -> Output:
     """Put the GPU in the arguments aside, move its pods if they say so, and return what was done, with the exit code.
-
-    `of` returns the cluster of nodes and pods.
 
     Raises:
         ClusterUnreadableError: the node cannot be read or changed, or has no such GPU.
+        ApiError: the cluster cannot be read.
     """
-    name, mark = arguments.node, Cordon(kubectl.user(), rfc3339(time.time()), arguments.reason)
-    before, target = _read(kubectl, name, arguments.gpu)
+    name, mark = arguments.node, Cordon(await access.user(), rfc3339(time.time()), arguments.reason)
+    before, target = await _read(access, name, arguments.gpu)
     if (there := cordon_of(before, target.uuid, target.members[0].card if target.members else "")) is not None:
         more = "; uncordon it first to give another reason" if arguments.reason not in {"", there.why} else ""
         cordons, lines = before, [f"{target} of {name} is already {there}{more}."]
     else:
         cordons = {**before, target.uuid: mark}
         if not arguments.dry_run:
-            cordons = _write(kubectl, name, lambda now: now if target.uuid in now else {**now, target.uuid: mark})
+            cordons = await _write(access, name, lambda now: now if target.uuid in now else {**now, target.uuid: mark})
         would = "would be" if arguments.dry_run else "is"
         lines = [f"{target} of {name} {would} {cordons[target.uuid]}."]
         if not arguments.dry_run:
@@ -86,7 +86,7 @@ def cordon(
             return view
         return replace(view, candidate=replace(view.candidate, gpus=with_cordons(view.candidate.gpus, marks)))
 
-    views, found = arranged(kubectl, resources, of, as_if)
+    views, found = await arranged(access, resources, as_if)
     pods = [pod for view in views if view.name == name for pod in view.instance_pods]
     made, staying = _drain(found, name, target, pods)
     if not made.moves and not staying:
@@ -95,7 +95,7 @@ def cordon(
     shown = [*lines, goal, *details(found.sites, made.moves, made.then, staying)]
     if not made.moves or arguments.dry_run:
         return shown, FAILED if staying and not arguments.dry_run else OK
-    after, code = confirmed(arguments, kubectl, resources, made.moves, shown)
+    after, code = await confirmed(arguments, access, resources, made.moves, shown)
     return after, FAILED if staying else code
 
 
@@ -114,16 +114,14 @@ def _drain(
     return made, staying
 
 
-def uncordon(
-    arguments: argparse.Namespace, kubectl: Kubectl, _resources: Sequence[Resource]
-) -> tuple[Sequence[str | Line], int]:
+async def uncordon(arguments: argparse.Namespace, access: Access, _: Sequence[Resource]) -> Output:
     """Take the GPU in the arguments back into use, an instance too that has a cordon of its own; see `cordon`."""
     name = arguments.node
-    before, target = _read(kubectl, name, arguments.gpu)
+    before, target = await _read(access, name, arguments.gpu)
     gone = {target.uuid, *(gpu.uuid for gpu in target.members)} & before.keys()
     if gone:
         if not arguments.dry_run:
-            _write(kubectl, name, lambda now: {uuid: mark for uuid, mark in now.items() if uuid not in gone})
+            await _write(access, name, lambda now: {uuid: mark for uuid, mark in now.items() if uuid not in gone})
         marks = "; ".join(str(before[uuid]) for uuid in sorted(gone))
         takes = "would take" if arguments.dry_run else "takes"
         return [f"{target} of {name} {takes} new pods again within a minute. It was {marks}."], OK
@@ -135,15 +133,15 @@ def uncordon(
     return [f"{target} of {name} is not cordoned."], OK
 
 
-# --- The node ---------------------------------------------------------------------------------------------------------
+# --- The node's cordons -----------------------------------------------------------------------------------------------
 
 
-def _read(kubectl: Kubectl, name: str, gpu: str) -> tuple[Mapping[str, Cordon], _Target]:
+async def _read(access: Access, name: str, gpu: str) -> tuple[Mapping[str, Cordon], _Target]:
     try:
-        node = NodeReader().read(kubectl.one(NODES.path(name=name)))
-    except ClusterUnreadableError as error:
+        node = NodeReader().read(await access.get(NODES, name))
+    except ApiError as error:
         raise ClusterUnreadableError(
-            f"node {name} cannot be read, and kubectl's message stands above; kubectl get nodes lists the nodes"
+            f"node {name} cannot be read: {unread(error)}; kubectl get nodes lists the nodes"
         ) from error
     cordons = _cordons(node)
     gpus = gpus_of_node(node.annotations, node.labels, 0, 0)
@@ -192,21 +190,77 @@ def _text(cordons: Mapping[str, Cordon]) -> str | None:
         raise ClusterUnreadableError(f"the cordon cannot be written: {error}") from error
 
 
-def _write(
-    kubectl: Kubectl, name: str, change: Callable[[Mapping[str, Cordon]], Mapping[str, Cordon]]
+async def _write(
+    access: Access, name: str, change: Callable[[Mapping[str, Cordon]], Mapping[str, Cordon]]
 ) -> Mapping[str, Cordon]:
     """Change the cordons of a node as it is now; return them. If it changes in between, this is done again."""
     left = _ATTEMPTS
     while True:
         left -= 1
-        node = NodeReader().read(kubectl.raw(NODES.path(name=name)))
+        node = NodeReader().read(await access.get(NODES, name))
         cordons = change(_cordons(node))
         there = {"uid": node.uid, "resourceVersion": node.resource_version}
         body = {"metadata": {**there, "annotations": {CORDONS: _text(cordons)}}}
         try:
-            kubectl.patch("node", name, body)
-        except ClusterUnreadableError as error:
-            if _CONFLICT not in str(error) or not left:
+            await access.client.patch(NODES, name, body)
+        except ApiError as error:
+            if not isinstance(error, ConflictError) or not left:
                 raise ClusterUnreadableError(f"the cordon cannot be written: {unread(error)}") from error
         else:
             return cordons
+
+
+# --- Leftovers -------------------------------------------------------------------------------------------------------
+
+_KUBELET_FORGETS = (
+    "the kubelet remembers an agent for five minutes after its end, and restores the capacity until then: "
+    "run this again afterwards"
+)
+
+
+async def uninstall(arguments: argparse.Namespace, access: Access, resources: Sequence[Resource]) -> Output:
+    """Remove the leftovers on nodes; return a line for each node, with the exit code.
+
+    With ``--all`` labelled nodes are cleaned, too, and lose their label, which ends sharing there.
+
+    Raises:
+        ClusterUnreadableError: there is no such node.
+        ApiError: nodes, or the pods of the agents, cannot be read.
+    """
+    raw_nodes, labelled_too = await nodes_named(arguments.node, access), arguments.all == REALLY
+    # Anybody may give a pod of another namespace these labels.
+    pods = await access.every(PODS, Pod, namespace=arguments.agents_namespace, labels=AGENT_LABELS)
+    agents = {pod.spec.node_name: f"{pod.metadata.namespace}/{pod.metadata.name}" for pod in pods}
+    lines: list[str] = []
+    complete = True
+    names = [resource.name for resource in resources]
+    for raw in raw_nodes:
+        node = NodeReader().read(raw)
+        ours = [*names, *sorted(mig_resources(node.annotations, node.capacity, names))]
+        condition = bool(node.gpu_condition)
+        left = leftovers(node.name, node.labels, node.annotations, node.capacity, ours, condition=condition)
+        if not left:
+            continue
+        if left.labelled and not labelled_too:
+            lines.append(
+                f"{left.node}: skipped, as it is labelled {SWITCH_LABEL}={SWITCHED_ON}; to end sharing there: "
+                f"kubectl label node {left.node} {SWITCH_LABEL}-"
+            )
+        elif left.node in agents and not left.labelled:
+            lines.append(f"{left.node}: skipped, as the agent {agents[left.node]} runs there; end that first")
+        elif arguments.dry_run:
+            lines.append(f"{left.node}: would remove {left}")
+        else:
+            try:
+                if left.metadata_patch:
+                    await access.client.patch(NODES, left.node, left.metadata_patch)
+                if left.status_patch:
+                    how = PatchType.STRATEGIC if left.conditions else PatchType.MERGE
+                    await access.client.patch(NODES, left.node, left.status_patch, subresource="status", how=how)
+            except ApiError as error:
+                complete = False
+                lines.append(f"{left.node}: the removal is incomplete: {unread(error)}")
+                continue
+            again = f"; {_KUBELET_FORGETS}" if any(left.capacity.values()) else ""
+            lines.append(f"{left.node}: removed {left}{again}")
+    return lines or ["There are no leftovers to remove."], OK if complete else FAILED

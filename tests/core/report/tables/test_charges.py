@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.cost.accounting import NOBODY, Account, Holder, Key, Part
-from gpu_device_plugin.core.cost.charges import By, NoRateError, Rate, cents, rate_of, rows, total
+from gpu_device_plugin.core.cost import NOBODY, Account, Holder, Key, Part
+from gpu_device_plugin.core.report.tables.cost_forms import By, NoRateError, Rate, cents, rate_of, rows, total
 
 WEB, JOB = Holder("ml", "Deployment", "web", "web-1"), Holder("ml", "Job", "train", "train-x")
 RATES = [Rate("NVIDIA H100*", Fraction(5, 2)), Rate("*T4", Fraction(1, 3))]
