@@ -111,9 +111,9 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
     def web(*given: Any, **more: Any) -> int:
         logs.configure("error", "human", sys.stderr, colour="NO_COLOR" not in os.environ)
-        from gpu_device_plugin.programs.web import kubeconfig  # noqa: PLC0415 - only where the page is served
+        from gpu_device_plugin.programs.web.local_page import on_this_machine  # noqa: PLC0415 - only where it is served
 
-        return kubeconfig.main(*given, **more)
+        return on_this_machine(*given, **more)
 
     called = arguments.called
     return program.main(arguments.words, prog=f"{PROGRAM} inspect" if called == PROGRAM else called, web=web)
@@ -179,8 +179,7 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
-    low_memory_imports.with_one_thread(os.environ)
-    from gpu_device_plugin.programs.simulate import simulate_program as program  # noqa: PLC0415 - a third of a second that --help need not take
+    from gpu_device_plugin.programs.simulate import simulate_program as program  # noqa: PLC0415 - a quarter of a second that --help need not take
 
     return program.main(arguments, os.environ)
 
@@ -301,10 +300,10 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
     parser = Parser(prog=PROGRAM, description="Share the GPUs of a Kubernetes cluster between pods, by GPU memory.")
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
-    configured: dict[str, tuple[Parser, type[Settings]]] = {
-        name: (commands.add_parser(name, help=short, description=what, usage=_USAGE, epilog=_PRECEDENCE), make)
-        for name, (make, short, what) in _services().items()
-    }
+    services = _services()
+    for name, (make, short, what) in services.items():
+        service = commands.add_parser(name, help=short, description=what, usage=_USAGE, epilog=_PRECEDENCE)
+        _add_config(service, make)
     commands.add_parser("inspect", help="show which pods use which GPU of the cluster", add_help=False)  # see parse
     doctor = commands.add_parser(
         "doctor",
@@ -312,11 +311,13 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
         help="find the faults of this node, with a remedy for each",
         description="Examine everything that sharing this node's GPUs needs: driver, container runtime, kubelet, agent "
         "and API server. Nothing is changed.",
-        epilog="The settings are by default those of the agent that runs on this node. Exit code 0: no fault; 3: there "
+        epilog="The settings are by default those of the agent that runs on this node; others are given as to "
+        f"{PROGRAM} node, whose --help explains them. Exit code 0: no fault; 3: there "
         "are warnings; 4: there are errors; 1 and 2: the doctor itself failed.",
     )
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     doctor.add_argument("--host-root", metavar="DIR", help="directory where the node's own file system is mounted")
+    _add_config(doctor, services["node"][0], shown=False)
     # The kubectl plugin in one file has no simulator, and never comes here.
     from gpu_device_plugin.programs.simulate.arguments import DESCRIPTION, EPILOG, USAGE, add_arguments  # noqa: PLC0415
 
@@ -328,7 +329,7 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
         epilog=EPILOG,
     )
     add_arguments(simulate)
-    cost = _add_cost(commands)
+    _add_cost(commands)
     demo = commands.add_parser(
         "demo",
         help="share GPUs between pods, live in this terminal, without a cluster",
@@ -341,30 +342,26 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
     demo.add_argument(
         "--gpus", metavar="SOURCE", help="nvml for the GPUs of this machine, fake:4xT4, or the path of a .yaml file"
     )
-    configured["doctor"] = doctor, configured["node"][1]
-    for command, make in configured.values():
-        command.add_argument(
-            _CONFIG,
-            metavar="PATH",
-            help="YAML or JSON file with settings, each named like its flag without the leading dashes and with _ for "
-            "-, as in share_size: 1GiB; or a directory, in which default.yaml applies everywhere and any other .yaml "
-            "file to nodes whose label gpu-device-plugin/config names it [GPUSHARE_CONFIG]",
-        )
-        add_settings(command, knobs_of(make))
-    return parser, {
-        **{name: command for name, (command, _) in configured.items()},
-        "simulate": simulate,
-        "cost": cost,
-        "demo": demo,
-    }
+    return parser, {name: each for name, each in commands.choices.items() if name != "inspect"}
 
 
-def _add_cost(commands: Any) -> Parser:
+def _add_config(command: Parser, make: type[Settings], *, shown: bool = True) -> None:
+    command.add_argument(
+        _CONFIG,
+        metavar="PATH",
+        help="YAML or JSON file with settings, each named like its flag without the leading dashes and with _ for -, "
+        "as in share_size: 1GiB; or a directory, in which default.yaml applies everywhere and any other .yaml file to "
+        "nodes whose label gpu-device-plugin/config names it [GPUSHARE_CONFIG]",
+    )
+    add_settings(command, knobs_of(make), shown=shown)
+
+
+def _add_cost(commands: Any) -> None:
     cost: Parser = commands.add_parser(
         "cost",
         help="who had the GPUs in a period, and what that cost",
-        usage="%(prog)s --prometheus URL | --samples PATH | --audit PATH  [--from TIME] [--to TIME] [--step DURATION]\n"
-        "       [--by namespace|owner|pod] [--rate 'MODEL=PRICE'] [--co2 G/KWH] [-o table|json|focus]",
+        usage="%(prog)s --prometheus URL | --audit PATH  [--from TIME] [--to TIME] [--step DURATION]\n"
+        "       [--by namespace|owner|pod] [--rate 'MODEL=PRICE'] [-o table|json|focus]",
         description="Tell who had the GPUs in a period, how much of that was used, what nobody had, and what it "
         "cost. All parts together are all GPU time, and cost what all GPUs cost, to the cent.",
         epilog="TIME is 2026-10-01, 2026-10-01T06:00:00Z, or how long ago: 30d, 12h. Exit code 0: done; 1: there are "
@@ -380,14 +377,16 @@ def _add_cost(commands: Any) -> Parser:
         ("--step", "DURATION", "for how long a sample counts [a minute or more]"),
         ("--rates", "PATH", "YAML with currency, and with rates, a map from models to prices"),
         ("--currency", "CODE", "of the prices [USD]"),
-        ("--co2", "G/KWH", "grams of CO2 for each kilowatt-hour"),
         ("--account", "NAME", "the billing account of FOCUS [gpushare]"),
     ):
         cost.add_argument(flag, metavar=metavar, help=text)
     for flag, metavar, text in (
         ("--header", "'NAME: VALUE'", "send it to Prometheus, as in 'X-Scope-OrgID: team'; repeatable"),
-        ("--samples", "PATH", "read a recorded answer of /api/v1/query_range; repeatable"),
-        ("--audit", "PATH", "read audit records in a JSON log of agents; beside samples for owners only; repeatable"),
+        (
+            "--audit",
+            "PATH",
+            "read audit records in a JSON log of agents; beside Prometheus for owners only; repeatable",
+        ),
         (
             "--rate",
             "'MODEL=PRICE'",
@@ -399,4 +398,3 @@ def _add_cost(commands: Any) -> Parser:
     cost.add_argument(
         "-o", "--output", default="table", choices=("table", "json", "focus"), help="the form of the result"
     )
-    return cost

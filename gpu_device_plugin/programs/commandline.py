@@ -1,18 +1,23 @@
-"""Command lines of all programs: a flag for each setting, usage errors in one sentence, and the exit codes."""
+"""Command lines and output of all programs: flags, usage errors in one sentence, exit codes, lines for a terminal."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import sys
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
 
-from gpu_device_plugin.programs.terminal import say
+from gpu_device_plugin.core.report.text.columns import Line, Tone
+from gpu_device_plugin.core.report.text.printing import printable
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.settings.knobs import UsageError, knobs_of, nearest
 from gpu_device_plugin.settings.sources import Sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing import TextIO
 
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.settings.knobs import Knob
@@ -29,10 +34,19 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **more)  # type: ignore[arg-type] # as argparse takes them
 
     @property
+    def actions(self) -> Sequence[argparse.Action]:
+        """All arguments."""
+        return self._actions
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """All flags, also those that help does not show."""
+        return tuple(flag for action in self._actions for flag in action.option_strings)
+
+    @property
     def flags(self) -> tuple[str, ...]:
-        """The flags that hints suggest: neither short flags nor former names of settings."""
-        shown = (action for action in self._actions if action.help is not argparse.SUPPRESS)
-        return tuple(flag for action in shown for flag in action.option_strings if flag.startswith("--"))
+        """The flags that hints suggest: no short ones."""
+        return tuple(flag for flag in self.options if flag.startswith("--"))
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError."""
@@ -42,13 +56,16 @@ class Parser(argparse.ArgumentParser):
 
 
 def ending(program: str, run: Callable[[], int]) -> int:
-    """Return the exit code of `run`, or that of a usage error, which is printed on stderr, or of Ctrl-C."""
+    """Return the exit code of `run`, of a usage error, which is printed on stderr, of a closed output, or of Ctrl-C."""
     try:
         return run()
     except UsageError as error:
         for sentence in error.sentences:
             say(sys.stderr, f"{program}: {sentence}")
         return MISUSED
+    except BrokenPipeError:
+        discard_output(sys.stdout)
+        return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
 
@@ -59,8 +76,11 @@ def no_such_argument(word: str, known: Iterable[str], see: str) -> UsageError:
     return UsageError(f"{word}: there is no such argument; {hint}")
 
 
-def add_settings(parser: argparse.ArgumentParser, knobs: Iterable[Knob]) -> None:
-    """Add a flag for each setting. Its text becomes the attribute of the setting's name; None: the flag is absent."""
+def add_settings(parser: argparse.ArgumentParser, knobs: Iterable[Knob], *, shown: bool = True) -> None:
+    """Add a flag for each setting, which help may leave out.
+
+    Its text becomes the attribute of the setting's name; None: the flag is absent.
+    """
     for knob in knobs:
         switch = knob.form.shape == "true|false"  # the flag without a value means true
         parser.add_argument(
@@ -69,7 +89,9 @@ def add_settings(parser: argparse.ArgumentParser, knobs: Iterable[Knob]) -> None
             metavar=knob.form.shape,
             nargs="?" if switch else None,
             const="true" if switch else None,
-            help=f"{knob.help} [{knob.variable}; {knob.default or 'empty'}]".replace("%", "%%"),
+            help=f"{knob.help} [{knob.variable}; {knob.default or 'empty'}]".replace("%", "%%")
+            if shown
+            else argparse.SUPPRESS,
         )
 
 
@@ -84,3 +106,58 @@ def resources_in(arguments: argparse.Namespace, environ: Mapping[str, str]) -> S
     knobs = knobs_of(ResourceSettings)
     named = {knob.variable: environ[knob.variable] for knob in knobs if knob.variable in environ}
     return Sources(ResourceSettings, flags_in(arguments, knobs), named).read().offered
+
+
+# --- Output that stays safe whatever text nodes and pods contain ------------------------------------------------------
+
+
+_CODES: Mapping[Tone, str] = MappingProxyType(
+    {Tone.HEADING: "1", Tone.GOOD: "32", Tone.WARNING: "33", Tone.BAD: "31", Tone.FAINT: "2"}
+)
+"""Of ECMA-48's Select Graphic Rendition."""
+UNBOUNDED = 10_000
+"""Columns, where the output goes to no terminal."""
+
+
+def coloured(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """Return whether a stream is a terminal whose user wants colours (https://no-color.org)."""
+    return stream.isatty() and environ.get("TERM", "dumb") != "dumb" and not environ.get("NO_COLOR")
+
+
+def painted(line: Line, stream: TextIO, *, colour: bool) -> str:
+    """Return a line for a stream, with control characters escaped, and in the colour of its tone."""
+    encoding = stream.encoding or "utf-8"
+    text = printable(line.text).encode(encoding, "replace").decode(encoding)
+    code = _CODES.get(line.tone) if colour and text else None
+    return text if code is None else f"\x1b[{code}m{text}\x1b[0m"
+
+
+def say(stream: TextIO, line: str) -> None:
+    """Write a line. Control characters are escaped; characters that the stream cannot encode become question marks."""
+    stream.write(painted(Line(line), stream, colour=False) + "\n")
+
+
+def show(lines: Iterable[Line], environ: Mapping[str, str]) -> None:
+    """Write lines to the standard output, in colours on a terminal whose user wants them."""
+    colour = coloured(sys.stdout, environ)
+    for line in lines:
+        sys.stdout.write(painted(line, sys.stdout, colour=colour) + "\n")
+
+
+def discard_output(stream: TextIO) -> None:
+    """Discard the rest of the output after its reader closed the pipe; the interpreter must not flush it either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def width(otherwise: int = UNBOUNDED) -> int:
+    """Return the columns of the terminal that shows the standard output; `otherwise` where it goes elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else otherwise
+
+
+def encodes(stream: TextIO, text: str) -> bool:
+    """Return whether a stream can show these characters."""
+    try:
+        text.encode(stream.encoding or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True

@@ -1,34 +1,37 @@
-"""The Kubernetes API, read through raw requests of kubectl, so that every kubeconfig and every login plugin works."""
+"""The Kubernetes API as a user's kubectl reaches it: through `kubectl proxy`, so every kubeconfig and login works."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
 import os
-import re
+import shutil
 import signal
 import subprocess
-from contextlib import contextmanager
-from functools import cached_property
+import tempfile
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 
-from gpu_device_plugin.cluster.client.errors import Call
-from gpu_device_plugin.cluster.objects.decoding import NODES, NOT_ENDED, PODS, Page
+from gpu_device_plugin.aio.children import signal_child
+from gpu_device_plugin.aio.waiting import wait_within
+from gpu_device_plugin.cluster.client.api_client import Client, Timing
+from gpu_device_plugin.cluster.client.config import ClusterConfig
+from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, GoneError, NotFoundError
+from gpu_device_plugin.cluster.objects.decoding import NODES, NOT_ENDED, PODS, ObjectKind
 from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.view.objects import decoded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
 T = TypeVar("T")
 
-_PAGE = 500
-"""Objects per request, as kubectl's own --chunk-size."""
-
-
-NO_SUCH_PATH = "the server could not find the requested resource"
-"""As kubectl says that the API server, or a pod behind it, does not know a path (404)."""
 MISSING_RIGHT = "right-missing"
 """The code of the finding that the reader lacks a right."""
 GRANT = (
@@ -36,57 +39,37 @@ GRANT = (
     "kubectl create clusterrolebinding gpushare-viewer --clusterrole=gpushare-viewer --user=USER"
 )
 """How a right comes that a reader lacks."""
+_LOGIN_S = 300.0
+"""How long the first request may take: a login plugin may wait for a person."""
+_TIMING = Timing(request_s=60.0)
+_WHO_AM_I = ObjectKind("selfsubjectreviews", group="authentication.k8s.io")
 
 
 class ClusterUnreadableError(Exception):
-    """The cluster could not be read. The message is for the user and says what to do."""
+    """The cluster could not be read. The message is for the user and says what to do.
+
+    It is no OSError, which a program under a supervisor is restarted after.
+    """
 
 
-def not_run(program: str, error: OSError) -> str:
-    """Return why kubectl cannot be started, and what to do."""
-    why = "is not on the PATH" if isinstance(error, FileNotFoundError) else os.strerror(error.errno or 0)
-    return f"{program}: {why}; the cluster is read through it: install it (https://kubernetes.io/docs/tasks/tools/)"
-
-
-def how_it_ended(said: bytes, code: int | None) -> str:
-    """Return the last line of what kubectl said, if it was read; else its exit code, or the signal that ended it."""
-    if lines := said.decode(errors="replace").strip().splitlines():
-        return lines[-1]
-    return f"exit code {code}" if code is None or code >= 0 else f"ended by {signal.Signals(-code).name}"
+def unread(error: Exception) -> Unknown:
+    """Return the missing right if a call failed for one; else the message of the failure, or of who denied it."""
+    if not isinstance(error, ForbiddenError) or error.denied:
+        said = f"{error.call}: {error.said}" if isinstance(error, ForbiddenError) and error.said else str(error)
+        return Unknown("unreadable", "{problem}", problem=said)
+    return Unknown(
+        MISSING_RIGHT,
+        "{problem}",
+        "ask an administrator of the cluster for it; docs/doctor.md has the commands that grant all rights needed here",
+        problem=error.call.missing_right,
+    )
 
 
 # --- What is selected -------------------------------------------------------------------------------------------------
 
 
-CONFIG = ("config", "view", "--output=json")
+_CONFIG = ("config", "view", "--output=json")
 """Prints all of kubectl's configuration, merged of all its files, and without credentials."""
-
-
-class _Context(msgspec.Struct):
-    cluster: str = ""
-    user: str = ""
-    namespace: str = ""
-
-
-class _Cluster(msgspec.Struct):
-    server: str = ""
-    tls_server_name: str = msgspec.field(name="tls-server-name", default="")
-
-
-class _NamedContext(msgspec.Struct):
-    name: str = ""
-    context: _Context = msgspec.field(default_factory=_Context)
-
-
-class _NamedCluster(msgspec.Struct):
-    name: str = ""
-    cluster: _Cluster = msgspec.field(default_factory=_Cluster)
-
-
-class _Config(msgspec.Struct):
-    current_context: str = msgspec.field(name="current-context", default="")
-    contexts: list[_NamedContext] | None = None
-    clusters: list[_NamedCluster] | None = None
 
 
 class Selected(NamedTuple):
@@ -94,272 +77,272 @@ class Selected(NamedTuple):
 
     context: str = ""
     user: str = ""
-    """As the configuration calls it."""
+    """As the configuration calls it, or the one to act as."""
     namespace: str = ""
     path: str = ""
     """Of the Kubernetes API on its server: of Rancher it is ``/k8s/clusters/NAME``, of most servers empty."""
-    root: tuple[str, ...] = ()
-    """Flags with which kubectl addresses the root of the server, if the API has a path there."""
 
 
 def selected(config: bytes, flags: Sequence[str]) -> Selected:
-    """Return what these flags of kubectl select of its configuration, as `CONFIG` prints it."""
+    """Return what these flags of kubectl select of its configuration, as `_CONFIG` prints it."""
     try:
-        parsed = msgspec.json.decode(config, type=_Config)
-    except (msgspec.DecodeError, UnicodeDecodeError):  # without a configuration, as in a pod
-        parsed = _Config()
+        parsed = json.loads(config)
+    except ValueError:  # without a configuration, as in a pod
+        parsed = {}
+
+    def named(plural: str, name: str) -> dict[str, str]:
+        every = parsed.get(plural)
+        found = (each[plural[:-1]] for each in every if each.get("name") == name) if isinstance(every, list) else ()
+        return next(iter(found), {})
+
     given = dict(flag.removeprefix("--").partition("=")[::2] for flag in flags)  # of several the last, as in kubectl
-    name = given.get("context") or parsed.current_context
-    context = next((each.context for each in parsed.contexts or () if each.name == name), _Context())
-    wanted = given.get("cluster") or context.cluster
-    cluster = next((each.cluster for each in parsed.clusters or () if each.name == wanted), _Cluster())
-    # kubectl forgets the name of the certificate with the server (client-go's tools/clientcmd/client_config.go).
-    certified = given.get("tls-server-name") or ("" if given.get("server") else cluster.tls_server_name)
-    path, root = _at(given.get("server") or cluster.server, certified)
-    return Selected(name, given.get("user") or context.user, context.namespace, path, root)
+    context_name = given.get("context") or parsed.get("current-context", "")
+    context = named("contexts", context_name)
+    cluster = named("clusters", given.get("cluster") or context.get("cluster", ""))
+    user = given.get("as") or given.get("user") or context.get("user", "")
+    path = _path_of(given.get("server") or cluster.get("server", ""))
+    return Selected(context_name, user, context.get("namespace", ""), path)
 
 
-def _at(server: str, certified: str) -> tuple[str, tuple[str, ...]]:
-    """Return the path of a server, without a slash at its end, and the flags for its root; empty if it has none."""
+def _path_of(server: str) -> str:
+    """Return the path of a server's address, without a slash at its end; empty if it has none."""
     try:
         parts = urlsplit(server)
     except ValueError:  # kubectl says that it is no address
-        return "", ()
+        return ""
     segments = [segment for segment in parts.path.split("/") if segment not in {"", "."}]
-    if not segments or parts.scheme not in {"http", "https"}:
-        return "", ()
-    root = f"--server={parts.scheme}://{parts.netloc}"
-    return "".join(f"/{segment}" for segment in segments), (
-        (root, f"--tls-server-name={certified}") if certified else (root,)
+    return "".join(f"/{segment}" for segment in segments) if parts.scheme in {"http", "https"} else ""
+
+
+@contextlib.asynccontextmanager
+async def _child(*words: str, **pipes: int | bool) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a process for as long as the block runs."""
+    process = await asyncio.create_subprocess_exec(*words, **pipes)  # type: ignore[arg-type] # as asyncio takes them
+    try:
+        yield process
+    finally:
+        signal_child(process.pid, process.returncode, signal.SIGKILL)
+        await process.wait()
+
+
+async def _chosen(flags: Sequence[str], kubectl: str) -> Selected:
+    """Return what the flags select; nothing without a kubeconfig, as in a pod."""
+    none, text = asyncio.subprocess.DEVNULL, b""
+    async with _child(kubectl, *flags, *_CONFIG, stdin=none, stdout=asyncio.subprocess.PIPE, stderr=none) as process:
+        with contextlib.suppress(TimeoutError):  # only names are missing, and the path of a few servers
+            async with asyncio.timeout(10.0):
+                text, _ = await process.communicate()
+    return selected(text, flags)
+
+
+# --- kubectl proxy ----------------------------------------------------------------------------------------------------
+
+
+_BEGINS_S = 60.0
+"""How long kubectl may take until it serves."""
+_LOOK_S = 0.02
+"""How often it is looked whether kubectl serves."""
+_GUARD = 'read -r line; kill "$1"; rm -f "$2/socket"; rmdir "$2"'
+"""Reads from a pipe of which only we have the other end, so that it goes on when we have ended, however that was."""
+
+
+def _not_run(program: str, error: OSError) -> ClusterUnreadableError:
+    why = "is not on the PATH" if isinstance(error, FileNotFoundError) else os.strerror(error.errno or 0)
+    return ClusterUnreadableError(
+        f"{program}: {why}; the cluster is read through it: install it (https://kubernetes.io/docs/tasks/tools/)"
     )
 
 
-# --- kubectl ----------------------------------------------------------------------------------------------------------
+def _how_it_ended(code: int | None) -> str:
+    """Return the exit code of kubectl, or the signal that ended it; what it said is on stderr already."""
+    return f"exit code {code}" if code is None or code >= 0 else f"ended by {signal.Signals(-code).name}"
 
 
-class Kubectl:
-    """kubectl, with the flags that select a cluster. Its stderr goes to ours.
+async def _keep(command: Sequence[str], socket: Path, served: asyncio.Future[None]) -> None:
+    """Run kubectl's proxy again and again; `served` is done once it serves, or has the reason why it never did."""
+    none, pause_s = asyncio.subprocess.DEVNULL, 0.0
+    while True:
+        socket.unlink(missing_ok=True)  # noqa: ASYNC240 - of a moment
+        guarded = ("/bin/sh", "-c", _GUARD, "sh")
+        try:
+            # No pipes: a process ends for asyncio only when what it leaves behind, such as the browser of a login, has
+            # closed them, too. On stderr a login plugin may ask for something.
+            async with (
+                _child(*command, stdout=none) as process,
+                # In a session of its own: Ctrl-C is for us, and must not end the guard.
+                _child(
+                    *(*guarded, str(process.pid), str(socket.parent)),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=none,
+                    stderr=none,
+                    start_new_session=True,
+                ),
+            ):
+                in_time = await wait_within(_BEGINS_S, _until_it_serves(process, socket))
+                if in_time and process.returncode is None:
+                    if not served.done():
+                        served.set_result(None)
+                    await process.wait()
+            why = _how_it_ended(process.returncode) if in_time else f"it did not serve within {_BEGINS_S:g} s"
+            problem = ClusterUnreadableError(f"{command[0]} proxy: {why}; its message, if any, stands above")
+        except OSError as error:
+            problem = _not_run(command[0], error)
+        if not served.done():
+            served.set_exception(problem)
+            return
+        await asyncio.sleep(pause_s)  # the client's next request says that nobody answers
+        pause_s = 2.0
 
-    Login plugins ask for a password or show an address there, and wait. Without kubectl every method raises
-    ClusterUnreadableError.
+
+async def _until_it_serves(process: asyncio.subprocess.Process, socket: Path) -> None:
+    while process.returncode is None:
+        with contextlib.suppress(OSError):
+            _, writer = await asyncio.open_unix_connection(socket)
+            writer.close()
+            return
+        await asyncio.sleep(_LOOK_S)
+
+
+@contextlib.asynccontextmanager
+async def _running(flags: Sequence[str], program: str, *, read_only: bool) -> AsyncIterator[Path]:
+    """Run a proxy for as long as the block runs; yield its socket, in a folder that only this user can enter."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="gpushare-"))  # with mode 0700
+    except OSError as error:
+        raise ClusterUnreadableError(
+            f"no folder can be made for the socket of {program} proxy ({error.strerror}); name a folder that can be "
+            "written to in TMPDIR"
+        ) from error
+    socket, served = folder / "socket", asyncio.get_running_loop().create_future()
+    rejected = ("--reject-methods=^(POST|PUT|PATCH|DELETE)$",) if read_only else ()
+    command = (program, *flags, "proxy", f"--unix-socket={socket}", *rejected)
+    keeping = asyncio.create_task(_keep(command, socket, served), name="keep kubectl's proxy")
+    try:
+        await served
+        yield socket
+    finally:
+        keeping.cancel()
+        await asyncio.wait({keeping})
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+# --- The API ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The Kubernetes API, with the rights of the user whom kubectl's configuration and flags select.
+
+    Calls raise ApiError as those of the client; GoneError never.
     """
 
-    def __init__(self, flags: Sequence[str], program: str = "kubectl", *, answer_within_s: float = 20.0) -> None:
-        """Use `program` with these flags. Only optional reads time out, since a login may take long."""
-        self._flags = tuple(flags)
-        self._program = program
-        self._answer_within_s = answer_within_s
-        self._running: subprocess.Popen[bytes] | None = None
+    client: Client
+    selected: Selected = field(default_factory=Selected)
 
-    def abandon(self) -> None:
-        """End the request for which another thread waits, if any."""
-        if (running := self._running) is not None:
-            running.kill()
-
-    @cached_property
-    def _selected(self) -> Selected:
-        # What kubectl says if it cannot read its configuration, it says again at the first request.
-        done = self._run(*CONFIG, stderr=subprocess.DEVNULL, within_s=self._answer_within_s)
-        return selected(b"" if done.returncode else done.stdout, self._flags)
-
+    @property
     def namespace(self) -> str:
-        """Return the namespace that kubectl uses by default: that of the context, else `default`."""
-        return self._selected.namespace or "default"
+        """The namespace that kubectl uses by default: that of the context, else `default`."""
+        return self.selected.namespace or "default"
 
-    def user(self) -> str:
+    async def user(self) -> str:
         """Return the user, as the API server knows it; else as the kubeconfig calls it; empty: neither is known."""
-        words = ("auth", "whoami", "--output", "jsonpath={.status.userInfo.username}")  # Kubernetes 1.28
-        done = self._run(*words, stderr=subprocess.PIPE, within_s=self._answer_within_s)
-        name = "" if done.returncode else done.stdout.decode(errors="replace").strip()
-        return name or self._selected.user
-
-    def nodes_and_pods(self) -> bytes:
-        """Return all nodes and pods as one list in JSON.
-
-        Raises:
-            ClusterUnreadableError: they cannot be read; kubectl's message is already on stderr.
-        """
-        done = self._run("get", "nodes,pods", "--all-namespaces", "--output=json")
-        if done.returncode:
-            raise ClusterUnreadableError(
-                f"kubectl could not list nodes and pods ({how_it_ended(b'', done.returncode)}); its message stands "
-                "above. See whether kubectl get nodes,pods -A works; you need the right to list both in the whole "
-                "cluster"
+        try:
+            answer = await self.client.create(
+                _WHO_AM_I, {"apiVersion": f"{_WHO_AM_I.group}/v1", "kind": "SelfSubjectReview"}
             )
-        return done.stdout
+            name: str = json.loads(answer)["status"]["userInfo"].get("username", "")
+        except (ApiError, ValueError, LookupError):  # before Kubernetes 1.28
+            return self.selected.user
+        return name or self.selected.user
 
-    def one(self, path: str) -> msgspec.Raw:
-        """Return one object; needs the right to get it, not to list.
-
-        Raises:
-            ClusterUnreadableError: it cannot be read or does not exist; kubectl's message is already on stderr.
-        """
-        return msgspec.Raw(self._get(path))
-
-    def denied(self, resource: str) -> str:
-        """Return the missing right to list a resource of the core group in the whole cluster; empty: it is there."""
+    async def items(
+        self, kind: ObjectKind, fields: Sequence[str] = (), *, namespace: str = "", labels: str = ""
+    ) -> list[msgspec.Raw]:
+        """Return all objects of a kind that match all field selectors, and a label selector as kubectl's ``-l``."""
+        pages = partial(self.client.pages, kind, namespace=namespace, fields=",".join(fields), labels=labels)
         try:
-            self.raw(f"/api/v1/{resource}?limit=1")
-        except ClusterUnreadableError as error:
-            denied = unread(error)
-            return str(denied) if denied.code == MISSING_RIGHT else ""
-        return ""
+            return [raw async for page in pages() for raw in page.items or ()]
+        except GoneError:
+            # The API server keeps a list for some minutes. A slower reader has to fetch it in one piece.
+            return [raw async for page in pages(limit=0) for raw in page.items or ()]
 
-    @contextmanager
-    def needing(self, *resources: str, why: str) -> Iterator[None]:
-        """Read what needs the rights to list these resources of the core group; if one is missing, say that, and why.
+    async def every(self, kind: ObjectKind, form: type[T], *, namespace: str = "", labels: str = "") -> list[T]:
+        """Return all objects of a kind as `form`. Raises UnreadableObjectError, if one of them is no such object."""
+        return [decoded(raw, form) for raw in await self.items(kind, namespace=namespace, labels=labels)]
 
-        Raises:
-            ClusterUnreadableError: by the block.
-        """
-        try:
-            yield
-        except ClusterUnreadableError:
-            lacking = next(filter(None, map(self.denied, resources)), "")
-            if not lacking:
-                raise
-            raise ClusterUnreadableError(f"{lacking}: {why}; {GRANT}") from None
+    async def get(self, kind: ObjectKind, name: str, *, namespace: str = "") -> msgspec.Raw:
+        """Return one object; needs the right to get it, not to list."""
+        return msgspec.Raw(await self.client.get(kind, name, namespace=namespace))
 
-    def every_node_and_pod(self, why: str) -> tuple[list[msgspec.Raw], list[msgspec.Raw]]:
+    async def every_node_and_pod(self, why: str) -> tuple[list[msgspec.Raw], list[msgspec.Raw]]:
         """Return all nodes and all pods that have not ended; `why` says in the error what all of them are needed for.
 
         Raises:
-            ClusterUnreadableError: they cannot be read.
+            ClusterUnreadableError: a right is missing.
         """
-        with self.needing("nodes", "pods", why=why):
-            return self.items(NODES.path()), self.items(PODS.path(), NOT_ENDED)
-
-    def items(
-        self, path: str, fields: Sequence[str] = (), *, labels: str = "", optional: bool = False
-    ) -> list[msgspec.Raw]:
-        """Return all objects of a kind that match all field selectors, and a label selector as kubectl's ``-l``.
-
-        For `optional` objects kubectl's stderr is not shown: only after a call that may log in.
-
-        Raises:
-            ClusterUnreadableError: they cannot be read; with `optional` the message is kubectl's.
-        """
-        query = {"fieldSelector": ",".join(fields)} if fields else {}
-        query |= {"labelSelector": labels} if labels else {}
-        found: list[msgspec.Raw] = []
-        following: dict[str, str] = {}
-        try:
-            while True:
-                page = self._page(path, {**query, "limit": _PAGE, **following}, optional=optional)
-                found += page.items or []
-                if not page.metadata.continue_:
-                    return found
-                following = {"continue": page.metadata.continue_}
-        except ClusterUnreadableError:
-            if not following:
-                raise
-            # The API server keeps a list for some minutes. A slower reader has to fetch it in one piece.
-            return self._page(path, query, optional=optional).items or []
-
-    def raw(self, path: str) -> bytes:
-        """Return the API server's answer for a path that may be missing or forbidden.
-
-        Raises:
-            ClusterUnreadableError: it cannot be read; the message is kubectl's, whose stderr is not shown.
-        """
-        return self._get(path, silent=True, within_s=self._answer_within_s)
-
-    def patch(
-        self, resource: str, name: str, patch: object, *, subresource: str = "", how: str = "merge", namespace: str = ""
-    ) -> None:
-        """Change an object of a namespace, or of the cluster, by a merge patch, or a ``strategic`` one.
-
-        Raises:
-            ClusterUnreadableError: it was not changed, or the outcome is unknown; the message is kubectl's.
-        """
-        beneath = [f"--subresource={subresource}"] if subresource else []
-        beneath += [f"--namespace={namespace}"] if namespace else []
-        written = msgspec.json.encode(patch).decode()
-        words = ["patch", resource, name, *beneath, f"--type={how}", "-p", written]
-        done = self._run(*words, stderr=subprocess.PIPE, within_s=self._answer_within_s)
-        if done.returncode:
-            raise ClusterUnreadableError(f"{resource} {name}: {how_it_ended(done.stderr, done.returncode)}")
-
-    def _page(self, path: str, query: Mapping[str, object], *, optional: bool) -> Page:
-        page = self._get(path, f"?{urlencode(query)}" if query else "", silent=optional)
-        try:
-            return msgspec.json.decode(page, type=Page)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            raise ClusterUnreadableError(
-                f"the output of kubectl get --raw {path} is no list of the Kubernetes API; run it to see its output, "
-                "and check whether the kubectl on the PATH is the real one"
-            ) from None
-
-    def _get(self, path: str, query: str = "", *, silent: bool = False, within_s: float | None = None) -> bytes:
-        """Return the answer for a path; `silent`: kubectl's stderr is not shown, but the message of the error."""
-        stderr = subprocess.PIPE if silent else None
-        # kubectl before 1.34 leaves the path of the server out of raw requests, and later ones put it before them
-        # (kubernetes#131165). From the root of the server, all of them ask for the same.
-        at = f"{self._selected.path}{path}"
-        done = self._run(*("get", "--raw", f"{at}{query}"), flags=self._selected.root, stderr=stderr, within_s=within_s)
-        if not done.returncode:
-            return done.stdout
-        why = how_it_ended(done.stderr or b"", done.returncode)
-        if silent:
-            raise ClusterUnreadableError(f"{path}: {why}")
-        raise ClusterUnreadableError(
-            f"kubectl could not read {path} ({why}); its message stands above. See whether "
-            f"{' '.join(('kubectl', *self._selected.root))} get --raw {at} works with the same flags"
-        )
-
-    def _run(
-        self, *words: str, flags: Sequence[str] = (), stderr: int | None = None, within_s: float | None = None
-    ) -> subprocess.CompletedProcess[bytes]:
-        """Run kubectl; of `flags` that are given twice the later one counts."""
-        command = [self._program, *self._flags, *flags, *words]
-        try:
-            # The program is what the user calls kubectl, and no shell reads the words.
-            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr) as running:  # noqa: S603
-                self._running = running
-                try:
-                    out, said = running.communicate(timeout=within_s)
-                except BaseException:
-                    running.kill()
-                    raise
-                finally:
-                    self._running = None
-                return subprocess.CompletedProcess(command, running.returncode, out, said)
-        except subprocess.TimeoutExpired as error:
-            raise ClusterUnreadableError(f"{' '.join(words[:3])}: no answer within {within_s:g} s") from error
-        except OSError as error:
-            raise ClusterUnreadableError(not_run(self._program, error)) from error
+        with needed(why):
+            return await self.items(NODES), await self.items(PODS, NOT_ENDED)
 
 
-def items(kubectl: Kubectl, path: str, kind: type[T]) -> list[T]:
-    """Return all objects of a list that may be missing or forbidden.
+@contextlib.contextmanager
+def needed(why: str) -> Iterator[None]:
+    """Read what needs rights to the whole cluster; if one is missing, say which, and why it is needed.
 
     Raises:
-        ClusterUnreadableError: it cannot be read; the message is kubectl's.
-        UnreadableObjectError: one of them is not of this kind.
+        ClusterUnreadableError: a right is missing.
     """
-    return [decoded(item, kind) for item in decoded(kubectl.raw(path), Page).items or ()]
-
-
-def unread(error: Exception) -> Unknown:
-    """Return the missing right if a read failed for one; else the message of the failure."""
-    # As Kubernetes writes it (ForbiddenMessage in its apiserver/pkg/endpoints/handlers/responsewriters/errors.go).
-    why = str(error)
-    denied = re.search(r'cannot (\w+) resource "([^"]+)" in API group "([^"]*)"(?: in the namespace "([^"]+)")?', why)
-    if denied is None:
-        return Unknown("unreadable", "{problem}", problem=why)
-    verb, resource, group, namespace = denied.groups()
-    return Unknown(
-        MISSING_RIGHT,
-        "{problem}",
-        "ask an administrator of the cluster for it; docs/doctor.md has the commands that grant all rights needed here",
-        problem=Call(verb, resource, group, namespace or "").missing_right,
-    )
-
-
-def readable_items(kubectl: Kubectl, path: str, fields: Sequence[str], missing: list[str]) -> list[msgspec.Raw] | None:
-    """Return all objects of a kind, or None if they cannot be read, and add the reason to `missing`."""
     try:
-        return kubectl.items(path, fields, optional=True)
-    except ClusterUnreadableError as error:
-        missing.append(str(unread(error)))
-        return None
+        yield
+    except ForbiddenError as error:
+        raise ClusterUnreadableError(f"{error.call.missing_right}: {why}; {GRANT}") from error
+
+
+@contextlib.asynccontextmanager
+async def reaching(
+    flags: Sequence[str], program: str = "kubectl", *, read_only: bool = False, timing: Timing = _TIMING
+) -> AsyncIterator[Access]:
+    """Reach the API for as long as the block runs.
+
+    kubectl's messages go to our stderr, and login plugins ask there. With `read_only` nobody can write through it.
+    `timing` holds for all requests but the first.
+
+    Raises:
+        ClusterUnreadableError: kubectl does not run, or no API server answers.
+    """
+    async with _running(flags, program, read_only=read_only) as socket:
+        chosen = await _chosen(flags, program)
+        # By default the proxy answers only requests to localhost, and leaves out the path of the server. Not every
+        # kubectl has a flag against that (--append-server-path).
+        config = ClusterConfig(f"http://localhost{chosen.path}", unix_socket=socket)
+        async with Client(config, timing=Timing(request_s=_LOGIN_S)) as first:
+            try:
+                await first.server()
+            except (ForbiddenError, NotFoundError):
+                pass  # it has answered
+            except ApiError as error:
+                raise ClusterUnreadableError(
+                    f"the cluster cannot be read ({error}); kubectl's message, if any, stands above. See whether "
+                    "kubectl get nodes works with the same flags"
+                ) from error
+        async with Client(config, timing=timing) as client:
+            yield Access(client, chosen)
+
+
+def nodes_and_pods(flags: Sequence[str], program: str = "kubectl") -> bytes:
+    """Return all nodes and pods as one list in JSON, as kubectl prints it.
+
+    Raises:
+        ClusterUnreadableError: they cannot be read; kubectl's message is already on stderr.
+    """
+    command = [program, *flags, "get", "nodes,pods", "--all-namespaces", "--output=json"]
+    try:
+        # The program is what the user calls kubectl, and no shell reads the words.
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=False)  # noqa: S603
+    except OSError as error:
+        raise _not_run(program, error) from error
+    if done.returncode:
+        raise ClusterUnreadableError(
+            f"kubectl could not list nodes and pods ({_how_it_ended(done.returncode)}); its message stands "
+            "above. See whether kubectl get nodes,pods -A works; you need the right to list both in the whole cluster"
+        )
+    return done.stdout

@@ -128,6 +128,11 @@ def decoded(raw: bytes | msgspec.Raw, kind: type[T]) -> T:
     return decoding.decoded(msgspec.json.Decoder(kind), raw, noun)
 
 
+def escaped(text: str) -> str:
+    """Escape a text for a field selector."""
+    return "".join(f"\\{char}" if char in "\\,=" else char for char in text)
+
+
 def agent_pods(raw_pods: Iterable[msgspec.Raw]) -> Iterator[AgentPod]:
     """Yield the agents among these pods, which have their labels."""
     for pod in readable(raw_pods, lambda raw: decoded(raw, Pod)):

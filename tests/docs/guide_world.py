@@ -24,8 +24,8 @@ from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
 from gpu_device_plugin.testing.pod_specs import ContainerSpec, Pod, PodSpec
+from tests.cluster_double.api_server import ApiServer
 from tests.node.cluster_harness import said_of, takes_pods
 from tests.node.harness import NodeWorld, world
 from tests.programs.extender.harness import QUICK
@@ -48,24 +48,22 @@ SCHEDULER = "gpushare-scheduler"
 
 _KUBECTL = """\
 #!{python} -IS
-import sys
-words = sys.argv[1:]
-if "config" in words:
-    print("default", end="")
-else:
-    from http.client import HTTPConnection
-    connection = HTTPConnection("{address}")
-    if words[0] == "patch":
-        (namespace,) = [word.split("=")[1] for word in words if word.startswith("--namespace=")]
-        kind = {{"Content-Type": "application/merge-patch+json"}}
-        body = words[words.index("-p") + 1]
-        connection.request("PATCH", f"/api/v1/namespaces/{{namespace}}/pods/{{words[2]}}", body, kind)
-    else:
-        connection.request("GET", words[words.index("--raw") + 1])
-    answer = connection.getresponse()
-    if answer.status != 200:
-        sys.exit(f"Error from server: {{answer.read().decode()}}")
-    print(answer.read().decode())
+import asyncio, sys
+
+async def copied(reader, writer):
+    while chunk := await reader.read(65536):
+        writer.write(chunk)
+    writer.close()
+
+async def passed_on(reader, writer):
+    there, back = await asyncio.open_connection(*"{address}".split(":"))
+    await asyncio.gather(copied(reader, back), copied(there, writer), return_exceptions=True)
+
+async def proxy(socket):
+    await (await asyncio.start_unix_server(passed_on, socket)).serve_forever()
+
+if "proxy" in sys.argv:
+    asyncio.run(proxy(*(word.partition("=")[2] for word in sys.argv if word.startswith("--unix-socket="))))
 """
 """As much of kubectl as `kubectl inspect gpushare` needs."""
 

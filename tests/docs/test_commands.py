@@ -14,6 +14,7 @@ import pytest
 from gpu_device_plugin import cli
 from gpu_device_plugin.features.conflicts.rules import OTHERS
 from gpu_device_plugin.model.contract.keys import SWITCH_LABEL
+from gpu_device_plugin.programs.inspect.arguments import COMMANDS
 from tests.deploy.manifests import DEPLOY, documents
 from tests.docs.pages import DOCS, ROOT, blocks, commands, pages, text_of
 
@@ -89,13 +90,13 @@ def test_every_program_that_is_named_explains_itself() -> None:
 
 PROGRAMS_OF_OURS = (
     *("node", "extender", "web", "mps", "limits", "doctor", "simulate", "cost", "demo"),
-    *("inspect", "inspect why", "inspect uninstall"),
+    *("inspect", *(f"inspect {command}" for command in COMMANDS)),
 )
 FLAGS_OF_OTHERS = {
     "helm": {"set", "take-ownership", "force-conflicts"},
     "docker": {"platform", "push", "build-arg", "secret"},
     "gh": {"repo"},
-    "kubectl": {"raw", "force", "overwrite"},
+    "kubectl": {"force", "overwrite"},
     "kubelet": {"root-dir"},
     "k3s": {"default-runtime"},
     "eksctl": {"install-nvidia-plugin"},

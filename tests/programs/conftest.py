@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cluster.conftest import processes, programs
+from tests.programs.inspect.proxied import close_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,3 +31,10 @@ def real_kubectl() -> str:
     if kubectl is None:
         pytest.skip("kubectl is missing in KUBE_BIN and on the PATH")
     return kubectl
+
+
+@pytest.fixture(autouse=True)
+def _servers_end() -> Iterator[None]:
+    """End the API servers that a test made in this process."""
+    yield
+    close_all()

@@ -22,7 +22,7 @@ import yaml
 
 from gpu_device_plugin.model.contract.keys import ALLOCATION
 from gpu_device_plugin.testing.builders import container, node, pod
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
+from tests.cluster_double.api_server import ApiServer
 from tests.patience import stretched
 from tests.sharing import made_once
 from tools.onefile import archive
@@ -36,23 +36,25 @@ MOST_BYTES = 5 << 20
 
 KUBECTL = """\
 #!{python} -IS
-import json, sys
+import json, socketserver, sys
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import urlsplit
 words = sys.argv[1:]
-if "patch" in words:
-    sys.exit("nothing may be changed here")
 if "config" in words:
-    print("default", end="")
+    print("{{}}", end="")
     sys.exit(0)
-path = urlsplit(words[words.index("--raw") + 1]).path
 lists, objects = json.load(open({cluster!r}))
-if path in objects:
-    print(json.dumps(objects[path]))
-elif path in lists:
-    print(json.dumps({{"metadata": {{}}, "items": lists[path]}}))
-else:
-    print("Error from server (NotFound): the server could not find the requested resource", file=sys.stderr)
-    sys.exit(1)
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):  # and nothing may be changed here
+        path = urlsplit(self.path).path
+        found = objects.get(path, {{"metadata": {{}}, "items": lists[path]}} if path in lists else None)
+        self.send_response(404 if found is None else 200)
+        self.end_headers()
+        self.wfile.write(json.dumps(found or {{"reason": "NotFound"}}).encode())
+    def log_message(self, *_):
+        pass
+(socket,) = [word.partition("=")[2] for word in words if word.startswith("--unix-socket=")]
+socketserver.ThreadingUnixStreamServer(socket, Handler).serve_forever()
 """
 
 
@@ -107,6 +109,7 @@ def answer_all(plugin: Path, folder: Path) -> None:
     gpu = node("gpu-1", mem=15, count=1)
     gpu["metadata"]["uid"] = "uid-node"
     lists = {"/api/v1/nodes": [gpu], "/api/v1/pods": [holding, waiting], "/api/v1/namespaces/default/events": []}
+    lists["/api/v1/namespaces/gpushare/pods"] = []
     objects = {"/api/v1/namespaces/default/pods/waits": waiting, "/version": {"gitVersion": "v1.36.2"}}
     cluster = folder / "cluster.json"
     cluster.write_text(json.dumps([lists, objects]), encoding="utf-8")
@@ -150,7 +153,7 @@ def test_a_pod_is_explained_the_doctor_examines_and_uninstall_lists(said: Mappin
     assert [said[words].code for words in COMMANDS] == [0, 0, 0, 0, 4, 0, 2], said  # no agent runs, no pod is named
     assert "There would be room if this pod ended: default/web-0" in said["why", "waits"].out
     assert "gpu-1" in said["doctor",].out
-    assert "name a pod" in said["why",].err
+    assert "required: POD" in said["why",].err
 
 
 async def test_the_page_is_served_with_what_the_cluster_has(tmp_path: Path, plugin: Path) -> None:

@@ -71,6 +71,7 @@ class ApiError(Exception):
         retry_after_s: float = 0,
         sent: bool = True,
         denied: bool = False,
+        said: str = "",
     ) -> None:
         super().__init__(f"{call}: {why}")
         self.call = call
@@ -86,6 +87,8 @@ class ApiError(Exception):
         """False: the request was never sent, so it cannot have had any effect."""
         self.denied = denied
         """The account has the right, but an admission policy, a webhook or a quota refused it."""
+        self.said = said
+        """The server's own words, which may quote the object: only for the person whose call it was."""
 
 
 class InvalidError(ApiError):
@@ -197,6 +200,7 @@ def error_from(
         causes=frozenset(cause.reason for cause in details.causes or ()),
         retry_after_s=min(patience, LONGEST_RETRY_AFTER_S),
         denied=kind is ForbiddenError and not _lacks_right(call, parsed.message),
+        said=parsed.message,
     )
 
 

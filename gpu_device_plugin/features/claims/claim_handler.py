@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NoReturn
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import in_thread, wait_within
+from gpu_device_plugin.aio.worker import Backoff
 from gpu_device_plugin.cluster.client.api_client import PatchType
-from gpu_device_plugin.cluster.client.backoff import Backoff
 from gpu_device_plugin.cluster.client.errors import TRANSIENT, ApiError, ConflictError, InvalidError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
 from gpu_device_plugin.cluster.writers.own_node import keep_written

@@ -13,7 +13,7 @@ import msgspec
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import any_of, together, wait_within
-from gpu_device_plugin.cluster.client.backoff import Backoff
+from gpu_device_plugin.aio.worker import Backoff
 from gpu_device_plugin.cluster.client.errors import ApiError, ConflictError, ForbiddenError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import NODES, read_metadata, version_number
 from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming

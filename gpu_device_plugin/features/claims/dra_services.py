@@ -28,8 +28,7 @@ from gpu_device_plugin.kubelet._proto import (
     pluginregistration_pb2_grpc,
 )
 from gpu_device_plugin.kubelet._proto import pluginregistration_pb2 as pb
-from gpu_device_plugin.kubelet.rounds import RegistrationEvent, RegistrationRounds, RoundTimings
-from gpu_device_plugin.kubelet.streams import Streams
+from gpu_device_plugin.kubelet.rounds import RegistrationEvent, RegistrationRounds, RoundTimings, Streams
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping

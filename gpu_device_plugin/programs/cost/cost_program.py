@@ -13,14 +13,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
-from gpu_device_plugin.core.cost.accounting import GIVEN, MEMORY, Period, account, owners, recorded
-from gpu_device_plugin.core.cost.charges import By, NoRateError, Rate, cents, rows
-from gpu_device_plugin.core.report.tables.cost_forms import Costs, cost_document, cost_table, focus_csv
+from gpu_device_plugin.core.cost import GIVEN, MEMORY, Period, account, owners, recorded
+from gpu_device_plugin.core.report.tables.cost_forms import (
+    By,
+    Costs,
+    NoRateError,
+    Rate,
+    cents,
+    cost_document,
+    cost_table,
+    focus_csv,
+    rows,
+)
 from gpu_device_plugin.core.report.text.columns import Line
 from gpu_device_plugin.core.report.text.printing import counted, first
 from gpu_device_plugin.core.report.text.use_texts import duration
 from gpu_device_plugin.model.times import epoch_s, rfc3339, seconds
-from gpu_device_plugin.programs.commandline import FAILED, OK
+from gpu_device_plugin.programs.commandline import FAILED, OK, say, show, width
 from gpu_device_plugin.programs.cost.samples import (
     Prometheus,
     SamplesError,
@@ -28,17 +37,15 @@ from gpu_device_plugin.programs.cost.samples import (
     checked,
     content,
     header,
-    in_file,
     matchers,
 )
-from gpu_device_plugin.programs.terminal import discard_output, say, show, width
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.core.cost.accounting import Account, Series
+    from gpu_device_plugin.core.cost import Account, Series
 
 T = TypeVar("T")
 
@@ -59,12 +66,11 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
         rates, currency = _rates(arguments)
         if arguments.output == "focus" and not rates:
             raise UsageError("-o focus: costs need prices; add --rate 'MODEL=PRICE', or --rates PATH")
-        co2 = None if arguments.co2 is None else _price("--co2", arguments.co2)
         found, missing = _account(arguments, environ, period)
         by = By(arguments.by)
         prices = cents(found, rates) if rates else {}
         shown = rows(found, by, prices, models=arguments.output == "focus")
-        costs = Costs(shown, period, by, found.cards, currency if rates else "", co2, _notes(found, arguments, missing))
+        costs = Costs(shown, period, by, found.cards, currency if rates else "", _notes(found, arguments, missing))
         if arguments.output == "json":
             sys.stdout.write(json.dumps(cost_document(costs), indent=2) + "\n")
         elif arguments.output == "focus":
@@ -80,9 +86,6 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
         raise UsageError(str(error)) from error
     except SamplesError as error:
         say(sys.stderr, f"{_PROG}: {error}")
-        return FAILED
-    except BrokenPipeError:
-        discard_output(sys.stdout)
         return FAILED
     return INCOMPLETE if missing else OK
 
@@ -102,29 +105,24 @@ def _account(
 def _series(
     arguments: argparse.Namespace, environ: Mapping[str, str], period: Period
 ) -> tuple[list[Series], Sequence[str]]:
-    files = bool(arguments.samples or arguments.audit)
-    url = arguments.prometheus or ("" if files else environ.get("PROMETHEUS_URL", ""))
-    if not url and not files:
-        raise UsageError("name what to read: --prometheus URL, --samples PATH or --audit PATH")
-    series: list[Series] = []
-    missing: list[str] = []
+    url = arguments.prometheus or ("" if arguments.audit else environ.get("PROMETHEUS_URL", ""))
+    if not url and not arguments.audit:
+        raise UsageError("name what to read: --prometheus URL or --audit PATH")
     selected = _used("--select", matchers, arguments.select or "")
-    reads = [in_file(content(path), path, period, selected) for path in map(Path, arguments.samples)]
+    series: Iterable[Series] = ()
+    missing: list[str] = []
     if url:
         headers = dict(_used("--header", header, text) for text in arguments.header)
         address, token = _used("--prometheus", checked, url), _token(arguments, environ)
-        reads.insert(0, Prometheus(address, token, arguments.ca or "", headers, selected).read(period))
-    for read in reads:
-        series += read.series
-        missing += read.missing
+        series, missing = Prometheus(address, token, arguments.ca or "", headers, selected).read(period)
     records = []
     for path in map(Path, arguments.audit):
         new = audit_lines(content(path))
         if not new:
             raise SamplesError(f"{path} has no audit records; agents write them with --log-format=json")
         records += new
-    if not url and not arguments.samples:
-        series += recorded(records, period)
+    if not url:
+        series = recorded(records, period)
     return [*series, *owners(records)], missing
 
 
@@ -220,8 +218,6 @@ def _nothing(series: Sequence[Series], arguments: argparse.Namespace, period: Pe
         return f"there is no {MEMORY} {when}, only what containers were given; read both"
     if arguments.audit:
         return f"the audit records name no GPU {when}; include the lines that agents write when they start"
-    if arguments.samples and not arguments.prometheus:
-        return f"the samples have no {MEMORY} {when}; --from and --to name their period"
     return (
         f"there is no {MEMORY} {when}: do agents run with --http, and does Prometheus read them? See docs/operations.md"
     )
@@ -238,8 +234,6 @@ def _notes(found: Account, arguments: argparse.Namespace, missing: Sequence[str]
             "what is stranded is not known (no gpushare_extender_node_memory_stranded_bytes, which the policy fit "
             "learns) and counts as free"
         )
-    if arguments.co2 is not None and not any(found.energy_mj.values()):
-        notes.append("energy and CO2 are not known (no gpushare_gpu_power_watts)")
     if not arguments.audit and not any(key.holder.owner for key, _ in found.parts):
         notes.append("owners are not known: read kube-state-metrics with Prometheus, or add --audit PATH")
     return notes

@@ -1,6 +1,6 @@
-"""Read samples: over Prometheus' HTTP API, and from files with its answers; of one cluster in a store with several.
+"""Read samples over Prometheus' HTTP API, of one cluster in a store with several; and audit records in logs of agents.
 
-Audit records are read in logs of agents, also as collectors of logs keep them.
+Audit records are read as collectors of logs keep them, too.
 """
 
 from __future__ import annotations
@@ -9,21 +9,19 @@ import http.client
 import json
 import re
 import ssl
-from bisect import bisect_right
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import isfinite
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode, urlsplit
 from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
 
 import msgspec
 
-from gpu_device_plugin.core.cost.accounting import (
+from gpu_device_plugin.core.cost import (
     GIVEN,
     LABELS,
-    MEMORY,
     POD_OWNER,
     POWER,
     REPLICASET_OWNER,
@@ -33,50 +31,31 @@ from gpu_device_plugin.core.report.text.printing import shortened
 from gpu_device_plugin.features.audit.contract import AuditRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from gpu_device_plugin.core.cost.accounting import Period
+    from gpu_device_plugin.core.cost import Period
 
 
 _MATCHER = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*("(?:[^"\\\n]|\\.)*")\s*(?:,|$)')
-_OPERATORS: Mapping[str, Callable[[str, str], bool]] = {
-    "=": lambda text, value: text == value,
-    "!=": lambda text, value: text != value,
-    "=~": lambda text, value: re.fullmatch(value, text) is not None,
-    "!~": lambda text, value: re.fullmatch(value, text) is None,
-}
 
 
-class Matcher(NamedTuple):
-    """A condition for one label, as PromQL writes it."""
-
-    label: str
-    operator: str
-    value: str
-
-    def __str__(self) -> str:
-        return f"{self.label}{self.operator}{json.dumps(self.value, ensure_ascii=False)}"
-
-    def matches(self, labels: Mapping[str, str]) -> bool:
-        """Return whether a series with these labels is selected; a label that it lacks is empty."""
-        return _OPERATORS[self.operator](labels.get(self.label, ""), self.value)
-
-
-def matchers(text: str) -> tuple[Matcher, ...]:
-    """Return what ``cluster="a",env=~"b|c"`` selects. Raises ValueError, with a sentence."""
-    found: list[Matcher] = []
-    problem = ValueError(f"{text!r} does not select by labels; write 'cluster=\"a\"'")
+def matchers(text: str) -> tuple[str, ...]:
+    """Return the conditions in ``cluster="a",env=~"b|c"`` as PromQL has them. Raises ValueError, with a sentence."""
+    found: list[str] = []
     at = 0
+    problem = ValueError(f"{text!r} does not select by labels; write 'cluster=\"a\"'")
     while at < len(text):
         match = _MATCHER.match(text, at)
         if match is None:
             raise problem
+        label, operator, value = match.groups()
         try:
-            found.append(Matcher(match[1], match[2], json.loads(match[3])))
-            re.compile(found[-1].value if "~" in match[2] else "")
+            value = json.loads(value)
+            re.compile(value if "~" in operator else "")
         except (ValueError, re.error):
             raise problem from None
+        found.append(f"{label}{operator}{json.dumps(value, ensure_ascii=False)}")
         at = match.end()
     return tuple(found)
 
@@ -86,9 +65,6 @@ _STEPS_AT_ONCE = 1000
 _LARGEST = 512 << 20
 """Bytes of an answer or a file."""
 _TIMEOUT_S = 120.0
-_SCRAPES_S = 300
-"""In files a sample counts until the next one, but no longer than a step or this, Prometheus' own lookback; one that
-was recorded at longer steps, for such a step."""
 
 
 class SamplesError(Exception):
@@ -126,15 +102,6 @@ class _NoRedirect(HTTPRedirectHandler):
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """What was read."""
-
-    series: tuple[Series, ...] = ()
-    missing: tuple[str, ...] = ()
-    """Why samples may be missing, in the words of the server."""
-
-
-@dataclass(frozen=True, slots=True)
 class Prometheus:
     """A Prometheus, or another server with its HTTP API."""
 
@@ -145,11 +112,11 @@ class Prometheus:
     """Path of the certificates to trust; empty: those of the system."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Sent with each request; that of a tenant is ``X-Scope-OrgID``."""
-    selected: Sequence[Matcher] = ()
+    selected: Sequence[str] = ()
     """What all series have to match."""
 
-    def read(self, period: Period) -> Read:
-        """Return the series of a period. Raises SamplesError."""
+    def read(self, period: Period) -> tuple[list[Series], list[str]]:
+        """Return the series of a period, and why samples may be missing, in the server's words. Raises SamplesError."""
         series: list[Series] = []
         missing: dict[str, None] = {}
         for name, labels in LABELS.items():
@@ -160,7 +127,7 @@ class Prometheus:
                 answer = self._range(query, start, last, period.step_s)
                 missing |= dict.fromkeys(_missing(answer))
                 series += [Series(name, each.metric, _values(each, self.url)) for each in answer.data.result]
-        return Read(tuple(series), tuple(missing))
+        return series, [*missing]
 
     def _range(self, query: str, start: int, end: int, step_s: int) -> _Answer:
         what = f"Prometheus at {self.url}"
@@ -205,11 +172,11 @@ def header(text: str) -> tuple[str, str]:
     return name, value.strip()
 
 
-def _query(name: str, labels: Iterable[str], step_s: int, selected: Sequence[Matcher] = ()) -> str:
+def _query(name: str, labels: Iterable[str], step_s: int, selected: Sequence[str] = ()) -> str:
     by = f"max by ({', '.join(labels)})"
 
     def series(metric: str, *conditions: str) -> str:
-        each = ",".join((*conditions, *map(str, selected)))
+        each = ",".join((*conditions, *selected))
         return f"{metric}{{{each}}}" if each else metric
 
     if name == POWER:
@@ -294,33 +261,6 @@ def content(path: Path) -> bytes:
     if len(text) > _LARGEST:
         raise SamplesError(f"{path} is larger than {_LARGEST >> 20} MiB; split it, the flag can be given repeatedly")
     return text
-
-
-def in_file(text: bytes, path: Path, period: Period, selected: Sequence[Matcher] = ()) -> Read:
-    """Return the series of a recorded answer, with samples at the times of the period. Raises SamplesError."""
-    found = []
-    answer = _decoded(text, str(path))
-    for each in answer.data.result:
-        name = each.metric.get("__name__", "")
-        if not name:
-            raise SamplesError(f"{path}: series without a name; record the metrics themselves, such as {MEMORY}")
-        if name in LABELS and all(matcher.matches(each.metric) for matcher in selected):
-            found.append((name, each.metric, _values(each, str(path))))
-    apart = [later - earlier for *_, values in found for earlier, later in pairwise(sorted(values))]
-    recorded_s = min(apart, default=0)
-    series = (Series(name, metric, aligned(values, period, recorded_s)) for name, metric, values in found)
-    return Read(tuple(series), tuple(f"{path}: {each}" for each in _missing(answer)))
-
-
-def aligned(values: dict[int, float], period: Period, recorded_s: int = 0) -> dict[int, float]:
-    """Return the newest value at each time of the period, if it is not too old; `recorded_s` lies between two."""
-    oldest_s, in_order = max(min(period.step_s, _SCRAPES_S), recorded_s), sorted(values)
-    found: dict[int, float] = {}
-    for at in period.times:
-        earlier = bisect_right(in_order, at)
-        if earlier and at - (newest := in_order[earlier - 1]) < oldest_s:
-            found[at] = values[newest]
-    return found
 
 
 _DEEPEST = 12

@@ -56,8 +56,8 @@ from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.node.rules.container_grants import CONTROL_NODES
 from gpu_device_plugin.node.rules.node_config import mig_mode
 from gpu_device_plugin.node.rules.serving_mode import ServingMode
+from gpu_device_plugin.programs.commandline import show
 from gpu_device_plugin.programs.doctor import node_reading
-from gpu_device_plugin.programs.terminal import show
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:

@@ -1,11 +1,11 @@
-"""The command line of `kubectl inspect gpushare`."""
+"""The command line of `kubectl inspect gpushare`: a parser for each command, and the overview where none is named."""
 
 from __future__ import annotations
 
 import argparse
 from itertools import takewhile
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE
@@ -17,6 +17,8 @@ from gpu_device_plugin.settings.knobs import UsageError, knobs_of, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+T = TypeVar("T")
 
 REALLY = "really"
 """The word that a user has to write to end sharing on nodes that still share."""
@@ -35,18 +37,11 @@ _WORKLOADS: Mapping[str, str] = MappingProxyType(
 )
 """The kinds of workloads that wake brings back, by the words for them."""
 
-COMMANDS = (
-    *("top", "incident", "why", "resize", "wake", "plan", "cordon", "uncordon", "prices"),
-    *("web", "doctor", "uninstall"),
-)
-"""The words that are no node."""
-_CORDONING = frozenset({"cordon", "uncordon"})
-"""Those that are followed by a node and a GPU."""
-
 MOST_EXPLAINED = 10
 """The number of nodes that are explained one by one without --all-nodes."""
 
-INTERVAL_S, _SHORTEST_S, _LONGEST_S = 5.0, 0.5, 3600.0
+INTERVAL_S = 5.0
+"""Between two pictures of top."""
 
 _OF_KUBECTL = (
     *("as", "as-group", "as-uid", "cache-dir", "certificate-authority", "client-certificate", "client-key", "cluster"),
@@ -57,168 +52,219 @@ _SWITCHES_OF_KUBECTL = ("disable-compression", "insecure-skip-tls-verify", "matc
 
 
 def parse(prog: str, argv: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line.
+    """Parse a command line; flags may stand before the command, too.
 
     Raises:
         UsageError: it is invalid.
     """
-    parser = _parser(prog)
-    arguments, unknown = parser.parse_known_intermixed_args(argv)
+    parser, commands = _parsers(prog)
+    named, words = _command(argv, commands)
+    if not named and {"-h", "--help"} & {*argv}:
+        parser.print_help()
+        parser.exit()
+    command = named or _OVERVIEW
+    arguments, unknown = commands[command].parse_known_intermixed_args(words)
     if unknown:
-        flag = unknown[0].partition("=")[0]
-        if flag in {"-A", "--all-namespaces"}:
-            raise UsageError(f"{flag}: the overview shows the pods of all namespaces; leave it out")
-        raise no_such_argument(flag, parser.flags, f"see {prog} --help")
-    amount: str | None = None
-    arguments.workload = None
-    if arguments.words[:1] == ["wake"]:
-        arguments.command, arguments.node, pod = "wake", "", ""
-        arguments.workload = _woken(arguments.words[1:])
-    elif arguments.words[:1] == ["resize"]:
-        arguments.command, arguments.node = "resize", ""
-        pod, amount = _resized(prog, arguments.words[1:])
-    else:
-        arguments.command, node, pod = _command(prog, arguments.words)
-        arguments.node = node.removeprefix("node/")
-    if arguments.watch and arguments.command == "overview":
-        arguments.command = "top"
+        raise _misplaced(prog, unknown, command, arguments, commands)
+    arguments.command = command
+    if (check := _CHECKS.get(command)) is not None:
+        check(arguments)
     # The tables show NAMESPACE/POD; kubectl accepts pod/POD.
-    if arguments.for_pod is not None and arguments.command == "plan":
-        pod = arguments.for_pod
-    before, _, arguments.pod = pod.rpartition("/")
-    if arguments.command == "resize" and before in _CONTROLLERS:
-        raise UsageError(f"resize {before}/{arguments.pod}: it changes one running pod; kubectl get pods names them")
+    before, _, arguments.pod = (arguments.pod or "").rpartition("/")
     if before not in _PODS_OF_KUBECTL:
         arguments.namespace = arguments.namespace or before
-    arguments.gpu = arguments.pod if arguments.command in _CORDONING else ""
-    _refuse_what_belongs_elsewhere(parser, arguments)
-    _read_amounts(arguments, amount)
-    if arguments.all not in {"", REALLY}:
-        raise UsageError(f"--all: this ends sharing on nodes that still share; to confirm, write --all={REALLY}")
+    arguments.node = (arguments.node or "").removeprefix("node/")
     return arguments
 
 
-def _resized(prog: str, words: Sequence[str]) -> tuple[str, str | None]:
-    """Return the pod and the amount after the word resize; None: no amount is given."""
-    if len(words) > 1 and words[0] in _PODS_OF_KUBECTL and not words[1].isdigit():
-        words = words[1:]
-    match words:
-        case [pod]:
-            return pod, None
-        case [pod, amount]:
-            return pod, amount
-    raise UsageError(f"resize: name a pod: {prog} resize POD [AMOUNT] [--limit N] [-n NAMESPACE]")
+def _command(argv: Sequence[str], commands: Mapping[str, Parser]) -> tuple[str, list[str]]:
+    """Return the command, if there is one, and all other words: the first that is neither a flag nor a flag's value."""
+    valued = {
+        flag
+        for each in commands.values()
+        for action in each.actions
+        if action.nargs is None
+        for flag in action.option_strings
+    }
+    after_flag = False
+    for at, word in enumerate(argv):
+        if not after_flag and not word.startswith("-"):
+            if word in commands:
+                return word, [*argv[:at], *argv[at + 1 :]]
+            break
+        after_flag = not after_flag and word in valued
+    return "top" if {"-w", "--watch"} & {*argv} else "", list(argv)
 
 
-def _woken(words: Sequence[str]) -> tuple[str, str] | None:
-    """Return kind and name of the workload after the word wake; None: none is named."""
-    if not words:
-        return None
-    kind, _, name = "/".join(words).partition("/")
-    if kind not in _WORKLOADS or not name or "/" in name:
-        raise UsageError(
-            f"wake {' '.join(words)}: name a workload as deployment/NAME, statefulset/NAME or notebook/NAME"
+def _misplaced(
+    prog: str, unknown: Sequence[str], command: str, arguments: argparse.Namespace, commands: Mapping[str, Parser]
+) -> UsageError:
+    flag = next((word.partition("=")[0] for word in unknown if word.startswith("-")), "")
+    words = [word for word in (arguments.node, *unknown) if word]
+    if flag in {"-A", "--all-namespaces"}:
+        return UsageError(f"{flag}: the overview shows the pods of all namespaces; leave it out")
+    if elsewhere := [_called(name) for name, each in commands.items() if flag in each.options]:
+        return UsageError(f"{flag} goes with {', '.join(elsewhere)}, and not with {_called(command)}; leave it out")
+    if flag:
+        known = [each for parser in commands.values() for each in parser.flags]
+        return no_such_argument(flag, known, f"see {prog} --help")
+    if command != _OVERVIEW:
+        return UsageError(f"{command}: too many arguments; see {prog} {command} --help")
+    meant = nearest(words[0], [name for name in commands if name not in {"doctor", words[0]}], "")
+    hint = f"there is no such command; {meant}" if meant else f"name one node, {prog} NODE, or why POD"
+    return UsageError(f"{' '.join(words)}: {hint}")
+
+
+_OVERVIEW = "overview"
+
+
+def _called(command: str) -> str:
+    return "no command (the overview)" if command == _OVERVIEW else command
+
+
+_COMMANDS: Mapping[str, str] = MappingProxyType(
+    {
+        _OVERVIEW: "show which pods use which GPU; this is also done without a command",
+        "top": "draw GPUs and pods again and again, or their last hour",
+        "incident": "list incidents on GPUs, or show one",
+        "why": "explain why a pod waits, runs where it does, or is slow",
+        "resize": "change the memory of a running pod",
+        "plan": "plan which pods to move so that others have room, and move them",
+        "cordon": "let no new pod have a GPU, and move those there away",
+        "uncordon": "let new pods have the GPU again",
+        "wake": "bring back what was scaled to zero as idle, or list it",
+        "prices": "show what room is worth to the policy fit",
+        "web": "show the cluster live in a browser",
+        "doctor": "diagnose the cluster",
+        "uninstall": "clean up nodes that no longer share GPUs",
+    }
+)
+"""What each command is for."""
+COMMANDS = tuple(_COMMANDS)
+"""The words that are no node."""
+
+
+def _parsers(prog: str) -> tuple[Parser, Mapping[str, Parser]]:
+    """Return the parser that shows the commands, and that of each."""
+    common = Parser(add_help=False)
+    common.add_argument("--version", action="version", version=f"gpu-device-plugin {__version__}")
+    common.add_argument(
+        "--agents-namespace",
+        default=AGENT_NAMESPACE,
+        metavar="NAME",
+        help=f"namespace of the node agents; no pod elsewhere is believed [{AGENT_NAMESPACE}]",
+    )
+    add_settings(common, knobs_of(ResourceSettings))
+    for name in _OF_KUBECTL:
+        short = ("-s",) if name == "server" else ()
+        common.add_argument(*short, f"--{name}", dest=f"kubectl {name}", action="append", help=argparse.SUPPRESS)
+    for name in _SWITCHES_OF_KUBECTL:
+        dest = f"kubectl {name}"
+        common.add_argument(f"--{name}", dest=dest, action="append_const", const="true", help=argparse.SUPPRESS)
+    common.set_defaults(node="", pod="", namespace=None)
+    passed = f"Passed on to kubectl: {', '.join(f'--{name}' for name in (*_OF_KUBECTL, *_SWITCHES_OF_KUBECTL))}."
+    parser = Parser(
+        prog=prog,
+        parents=[common],
+        usage="%(prog)s [COMMAND] [flags]",
+        description="Show which pods use which GPU of the cluster, also live in a browser, why a pod gets none, or "
+        "what is wrong; resize or move pods, put a GPU aside, wake a workload, or clean up.",
+        epilog=f"COMMAND --help shows its flags. {passed}",
+    )
+    added = parser.add_subparsers(title="commands", metavar="COMMAND", prog=prog)
+    commands: dict[str, Parser] = {
+        name: added.add_parser(
+            name, parents=[common], help=what, description=f"{what[:1].upper()}{what[1:]}.", epilog=passed
         )
-    return _WORKLOADS[kind], name
+        for name, what in _COMMANDS.items()
+    }
+    _add_arguments(commands)
+    return parser, commands
 
 
-def _read_amounts(arguments: argparse.Namespace, amount: str | None) -> None:
-    """Parse the amounts of resize; one that is not given is None."""
-    arguments.amount, arguments.limit = _units("AMOUNT", amount), _units("--limit", arguments.limit)
-    if arguments.clear and (arguments.amount or arguments.limit):
-        raise UsageError("--clear: it returns to the request; leave out AMOUNT and --limit, or leave it out")
-    if arguments.amount and arguments.limit and arguments.limit < arguments.amount:
-        raise UsageError(f"--limit: {arguments.limit} is less than the guarantee of {arguments.amount}; choose more")
+def _add_arguments(commands: Mapping[str, Parser]) -> None:
+    def add(names: str, to: str, **options: Any) -> None:
+        for name in to.split():
+            commands[name].add_argument(*names.split(), **options)
+
+    switch = {"action": "store_true"}
+    add("node", "overview top incident uninstall", nargs="?", metavar="NODE", help="this node alone")
+    add("node", "cordon uncordon", metavar="NODE")
+    add("gpu", "cordon uncordon", metavar="GPU", help="its number, UUID or the beginning of one, as tables show them")
+    add("pod", "incident", nargs="?", metavar="NAME", help="show this incident, also without its node")
+    add("words", "why", nargs="+", metavar="POD", help="as POD, pod/POD or NAMESPACE/POD")
+    add("words", "resize", nargs="+", metavar="POD [AMOUNT]", help="the amount to guarantee, in units of gpu-mem")
+    add("words", "wake", nargs="*", metavar="KIND/NAME", help="without one, list what sleeps")
+    layout = commands[_OVERVIEW].add_mutually_exclusive_group()
+    layout.add_argument(
+        "-d", dest="output", action="store_const", const="details", default="summary", help="every pod on every GPU"
+    )
+    layout.add_argument(
+        "-o",
+        "--output",
+        choices=("gpushare", "wide", "json", "yaml"),
+        default="summary",
+        help="gpushare's own layout, however wide; one line for each GPU with model, health and pods; or all data, for "
+        "machines",
+    )
+    add("-o --output", "prices plan incident", choices=("json",), default="summary", help="all data, for machines")
+    add("-n --namespace", "overview top", help="show only the pods of this namespace")
+    add("-n --namespace", "why resize wake plan", help="of the pod or workload; default: that of kubectl's context")
+    add("-l --selector", "overview top", default="", metavar="LABELS", help="only nodes with these labels")
+    add("-w --watch", "overview top", help="as top", **switch)
+    add("--sort-by", "top", choices=tuple(SORTS), help="sort nodes and pods, amounts with the largest first")
+    interval = _valued(float, lambda seconds: 0.5 <= seconds <= 3600, "choose 0.5 to 3600 seconds")
+    add("--interval", "top", type=interval, metavar="SECONDS", help=f"between two pictures; default {INTERVAL_S:g}")
+    add("--history", "top", help="draw the last hour of GPUs and pods, once", **switch)
+    add("--all-nodes", "why", help=f"explain more than the nearest {MOST_EXPLAINED} nodes", **switch)
+    add("--limit", "resize", type=_units, metavar="N", help="the most that the container may use, in units of gpu-mem")
+    add("--clear", "resize", help="back to the container's request", **switch)
+    add("-c --container", "resize", default="", help="the container to resize, where several have shares")
+    goal = commands["plan"].add_mutually_exclusive_group()
+    goal.add_argument("--for", dest="pod", metavar="POD", help="plan moves after which this waiting pod fits")
+    number = _valued(int, lambda nodes: nodes > 0, "write 1, for example")
+    goal.add_argument("--nodes-free", type=number, metavar="N", help="plan moves after which N nodes have no GPU pods")
+    add("--apply", "plan", help="make the moves of the plan, one after the other", **switch)
+    one_line = _valued(
+        str,
+        lambda text: len(text) <= LONGEST_REASON and text.isprintable(),
+        f"write one line of at most {LONGEST_REASON} characters",
+    )
+    add("--reason", "cordon", type=one_line, default="", metavar="TEXT", help="why it is put aside, for all to read")
+    add("--drain", "cordon", help="also move the pods on the GPU elsewhere, as plan does", **switch)
+    add("--yes", "plan cordon", help="with --apply or --drain: do not ask", **switch)
+    port = _valued(int, lambda port: 0 <= port < 1 << 16, "choose one from 1024 to 65535, or leave it out")
+    add("--port", "web", type=port, metavar="N", help="port of the page on 127.0.0.1; default: a free one")
+    add("--no-browser", "web", help="only print the address of the page", **switch)
+    add("--json", "doctor", help="print the findings as JSON", **switch)
+    add("--dry-run", "uninstall cordon uncordon", help="only print what would be done", **switch)
+    sure = f"this ends sharing on nodes that still share; to confirm, write --all={REALLY}"
+    really = {"nargs": "?", "type": _valued(str, lambda text: text in {"", REALLY}, sure), "const": "no value"}
+    add(
+        "--all", "uninstall", default="", metavar=REALLY, help="also labelled nodes, which ends sharing there", **really
+    )
 
 
-def _units(name: str, text: str | None) -> int | None:
-    if text is None:
-        return None
+def _valued(kind: Callable[[str], T], valid: Callable[[T], bool], advice: str) -> Callable[[str], T]:
+    """Return what reads a value of a flag, and gives an advice if it is not valid."""
+
+    def value(text: str) -> T:
+        if not valid(read := kind(text)):
+            raise argparse.ArgumentTypeError(advice)
+        return read
+
+    return value
+
+
+def _units(text: str) -> int:
     if text.isascii() and text.isdigit() and len(text) < 9 and int(text) > 0:
         return int(text)
     begin = "".join(takewhile(str.isdigit, text))
     meant = f"write {begin}, not {text}" if begin.strip("0") else "write it like 6"
-    raise UsageError(f"{name}: an amount is a whole number of units of gpu-mem, from 1 on: {meant}")
+    raise argparse.ArgumentTypeError(f"an amount is a whole number of units of gpu-mem, from 1 on: {meant}")
 
 
-_OF_ALL_NODES: Mapping[str, str] = {
-    "doctor": "it examines the whole cluster; for one node run gpu-device-plugin doctor there",
-    "web": "it shows the whole cluster; the page itself has filters",
-    "plan": "it moves pods between all nodes; to name a pod that waits write --for POD",
-    "prices": "it learns from the pods of the whole cluster; leave the name out",
-}
-
-
-def _command(prog: str, words: Sequence[str]) -> tuple[str, str, str]:
-    """Return the command, the node and the pod; a node or pod that is not named is empty."""
-    match words:
-        case ["why"]:
-            raise UsageError(f"why: name a pod: {prog} why POD [-n NAMESPACE]")
-        case ["why", *kind, pod] if not kind or (len(kind) == 1 and kind[0] in _PODS_OF_KUBECTL):
-            return "why", "", pod
-        case ["cordon" | "uncordon" as command, node, gpu] if "/" not in gpu:
-            return command, node, gpu
-        case ["cordon" | "uncordon" as command, *_]:
-            raise UsageError(
-                f"{command}: name a node and one of its GPUs, by number or UUID: {prog} {command} NODE GPU"
-            )
-        case ["top" | "uninstall" | "incident" as command, *names] if len(names) < 2 + (command == "incident"):
-            node, name = (*names, "", "")[:2]
-            return command, node, name
-        case ["doctor" | "web" | "prices" | "plan" as command, *names] if len(names) < 2:
-            if names:
-                raise UsageError(f"{command}: {_OF_ALL_NODES[command]}")
-            return command, "", ""
-        case [word, _, *more]:
-            meant = nearest(word, [command for command in COMMANDS if command not in {"doctor", word}], "")
-            hint = f"name one node, {prog} NODE, or why POD" if not more else f"too many arguments; see {prog} --help"
-            raise UsageError(f"{' '.join(words)}: {f'there is no such command; {meant}' if meant else hint}")
-        case _:
-            return "overview", "".join(words), ""
-
-
-_GOES_WITH: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "output": ("-d or -o", ("overview", "prices", "plan", "incident")),
-    "namespace": ("-n", ("overview", "top", "why", "resize", "wake", "plan")),
-    "selector": ("-l", ("overview", "top")),
-    "watch": ("-w", ("overview", "top")),
-    "sort_by": ("--sort-by", ("top",)),
-    "interval": ("--interval", ("top",)),
-    "history": ("--history", ("top",)),
-    "all_nodes": ("--all-nodes", ("why",)),
-    "limit": ("--limit", ("resize",)),
-    "container": ("-c", ("resize",)),
-    "clear": ("--clear", ("resize",)),
-    "for_pod": ("--for", ("plan",)),
-    "nodes_free": ("--nodes-free", ("plan",)),
-    "apply": ("--apply", ("plan",)),
-    "yes": ("--yes", ("plan", "cordon")),
-    "reason": ("--reason", ("cordon",)),
-    "drain": ("--drain", ("cordon",)),
-    "json": ("--json", ("doctor",)),
-    "port": ("--port", ("web",)),
-    "no_browser": ("--no-browser", ("web",)),
-    "all": ("--all", ("uninstall",)),
-    "dry_run": ("--dry-run", ("uninstall", "cordon", "uncordon")),
-}
-"""The commands of each flag that not all of them have."""
-_OVERVIEW = "no command (the overview)"
-
-
-def _refuse_what_belongs_elsewhere(parser: Parser, arguments: argparse.Namespace) -> None:
-    command = arguments.command
-    for name, (flag, commands) in _GOES_WITH.items():
-        if command not in commands and getattr(arguments, name) not in {parser.get_default(name), ""}:
-            names, here = (", ".join(commands).replace("overview", _OVERVIEW), command.replace("overview", _OVERVIEW))
-            raise UsageError(f"{flag} goes with {names}, and not with {here}; leave it out")
-    if arguments.interval is not None and not _SHORTEST_S <= arguments.interval <= _LONGEST_S:
-        raise UsageError(f"--interval: {arguments.interval:g} s; choose {_SHORTEST_S:g} to {_LONGEST_S:g} seconds")
-    if not 0 <= (port := arguments.port or 0) < 1 << 16:
-        raise UsageError(f"--port: {port} is no port; choose one from 1024 to 65535, or leave it out")
-    if command in {"prices", "plan", "incident"} and arguments.output not in {"summary", "json"}:
-        raise UsageError(f"-o {arguments.output}: {command} prints a table or -o json; write one of them")
-    if (check := _CHECKS.get(command)) is not None:
-        check(arguments)
+# --- What else is checked of a command, and made of its words ---------------------------------------------------------
 
 
 def _check_overview(arguments: argparse.Namespace) -> None:
@@ -233,128 +279,64 @@ def _check_top(arguments: argparse.Namespace) -> None:
         raise UsageError("--history: it draws the last hour once; leave out --sort-by and --interval")
 
 
+def _check_why(arguments: argparse.Namespace) -> None:
+    *kind, arguments.pod = arguments.words
+    if len(kind) > 1 or not _PODS_OF_KUBECTL.issuperset(kind):
+        raise UsageError(f"why {' '.join(arguments.words)}: too many arguments; name one pod")
+
+
+def _check_resize(arguments: argparse.Namespace) -> None:
+    words = arguments.words
+    if len(words) > 1 and words[0] in _PODS_OF_KUBECTL and not words[1].isdigit():
+        words = words[1:]
+    arguments.pod, amount = (*words, "")[:2]
+    if len(words) > 2:
+        raise UsageError(f"resize {' '.join(words)}: too many arguments; name one pod and one amount")
+    before, _, name = arguments.pod.rpartition("/")
+    if before in _CONTROLLERS:
+        raise UsageError(f"resize {before}/{name}: it changes one running pod; kubectl get pods names them")
+    try:
+        arguments.amount = _units(amount) if amount else None
+    except argparse.ArgumentTypeError as error:
+        raise UsageError(f"AMOUNT: {error}") from error
+    if arguments.clear and (arguments.amount or arguments.limit):
+        raise UsageError("--clear: it returns to the request; leave out AMOUNT and --limit, or leave it out")
+    if arguments.amount and arguments.limit and arguments.limit < arguments.amount:
+        raise UsageError(f"--limit: {arguments.limit} is less than the guarantee of {arguments.amount}; choose more")
+
+
 def _check_plan(arguments: argparse.Namespace) -> None:
     if arguments.apply and arguments.output == "json":
         raise UsageError("--apply: it shows the plan in a table; leave out -o json")
     if arguments.yes and not arguments.apply:
         raise UsageError("--yes: there is nothing to confirm; write --apply too, or leave it out")
-    if arguments.nodes_free is not None and arguments.for_pod is not None:
-        raise UsageError("--nodes-free: a plan has one goal; leave out --for")
-    if arguments.nodes_free is not None and arguments.nodes_free < 1:
-        raise UsageError(f"--nodes-free: {arguments.nodes_free} is no number of nodes; write 1, for example")
 
 
 def _check_cordon(arguments: argparse.Namespace) -> None:
     if arguments.yes and not arguments.drain:
         raise UsageError("--yes: there is nothing to confirm; write --drain too, or leave it out")
-    if len(arguments.reason) > LONGEST_REASON or not arguments.reason.isprintable():
-        raise UsageError(f"--reason: write one line of at most {LONGEST_REASON} characters")
 
 
-_CHECKS: Mapping[str, Callable[[argparse.Namespace], None]] = {
-    "overview": _check_overview,
-    "top": _check_top,
-    "plan": _check_plan,
-    "cordon": _check_cordon,
-}
-"""What else is checked of a command."""
+def _check_wake(arguments: argparse.Namespace) -> None:
+    """Have kind and name of a workload; None: none is named."""
+    kind, _, name = "/".join(arguments.words).partition("/")
+    arguments.workload = (_WORKLOADS.get(kind, ""), name) if arguments.words else None
+    if arguments.words and (kind not in _WORKLOADS or not name or "/" in name):
+        named = "name a workload as deployment/NAME, statefulset/NAME or notebook/NAME"
+        raise UsageError(f"wake {' '.join(arguments.words)}: {named}")
 
 
-def _parser(prog: str) -> Parser:
-    parser = Parser(
-        prog=prog,
-        usage="%(prog)s [-d | -o gpushare|wide|json|yaml] [-w] [-l LABELS] [NODE]\n       %(prog)s -n NAMESPACE\n"
-        "       %(prog)s top [--sort-by WORD] [--interval SECONDS] [-n NAMESPACE] [-l LABELS] [NODE]\n"
-        "       %(prog)s top --history [-n NAMESPACE] [-l LABELS] [NODE]\n"
-        "       %(prog)s incident [NODE [NAME] | NAME] [-o json]\n"
-        "       %(prog)s why POD [-n NAMESPACE]\n"
-        "       %(prog)s resize POD [AMOUNT] [--limit N] [--clear] [-c CONTAINER] [-n NAMESPACE]\n"
-        "       %(prog)s plan [--for POD | --nodes-free N] [-n NAMESPACE] [-o json | --apply [--yes]]\n"
-        "       %(prog)s cordon NODE GPU [--reason TEXT] [--drain [--yes]] [--dry-run]\n"
-        "       %(prog)s uncordon NODE GPU [--dry-run]\n"
-        "       %(prog)s wake [KIND/NAME] [-n NAMESPACE]\n"
-        "       %(prog)s prices [-o json]\n"
-        "       %(prog)s web [--port N] [--no-browser]\n       %(prog)s doctor [--json]\n"
-        f"       %(prog)s uninstall [NODE] [--dry-run] [--all={REALLY}]",
-        description="Show which pods use which GPU of the cluster, also live in a browser, why a pod gets none, or "
-        "what is wrong; resize or move pods, put a GPU aside, wake a workload, or clean up.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "words",
-        nargs="*",
-        metavar="NODE | top [NODE] | incident [NODE [NAME]] | why POD | resize POD [AMOUNT] | plan | "
-        "cordon NODE GPU | uncordon NODE GPU | wake [KIND/NAME] | prices | web | doctor | uninstall [NODE]",
-        help="show one node; draw GPUs and pods again and again; list incidents on GPUs, or show one; "
-        "explain a pod; change the memory of a running pod; plan which pods to move so that others have room; "
-        "let no new pod have a GPU, or let them again; bring back what was scaled to zero as idle, or list it; "
-        "show what room is worth to the policy fit; show the cluster live in a browser; diagnose it; or clean up nodes "
-        "that no longer share GPUs",
-    )
-    layout = parser.add_mutually_exclusive_group()
-    layout.add_argument(
-        "-d", dest="output", action="store_const", const="details", default="summary", help="every pod on every GPU"
-    )
-    layout.add_argument(
-        "-o",
-        "--output",
-        dest="output",
-        choices=("gpushare", "wide", "json", "yaml"),
-        help="gpushare's own layout, however wide; one line for each GPU with model, health and pods; or all data, for "
-        "machines",
-    )
-    parser.add_argument(
-        "-n",
-        "--namespace",
-        help="with why, resize, plan and wake: namespace of the pod or workload, by default that of kubectl's context; "
-        "else show only its pods",
-    )
-    parser.add_argument("-w", "--watch", action="store_true", help="as top")
-    parser.add_argument("-l", "--selector", default="", metavar="LABELS", help="only nodes with these labels")
-    parser.add_argument(
-        "--sort-by", choices=tuple(SORTS), help="how top sorts nodes and pods, amounts with the largest first"
-    )
-    parser.add_argument("--interval", type=float, metavar="SECONDS", help=f"between pictures of top; {INTERVAL_S:g}")
-    parser.add_argument("--history", action="store_true", help="with top: draw the last hour of GPUs and pods, once")
-    parser.add_argument(
-        "--all-nodes", action="store_true", help=f"explain more than the nearest {MOST_EXPLAINED} nodes"
-    )
-    parser.add_argument("--limit", metavar="N", help="the most that resize lets the container use, in units of gpu-mem")
-    parser.add_argument("--clear", action="store_true", help="resize back to the container's request")
-    parser.add_argument("-c", "--container", default="", help="the container to resize, where several have shares")
-    parser.add_argument("--for", dest="for_pod", metavar="POD", help="plan moves after which this waiting pod fits")
-    parser.add_argument("--nodes-free", type=int, metavar="N", help="plan moves after which N nodes have no GPU pods")
-    parser.add_argument("--apply", action="store_true", help="make the moves of the plan, one after the other")
-    parser.add_argument("--yes", action="store_true", help="with --apply or --drain: do not ask")
-    parser.add_argument("--reason", default="", metavar="TEXT", help="why the GPU is put aside, for everybody to read")
-    parser.add_argument("--drain", action="store_true", help="also move the pods on the GPU elsewhere, as plan does")
-    parser.add_argument("--port", type=int, metavar="N", help="port of the page on 127.0.0.1; default: a free one")
-    parser.add_argument("--no-browser", action="store_true", help="only print the address of the page")
-    parser.add_argument("--json", action="store_true", help="print the doctor's findings as JSON")
-    parser.add_argument("--dry-run", action="store_true", help="only print what uninstall or cordon would do")
-    parser.add_argument(
-        "--all",
-        nargs="?",
-        default="",
-        const="no value",
-        metavar=REALLY,
-        help="uninstall from labelled nodes too, which ends sharing there",
-    )
-    parser.add_argument(
-        "--agents-namespace",
-        default=AGENT_NAMESPACE,
-        metavar="NAME",
-        help=f"namespace of the node agents; no pod elsewhere is believed [{AGENT_NAMESPACE}]",
-    )
-    parser.add_argument("--version", action="version", version=f"gpu-device-plugin {__version__}")
-    add_settings(parser, knobs_of(ResourceSettings))
-    passed_on = parser.add_argument_group("flags that are passed on to kubectl")
-    for name in _OF_KUBECTL:
-        short = ("-s",) if name == "server" else ()
-        passed_on.add_argument(*short, f"--{name}", dest=f"kubectl {name}", metavar="VALUE", action="append")
-    for name in _SWITCHES_OF_KUBECTL:
-        passed_on.add_argument(f"--{name}", dest=f"kubectl {name}", action="append_const", const="true")
-    return parser
+_CHECKS: Mapping[str, Callable[[argparse.Namespace], None]] = MappingProxyType(
+    {
+        _OVERVIEW: _check_overview,
+        "top": _check_top,
+        "why": _check_why,
+        "resize": _check_resize,
+        "plan": _check_plan,
+        "cordon": _check_cordon,
+        "wake": _check_wake,
+    }
+)
 
 
 def passed_on(arguments: argparse.Namespace) -> list[str]:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from gpu_device_plugin.cluster.client.errors import ApiError
 from gpu_device_plugin.cluster.objects.decoding import (
+    LEASES,
     NodeReader,
     ObjectKind,
     ObjectMeta,
@@ -46,9 +48,10 @@ from gpu_device_plugin.model.contract.variables import VISIBLE_DEVICES
 from gpu_device_plugin.model.mig import is_mig_resource
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.times import epoch_s
-from gpu_device_plugin.programs.inspect.agent_answers import histories
-from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, items, unread
+from gpu_device_plugin.programs.inspect.node_history import histories
+from gpu_device_plugin.programs.kubectl import unread
 from gpu_device_plugin.view.objects import (
+    AGENT_LABELS,
     ApiObject,
     Condition,
     ConfigMap,
@@ -60,12 +63,13 @@ from gpu_device_plugin.view.objects import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Iterable, Sequence
 
     from gpu_device_plugin.core.report.finding import Unknown
+    from gpu_device_plugin.features.claims.contract import Claim
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.programs.kubectl import Kubectl
+    from gpu_device_plugin.programs.kubectl import Access
 
 T = TypeVar("T")
 
@@ -81,14 +85,17 @@ _CONFIGURATION = "gpushare-scheduler"
 """The ConfigMap with the configuration of our own kube-scheduler."""
 _WRITER = "gpu-device-plugin"
 """The manager in managedFields of fields that our agent wrote; fields from a Binding have no manager."""
+_MOST_METRICS, _METRICS_S = 16 << 20, 20.0
+"""Bytes and seconds of an extender's answer."""
 _CAUSES = frozenset({"OOMKilled", "StartError"})
 """Reasons of a container that did not end by itself."""
+_POLICIES = ObjectKind("validatingadmissionpolicies", group="admissionregistration.k8s.io")
 _KUBE_SCHEDULER = "kube-scheduler"
 """The container beside the extender in our own scheduler's pods."""
 
 
-def symptoms_in(
-    kubectl: Kubectl,
+async def symptoms_in(
+    access: Access,
     resources: Sequence[Resource],
     raw_nodes: Iterable[msgspec.Raw],
     raw_pods: Iterable[msgspec.Raw],
@@ -107,7 +114,7 @@ def symptoms_in(
     return ClusterSymptoms(
         memory_resource=names[Kind.MEMORY],
         count_resource=names[Kind.COUNT],
-        version=_known(lambda: decoded(kubectl.raw("/version"), _Version).git_version),
+        version=await _known(_version(access)),
         nodes=tuple(
             node
             for node in nodes
@@ -115,41 +122,43 @@ def symptoms_in(
         ),
         agents=tuple(_seen(pod) for pod in pods if pod.part and pod.part[0] == _AGENT),
         extenders=tuple(
-            _seen(pod, _filter_calls(kubectl, pod))
-            for pod in pods
-            if pod.part and pod.part[0] in {_SCHEDULER, _EXTENDER}
+            [
+                _seen(pod, await _filter_calls(access, pod))
+                for pod in pods
+                if pod.part and pod.part[0] in {_SCHEDULER, _EXTENDER}
+            ]
         ),
         own_scheduler=(_SCHEDULER, False) in parts.values(),
-        daemonset=_known(lambda: _daemonset(kubectl)),
-        runtime_classes=_known(lambda: _names(kubectl, "/apis/node.k8s.io/v1/runtimeclasses")),
+        daemonset=await _known(_daemonset(access)),
+        runtime_classes=await _known(_names(access, ObjectKind("runtimeclasses", group="node.k8s.io"))),
         pods=tuple(_asking(pod, raw, reader, resources) for pod, raw in every if _asks(pod, resources)),
         meddling=tuple(pod.name for pod in pods if pod.spec.node_name in sharing and not pod.part and _meddles(pod)),
-        leases=_known(lambda: _leases(kubectl, places, {part for part, original in parts.values() if not original})),
-        configurations=_known(lambda: _configurations(kubectl, places)),
-        policies=_known(lambda: _names(kubectl, "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies")),
+        leases=await _known(_leases(access, places, {part for part, original in parts.values() if not original})),
+        configurations=await _known(_configurations(access, places)),
+        policies=await _known(_names(access, _POLICIES)),
         supervisors=tuple(_seen(pod) for pod in pods if pod.part and pod.part[0] == _SUPERVISOR),
-        limits_by_profile=_limits_by_profile(kubectl, places),
-        claims=_known(lambda: tuple(readable_claims(kubectl.items(CLAIMS.path(), optional=True))[0])),
-        slices=_known(lambda: _slices(kubectl)),
-        device_classes=_known(lambda: _device_classes(kubectl)),
-        karpenter=_known(lambda: _karpenter(kubectl)),
-        histories=histories(kubectl, [raw for pod, raw in every if pod.part == (_AGENT, False)], agents_namespace),
+        limits_by_profile=await _limits_by_profile(access, places),
+        claims=await _known(_claims(access)),
+        slices=await _known(_slices(access)),
+        device_classes=await _known(_device_classes(access)),
+        karpenter=await _known(_karpenter(access)),
+        histories=await histories(access, [raw for pod, raw in every if pod.part == (_AGENT, False)], agents_namespace),
     )
 
 
-def _known(read: Callable[[], T]) -> T | Unknown:
+async def _known(read: Awaitable[T]) -> T | Unknown:
     try:
-        return read()
-    except (ClusterUnreadableError, UnreadableObjectError) as error:
+        return await read
+    except (ApiError, UnreadableObjectError) as error:
         return unread(error)
 
 
-class _Version(ApiObject):
-    git_version: str = ""
+async def _version(access: Access) -> str:
+    return (await access.client.server()).version
 
 
-def _names(kubectl: Kubectl, path: str) -> frozenset[str]:
-    return frozenset(found.metadata.name for found in items(kubectl, path, Named))
+async def _names(access: Access, kind: ObjectKind) -> frozenset[str]:
+    return frozenset(found.metadata.name for found in await access.every(kind, Named))
 
 
 def _node(raw: msgspec.Raw, names: frozenset[str]) -> NodeSeen:
@@ -307,14 +316,14 @@ def _tag(container: Container) -> str:
     return container.image.partition("@")[0].rpartition("/")[2].partition(":")[2]
 
 
-def _filter_calls(kubectl: Kubectl, pod: _Pod) -> int | None:
+async def _filter_calls(access: Access, pod: _Pod) -> int | None:
     """Return the number of filter calls of schedulers, by an extender's own metrics; None if those are unreadable."""
     ports = (port.container_port for each in pod.spec.containers for port in each.ports or () if port.name == "http")
     port = next(ports, 9402)
-    meta = pod.metadata
+    where = pod.metadata.namespace, pod.metadata.name, port
     try:
-        page = kubectl.raw(f"/api/v1/namespaces/{meta.namespace}/pods/{meta.name}:{port}/proxy/metrics").decode()
-    except (ClusterUnreadableError, UnicodeDecodeError):
+        page = (await access.client.from_pod(*where, "/metrics", most=_MOST_METRICS, timeout_s=_METRICS_S)).decode()
+    except (ApiError, UnicodeDecodeError):
         return None
     counted = re.findall(
         r'^gpushare_extender_verb_duration_seconds_count\{[^}]*verb="filter"[^}]*\} ([0-9.e+]+)$', page, re.MULTILINE
@@ -325,88 +334,68 @@ def _filter_calls(kubectl: Kubectl, pod: _Pod) -> int | None:
 # --- Other installed objects ------------------------------------------------------------------------------------------
 
 
-class _Template(ApiObject):
-    spec: PodSpec
+class _Object(ApiObject):
+    """Any object, with its spec as it is."""
+
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    spec: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-class _SetSpec(ApiObject):
-    template: _Template
-
-
-class _DaemonSet(ApiObject):
-    spec: _SetSpec
-
-
-def _daemonset(kubectl: Kubectl) -> str | None:
+async def _daemonset(access: Access) -> str | None:
     """Return the runtime class of our DaemonSet's pods, empty if they have none; None: there is no DaemonSet."""
-    selector = f"app.kubernetes.io/name%3Dgpushare,app.kubernetes.io/component%3D{_AGENT}"
-    found = items(kubectl, f"/apis/apps/v1/daemonsets?labelSelector={selector}", _DaemonSet)
-    return found[0].spec.template.spec.runtime_class_name if found else None
+    found = await access.every(ObjectKind("daemonsets", group="apps"), _Object, labels=AGENT_LABELS)
+    return found[0].spec["template"]["spec"].get("runtimeClassName", "") if found else None
 
 
-class _LeaseSpec(ApiObject):
-    holder_identity: str | None = None
-    lease_duration_seconds: int | None = None
-    renew_time: str | None = None
-
-
-class _Lease(Named):
-    spec: _LeaseSpec = msgspec.field(default_factory=_LeaseSpec)
-
-
-def _leases(kubectl: Kubectl, places: Iterable[str], parts: Iterable[str]) -> dict[str, Lease]:
+async def _leases(access: Access, places: Iterable[str], parts: Iterable[str]) -> dict[str, Lease]:
     wanted = {_LEASES[part] for part in parts if part in _LEASES}
     found = {}
     for place in places:
-        for lease in items(kubectl, f"/apis/coordination.k8s.io/v1/namespaces/{place}/leases", _Lease):
+        for lease in await access.every(LEASES, _Object, namespace=place):
             if lease.metadata.name in wanted:
-                spec = lease.spec
+                holder, renewed, lasts_s = map(lease.spec.get, ("holderIdentity", "renewTime", "leaseDurationSeconds"))
                 found[f"{place}/{lease.metadata.name}"] = Lease(
-                    spec.holder_identity or "", _age_s(spec.renew_time or ""), float(spec.lease_duration_seconds or 0)
+                    holder or "", _age_s(renewed or ""), float(lasts_s or 0)
                 )
     return found
 
 
-def _configurations(kubectl: Kubectl, places: Iterable[str]) -> dict[str, str]:
+async def _configurations(access: Access, places: Iterable[str]) -> dict[str, str]:
     """Return the API versions of our own kube-scheduler's configurations; those of other schedulers are not visible."""
     found = {}
     for place in places:
-        for key, text in _texts(kubectl, place, _CONFIGURATION):
+        for key, text in await _texts(access, place, _CONFIGURATION):
             version = re.search(r"^apiVersion:\s*[\"']?([^\s\"']+)", text, re.MULTILINE)
             if "KubeSchedulerConfiguration" in text:
                 found[f"{place}/{_CONFIGURATION}, {key}"] = version[1] if version else ""
     return found
 
 
-def _limits_by_profile(kubectl: Kubectl, places: Iterable[str]) -> dict[str, str]:
+async def _limits_by_profile(access: Access, places: Iterable[str]) -> dict[str, str]:
     """Return the setting `limits` by settings profile; a ConfigMap that cannot be read has none."""
     found = {}
     for place in places:
-        with suppress(ClusterUnreadableError, UnreadableObjectError):
-            for key, text in _texts(kubectl, place, _AGENTS_SETTINGS):
+        with suppress(ApiError, UnreadableObjectError):
+            for key, text in await _texts(access, place, _AGENTS_SETTINGS):
                 if limits := re.search(r"^limits:\s*[\"']?(\w+)", text, re.MULTILINE):
                     found[key.removesuffix(".yaml")] = limits[1]
     return found
 
 
-def _texts(kubectl: Kubectl, place: str, name: str) -> list[tuple[str, str]]:
+async def _texts(access: Access, place: str, name: str) -> list[tuple[str, str]]:
     """Return the files of a ConfigMap; none if it does not exist."""
-    path = f"/api/v1/namespaces/{place}/configmaps?fieldSelector=metadata.name%3D{name}"
-    found = (config for config in items(kubectl, path, ConfigMap) if config.metadata.name == name)
+    raw = await access.items(ObjectKind("configmaps"), [f"metadata.name={name}"], namespace=place)
+    found = (config for config in (decoded(each, ConfigMap) for each in raw) if config.metadata.name == name)
     return [file for config in found for file in (config.data or {}).items()]
 
 
-class _ClassSpec(ApiObject):
-    extended_resource_name: str | None = None
+async def _claims(access: Access) -> tuple[Claim, ...]:
+    return tuple(readable_claims(await access.items(CLAIMS))[0])
 
 
-class _Class(Named):
-    spec: _ClassSpec = msgspec.field(default_factory=_ClassSpec)
-
-
-def _slices(kubectl: Kubectl) -> tuple[SliceSeen, ...]:
-    """Return the ResourceSlices of our driver; raises as `kubectl.items`."""
-    raw = kubectl.items(SLICES.path(), [f"spec.driver={DRIVER}"], optional=True)
+async def _slices(access: Access) -> tuple[SliceSeen, ...]:
+    """Return the ResourceSlices of our driver."""
+    raw = await access.items(SLICES, [f"spec.driver={DRIVER}"])
     return tuple(
         SliceSeen(
             pool=found.pool,
@@ -419,22 +408,20 @@ def _slices(kubectl: Kubectl) -> tuple[SliceSeen, ...]:
     )
 
 
-def _device_classes(kubectl: Kubectl) -> dict[str, str]:
-    """Return the extended resource of each DeviceClass by the name of the class, empty: none; raises as `slices`."""
-    found = [
-        decoded(each, _Class) for each in kubectl.items(ObjectKind("deviceclasses", group=GROUP).path(), optional=True)
-    ]
-    return {each.metadata.name: each.spec.extended_resource_name or "" for each in found}
+async def _device_classes(access: Access) -> dict[str, str]:
+    """Return the extended resource of each DeviceClass by the name of the class, empty: none."""
+    found = await access.every(ObjectKind("deviceclasses", group=GROUP), _Object)
+    return {each.metadata.name: each.spec.get("extendedResourceName") or "" for each in found}
 
 
-class _OfKarpenter(Named):
-    spec: dict[str, Any] = msgspec.field(default_factory=dict)
+_KARPENTER = "karpenter.sh"
 
 
-def _karpenter(kubectl: Kubectl) -> Karpenter:
+async def _karpenter(access: Access) -> Karpenter:
     """Return what Karpenter knows of nodes that share; where no NodePool labels its nodes, no more is read."""
-    found = items(kubectl, "/apis/karpenter.sh/v1/nodepools", _OfKarpenter)
+    found = await access.every(ObjectKind("nodepools", group=_KARPENTER), _Object)
     labels = {one.metadata.name: one.spec.get("template", {}).get("metadata", {}).get("labels", {}) for one in found}
     pools = tuple(name for name in labels if switched_on(labels[name]))
-    overlays = items(kubectl, "/apis/karpenter.sh/v1alpha1/nodeoverlays", _OfKarpenter) if pools else []
-    return Karpenter(pools, frozenset(name for one in overlays for name in one.spec.get("capacity", ())))
+    overlays = ObjectKind("nodeoverlays", group=_KARPENTER, version="v1alpha1")
+    there = await access.every(overlays, _Object) if pools else []
+    return Karpenter(pools, frozenset(name for one in there for name in one.spec.get("capacity", ())))

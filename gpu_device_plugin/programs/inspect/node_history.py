@@ -2,60 +2,123 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import sys
+import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from gpu_device_plugin.cluster.client.errors import ApiError
+from gpu_device_plugin.cluster.objects.decoding import NODES, PODS
+from gpu_device_plugin.core.cluster.agentpods import agents
+from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.core.report.tables import history_tables as tables
 from gpu_device_plugin.core.report.text.columns import Line, Tone
 from gpu_device_plugin.core.report.text.printing import first
 from gpu_device_plugin.features.history import contract
 from gpu_device_plugin.model.contract.keys import SWITCH_LABEL
-from gpu_device_plugin.programs.commandline import FAILED, OK
-from gpu_device_plugin.programs.inspect.agent_answers import AgentAnswers, of_each
-from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, unread
-from gpu_device_plugin.programs.terminal import encodes, say
-from gpu_device_plugin.view.objects import Named, decoded
+from gpu_device_plugin.programs.api_reads import AgentReader, AgentUnreadableError
+from gpu_device_plugin.programs.commandline import FAILED, OK, encodes, say
+from gpu_device_plugin.programs.kubectl import MISSING_RIGHT, ClusterUnreadableError, needed, unread
+from gpu_device_plugin.view.objects import AGENT_LABELS, Named, agent_pods
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.core.report.finding import Unknown
     from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.programs.kubectl import Kubectl
+    from gpu_device_plugin.programs.inspect.overview import Output
+    from gpu_device_plugin.programs.kubectl import Access
 
-    _Output = tuple[Sequence[str | Line], int]
+T = TypeVar("T")
 
 LONGER = "A Prometheus that reads the agents' metrics knows more than the last hour (docs/operations.md)."
 
 
-def history(arguments: argparse.Namespace, kubectl: Kubectl, _: Sequence[Resource]) -> _Output:
+MOST_NODES = 64
+"""The most nodes that one command reads."""
+_AT_ONCE = 8
+BEGUN_WITHIN_S = 30.0
+"""No node is asked later than that, so that silent ones do not hold up a command for ever."""
+
+
+async def agents_of(access: Access, namespace: str) -> AgentReader:
+    """Find the agents, which are in this namespace.
+
+    Raises:
+        ClusterUnreadableError: the right to list pods is missing.
+        ApiError: pods cannot be listed.
+    """
+    with needed("agents are found among all of them"):
+        pods = await access.items(PODS, labels=AGENT_LABELS)
+    return AgentReader(access.client, known=agents(agent_pods(pods), namespace))
+
+
+async def of_each(
+    nodes: Sequence[str], read: Callable[[str], Awaitable[T]]
+) -> tuple[Mapping[str, T], Mapping[str, Unknown]]:
+    """Ask a bounded number of nodes within a bounded time; return the answers, and why others did not answer."""
+    until = time.monotonic() + BEGUN_WITHIN_S
+    beyond = Unknown("node-not-read", "one command reads {most} nodes; name this one", most=MOST_NODES)
+    found: dict[str, T] = {}
+    silent: dict[str, Unknown] = dict.fromkeys(nodes[MOST_NODES:], beyond)
+    gate = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(node: str) -> None:
+        async with gate:
+            try:
+                if time.monotonic() < until:
+                    found[node] = await read(node)
+                else:
+                    silent[node] = Unknown("node-not-read", f"others took {BEGUN_WITHIN_S:g} s; name this one")
+            except (AgentUnreadableError, ApiError) as error:
+                silent[node] = unread(error)
+
+    await asyncio.gather(*map(one, nodes[:MOST_NODES]))
+    return {node: found[node] for node in nodes if node in found}, silent
+
+
+async def histories(
+    access: Access, raw_agents: Iterable[msgspec.Raw], namespace: str
+) -> dict[str, contract.NodeHistory | str] | Unknown:
+    """Return the histories of nodes, given pods with the labels of agents, and the agents' namespace.
+
+    In place of a history stands why it cannot be read, as of an older agent; of all, if a right is missing.
+    """
+    reader = AgentReader(access.client, known=agents(agent_pods(raw_agents), namespace))
+    read = partial(reader.read, path=contract.HISTORY_PATH, kind=contract.NodeHistory)
+    found, silent = await of_each(sorted(reader.known.by_node), read)
+    denied = next((why for why in silent.values() if why.code == MISSING_RIGHT), None)
+    return denied or {**found, **{node: str(why) for node, why in silent.items()}}
+
+
+async def history(arguments: argparse.Namespace, access: Access, _: Sequence[Resource]) -> Output:
     """Draw the last hour of a node's GPUs and their containers, of a namespace's containers, or of all GPUs.
 
     Raises:
         ClusterUnreadableError: there is no node to read, or no right to find it.
+        ApiError: pods cannot be listed.
     """
-    agents, namespace = AgentAnswers.of(kubectl, arguments.agents_namespace), arguments.namespace or ""
+    reader, namespace = await agents_of(access, arguments.agents_namespace), arguments.namespace or ""
 
-    def read(node: str, path: str = contract.HISTORY_PATH) -> contract.NodeHistory:
-        return agents.read(node, path, contract.NodeHistory)
+    async def read(node: str, path: str = contract.HISTORY_PATH) -> contract.NodeHistory:
+        return await reader.read(node, path, contract.NodeHistory)
 
-    def with_containers(node: str) -> contract.NodeHistory:
-        whole = read(node)
-        each = [read(node, contract.gpu_path(gpu.gpu)) for gpu in whole.gpus]
+    async def with_containers(node: str) -> contract.NodeHistory:
+        whole = await read(node)
+        each = [await read(node, contract.gpu_path(gpu.gpu)) for gpu in whole.gpus]
         containers = tuple(container for one in each for container in one.containers)
         return replace(whole, containers=containers, left_out=sum(one.left_out for one in each))
 
-    nodes = [arguments.node] if arguments.node else _nodes(agents, arguments.selector)
+    nodes = [arguments.node] if arguments.node else await _nodes(access, reader, arguments.selector)
     of_namespace = partial(read, path=contract.namespace_path(namespace))
     ask = of_namespace if namespace else with_containers if arguments.node else read
-    found, silent = of_each(nodes, ask)
+    found, silent = await of_each(nodes, ask)
     columns, marks = _terminal()
     lines: list[str | Line] = []
     for node, each in found.items():
@@ -66,19 +129,21 @@ def history(arguments: argparse.Namespace, kubectl: Kubectl, _: Sequence[Resourc
     return [*lines, *([Line(LONGER, Tone.FAINT)] if lines else [])], _ending(found, silent)
 
 
-def incidents(arguments: argparse.Namespace, kubectl: Kubectl, _: Sequence[Resource]) -> _Output:
+async def incidents(arguments: argparse.Namespace, access: Access, _: Sequence[Resource]) -> Output:
     """List the incidents of all nodes or of one, or show one incident.
 
     Raises:
         ClusterUnreadableError: there is no such incident, or no node to read.
+        AgentUnreadableError: the incident cannot be read.
+        ApiError: pods cannot be listed.
     """
-    agents, node, name = AgentAnswers.of(kubectl, arguments.agents_namespace), arguments.node, arguments.pod
-    nodes = _nodes(agents)
+    reader, node, name = await agents_of(access, arguments.agents_namespace), arguments.node, arguments.pod
+    nodes = await _nodes(access, reader)
     if node and not name and node not in nodes:  # the name alone, as an Event has it
         node, name = "", node
-    found, silent = of_each(
+    found, silent = await of_each(
         [node] if node else nodes,
-        partial(agents.read, path=contract.INCIDENTS_PATH, kind=contract.IncidentList),
+        partial(reader.read, path=contract.INCIDENTS_PATH, kind=contract.IncidentList),
     )
     listed = [(at, one) for at, each in found.items() for one in each.incidents]
     if name:
@@ -86,7 +151,7 @@ def incidents(arguments: argparse.Namespace, kubectl: Kubectl, _: Sequence[Resou
         if not at:
             where = f"node {node}; leave the name out to list them" if node else "any node, nor a node with GPUs"
             raise ClusterUnreadableError("; ".join((f"{name} is no incident of {where}", *_warnings(silent))))
-        whole = agents.read(at, contract.INCIDENTS_PATH + name, contract.Incident)
+        whole = await reader.read(at, contract.INCIDENTS_PATH + name, contract.Incident)
         return _json(whole) if arguments.output == "json" else tables.incident_lines(whole, *_terminal()), OK
     if arguments.output == "json":
         documents = [{"node": at, **msgspec.to_builtins(one)} for at, one in listed]
@@ -97,15 +162,15 @@ def incidents(arguments: argparse.Namespace, kubectl: Kubectl, _: Sequence[Resou
     return tables.incident_table(listed, _terminal()[0]) if listed else [], _ending(found, silent)
 
 
-def _nodes(agents: AgentAnswers, selector: str = "") -> list[str]:
+async def _nodes(access: Access, reader: AgentReader, selector: str = "") -> list[str]:
     """Return the nodes that share GPUs, also those without an agent; with a selector those with an agent that match."""
     try:
-        raw = agents.kubectl.items("/api/v1/nodes", labels=selector or f"{SWITCH_LABEL}=true", optional=True)
-    except ClusterUnreadableError as error:
+        found = await access.every(NODES, Named, labels=selector or f"{SWITCH_LABEL}=true")
+    except ApiError as error:
         if selector:
             raise ClusterUnreadableError(f"-l {selector}: {unread(error)}") from error
-        raw = []
-    names, there = {decoded(one, Named).metadata.name for one in raw}, agents.agents.by_node.keys()
+        found = []
+    names, there = {one.metadata.name for one in found}, reader.known.by_node.keys()
     if selector and not names & there:
         raise ClusterUnreadableError(f"-l {selector}: no node with an agent has these labels")
     if not (names or there):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
+from gpu_device_plugin.cluster.client.errors import ApiError, NotFoundError, UnavailableError
 from gpu_device_plugin.cluster.objects.decoding import PODS, PodReader
-from gpu_device_plugin.core.capacity.movable import after, usage_at
-from gpu_device_plugin.core.capacity.places import NodesFree
+from gpu_device_plugin.core.capacity.movable import NodesFree, after, usage_at
 from gpu_device_plugin.core.capacity.plans import plan, plan_each
 from gpu_device_plugin.core.cluster.usage import usage_of
 from gpu_device_plugin.core.contract.moves import Destination, write_destination
@@ -24,15 +26,15 @@ from gpu_device_plugin.core.report.text.plan_texts import (
 )
 from gpu_device_plugin.core.report.text.printing import counted
 from gpu_device_plugin.model.contract.keys import MOVE_REFUSED, MOVE_TO, READ_BY_AGENT
-from gpu_device_plugin.programs.commandline import FAILED, OK
+from gpu_device_plugin.programs.commandline import FAILED, OK, say, width
+from gpu_device_plugin.programs.inspect.overview import cluster_of
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, unread
-from gpu_device_plugin.programs.terminal import say, width
 from gpu_device_plugin.view.movable_pods import BUDGETS, ArrangementReader
 from gpu_device_plugin.view.objects import readable
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     import msgspec
 
@@ -41,36 +43,28 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.report.text.columns import Line
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.programs.kubectl import Kubectl
-    from gpu_device_plugin.view.following import FollowedCluster
+    from gpu_device_plugin.programs.inspect.overview import Output
+    from gpu_device_plugin.programs.kubectl import Access
     from gpu_device_plugin.view.movable_pods import Arrangement
 
 _MANIFEST = "deploy/optional/capacity.yaml (chart: scheduler.capacity)"
-_GONE = "(NotFound)"
-"""In kubectl's message where an object does not exist."""
 
 
-def plan_moves(
-    arguments: argparse.Namespace,
-    kubectl: Kubectl,
-    resources: Sequence[Resource],
-    of: Reader,
-) -> tuple[list[str | Line], int]:
+async def plan_moves(arguments: argparse.Namespace, access: Access, resources: Sequence[Resource]) -> Output:
     """Return the plan that the arguments ask for, with the exit code; make its moves if they say so.
 
-    `of` returns the cluster of nodes and pods.
-
     Raises:
-        ClusterUnreadableError: the cluster cannot be read, or the pod does not wait for GPUs.
+        ClusterUnreadableError: a right is missing, or the pod does not wait for GPUs.
+        ApiError: the cluster cannot be read.
     """
-    _, found = arranged(kubectl, resources, of)
+    _, found = await arranged(access, resources)
     if arguments.nodes_free:
         one = plan(found.sites, NodesFree(arguments.nodes_free), found.budgets)
         goal = f"{counted(arguments.nodes_free, 'node')} without GPU pods"
         plans, then = [(goal, one)], after(found.sites, one.moves or ())
         said = [verdict(one, f"leave {goal}")]
     else:
-        planned = list(plan_each(found.sites, _wanted(arguments, kubectl, found), found.budgets))
+        planned = list(plan_each(found.sites, _wanted(arguments, access, found), found.budgets))
         then = planned[-1][2] if planned else found.sites
         plans = [(str(pod), one) for pod, one, _ in planned if arguments.pod or one.moves != ()]
         said = [verdict(one, f"make room for {what}") for what, one in plans]
@@ -84,46 +78,40 @@ def plan_moves(
         lines = [*(said or ["No pod waits that fits nowhere."]), *details(found.sites, moves, then, staying)]
     if not (arguments.apply and moves):
         return lines, OK if complete or not arguments.apply else FAILED
-    return confirmed(arguments, kubectl, resources, moves, lines)
+    return await confirmed(arguments, access, resources, moves, lines)
 
 
-Reader: TypeAlias = (
-    "Callable[[Sequence[msgspec.Raw], Sequence[msgspec.Raw], Sequence[Resource], Kubectl], FollowedCluster]"
-)
-"""From nodes and pods to their cluster."""
-
-
-def arranged(
-    kubectl: Kubectl,
+async def arranged(
+    access: Access,
     resources: Sequence[Resource],
-    of: Reader,
     as_if: Callable[[NodeView], NodeView] = lambda view: view,
 ) -> tuple[Sequence[NodeView], Arrangement]:
     """Return the nodes that share GPUs, and what decides about moves there; `as_if` changes the nodes first.
 
     Raises:
-        ClusterUnreadableError: the cluster cannot be read.
+        ClusterUnreadableError: a right is missing.
+        ApiError: the cluster cannot be read.
     """
-    raw_nodes, raw_pods = kubectl.every_node_and_pod("a plan needs all of them")
-    views = [as_if(view) for view in of(raw_nodes, raw_pods, resources, kubectl).views]
-    reader = ArrangementReader(_budgets(kubectl), resources)
+    raw_nodes, raw_pods = await access.every_node_and_pod("a plan needs all of them")
+    views = [as_if(view) for view in (await cluster_of(raw_nodes, raw_pods, resources, access)).views]
+    reader = ArrangementReader(await _budgets(access), resources)
     reader.read_nodes(raw_nodes)
     reader.read_pods(raw_pods)
     return views, reader.arrangement(views, now_s=time.time())
 
 
-def _budgets(kubectl: Kubectl) -> Sequence[msgspec.Raw]:
+async def _budgets(access: Access) -> Sequence[msgspec.Raw]:
     try:
-        return kubectl.items(BUDGETS.path(), optional=True)
-    except ClusterUnreadableError as error:
+        return await access.items(BUDGETS)
+    except ApiError as error:
         say(sys.stderr, f"warning: {unread(error)}: the API server may refuse evictions that the plan counts on")
         return ()
 
 
-def _wanted(arguments: argparse.Namespace, kubectl: Kubectl, found: Arrangement) -> Sequence[Resident]:
+def _wanted(arguments: argparse.Namespace, access: Access, found: Arrangement) -> Sequence[Resident]:
     if not arguments.pod:
         return found.waiting
-    name = f"{arguments.namespace or kubectl.namespace()}/{arguments.pod}"
+    name = f"{arguments.namespace or access.namespace}/{arguments.pod}"
     wanted = [pod for pod in found.waiting if str(pod) == name]
     if not wanted:
         raise ClusterUnreadableError(
@@ -145,25 +133,30 @@ def details(
 # --- The moves, one after the other -----------------------------------------------------------------------------------
 
 
-def confirmed(
+async def confirmed(
     arguments: argparse.Namespace,
-    kubectl: Kubectl,
+    access: Access,
     resources: Sequence[Resource],
     moves: Sequence[Move],
-    lines: list[str | Line],
-) -> tuple[list[str | Line], int]:
+    lines: Sequence[str | Line],
+) -> Output:
     """Show `lines`, ask for consent unless the arguments give it, and make moves; return what came of it."""
     for line in lines:
         say(sys.stdout, line if isinstance(line, str) else line.text)
     if not arguments.yes:
         say(sys.stdout, f"Evict {counted(len(moves), 'pod')}, one after the other? Write yes:")
-        if sys.stdin.readline().strip() != "yes":
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio's ends no waiting for a person
+        try:
+            answer = sys.stdin.readline()
+        finally:
+            signal.signal(signal.SIGINT, before)
+        if answer.strip() != "yes":
             return ["Nothing was moved."], FAILED
-    mover = Mover(kubectl, resources, PATIENCE)
+    mover = Mover(access, resources, PATIENCE)
     done = 0
     try:
         for move in moves:
-            say(sys.stdout, mover.make(move))
+            say(sys.stdout, await mover.make(move))
             done += 1
     except MoveStoppedError as error:
         left = len(moves) - done
@@ -185,6 +178,8 @@ class Patience:
     replaced_s: float = 300.0
     """For the replacement, beyond the grace period of the pod: as long as the extender holds the room."""
     every_s: float = 1.0
+    restarted_s: float = 10.0
+    """For kubectl's proxy to be started again."""
 
 
 PATIENCE = Patience()
@@ -194,98 +189,108 @@ PATIENCE = Patience()
 class Mover:
     """Asks the scheduler extender for moves, and watches what comes of them."""
 
-    _kubectl: Kubectl
+    _access: Access
     _resources: Sequence[Resource]
     _patience: Patience = PATIENCE
-    _sleep: Callable[[float], None] = time.sleep
+    _sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
-    def make(self, move: Move) -> str:
+    async def make(self, move: Move) -> str:
         """Make a move; return what was done, as a sentence.
 
         Raises:
             MoveStoppedError: it was not made, or not as planned.
         """
-        pod = self._pod(move)
+        pod = await self._pod(move)
         if pod is None or pod.uid != move.pod.pod.uid or pod.deleting or pod.node_name != move.origin:
             raise MoveStoppedError(f"{move.pod} is not on {move.origin} any more")
-        siblings = {each.uid for each in self._siblings(pod)}
+        siblings = {each.uid for each in await self._siblings(pod)}
         try:
-            self._wish(pod, write_destination(Destination(move.node, tuple(move.shares.items()))))
-            self._await_eviction(move, pod)
-        except KeyboardInterrupt:
-            self._wish(pod, None)
+            await self._wish(pod, write_destination(Destination(move.node, tuple(move.shares.items()))))
+            await self._await_eviction(move, pod)
+        except asyncio.CancelledError:  # by Ctrl-C
+            await self._wish(pod, None)
             raise MoveStoppedError(f"you interrupted it, and the wish to move {move.pod} is withdrawn") from None
         try:
-            return self._await_replacement(move, pod, siblings)
-        except KeyboardInterrupt:
+            return await self._await_replacement(move, pod, siblings)
+        except asyncio.CancelledError:
             raise MoveStoppedError(
                 f"you interrupted it; {move.pod} is being evicted, and room on {move.node} is held for its replacement"
             ) from None
 
-    def _await_eviction(self, move: Move, pod: Pod) -> None:
-        def evicted() -> bool:
-            now = self._pod(move)
+    async def _await_eviction(self, move: Move, pod: Pod) -> None:
+        async def evicted() -> bool:
+            now = await self._pod(move)
             if now is not None and now.uid == pod.uid and (why := now.annotations.get(MOVE_REFUSED)):
                 raise MoveStoppedError(f"the scheduler extender does not move {move.pod}: {why}")
             return now is None or now.uid != pod.uid or now.deleting
 
-        if not self._until(evicted, self._patience.answer_s):
-            self._wish(pod, None)
+        if not await self._until(evicted, self._patience.answer_s):
+            await self._wish(pod, None)
             raise MoveStoppedError(
                 f"no scheduler extender has moved {move.pod} within {self._patience.answer_s:g} s, and the wish is "
                 f"withdrawn; it moves pods where its rights are given: {_MANIFEST}"
             )
 
-    def _await_replacement(self, move: Move, pod: Pod, siblings: set[str]) -> str:
+    async def _await_replacement(self, move: Move, pod: Pod, siblings: set[str]) -> str:
         wanted = move.node, usage_at(move.placements)
         new: list[Pod] = []
 
         def in_place(each: Pod) -> bool:
             return (each.node_name, usage_of(each, self._resources)) == wanted
 
-        def bound() -> bool:
-            new[:] = [each for each in self._siblings(pod) if each.uid not in siblings]
+        async def bound() -> bool:
+            new[:] = [each for each in await self._siblings(pod) if each.uid not in siblings]
             # As long as one waits it may come there; else all that came went elsewhere.
             return any(map(in_place, new)) or (bool(new) and all(each.node_name for each in new))
 
-        self._until(bound, pod.grace_s + self._patience.replaced_s)
+        await self._until(bound, pod.grace_s + self._patience.replaced_s)
         for each in filter(in_place, new):
             return f"{move.pod} is replaced by {each.namespace}/{each.name} on {move.node}."
         where = ", ".join(f"{each.name} is on {each.node_name or 'no node'}" for each in new) or "there is none yet"
         raise MoveStoppedError(f"{move.pod} was evicted, and no replacement is in its place on {move.node}: {where}")
 
-    def _until(self, done: Callable[[], bool], within_s: float) -> bool:
+    async def _until(self, done: Callable[[], Awaitable[bool]], within_s: float) -> bool:
         end = time.monotonic() + within_s
-        while not done():
+        while not await done():
             if time.monotonic() >= end:
                 return False
-            self._sleep(self._patience.every_s)
+            await self._sleep(self._patience.every_s)
         return True
 
-    def _wish(self, pod: Pod, destination: str | None) -> None:
+    async def _wish(self, pod: Pod, destination: str | None) -> None:
         body = {"metadata": {"uid": pod.uid, "annotations": {MOVE_TO: destination, MOVE_REFUSED: None}}}
-        try:
-            self._kubectl.patch("pod", pod.name, body, namespace=pod.namespace)
-        except ClusterUnreadableError as error:
-            if destination is not None:
-                raise MoveStoppedError(f"the wish cannot be written: {unread(error)}") from error
+        end = time.monotonic() + self._patience.restarted_s
+        while True:
+            try:
+                await self._access.client.patch(PODS, pod.name, body, namespace=pod.namespace)
+            except UnavailableError as error:
+                # Ctrl-C in a terminal ends kubectl's proxy, too, which is then started again.
+                if error.sent or destination is not None or time.monotonic() >= end:
+                    raise MoveStoppedError(f"the wish cannot be written: {unread(error)}") from error
+                await asyncio.sleep(0.2)
+            except ApiError as error:
+                if destination is not None:
+                    raise MoveStoppedError(f"the wish cannot be written: {unread(error)}") from error
+                return
+            else:
+                return
 
-    def _pod(self, move: Move) -> Pod | None:
+    async def _pod(self, move: Move) -> Pod | None:
         """Return the pod of this name as it is now; None: it is gone."""
         pod = move.pod.pod
         try:
-            raw = self._kubectl.raw(PODS.path(namespace=pod.namespace, name=pod.name))
-        except ClusterUnreadableError as error:
-            if _GONE in str(error):
-                return None
+            raw = await self._access.get(PODS, pod.name, namespace=pod.namespace)
+        except NotFoundError:
+            return None
+        except ApiError as error:
             raise MoveStoppedError(f"{move.pod} cannot be read: {unread(error)}") from error
         return self._reader().read(raw)[0]
 
-    def _siblings(self, pod: Pod) -> list[Pod]:
+    async def _siblings(self, pod: Pod) -> list[Pod]:
         """Return the pods of the same controller."""
         try:
-            raw = self._kubectl.items(PODS.path(namespace=pod.namespace), optional=True)
-        except ClusterUnreadableError as error:
+            raw = await self._access.items(PODS, namespace=pod.namespace)
+        except ApiError as error:
             raise MoveStoppedError(f"the pods of {pod.namespace} cannot be read: {unread(error)}") from error
         every = [each for each, _ in readable(raw, self._reader().read)]
         return [each for each in every if each.owner is not None and each.owner == pod.owner]

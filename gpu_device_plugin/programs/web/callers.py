@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -193,16 +194,6 @@ class Caller:
         return self.reviews is None or await self.reviews.allowed(self.identity, question)
 
 
-@dataclass(eq=False, slots=True)
-class _Asked:
-    """A question about a token."""
-
-    review: asyncio.Task[Caller | None]
-    waiting: int = 0
-    """Callers that wait for the answer."""
-    sent: bool = False
-
-
 class ReviewedCallers:
     """Tells by TokenReview who calls."""
 
@@ -213,7 +204,7 @@ class ReviewedCallers:
         # By the digest of the token; tokens are not kept. Invented ones push out no others.
         self._known: OrderedDict[bytes, tuple[float, Caller]] = OrderedDict()
         self._refused: OrderedDict[bytes, tuple[float, None]] = OrderedDict()
-        self._asked: dict[bytes, _Asked] = {}
+        self._locks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
         self._turns = asyncio.Semaphore(4)
 
     async def caller(self, token: str) -> Caller | None:
@@ -225,39 +216,13 @@ class ReviewedCallers:
         if not token:
             return None
         digest = hashlib.sha256(token.encode()).digest()
-        for known, lasts_s in ((self._known, KNOWN_S), (self._refused, _REFUSED_S)):
-            if digest in known and self._clock() - known[digest][0] < lasts_s:
-                return known[digest][1]
         # A page opens several connections at once: one question is enough for all of them.
-        asked = self._asked.get(digest) or self._ask(token, digest)
-        asked.waiting += 1
-        try:
-            return await asyncio.shield(asked.review)
-        finally:
-            asked.waiting -= 1
-            # A question that was sent goes on: to cancel it would break a connection to the API server.
-            if not asked.waiting and not asked.sent:
-                self._forget(digest, asked)
-                asked.review.cancel()
-
-    def _ask(self, token: str, digest: bytes) -> _Asked:
-        async def review() -> Caller | None:
+        async with self._locks.setdefault(digest, asyncio.Lock()):
+            for known, lasts_s in ((self._known, KNOWN_S), (self._refused, _REFUSED_S)):
+                if digest in known and self._clock() - known[digest][0] < lasts_s:
+                    return known[digest][1]
             async with self._turns:
-                asked.sent = True
                 return await self._review(token, digest)
-
-        asked = self._asked[digest] = _Asked(asyncio.create_task(review(), name="review a token"))
-        asked.review.add_done_callback(lambda _: self._answered(digest, asked))
-        return asked
-
-    def _answered(self, digest: bytes, asked: _Asked) -> None:
-        self._forget(digest, asked)
-        if not asked.review.cancelled():
-            asked.review.exception()  # nobody may be waiting for it
-
-    def _forget(self, digest: bytes, asked: _Asked) -> None:
-        if self._asked.get(digest) is asked:
-            del self._asked[digest]
 
     async def _review(self, token: str, digest: bytes) -> Caller | None:
         status = (await self._client.review(_TOKENS, "TokenReview", {"token": token}, _Review)).status
@@ -297,12 +262,10 @@ class CallerScope:
 
     def __init__(self, caller: Caller) -> None:
         """Begin without rights; see `learn`."""
-        self._caller = caller
+        self.caller = caller
         self._nodes: bool | None = None
         self._seen: set[str] = set()
         self._unseen: set[str] = set()
-        self._again: set[str] = set()
-        """The namespaces among `_unseen` whose pods may be seen by now."""
 
     @property
     def everything(self) -> bool:
@@ -331,16 +294,6 @@ class CallerScope:
         """Return whether the API server has said which of these namespaces' pods may be seen."""
         return self.everything or all(each in self._seen or each in self._unseen for each in namespaces)
 
-    def current(self, namespaces: Collection[str]) -> bool:
-        """Return whether there is nothing to `learn` of these namespaces."""
-        return self.everything or (self.knows(namespaces) and self._again.isdisjoint(namespaces))
-
-    def still_granted(self, now: CallerScope) -> bool:
-        """Return whether `now`, which may know fewer namespaces, takes nothing of this away."""
-        if self.nodes and not now.nodes:
-            return False
-        return all(now.may_see(each) for each in self._seen if each in now._seen or each in now._unseen)
-
     async def learn(self, namespaces: Iterable[str] = ()) -> None:
         """Ask what is not known yet; each answer counts as soon as it is there.
 
@@ -348,30 +301,23 @@ class CallerScope:
             ApiError: the API server did not say.
         """
         if self._nodes is None:
-            self._nodes, _ = await asyncio.gather(self._caller.may_see_nodes(), self._ask(ALL_NAMESPACES))
-        wanted = set() if self.everything else {*namespaces}
-        for some in (sorted(wanted - self._seen - self._unseen), sorted(wanted & self._again)):
-            for first in range(0, len(some), _AT_ONCE):
-                await asyncio.gather(*map(self._ask, some[first : first + _AT_ONCE]))
+            self._nodes, _ = await asyncio.gather(self.caller.may_see_nodes(), self._ask(ALL_NAMESPACES))
+        unknown = [] if self.everything else sorted({*namespaces} - self._seen - self._unseen)
+        for first in range(0, len(unknown), _AT_ONCE):
+            await asyncio.gather(*map(self._ask, unknown[first : first + _AT_ONCE]))
 
-    async def renewed(self, caller: Caller, namespaces: Iterable[str], within_s: float) -> CallerScope:
-        """Return what the same user, asked anew, may see now of what this one sees; it can `learn` the rest.
-
-        What is not confirmed within `within_s` is not seen.
+    async def still_holds(self, caller: Caller, within_s: float) -> bool:
+        """Return whether the same user, asked anew, has the same rights. A right not confirmed in time is lost.
 
         Raises:
             ApiError: the API server did not say.
         """
-        wanted = {*namespaces}
-        now = CallerScope(caller)
+        seen, unseen, now = self.seen, frozenset(self._unseen), CallerScope(caller)
         await now.learn()
-        await wait_within(within_s, now.learn(wanted & self._seen))
-        now._unseen |= wanted & (self._seen | self._unseen) - now._seen
-        now._again |= now._unseen - {ALL_NAMESPACES}
-        return now
+        if await wait_within(within_s, now.learn(seen)):  # lost rights have to show, and come first
+            await wait_within(within_s / 2, now.learn(unseen))
+        return now.nodes == self.nodes and seen <= now.seen and unseen.isdisjoint(now.seen)
 
     async def _ask(self, namespace: str) -> None:
-        allowed = await self._caller.may_see(namespace)
-        self._again.discard(namespace)
-        self._unseen.discard(namespace)
+        allowed = await self.caller.may_see(namespace)
         (self._seen if allowed else self._unseen).add(namespace)

@@ -1,29 +1,21 @@
-"""Read the use of nodes from their agents through the API server, for as long as somebody looks."""
+"""Read from agents: the use of nodes for as long as somebody looks, and the past, each answer at most once in 15 s."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
+from collections import OrderedDict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
+from gpu_device_plugin.aio.turns import Turns
 from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, NotFoundError
-from gpu_device_plugin.cluster.objects.decoding import PODS
-from gpu_device_plugin.core.cluster.agentpods import (
-    AGENT_NAMESPACE,
-    NEVER,
-    AgentPod,
-    Agents,
-    Attempt,
-    agents,
-    due,
-    shared,
-)
+from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE, NEVER, Agents, Attempt, due, shared
 from gpu_device_plugin.features.use.contract import SERVED, USE_PATH, read_node_use
 from gpu_device_plugin.model.contract.keys import MalformedAnnotationError
 from gpu_device_plugin.model.times import rfc3339
-from gpu_device_plugin.view.objects import AGENT_LABELS, agent_pods
+from gpu_device_plugin.programs.api_reads import AgentReader, understood
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -33,9 +25,10 @@ if TYPE_CHECKING:
 
     Deliver = Callable[[str, NodeUse | None], None]
 
+T = TypeVar("T")
+
 _MOST_BYTES = 2 << 20
 """Of one agent. It writes at most `SERVED`, and a node with 1,000 containers has 200 KiB."""
-_MOST_PODS = 20_000
 _SPARED = 2 / 3
 """In this part of the time that figures last they are read again, also where others come first."""
 _OURS = "; the figures are those of the nodes' annotations, which are up to some minutes old"
@@ -89,11 +82,9 @@ class AgentFigures:
         The agents are in `namespace`, see `core.cluster.agentpods`.
         """
         self._client = client
-        self._namespace = namespace
+        self.reader = AgentReader(client, namespace, pods_s=timing.pods_s)
         self._timing = timing
         self._agents = Agents({})
-        self._listed_s = float("-inf")
-        self._listing = asyncio.Lock()
         self._refused_s = float("-inf")
         self._nothing = ""
         """Why no agent is read; empty: some are, or nobody looks."""
@@ -149,19 +140,21 @@ class AgentFigures:
             await asyncio.sleep(max(timing.round_s - took_s, 0) if names else timing.idle_s)
 
     async def _round(self, names: Collection[str], in_view: Collection[str], deliver: Deliver) -> None:
-        timing = self._timing
         self._wanted = len(names)
+        before = self._agents
         try:
-            await self.agents()
+            self._agents = await self.reader.agents()
         except ForbiddenError as error:
             self._refuse(error)
             return
         except ApiError as error:
-            # Those that are known are read on; soon the list is asked for again.
-            self._listed_s = time.monotonic() - timing.pods_s + timing.every_s
-            if not self._agents.by_node:
+            if not self._agents.by_node:  # those that are known are read on
                 self._nothing = f"the pods of the node agents cannot be listed ({error})"
                 return
+        for node, pod in self._agents.by_node.items() if self._agents is not before else ():
+            if before.by_node.get(node) != pod:  # a new agent has not failed yet
+                self._last.pop(node, None)
+                self._problems.pop(node, None)
         self._nothing = self._agents.why
         chosen = self._chosen(names, in_view)
         answers = await asyncio.gather(*(self._read(name) for name in chosen))
@@ -188,7 +181,7 @@ class AgentFigures:
 
     def _refuse(self, error: ForbiddenError) -> None:
         self._nothing = error.call.missing_right
-        self._refused_s, self._listed_s = time.monotonic(), float("-inf")
+        self._refused_s = time.monotonic()
         self._last.clear()
         self._problems.clear()
 
@@ -234,28 +227,59 @@ class AgentFigures:
                 for name in known.keys() - names:
                     del known[name]
 
-    async def agents(self) -> Agents:
-        """Return the agents of the nodes, by a list that is at most `FiguresTiming.pods_s` old.
+
+# --- The past ---------------------------------------------------------------------------------------------------------
+
+KEPT_S = 15.0
+"""How long an answer, or why there is none, is shown again: agents record every 15 seconds."""
+_MOST_KEPT: Final = 256
+_MOST_KEPT_BYTES: Final = 32 << 20
+"""Of the answers that are kept; the oldest give way."""
+_AT_ONCE = 8
+
+
+class AgentHistory:
+    """Keeps answers of agents as they came; who may see what of them is the callers' matter."""
+
+    def __init__(self, reader: AgentReader, clock: Callable[[], float] = time.monotonic) -> None:
+        """Ask through `reader`; `clock` returns seconds."""
+        self._reader = reader
+        self._clock = clock
+        self._kept: OrderedDict[tuple[str, str], tuple[float, asyncio.Task[bytes]]] = OrderedDict()
+        """The oldest first."""
+        self._turns = Turns(_AT_ONCE)
+
+    async def read(self, node: str, path: str, kind: type[T], user: str) -> T:
+        """Return the answer of a node's agent, decoded; users take turns.
 
         Raises:
-            ApiError: their pods cannot be listed.
+            AgentUnreadableError: there is no agent, or it does not answer, or with something else.
+            ApiError: the API server does not list agents, or our account may not read them.
         """
-        async with self._listing:
-            await self._find_agents()
-        return self._agents
+        return await understood(await asyncio.shield(self._answer(node, path, user)), node, kind, "page")
 
-    async def _find_agents(self) -> None:
-        """List the agents' pods, unless that was done a moment ago."""
-        if time.monotonic() - self._listed_s < self._timing.pods_s:
-            return
-        found: list[AgentPod] = []
-        async for page in self._client.pages(PODS, namespace=self._namespace, labels=AGENT_LABELS, since="0"):
-            found += agent_pods(page.items or ())
-            if len(found) > _MOST_PODS:
-                break
-        before, self._agents = self._agents.by_node, agents(found, self._namespace)
-        self._listed_s = time.monotonic()
-        for node, pod in self._agents.by_node.items():
-            if before.get(node) != pod:  # a new agent has not failed yet
-                self._last.pop(node, None)
-                self._problems.pop(node, None)
+    def _answer(self, node: str, path: str, user: str) -> asyncio.Task[bytes]:
+        now_s = self._clock()
+        while self._kept and next(iter(self._kept.values()))[0] + KEPT_S <= now_s:
+            self._kept.popitem(last=False)
+        if (node, path) not in self._kept:
+            asking = asyncio.create_task(self._ask(node, path, user), name="read what an agent remembers")
+            asking.add_done_callback(self._answered)
+            self._kept[node, path] = now_s, asking
+        return self._kept[node, path][1]
+
+    async def _ask(self, node: str, path: str, user: str) -> bytes:
+        async with self._turns.turn(user):
+            return await self._reader.ask(node, path, by="page")
+
+    def _answered(self, task: asyncio.Task[bytes]) -> None:
+        if not task.cancelled():
+            task.exception()  # nobody may be waiting for it
+        sizes = [_size(kept) for _, kept in self._kept.values()]
+        while len(sizes) > _MOST_KEPT or sum(sizes) > _MOST_KEPT_BYTES:
+            self._kept.popitem(last=False)
+            del sizes[0]
+
+
+def _size(task: asyncio.Task[bytes]) -> int:
+    return len(task.result()) if task.done() and not task.cancelled() and task.exception() is None else 0

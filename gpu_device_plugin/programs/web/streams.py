@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpu_device_plugin.aio.waiting import wait_within
+from gpu_device_plugin.aio.waiting import any_of, wait_within
 from gpu_device_plugin.cluster.client.errors import ApiError
 from gpu_device_plugin.core.report.overview_document import VERSION
 from gpu_device_plugin.model.times import rfc3339
@@ -93,47 +93,24 @@ class StreamTiming:
 
 
 class _EndedError(Exception):
-    """A reader has lost rights."""
+    """A reader has other rights than its stream began with; its page opens another one."""
 
 
 @dataclass(eq=False, repr=False)
 class _Rights:
-    scope: CallerScope
+    _scope: CallerScope
     """What the reader may see."""
     _again: Callable[[], Awaitable[Caller | None]]
-    _page_state: PageState
     _timing: StreamTiming
 
     def __post_init__(self) -> None:
         self._confirmed_at = self._looked_at = time.monotonic()
-        self._learning: asyncio.Task[None] | None = None
-        self._learn_at = 0.0
 
-    @property
-    def known(self) -> bool:
-        """Whether the API server has said whose pods the reader may see."""
-        return self.scope.knows(self._page_state.namespaces)
+    async def hold(self) -> None:
+        """End the stream, if it is time to look, where a right has changed, the token is invalid, or nobody says.
 
-    def learn(self) -> asyncio.Task[None] | None:
-        """Ask on about namespaces that are not known; None: there is nothing to ask now."""
-        if self._learning is not None and self._learning.done():
-            try:
-                self._learning.result()
-            except ApiError:  # what nothing is known of stays hidden
-                self._learn_at = time.monotonic() + self._timing.pulse_s
-            self._learning = None
-        namespaces = self._page_state.namespaces
-        if self._learning is None and time.monotonic() >= self._learn_at and not self.scope.current(namespaces):
-            self._learning = asyncio.create_task(self.scope.learn(namespaces), name="learn of namespaces")
-        return self._learning
-
-    def stop_learning(self) -> None:
-        if self._learning is not None:
-            self._learning.cancel()
-            self._learning = None
-
-    async def look(self) -> None:
-        """Learn what the reader may see now, if it is time; its token may be invalid, or nobody have said for long."""
+        A reader may take its time for each chunk of an event, and for all of them longer than rights last.
+        """
         if time.monotonic() < self._looked_at + self._timing.rights_s:
             return
         self._looked_at = time.monotonic()
@@ -142,24 +119,15 @@ class _Rights:
                 caller = await self._again()
                 if caller is None:
                     raise _EndedError
-                fresh = await self.scope.renewed(caller, self._page_state.namespaces, self._timing.confirm_s / 2)
+                same = await self._scope.still_holds(caller, self._timing.confirm_s / 2)
         except (ApiError, TimeoutError):
             # The page says that the API server is not heard. But it may answer all except whose token this is.
             if time.monotonic() - self._confirmed_at >= _MOST_UNSURE * self._timing.rights_s:
                 raise _EndedError from None
             return
-        self._confirmed_at = time.monotonic()
-        self.stop_learning()
-        self.scope = fresh
-
-    async def hold(self, scope: CallerScope) -> None:
-        """Look again if it is time, while an event is written that was begun for `scope`; it may have to end.
-
-        A reader may take its time for each chunk of it, and for all of them longer than rights last.
-        """
-        await self.look()
-        if self.scope is not scope and not scope.still_granted(self.scope):
+        if not same:
             raise _EndedError
+        self._confirmed_at = time.monotonic()
 
 
 @dataclass(eq=False, repr=False)
@@ -202,33 +170,31 @@ class Streams:
         page_state, timing = self._page_state, self._timing
         self.readers += 1
         stream = self.views.open(caller.user)
-        rights = _Rights(scope, again, page_state, timing)
+        rights = _Rights(scope, again, timing)
         try:
             await wait_within(timing.first_s, self._until_complete())
-            if (learning := rights.learn()) is not None:
-                await asyncio.wait({learning}, timeout=timing.learn_s)
-            mark, seen, known = page_state.mark.value, scope.seen, rights.known
+            await wait_within(timing.learn_s, self._learn(scope))
+            mark, seen, known = page_state.mark.value, scope.seen, self._known(scope)
             async for chunk in self._one_by_one(self._whole(scope, stream)):
                 yield chunk
-                await rights.hold(scope)
+                await rights.hold()
             self._told[stream] = mark
             pulse_at = time.monotonic() + timing.pulse_s
             while True:
-                pause_s = timing.learn_s if rights.learn() is not None else timing.pulse_s
-                await wait_within(min(pause_s, pulse_at - time.monotonic()), page_state.mark.after(mark))
-                await rights.look()
-                if rights.scope is not scope:
-                    scope, before = rights.scope, scope
-                    same = (scope.nodes, scope.everything) == (before.nodes, before.everything)
-                    mark = mark if same and scope.seen >= seen else -1
-                learned = scope.seen - seen
-                if page_state.mark.value > mark or learned or rights.known != known:
-                    rewritten = PARTS if learned or rights.known != known else ()
-                    since, mark, seen, known = mark, page_state.mark.value, scope.seen, rights.known
+                # Answers outlast the waiting for them, which ends often, so that their pods are shown soon.
+                pause_s, learning = (
+                    (timing.pulse_s, []) if self._known(scope) else (timing.learn_s, [self._learn(scope)])
+                )
+                await any_of(min(pause_s, pulse_at - time.monotonic()), page_state.mark.after(mark), *learning)
+                await rights.hold()
+                learned, knows = scope.seen - seen, self._known(scope)
+                if page_state.mark.value > mark or learned or knows != known:
+                    rewritten = PARTS if learned or knows != known else ()
+                    since, mark, seen, known = mark, page_state.mark.value, scope.seen, knows
                     changes = self._changes(scope, since, learned, rewritten, stream)
                     async for chunk in self._one_by_one(changes):
                         yield chunk
-                        await rights.hold(scope)
+                        await rights.hold()
                     self._told[stream] = mark
                     await asyncio.sleep(timing.between_changes_s)
                 if time.monotonic() >= pulse_at:
@@ -237,10 +203,20 @@ class Streams:
         except _EndedError:
             return
         finally:
-            rights.stop_learning()
             self.views.close(stream)
             self._told.pop(stream, None)
             self.readers -= 1
+
+    def _known(self, scope: CallerScope) -> bool:
+        """Return whether the API server has said whose pods a reader may see."""
+        return scope.knows(self._page_state.namespaces)
+
+    async def _learn(self, scope: CallerScope) -> None:
+        """Ask about namespaces that are not known; what nothing is known of stays hidden."""
+        try:
+            await scope.learn(self._page_state.namespaces)
+        except ApiError:
+            await asyncio.sleep(self._timing.pulse_s)
 
     async def _one_by_one(self, chunks: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
         """Yield the chunks of an event. Of all streams one writes at a time, and between two chunks others have a turn.

@@ -15,11 +15,17 @@ from gpu_device_plugin.aio.waiting import for_ever, wait_within
 from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.client.config import SERVICE_ACCOUNT, ClusterConfigError, config_for
 from gpu_device_plugin.cluster.reflector import ReflectorTiming
-from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE
+from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE, Agents
 from gpu_device_plugin.lifetime import ReloadingProgram, tls_of
-from gpu_device_plugin.programs.web.agent_history import AgentHistory
+from gpu_device_plugin.programs.api_reads import AgentReader
 from gpu_device_plugin.programs.web.callers import ReviewedCallers
-from gpu_device_plugin.programs.web.figures import DEFAULT_TIMING, AgentFigures, FiguresState, FiguresTiming
+from gpu_device_plugin.programs.web.figures import (
+    DEFAULT_TIMING,
+    AgentFigures,
+    AgentHistory,
+    FiguresState,
+    FiguresTiming,
+)
 from gpu_device_plugin.programs.web.page_plans import PagePlans
 from gpu_device_plugin.programs.web.page_state import PageState
 from gpu_device_plugin.programs.web.streams import Streams, StreamTiming
@@ -92,7 +98,7 @@ class PageServer:
         self.page_state = PageState(self.watched, self._figures_state)
         self.streams = Streams(self.page_state, timings.stream)
         plans = PagePlans(client, self.page_state)
-        history = AgentHistory(client, figures)
+        history = AgentHistory(AgentReader(client, known=Agents({})) if figures is None else figures.reader)
         self.routes = PageRoutes(
             callers, self.page_state, self.streams, plans, history, client, about, timings.answer_s
         )

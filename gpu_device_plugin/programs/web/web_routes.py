@@ -16,17 +16,15 @@ from gpu_device_plugin.aio.http import JSON, Page, Route, Stream
 from gpu_device_plugin.aio.turns import Turns
 from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.cluster.client.errors import ApiError, Call, ForbiddenError, NotFoundError
-from gpu_device_plugin.cluster.objects.decoding import PODS, ObjectKind, UnreadableObjectError
+from gpu_device_plugin.cluster.objects.decoding import PODS, UnreadableObjectError
 from gpu_device_plugin.core.report.overview_document import containers_of, node_document
 from gpu_device_plugin.core.report.why.explanations import explain
-from gpu_device_plugin.core.report.why.slowness import gpus_of
 from gpu_device_plugin.features.history import contract
 from gpu_device_plugin.features.history.contract import seen_history, seen_summary
-from gpu_device_plugin.programs.web.agent_history import AgentUnreadableError
+from gpu_device_plugin.programs.api_reads import AgentUnreadableError, events_of, explained, histories_of
 from gpu_device_plugin.programs.web.callers import ALL_NAMESPACES, CallerScope
-from gpu_device_plugin.view.objects import ConfigMap, decoded
 from gpu_device_plugin.view.poddetails import event_documents, events, pod_and_status
-from gpu_device_plugin.view.why_pod import CONFIGURATION, assumed, on_gpus, policy_in, why, with_slowness
+from gpu_device_plugin.view.why_pod import on_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -36,12 +34,11 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.programs.web.agent_history import AgentHistory
-    from gpu_device_plugin.programs.web.callers import Caller, Callers
+    from gpu_device_plugin.programs.web.callers import Callers
+    from gpu_device_plugin.programs.web.figures import AgentHistory
     from gpu_device_plugin.programs.web.page_plans import PagePlans
     from gpu_device_plugin.programs.web.page_state import PageState
     from gpu_device_plugin.programs.web.streams import Streams
-    from gpu_device_plugin.view.why_pod import Policy
 
 _TYPES: Mapping[str, str] = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 """The files that are served, by the end of their names."""
@@ -79,7 +76,6 @@ _NO_POD = "This is no name of a pod; write NAMESPACE/NAME."
 _NO_NODES = "Nodes are not shown: the right to list nodes in the whole cluster is missing."
 _INCIDENT = re.compile(r"[A-Za-z0-9-]{1,128}")
 _NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-_EVENTS, _CONFIGMAPS = ObjectKind("events"), ObjectKind("configmaps")
 _MOST_EXPLAINED = 10
 _PLAN_S = 60.0
 """How long a request for a plan may take: it reads the whole cluster, and may wait for others. A right that was taken
@@ -143,7 +139,7 @@ class PageRoutes:
     def _data(
         self,
         path: str,
-        answer: Callable[[Request, Caller], Awaitable[Page | Stream]],
+        answer: Callable[[Request, CallerScope], Awaitable[Page | Stream]],
         *,
         method: str = "GET",
         within_s: float = 0.0,
@@ -157,7 +153,7 @@ class PageRoutes:
                 async with asyncio.timeout(most_s):
                     caller = await self.callers.caller(_token(request))
                     if caller is not None:
-                        return await answer(request, caller)
+                        return await answer(request, CallerScope(caller))
                     if self.about.mode == "cluster":
                         return _error(401, "Give the token of an account of this cluster.", login="token")
                     return _error(401, "Open the page by the address that the command printed; it ends in a token.")
@@ -177,7 +173,8 @@ class PageRoutes:
     def _unread(self, error: ApiError | UnreadableObjectError | AgentUnreadableError) -> Page:
         match error:
             case AgentUnreadableError():
-                said = error.status, str(error)
+                sentence = str(error)
+                said = error.status, f"{sentence[:1].upper()}{sentence[1:]}."
             case NotFoundError(call=Call(verb="get", resource="pods") as call):
                 said = 404, f"There is no pod {call.name} in the namespace {call.namespace}; it may be gone."
             case NotFoundError():
@@ -194,19 +191,18 @@ class PageRoutes:
 
     # --- Data ---------------------------------------------------------------------------------------------------------
 
-    async def _session(self, _request: Request, caller: Caller) -> Page:
+    async def _session(self, _request: Request, scope: CallerScope) -> Page:
         about = self.about
-        session = {"version": __version__, "mode": about.mode, "user": caller.user, "context": about.context}
+        session = {"version": __version__, "mode": about.mode, "user": scope.caller.user, "context": about.context}
         return _json({**session, **({"dashboard": about.dashboard} if about.dashboard else {})})
 
-    async def _live(self, request: Request, caller: Caller) -> Stream:
+    async def _live(self, request: Request, scope: CallerScope) -> Stream:
         token = _token(request)
-        parts = await self.streams.events(caller, lambda: self.callers.caller(token))
+        parts = await self.streams.events(scope.caller, lambda: self.callers.caller(token))
         return Stream(parts, "text/event-stream")
 
-    async def _node(self, request: Request, caller: Caller) -> Page:
+    async def _node(self, request: Request, scope: CallerScope) -> Page:
         name = unquote(request.rest)
-        scope = CallerScope(caller)
         await scope.learn()
         if not self.page_state.shows_nodes(scope):
             return _error(403, _NO_NODES)
@@ -215,34 +211,32 @@ class PageRoutes:
         await wait_within(_LEARN_S, scope.learn(node.namespaces))
         return _json({"node": node_document(scope.of(node.view))})
 
-    async def _pod(self, request: Request, caller: Caller) -> Page:
+    async def _pod(self, request: Request, scope: CallerScope) -> Page:
         if (named := _named(request)) is None:
             return _error(400, _NO_POD)
         namespace, name = named
-        scope = CallerScope(caller)
         await scope.learn([namespace])
         if not scope.may_see(namespace):
             return _error(403, f"You have no right to get pods in the namespace {namespace}.")
         await wait_within(_LEARN_S, scope.learn(self.page_state.namespaces))  # why it waits names pods on nodes
-        return _json(await self._details(namespace, name, scope, caller.user))
+        return _json(await self._details(namespace, name, scope))
 
-    async def _plan(self, request: Request, caller: Caller) -> Page:
+    async def _plan(self, request: Request, scope: CallerScope) -> Page:
         if (named := _named(request)) is None:
             return _error(400, _NO_POD)
         pod = "/".join(named)
-        scope = CallerScope(caller)
         await scope.learn()
         if not (scope.everything and scope.nodes):
             right = Call("list", "nodes") if scope.everything else Call("get", "pods")
             return _error(403, f"A plan concerns all nodes and their pods: {right.missing_right}.")
-        made = await self.plans.document(pod, caller.user, budgets=await caller.may_see_budgets())
+        made = await self.plans.document(pod, scope.caller.user, budgets=await scope.caller.may_see_budgets())
         if made is None:
             return _error(404, f"The pod {pod} does not wait for GPUs by its limits.")
         return Page(made, content_type=JSON)
 
-    async def _history(self, request: Request, caller: Caller) -> Page:
+    async def _history(self, request: Request, scope: CallerScope) -> Page:
         """Answer with the last hour of a GPU and its containers, of a pod, or of a namespace's containers on a node."""
-        query, scope = request.query, CallerScope(caller)
+        query = request.query
         namespace, _, pod = (query.get("namespace") or query.get("pod", "")).partition("/")
         await scope.learn([namespace] if namespace else ())
         nodes, position = self.page_state.shows_nodes(scope), query.get("gpu", "")
@@ -256,14 +250,14 @@ class PageRoutes:
             path = contract.namespace_path(namespace)
         else:
             return _error(403, f"You have no right to get pods in the namespace {namespace}.")
-        found = await self.history.read(unquote(request.rest), path, contract.NodeHistory, caller.user)
+        found = await self.history.read(unquote(request.rest), path, contract.NodeHistory, scope.caller.user)
         await wait_within(_LEARN_S, scope.learn({each.namespace for each in found.containers} - {ALL_NAMESPACES}))
         return _json(seen_history(found, scope.may_see, nodes=nodes, pod=pod))
 
-    async def _incidents(self, request: Request, caller: Caller) -> Page:
+    async def _incidents(self, request: Request, scope: CallerScope) -> Page:
         """Answer with the incidents of a node, or with the whole record of one, which may name all pods of the node."""
         node, _, name = unquote(request.rest).partition("/")
-        scope, path = CallerScope(caller), contract.INCIDENTS_PATH
+        path, user = contract.INCIDENTS_PATH, scope.caller.user
         await scope.learn()
         if not self.page_state.shows_nodes(scope):
             return _error(403, _NO_NODES)
@@ -272,20 +266,20 @@ class PageRoutes:
                 return _error(403, f"A record concerns all pods of a GPU: {Call('get', 'pods').missing_right}.")
             if not _INCIDENT.fullmatch(name):
                 return _error(400, "This is no name of an incident; incidents/NODE lists them.")
-            return _json(await self.history.read(node, path + name, contract.Incident, caller.user))
-        found = await self.history.read(node, path, contract.IncidentList, caller.user)
+            return _json(await self.history.read(node, path + name, contract.Incident, user))
+        found = await self.history.read(node, path, contract.IncidentList, user)
         await wait_within(_LEARN_S, scope.learn({each.namespace for each in found.incidents} - {ALL_NAMESPACES}))
         return _json(replace(found, incidents=tuple(seen_summary(each, scope.may_see) for each in found.incidents)))
 
-    async def _view(self, request: Request, caller: Caller) -> Page:
+    async def _view(self, request: Request, scope: CallerScope) -> Page:
         try:
             view = msgspec.json.decode(request.body, type=_View)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return _error(400, 'The body names no nodes that are looked at; send {"stream": "...", "nodes": ["..."]}.')
-        if not await caller.may_see_nodes():
+        if not await scope.caller.may_see_nodes():
             return _error(403, _NO_NODES)
         known = [name for name in view.nodes if self.page_state.node(name) is not None]
-        if not self.streams.views.show(view.stream, caller.user, known):
+        if not self.streams.views.show(view.stream, scope.caller.user, known):
             return _error(404, "No such stream is open here; it has ended, or is another replica's.")
         return _json({})
 
@@ -295,7 +289,7 @@ class PageRoutes:
 
     # --- One pod in full ----------------------------------------------------------------------------------------------
 
-    async def _details(self, namespace: str, name: str, scope: CallerScope, user: str) -> dict[str, Any]:
+    async def _details(self, namespace: str, name: str, scope: CallerScope) -> dict[str, Any]:
         """Return a pod of a namespace that the caller may see, read with our own account. Users take turns.
 
         Raises:
@@ -303,13 +297,13 @@ class PageRoutes:
             UnreadableObjectError: it is no pod.
         """
         ours = self.page_state.watched.cluster.resources
-        async with self.turns.turn(user):
+        async with self.turns.turn(scope.caller.user):
             raw = msgspec.Raw(await self.client.get(PODS, name, namespace=namespace))
             pod, status = pod_and_status(raw, ours)
             raw_events, notes = await self._events(namespace, pod.uid)
             status = replace(status, events=events(raw_events, status))
             nodes = self.page_state.readable if self.page_state.shows_nodes(scope) else None
-        explained = await self._why(pod, status, nodes, scope, user)
+        explained = await self._why(pod, status, nodes, scope)
         shown = self.page_state.node(pod.node_name) if scope.nodes else None
         fields = {
             "node": pod.node_name,
@@ -336,24 +330,20 @@ class PageRoutes:
         status: SchedulingStatus,
         nodes: Sequence[NodeView] | None,
         scope: CallerScope,
-        user: str,
     ) -> list[str]:
         """Return what `kubectl inspect gpushare why` prints, naming the pods that the caller may see.
 
         `nodes` have all names; None: they cannot be read.
         """
-        policy, histories = await self._policy(nodes), await self._histories(pod, status, user)
-        watched = self.page_state.watched
-        claims, ours = watched.claims_of(pod.namespace), watched.cluster.resources
-
-        def lines() -> list[str]:  # beside the event loop: thousands of nodes take tens of milliseconds
-            views = None if nodes is None else [*map(scope.of, nodes)]
-            said = why(pod, status, ours, views, most=_MOST_EXPLAINED, policy=lambda: policy, claims=claims)
-            said = with_slowness(said, pod, histories, scope.may_see)
-            waits = [f"{pod.namespace}/{pod.name} waits for {said.asks}."] if said.asks else []
-            return [*waits, *map(str, said.facts), *explain(said.answers, _MOST_EXPLAINED)]
-
-        return await asyncio.to_thread(lines)
+        told, answers = await explained(
+            *(self.client, pod, status, self.page_state.watched.cluster.resources),
+            lambda: None if nodes is None else [*map(scope.of, nodes)],
+            most=_MOST_EXPLAINED,
+            claims=self.page_state.watched.claims_of(pod.namespace),
+            histories=await self._histories(pod, status, scope.caller.user),
+            may_see=scope.may_see,
+        )
+        return [*told, *explain(answers, _MOST_EXPLAINED)]
 
     async def _histories(self, pod: Pod, status: SchedulingStatus, user: str) -> Sequence[contract.NodeHistory] | None:
         """Return the histories of a running pod's GPUs; None: none is needed, or its node's agent does not tell soon.
@@ -368,34 +358,17 @@ class PageRoutes:
 
         try:
             async with asyncio.timeout(_HISTORY_S):
-                positions = gpus_of(await read(contract.namespace_path(pod.namespace)), pod.namespace, pod.name)
-                return [await read(contract.gpu_path(position)) for position in positions]
+                return await histories_of(pod, read)
         except (AgentUnreadableError, ApiError, TimeoutError):
             return None
 
     async def _events(self, namespace: str, uid: str) -> tuple[Sequence[msgspec.Raw], list[str]]:
-        escaped = "".join(f"\\{char}" if char in "\\,=" else char for char in uid)
         try:
-            async for page in self.client.pages(
-                _EVENTS, namespace=namespace, fields=f"involvedObject.uid={escaped}", limit=200
-            ):
-                return page.items or (), []
+            return await events_of(self.client, namespace, uid), []
         except ForbiddenError:
             return (), [f"The right to list events in the namespace {namespace} is missing."]
         except ApiError as error:
             return (), [f"Events cannot be read: {error}."]
-        return (), []
-
-    async def _policy(self, nodes: Sequence[NodeView] | None) -> Policy:
-        if all(node.candidate.gpus.policy is not None for node in nodes or ()):
-            return assumed()
-        found: list[ConfigMap] = []
-        try:
-            async for page in self.client.pages(_CONFIGMAPS, fields=f"metadata.name={CONFIGURATION}"):
-                found += [decoded(raw, ConfigMap) for raw in page.items or ()]
-        except (ApiError, UnreadableObjectError) as error:
-            return assumed(f"the ConfigMap {CONFIGURATION} cannot be read ({error})")
-        return policy_in(found)
 
 
 def _named(request: Request) -> tuple[str, str] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.cost.accounting import (
+from gpu_device_plugin.core.cost import (
     ALLOCATED,
     BORROWED,
     BUSY,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.cost.accounting import (
+from gpu_device_plugin.core.cost import (
     CARD_MEMORY,
     GIVEN,
     INFO,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
-from gpu_device_plugin.core.cost.accounting import (
+from gpu_device_plugin.core.cost import (
     CARD_MEMORY,
     GIVEN,
     INFO,

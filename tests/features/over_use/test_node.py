@@ -21,8 +21,8 @@ from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.builders import mirror
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Hang
+from tests.cluster_double.owned import mirror
+from tests.cluster_double.troubles import Answer, Hang
 from tests.listening import listening
 from tests.node.cluster_harness import NODE, RIGHTS, Cluster, cluster, promise
 from tests.node.harness import container, gpus_of, pod, world

@@ -7,7 +7,6 @@ import logging
 import re
 from contextlib import contextmanager
 from dataclasses import replace
-from fractions import Fraction
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -16,11 +15,11 @@ from urllib.parse import parse_qs
 import pytest
 
 from gpu_device_plugin.cli import parse
-from gpu_device_plugin.core.cost.accounting import GIVEN, MEMORY, Period
+from gpu_device_plugin.core.cost import GIVEN, MEMORY
 from gpu_device_plugin.features.audit.contract import LOGGER, MESSAGE, AuditKind, AuditRecord
 from gpu_device_plugin.logs import JsonFormatter
 from gpu_device_plugin.programs.cost.cost_program import main
-from gpu_device_plugin.programs.cost.samples import aligned, audit_lines
+from gpu_device_plugin.programs.cost.samples import audit_lines
 from gpu_device_plugin.settings.knobs import UsageError
 from tests.ports import free_ports
 
@@ -64,16 +63,9 @@ def cost(*words: str, **environ: str) -> int:
     return main(parse(["cost", *words]), environ)
 
 
-@pytest.fixture
-def recorded(tmp_path: Path) -> str:
-    """Return the path of a recorded answer about a T4 of which a pod has a quarter."""
-    (tmp_path / "answer.json").write_bytes(matrix(*GPU))
-    return str(tmp_path / "answer.json")
-
-
 @contextmanager
 def server(status: int, body: bytes, **headers: str) -> Iterator[tuple[str, list[tuple[str, dict[str, list[str]]]]]]:
-    """Serve one answer to everything; yield the address, and token and parameters of each request."""
+    """Serve an answer, or the metrics of it that are asked for; yield the address, and each request's parameters."""
     asked: list[tuple[str, dict[str, list[str]]]] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -85,12 +77,13 @@ def server(status: int, body: bytes, **headers: str) -> Iterator[tuple[str, list
                     parse_qs(form) | {"org": self.headers.get_all("X-Scope-OrgID", [])},
                 )
             )
+            answer = _asked_for(body, asked[-1][1]["query"][0])
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)
-            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
-            self.wfile.write(body)
+            self.wfile.write(answer)
 
         def log_message(self, *_: Any) -> None:
             """Say nothing."""
@@ -106,8 +99,24 @@ def server(status: int, body: bytes, **headers: str) -> Iterator[tuple[str, list
         served.server_close()
 
 
-def test_the_table_of_recorded_samples(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cost("--samples", recorded, *PERIOD, "--rate", "*T4=0.35", "--currency", "EUR") == 0
+def _asked_for(body: bytes, query: str) -> bytes:
+    """Return an answer without the series of other metrics than that of a query."""
+    if b"__name__" not in body:
+        return body
+    answer = json.loads(body)
+    series = [each for each in answer["data"]["result"] if f"({each['metric']['__name__']})" in query]
+    return json.dumps({**answer, "data": {**answer["data"], "result": series}}).encode()
+
+
+@pytest.fixture
+def prometheus() -> Iterator[str]:
+    """Return the address of a Prometheus that knows a T4 of which a pod has a quarter."""
+    with server(200, matrix(*GPU)) as (url, _):
+        yield url
+
+
+def test_the_table_of_samples(prometheus: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cost("--prometheus", prometheus, *PERIOD, "--rate", "*T4=0.35", "--currency", "EUR") == 0
     assert [line.split() for line in capsys.readouterr().out.splitlines()[:8]] == [
         ["1", "GPU", "from", "2024-10-01T00:00:00Z", "to", "2024-10-01T04:00:00Z,", "in", "steps", "of", "60", "min"],
         [],
@@ -120,18 +129,17 @@ def test_the_table_of_recorded_samples(recorded: str, capsys: pytest.CaptureFixt
     ]
 
 
-def test_what_is_not_known_is_said(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cost("--samples", recorded, *PERIOD, "--by", "pod", "--co2", "380") == 0
+def test_what_is_not_known_is_said(prometheus: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cost("--prometheus", prometheus, *PERIOD, "--by", "pod") == 0
     said = capsys.readouterr().out
     assert "* what is stranded is not known" in said
     assert "* owners are not known" in said
-    assert "* energy and CO2 are not known" in said
     assert "COST" not in said
 
 
-def test_rates_come_from_a_file_too(recorded: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rates_come_from_a_file_too(prometheus: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "rates.yaml").write_text("currency: CHF\nrates:\n  '*T4': 1.25\n", encoding="utf-8")
-    assert cost("--samples", recorded, *PERIOD, "--rates", str(tmp_path / "rates.yaml"), "-o", "json") == 0
+    assert cost("--prometheus", prometheus, *PERIOD, "--rates", str(tmp_path / "rates.yaml"), "-o", "json") == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["currency"], found["total"]["totalCost"]) == ("CHF", "5.00")
 
@@ -218,7 +226,7 @@ def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "name what to read: --prometheus URL, --samples PATH or --audit PATH"),
+        ([], "name what to read: --prometheus URL or --audit PATH"),
         (["--prometheus", "localhost:9090"], "no address such as http://prometheus.monitoring:9090"),
         (["--prometheus", "http://user:pw@x"], "no address such as"),
         (["--from", "3d", "--to", "5d"], "the period is empty: --from is "),
@@ -232,7 +240,7 @@ def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str])
         (["--rate", "T4=1e-999999999"], "'1e-999999999' is no amount of at least 0"),
         (["--currency", "EUR"], "--currency: there are no prices; add --rate"),
         (["--rate", "T4=1", "--currency", "euro"], "'euro' is no code of three letters, such as EUR"),
-        (["--co2", "nan"], "--co2: 'nan' is no amount"),
+        (["--rate", "T4=nan"], "--rate: 'nan' is no amount"),
         (["--header", "secret"], "--header: this is no NAME: VALUE, such as 'X-Scope-OrgID: team'"),
         (["--header", "a b: c"], "--header: this is no NAME: VALUE"),
         (["--header", "a: b\nc: d"], "--header: this is no NAME: VALUE"),
@@ -252,50 +260,39 @@ def test_a_mistake_is_answered_with_a_sentence(words: list[str], said: str) -> N
     assert said in str(error.value)
 
 
-def test_a_period_may_begin_before_the_calendar(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cost("--samples", recorded, "--from", "999999w", "--step", "52w") == 1
+def test_a_period_may_begin_before_the_calendar(prometheus: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cost("--prometheus", prometheus, "--from", "999999w", "--step", "52w") == 1
     assert "from 1970-01-01T00:00:00Z to " in capsys.readouterr().err
 
 
-def test_samples_below_zero_count_as_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_samples_below_zero_count_as_none(capsys: pytest.CaptureFixture[str]) -> None:
     place = {"namespace": "ml", "pod": "web", "container": "main", "gpu": "a"}
     series = [({"__name__": MEMORY, "gpu": "a"}, samples(16)), ({"__name__": GIVEN, **place}, samples(-8))]
-    (tmp_path / "file").write_bytes(matrix(*series))
-    assert cost("--samples", str(tmp_path / "file"), *PERIOD, "-o", "json") == 0
+    with server(200, matrix(*series)) as (url, _):
+        assert cost("--prometheus", url, *PERIOD, "-o", "json") == 0
     assert json.loads(capsys.readouterr().out)["rows"] == []
 
 
-@pytest.mark.parametrize("step", ["1m", "10m", "1h"])
-def test_what_was_recorded_by_the_hour_counts_for_hours_whatever_the_step(
-    step: str, recorded: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cost("--samples", recorded, *PERIOD[:4], "--step", step, "-o", "json") == 0
-    assert json.loads(capsys.readouterr().out)["rows"][0]["unmeasuredGpuHours"] == "1.000000"
-
-
-def test_a_model_without_a_rate_is_named(recorded: str) -> None:
+def test_a_model_without_a_rate_is_named(prometheus: str) -> None:
     with pytest.raises(UsageError, match="there is no rate for the model 'Tesla T4'"):
-        cost("--samples", recorded, *PERIOD, "--rate", "H100=2")
+        cost("--prometheus", prometheus, *PERIOD, "--rate", "H100=2")
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("body", "said"),
     [
         (b"hello", "this is no answer of Prometheus' API /api/v1/query_range"),
         (
             b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
             "this is no answer of Prometheus' API /api/v1/query_range",
         ),
-        (matrix(({"gpu": "a"}, samples(1))), "series without a name; record the metrics themselves"),
         (matrix(({"__name__": MEMORY}, [[BEGIN, "x"]])), "a sample is no number"),
         (matrix(GPU[2]), f"there is no {MEMORY} from 2024-10-01T00:00:00Z to 2024-10-01T04:00:00Z, only what"),
     ],
 )
-def test_a_file_that_holds_something_else_is_named(
-    content: bytes, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").write_bytes(content)
-    assert cost("--samples", str(tmp_path / "file"), *PERIOD) == 1
+def test_an_answer_of_something_else_is_named(body: bytes, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with server(200, body) as (url, _):
+        assert cost("--prometheus", url, *PERIOD) == 1
     assert said in capsys.readouterr().err
 
 
@@ -303,7 +300,7 @@ def test_a_file_that_holds_something_else_is_named(
     ("flag", "content", "said"),
     [
         ("--audit", "hello\n", "has no audit records; agents write them with --log-format=json"),
-        ("--samples", None, "cannot be read: No such file or directory"),
+        ("--audit", None, "cannot be read: No such file or directory"),
         ("--token-file", None, "cannot be read: No such file or directory"),
         ("--ca", "no certificate", "cannot be used"),
     ],
@@ -314,7 +311,7 @@ def test_a_file_that_cannot_be_used_is_named(
     path = tmp_path / "file"
     if content is not None:
         path.write_text(content, encoding="utf-8")
-    more = () if flag in {"--audit", "--samples"} else ("--prometheus", "http://127.0.0.1:1")
+    more = () if flag == "--audit" else ("--prometheus", "http://127.0.0.1:1")
     assert cost(flag, str(path), *more) == 1
     assert f"{path} " in (err := capsys.readouterr().err)
     assert said in err
@@ -325,12 +322,6 @@ def test_rates_that_are_no_map_are_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "rates").write_text(text, encoding="utf-8")
     with pytest.raises(UsageError, match="--rates"):
         cost("--rates", str(tmp_path / "rates"))
-
-
-def test_in_files_a_sample_counts_until_the_next_one_for_no_more_than_a_step_or_five_minutes() -> None:
-    period = Period(0, 1200, 120)
-    assert aligned({-60: 1.0, 130: 2.0, 480: 3.0}, period) == {0: 1.0, 240: 2.0, 480: 3.0}
-    assert Fraction(len(aligned({0: 1.0}, Period(0, 7200, 3600)))) == 1
 
 
 # --- Stores with several tenants and clusters, and partial answers ----------------------------------------------------
@@ -350,14 +341,13 @@ WARNING = 'fetch series for {replica="a"}:\nconnection refused'
 )
 @pytest.mark.parametrize("output", ["table", "json", "focus"])
 def test_a_partial_answer_is_told_and_changes_the_exit_code(
-    told: dict[str, Any], why: str, output: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    told: dict[str, Any], why: str, output: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    body = json.dumps({**json.loads(matrix(*GPU)), **told}).encode()
-    (tmp_path / "answer.json").write_bytes(body)
     words = (*PERIOD, "--rate", "*=1", "-o", output)
-    assert cost("--samples", str(tmp_path / "answer.json"), *words) == (3 if why else 0)
+    with server(200, json.dumps({**json.loads(matrix(*GPU)), **told}).encode()) as (url, _):
+        assert cost("--prometheus", url, *words) == (3 if why else 0)
     printed = capsys.readouterr()
-    said = f"the costs are not complete, as samples may be missing: {tmp_path}/answer.json: {why}"
+    said = f"the costs are not complete, as samples may be missing: {why}"
     assert bool(why) is (said in (printed.out if output == "table" else printed.err))
     if output == "json":
         assert json.loads(printed.out)["notes"][:1] == ([said] if why else json.loads(printed.out)["notes"][:1])
@@ -376,24 +366,6 @@ def test_a_tenant_is_named_in_a_header_and_a_cluster_selected_in_every_query() -
     for query in queries:
         metrics = re.findall(r"(?:gpushare|kube)_\w+(?!\w)", query)
         assert len(metrics) == query.count('cluster="a",env=~"b|c"}'), query
-
-
-@pytest.mark.parametrize(
-    ("select", "hours"),
-    [('cluster="a"', 3), ('cluster!="a",', 1), (' cluster =~ "b|c" ', 1), ('cluster!~"a|b"', None), ('absent=""', 3)],
-)
-def test_one_cluster_is_selected_in_recorded_answers_too(
-    select: str, hours: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    series = [
-        ({"__name__": MEMORY, "gpu": f"GPU-{cluster}", "cluster": cluster}, samples(GIB, hours))
-        for cluster, hours in (("a", 3), ("b", 1))
-    ]
-    (tmp_path / "answer.json").write_bytes(matrix(*series))
-    code = cost("--samples", str(tmp_path / "answer.json"), *PERIOD, "--select", select, "-o", "json")
-    assert code == (1 if hours is None else 0)
-    if hours is not None:
-        assert json.loads(capsys.readouterr().out)["nobody"]["freeGpuHours"] == f"{hours + ('absent' in select)}.000000"
 
 
 # --- Audit records in logs --------------------------------------------------------------------------------------------

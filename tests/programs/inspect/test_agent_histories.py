@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.programs.inspect.inspect_program import main
 from tests.findings import told
+from tests.programs.inspect.proxied import failure, forbidden
 from tests.programs.inspect.test_cluster_reading import kubectl, listed, read, well
 
 if TYPE_CHECKING:
@@ -23,10 +24,7 @@ HOT = {
     "gpus": [{"gpu": 0, "uuid": "GPU-a", "total_mib": 15360, "throttle": [32] * 40}],
     "of_a_newer_agent": 1,
 }
-FORBIDDEN = (
-    'Error from server (Forbidden): pods "agent-0:9445" is forbidden: User "jane" cannot get resource "pods/proxy" in '
-    'API group "" in the namespace "gpushare"'
-)
+FORBIDDEN = forbidden("get", "pods/proxy", "", "gpushare", "agent-0:9445")
 
 
 def agent(number: int) -> dict[str, Any]:
@@ -53,12 +51,12 @@ def histories(tmp_path: Path, answers: dict[int, Any], agents: int = 0) -> dict[
 
 
 def test_what_agents_remember_is_read_and_why_not_is_told_of_the_others(tmp_path: Path) -> None:
-    found = histories(tmp_path, {0: HOT, 1: {"step_s": "x"}, 2: "Error from server (NotFound): nothing there"})
+    found = histories(tmp_path, {0: HOT, 1: {"step_s": "x"}, 2: failure(404, "NotFound", "nothing there")})
     hot = found["node-00"]
     assert not isinstance(hot, str)
     assert hot.gpus[0].throttle == (32,) * 40
-    assert "the answer of the agent of node node-01 at /history/ cannot be read" in str(found["node-01"])
-    assert "NotFound" in str(found["node-02"])
+    assert "what the agent of node node-01 remembers cannot be understood" in str(found["node-01"])
+    assert "the agent of node node-02 has nothing of it" in str(found["node-02"])
 
 
 def test_a_missing_right_is_told_once(tmp_path: Path) -> None:
@@ -72,7 +70,7 @@ def test_a_missing_right_is_told_once(tmp_path: Path) -> None:
 def test_a_bounded_number_of_agents_is_asked(tmp_path: Path) -> None:
     found = histories(tmp_path, {}, agents=66)
     assert [node for node, why in sorted(found.items()) if "64 nodes" in str(why)] == ["node-64", "node-65"]
-    assert sum("/proxy/history" in call for call in (tmp_path / "calls").read_text().splitlines()) == 64
+    assert sum("/proxy/history" in call for call in (tmp_path / "asked").read_text().splitlines()) == 64
 
 
 def test_the_doctor_tells_of_a_gpu_that_was_slowed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

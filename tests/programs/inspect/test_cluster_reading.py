@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 import pytest
 import yaml
 
+from gpu_device_plugin.cluster.objects.decoding import NODES, NOT_ENDED, PODS
 from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.core.report.findings.component_checks import ADMISSION_POLICIES
 from gpu_device_plugin.core.report.findings.symptoms import Karpenter, Lease
@@ -19,35 +21,20 @@ from gpu_device_plugin.model.contract.keys import MEMORY_LIMIT
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.programs.inspect.cluster_reading import symptoms_in
 from gpu_device_plugin.programs.inspect.inspect_program import main
-from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, Kubectl
+from gpu_device_plugin.programs.kubectl import reaching
 from tests.claim_values import claim_json, part_json
 from tests.names import MEM
+from tests.programs.inspect.proxied import ProxiedApi, failure, forbidden
 from tests.reports import SINCE, written
 from tests.reports import part as reported
 from tests.resources import RESOURCES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms
 
 PROXY = "/api/v1/namespaces/gpushare/pods/scheduler-0:9402/proxy/metrics"
-
-KUBECTL = '''\
-#!{python}
-"""Answers from a file: what stands at each path, or else an error like kubectl's."""
-import json, pathlib, sys
-pages = json.loads(pathlib.Path({pages!r}).read_text())
-path = sys.argv[sys.argv.index("--raw") + 1].partition("&limit=")[0].partition("?limit=")[0]
-with pathlib.Path({pages!r}).with_name("calls").open("a") as calls:
-    print(path.partition("?")[0], file=calls)
-page = pages.get(path, pages.get(path.partition("?")[0]))
-if page is None:
-    print("Warning: something else", file=sys.stderr)
-    print(f"Error from server (NotFound): {{path}}", file=sys.stderr)
-    sys.exit(1)
-if isinstance(page, str) and page.startswith("Error"):
-    sys.exit(page)
-print(page if isinstance(page, str) else json.dumps(page))
-'''
 
 
 def listed(*items: dict[str, Any]) -> dict[str, Any]:
@@ -146,18 +133,29 @@ def well() -> dict[str, Any]:
 
 
 def kubectl(tmp_path: Path, pages: dict[str, Any]) -> str:
-    (tmp_path / "pages.json").write_text(json.dumps(pages), encoding="utf-8")
-    program = tmp_path / "kubectl"
-    program.write_text(KUBECTL.format(python=sys.executable, pages=str(tmp_path / "pages.json")), encoding="utf-8")
-    program.chmod(0o755)
-    return str(program)
+    """Return a kubectl of a cluster with a page at each path, and an error as of an API server at all others."""
+
+    def answer(_method: str, path: str, query: Mapping[str, str], _body: bytes) -> tuple[int, Any]:
+        with (tmp_path / "asked").open("a") as asked:
+            print(path, file=asked)
+        chosen = urlencode({name: text for name, text in query.items() if name in {"fieldSelector", "labelSelector"}})
+        page = pages.get(f"{path}?{chosen}", pages.get(path))
+        if page is None:
+            return (200, {"gitVersion": "v1.36.2"}) if path == "/version" else failure(404, "NotFound", path)
+        if isinstance(page, tuple):
+            return page
+        return 200, page.encode() if isinstance(page, str) else page
+
+    return str(ProxiedApi(tmp_path, answer).kubectl)
 
 
 def read(tmp_path: Path, pages: dict[str, Any]) -> ClusterSymptoms:
-    access = Kubectl((), kubectl(tmp_path, pages))
-    unfinished = ("status.phase!=Succeeded", "status.phase!=Failed")
-    raw_nodes, raw_pods = access.items("/api/v1/nodes"), access.items("/api/v1/pods", unfinished)
-    return symptoms_in(access, RESOURCES, raw_nodes, raw_pods)
+    return asyncio.run(_read(kubectl(tmp_path, pages)))
+
+
+async def _read(program: str) -> ClusterSymptoms:
+    async with reaching((), program) as access:
+        return await symptoms_in(access, RESOURCES, await access.items(NODES), await access.items(PODS, NOT_ENDED))
 
 
 def test_of_a_cluster_that_is_well_nothing_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,27 +208,24 @@ def test_of_a_cluster_with_nothing_in_it_the_exit_code_says_so(
     assert "Warning" not in printed.err, "what kubectl says of single pages is told where it belongs"
 
 
-def test_pages_that_cannot_be_read_are_unknown_in_kubectls_words(tmp_path: Path) -> None:
-    pages = {"/api/v1/nodes": listed(), "/api/v1/pods": listed(), "/version": "<html>"}
+def test_pages_that_cannot_be_read_are_unknown_with_the_reason(tmp_path: Path) -> None:
+    pages = {"/api/v1/nodes": listed(), "/api/v1/pods": listed(), "/apis/apps/v1/daemonsets": "<html>"}
     seen = read(tmp_path, pages)
-    assert isinstance(seen.version, Unknown)
+    assert str(seen.daemonset) == "list daemonsets: the answer is not a list of objects"
     path = "/apis/node.k8s.io/v1/runtimeclasses"
-    assert str(seen.runtime_classes) == f"{path}: Error from server (NotFound): {path}"
-    for fact in (seen.daemonset, seen.leases, seen.configurations, seen.policies):
+    assert str(seen.runtime_classes) == f"list runtimeclasses: 404 NotFound: {path}"
+    for fact in (seen.leases, seen.configurations, seen.policies):
         assert isinstance(fact, Unknown)
 
 
 def test_a_right_that_is_missing_is_named(tmp_path: Path) -> None:
     """In the words of a real API server."""
-    said = (
-        'configmaps "x" is forbidden: User "ann" cannot list resource "configmaps" in API group "" in the namespace '
-        '"gpushare": RBAC: role.rbac.authorization.k8s.io "x" not found'
-    )
-    seen = read(tmp_path, {**well(), "/apis/apps/v1/daemonsets": f"Error from server (Forbidden): {said}"})
+    denied = forbidden("list", "daemonsets", "apps", None)
+    seen = read(tmp_path, {**well(), "/apis/apps/v1/daemonsets": denied})
     assert isinstance(seen.daemonset, Unknown)
     assert (seen.daemonset.code, str(seen.daemonset)) == (
         "right-missing",
-        "the right to list configmaps in the namespace gpushare is missing",
+        "the right to list daemonsets.apps in the whole cluster is missing",
     )
     assert seen.daemonset.advice.startswith("ask an administrator of the cluster for it; docs/doctor.md has")
 
@@ -247,7 +242,7 @@ def test_the_roles_of_viewers_give_the_rights_that_are_needed(tmp_path: Path) ->
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
-    for path in set((tmp_path / "calls").read_text(encoding="utf-8").split()) - {"/version"}:
+    for path in set((tmp_path / "asked").read_text(encoding="utf-8").split()) - {"/version"}:
         found = re.fullmatch(r"/apis?(?:/([^/]+))?/v1(?:/namespaces/gpushare)?/(\w+)(?:/.+)?", path)
         assert found is not None, path
         group, resource = found.groups()
@@ -445,14 +440,6 @@ def test_of_node_groups_that_share_all_nodes_are_read_and_what_karpenter_knows_o
     assert read(tmp_path, pages).karpenter == Karpenter()
 
 
-def test_a_page_that_hangs_is_given_up(tmp_path: Path) -> None:
-    program = tmp_path / "kubectl"
-    program.write_text('#!/bin/sh\n[ "$1" = config ] || exec sleep 60\n')
-    program.chmod(0o755)
-    with pytest.raises(ClusterUnreadableError, match="get --raw /version: no answer within"):
-        Kubectl((), str(program), answer_within_s=0.1).raw("/version")
-
-
 # --- Nodes that serve ResourceClaims ----------------------------------------------------------------------------------
 
 
@@ -526,7 +513,6 @@ def test_what_is_wrong_with_claims_is_found(tmp_path: Path, capsys: pytest.Captu
 def test_what_may_not_be_read_of_claims_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pages = serving()
     for plural in ("resourceclaims", "resourceslices", "deviceclasses"):
-        denied = f'User "dev" cannot list resource "{plural}" in API group "resource.k8s.io" at the cluster scope'
-        pages[f"{RESOURCE}/{plural}"] = f"Error from server (Forbidden): {plural} is forbidden: {denied}"
+        pages[f"{RESOURCE}/{plural}"] = forbidden("list", plural, "resource.k8s.io", None)
     main(["doctor", "--json"], kubectl=kubectl(tmp_path, pages), environ={})
     assert of_claims(capsys.readouterr().out) == ["unknown right-missing"] * 3

@@ -119,7 +119,7 @@ def test_a_missing_right_is_told(world: World, capsys: pytest.CaptureFixture[str
     world.has(refuse="node-a")
     code, lines = told(world, capsys, "cordon", "node-a", "1")
     assert code == 1
-    assert lines[0].startswith("the cordon cannot be written: the right to patch pods")
+    assert lines[0].startswith("the cordon cannot be written: the right to patch nodes in the whole cluster")
 
 
 def test_a_damaged_annotation_is_left_and_told(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,8 +167,8 @@ def test_a_dry_run_changes_nothing(world: World, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["cordon", "node-a"], "cordon: name a node and one of its GPUs"),
-        (["uncordon", "node-a", "0/1"], "uncordon: name a node and one of its GPUs"),
+        (["cordon", "node-a"], "the following arguments are required: GPU; see"),
+        (["cordon", "node-a", "0", "1"], "cordon: too many arguments; see"),
         (["cordon", "node-a", "0", "--yes"], "--yes: there is nothing to confirm"),
         (["cordon", "node-a", "0", "--reason", "x" * 257], "--reason: write one line"),
         (["cordon", "node-a", "0", "--reason", "a\nb"], "--reason: write one line"),

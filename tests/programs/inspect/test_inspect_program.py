@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 import pytest
 import yaml
 
+from gpu_device_plugin.cluster.client.api_client import Timing
+from gpu_device_plugin.cluster.client.errors import ApiError
+from gpu_device_plugin.cluster.objects.decoding import NODES
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
+from gpu_device_plugin.programs.inspect.arguments import COMMANDS, parse
 from gpu_device_plugin.programs.inspect.inspect_program import main
+from gpu_device_plugin.programs.kubectl import reaching
+from gpu_device_plugin.testing.cluster.cluster_kinds import field_selector, label_selector
+from gpu_device_plugin.testing.cluster.cluster_store import merge, strategic_merge
 from tests.patience import stretched, until
+from tests.programs.inspect.proxied import ProxiedApi, failure, forbidden
 from tests.reports import SINCE, part, written
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from gpu_device_plugin.features.use.contract import ContainerUse
     from gpu_device_plugin.model.resources import Resource
@@ -33,149 +44,21 @@ NO_AGENT = (
     "that this command needs)."
 )
 
-KUBECTL = '''\
-#!{python}
-"""Answers as kubectl does, from the objects in a file. As it is asked a dozen times, it imports what a call needs."""
-import json, os, pathlib, sys, time
-from urllib.parse import parse_qs, urlsplit
-
-home = pathlib.Path({home!r})
-with (home / "calls").open("a") as calls:
-    calls.write(json.dumps(sys.argv[1:]) + chr(10))
-script = json.loads((home / "script.json").read_text())
-words = [word for word in sys.argv[1:] if not word.startswith("--") or word == "--raw"]
-if words[0] == "auth":
-    print(script["user"], end="")
-    sys.exit(0 if script["user"] else 1)
-flags = dict(word.partition("=")[::2] for word in sys.argv[1:] if word.startswith("--"))
-if "config" in words:
-    context = {{"cluster": "c", "user": "in-kubeconfig", "namespace": script["namespace"]}}
-    contexts = [{{"name": name, "context": context}} for name in ("dev", "prod")]
-    clusters = [{{"name": "c", "cluster": {{"server": script["server"]}}}}]
-    print(json.dumps({{"current-context": "dev", "contexts": contexts, "clusters": clusters}}))
-    sys.exit(0)
-if words[0] == "patch":
-    from gpu_device_plugin.testing.cluster.cluster_store import merge, strategic_merge
-
-    name, patch = words[2], json.loads(words[words.index("-p") + 1])
-    if name == script["refuse"]:
-        user = 'User "dev" cannot patch resource "pods" in API group "" in the namespace "default"'
-        why = script["refused"] or f"{{words[1]}}s is forbidden: {{user}}"
-        print(f"Error from server (Forbidden): {{why}}", file=sys.stderr)
-        sys.exit(1)
-    assert ("--subresource=status" in sys.argv) == ("status" in patch)
-    assert ("--subresource=scale" in sys.argv) == ("spec" in patch)
-    workloads = {{f"{{kind.lower()}}s": kind for kind in ("Deployment", "StatefulSet", "Notebook")}}
-    plural = words[1].partition(".")[0]
-    patched = workloads.get(plural, words[1].capitalize())
-    where = [word.split("=")[1] for word in sys.argv if word.startswith("--namespace=")]
-    (before,) = [
-        one for one in script["objects"] if one["kind"] == patched and one["metadata"]["name"] == name
-        and [one["metadata"].get("namespace")] * (patched == "Pod" or plural in workloads) == where
-    ]
-    if script["meanwhile"]:  # somebody else changes the object just before
-        meta = {{"resourceVersion": "2", "annotations": script["meanwhile"]}}
-        changed = merge(before, {{"metadata": meta}})
-        script["objects"][script["objects"].index(before)] = changed
-        before, script["meanwhile"] = changed, {{}}
-    version = before["metadata"].get("resourceVersion", "")
-    if patch.get("metadata", {{}}).get("resourceVersion", version) != version:
-        (home / "script.json").write_text(json.dumps(script))
-        why = f'Operation cannot be fulfilled on {{words[1]}}s "{{name}}": the object has been modified'
-        print(f"Error from server (Conflict): {{why}}; please apply your changes to the latest", file=sys.stderr)
-        sys.exit(1)
-    apply = merge if "--type=merge" in sys.argv else strategic_merge
-    after = apply(before, patch)
-    if patched == "Pod":
-        after = merge(after, {{"metadata": {{"annotations": script["answers"]}}}})
-    script["objects"][script["objects"].index(before)] = after
-    if (wish := (after["metadata"].get("annotations") or {{}}).get("gpu-device-plugin/move-to")) and script["mover"]:
-        destination = json.loads(wish)
-        if script["mover"].startswith("no: "):
-            answers = {{"gpu-device-plugin/move-to": None, "gpu-device-plugin/move-refused": script["mover"][4:]}}
-            refused = merge(after, {{"metadata": {{"annotations": answers}}}})
-            script["objects"][script["objects"].index(after)] = refused
-        else:
-            script["objects"].remove(after)
-            new = json.loads(json.dumps(before))
-            new["metadata"] |= {{"name": name + "-new", "uid": before["metadata"]["uid"] + "-new"}}
-            new["spec"]["nodeName"] = script["mover"] if script["mover"] != "obeys" else destination["node"]
-            new["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_IDX"] = next(iter(destination["gpus"]))
-            script["objects"].append(new)
-    (home / "script.json").write_text(json.dumps(script))
-    sys.exit(0)
-url = urlsplit(words[words.index("--raw") + 1])
-# From 1.34 on the path of the server stands before that of a raw request (client-go's Request.RequestURI).
-before = urlsplit(flags.get("--server", script["server"])).path.rstrip("/") if script["joins"] else ""
-requested, api = before + url.path, urlsplit(script["server"]).path.rstrip("/")
-if not requested.startswith(api + "/"):
-    print("Error from server (NotFound): the server could not find the requested resource", file=sys.stderr)
-    sys.exit(1)
-url = url._replace(path=requested.removeprefix(api))
-query = {{key: values[0] for key, values in parse_qs(url.query).items()}}
-if script["hang"]:
-    (home / "hanging").write_text(str(os.getpid()))
-    time.sleep(3600)
-if script["fail"] or ("continue" in query and script["expire"]):
-    print(script["fail"] or "Error from server (Expired): The provided continue parameter is too old", file=sys.stderr)
-    sys.exit(1)
-if script["garbage"]:
-    print(script["garbage"])
-    sys.exit(0)
-group, _, rest = url.path.partition("/v1/")
-group, place = group.removeprefix("/apis/").removeprefix("/api"), rest.split("/")
-if group and group not in script["groups"]:
-    print("Error from server (NotFound): the server could not find the requested resource", file=sys.stderr)
-    sys.exit(1)
-namespace = place[1] if place[0] == "namespaces" and len(place) > 2 else None
-plural, *name = place[2:] if namespace else place
-verb = "get" if name else "list"
-if [verb, plural, namespace or ""] in script["forbidden"]:
-    # As Kubernetes writes it (ForbiddenMessage in its apiserver/pkg/endpoints/handlers/responsewriters/errors.go).
-    where = f'in the namespace "{{namespace}}"' if namespace else "at the cluster scope"
-    what = f'{{plural}} "{{name[0]}}"' if name else plural
-    denied = f'User "dev" cannot {{verb}} resource "{{plural}}" in API group "{{group}}" {{where}}'
-    print(f"Error from server (Forbidden): {{what}} is forbidden: {{denied}}", file=sys.stderr)
-    sys.exit(1)
-kinds = {{"pods": "Pod", "nodes": "Node", "events": "Event", "configmaps": "ConfigMap", "namespaces": "Namespace"}}
-kinds |= {{"resourceclaims": "ResourceClaim", "poddisruptionbudgets": "PodDisruptionBudget"}}
-kinds |= {{"deployments": "Deployment", "statefulsets": "StatefulSet", "notebooks": "Notebook"}}
-kind = kinds[plural]
-found = [
-    one for one in script["objects"]
-    if one.get("kind") == kind and namespace in (None, one["metadata"].get("namespace"))
-]
-if name:
-    found = [one for one in found if one["metadata"]["name"] == name[0]]
-    if not found:
-        print(f'Error from server (NotFound): {{plural}} "{{name[0]}}" not found', file=sys.stderr)
-        sys.exit(1)
-    print(json.dumps(found[0]))
-    sys.exit(0)
-fields = {{
+KINDS = {"pods": "Pod", "nodes": "Node", "events": "Event", "configmaps": "ConfigMap", "namespaces": "Namespace"}
+KINDS |= {"resourceclaims": "ResourceClaim", "poddisruptionbudgets": "PodDisruptionBudget"}
+KINDS |= {"deployments": "Deployment", "statefulsets": "StatefulSet", "notebooks": "Notebook"}
+FIELDS: dict[str, Callable[[Any], str]] = {
     "involvedObject.uid": lambda one: one["involvedObject"]["uid"],
     "metadata.name": lambda one: one["metadata"]["name"],
     "spec.nodeName": lambda one: one["spec"].get("nodeName", ""),
     "status.phase": lambda one: one["status"].get("phase", ""),
-}}
-if "labelSelector" in query:
-    from gpu_device_plugin.testing.cluster.cluster_served import label_selector
-
-    found = list(filter(label_selector(query["labelSelector"]), found))
-if "fieldSelector" in query:
-    from gpu_device_plugin.testing.cluster.cluster_served import field_selector
-
-    found = list(filter(field_selector(query["fieldSelector"], fields), found))
-start, limit = int(query.get("continue", 0)), min(int(query.get("limit", 10**6)), script["page"])
-limit = limit if "limit" in query else 10**6
-more = str(start + limit) if start + limit < len(found) else ""
-print(json.dumps({{"kind": kind + "List", "metadata": {{"continue": more}}, "items": found[start:start + limit]}}))
-'''
+}
+ABSENT = failure(404, "NotFound", "the server could not find the requested resource")
 
 
 @dataclass
 class World:
-    """A cluster that a kubectl knows."""
+    """A cluster that a kubectl knows: the objects in a file."""
 
     home: Path
     script: dict[str, Any] = field(default_factory=dict)
@@ -185,7 +68,6 @@ class World:
             "objects": [],
             "namespace": "default",
             "server": "https://10.0.0.1:6443",
-            "joins": True,
             "fail": "",
             "garbage": "",
             "forbidden": [],
@@ -200,32 +82,157 @@ class World:
             "user": "alice",
             "meanwhile": {},
         }
-        self.kubectl.write_text(KUBECTL.format(python=sys.executable, home=str(self.home)), encoding="utf-8")
-        self.kubectl.chmod(0o755)
+        self.api = ProxiedApi(self.home, self._answer)
         self.has()
 
     @property
     def kubectl(self) -> Path:
-        return self.home / "kubectl"
+        return self.api.kubectl
 
     @property
-    def all_calls(self) -> list[list[str]]:
-        path = self.home / "calls"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-    @property
-    def calls(self) -> list[list[str]]:
-        """Those that reach the cluster: all but the reading of kubectl's configuration."""
-        return [call for call in self.all_calls if "config" not in call]
+    def calls(self) -> list[tuple[str, str]]:
+        """The requests that reached the cluster, but for those about its version and the user."""
+        return [each for each in self.api.requests if not each[1].endswith(("/version", "/selfsubjectreviews"))]
 
     def has(self, *objects: Mapping[str, Any], **behaviour: object) -> None:
-        """Put these objects into the cluster beside those that are there, and let kubectl behave so."""
+        """Put these objects into the cluster beside those that are there, and let it behave so."""
         self.script["objects"] += objects
         self.script.update(behaviour)
-        (self.home / "script.json").write_text(json.dumps(self.script), encoding="utf-8")
+        self._save(self.script)
+        self.api.configured(self.script["server"], self.script["namespace"])
 
     def inspect(self, *words: str, environ: Mapping[str, str] | None = None) -> int:
         return main(words, kubectl=str(self.kubectl), environ=environ or {})
+
+    def proxied(self, path: str) -> tuple[int, Any]:
+        """Return the answer of a pod, for a path with its place."""
+        return failure(503, "ServiceUnavailable", f"error trying to reach service: {path}")
+
+    # --- As an API server ---------------------------------------------------------------------------------------------
+
+    def _save(self, script: Mapping[str, Any]) -> None:
+        (self.home / "new.json").write_text(json.dumps(script), encoding="utf-8")
+        (self.home / "new.json").rename(self.home / "script.json")
+
+    def _answer(  # noqa: PLR0911 - one for each kind of answer
+        self, method: str, path: str, query: Mapping[str, str], body: bytes
+    ) -> tuple[int, Any]:
+        script = json.loads((self.home / "script.json").read_text())
+        api = urlsplit(script["server"]).path.rstrip("/")
+        if not path.startswith(f"{unquote(api)}/"):
+            return ABSENT
+        path = path.removeprefix(unquote(api))
+        if path == "/version":
+            return 200, {"gitVersion": "v1.36.2"}
+        if method == "POST":
+            user = {"status": {"userInfo": {"username": script["user"]}}}
+            return (200, user) if script["user"] else ABSENT
+        if script["hang"]:
+            (self.home / "hanging").write_text((self.home / "proxy").read_text())
+            time.sleep(3600)
+        if (trouble := self._trouble(script, query)) is not None:
+            return trouble
+        if "/proxy/" in path:
+            return self.proxied(path)
+        group, _, rest = path.partition("/v1/")
+        group, place = group.removeprefix("/apis/").removeprefix("/api"), rest.split("/")
+        if group and group not in script["groups"]:
+            return ABSENT
+        namespace = place[1] if place[0] == "namespaces" and len(place) > 2 else None
+        plural, *name = place[2:] if namespace else place
+        if method == "PATCH":
+            return self._patched(script, (group, plural, namespace), name, json.loads(body))
+        verb = "get" if name else "list"
+        if [verb, plural, namespace or ""] in script["forbidden"]:
+            return forbidden(verb, plural, group, namespace, *name)
+        return self._found(script, (plural, namespace), name, query)
+
+    @staticmethod
+    def _trouble(script: Mapping[str, Any], query: Mapping[str, str]) -> tuple[int, Any] | None:
+        if "continue" in query and script["expire"]:
+            return failure(410, "Expired", "The provided continue parameter is too old")
+        if script["fail"]:
+            return failure(500, "InternalError", script["fail"])
+        return (200, script["garbage"].encode()) if script["garbage"] else None
+
+    @staticmethod
+    def _found(
+        script: Mapping[str, Any], place: tuple[str, str | None], name: list[str], query: Mapping[str, str]
+    ) -> tuple[int, Any]:
+        """Return an object by its name, or a page of those that are selected."""
+        plural, namespace = place
+        kind = KINDS[plural]
+        found = [
+            one
+            for one in script["objects"]
+            if one.get("kind") == kind and namespace in (None, one["metadata"].get("namespace"))
+        ]
+        if name:
+            named = [one for one in found if one["metadata"]["name"] == name[0]]
+            return (200, named[0]) if named else failure(404, "NotFound", f'{plural} "{name[0]}" not found')
+        if "labelSelector" in query:
+            found = list(filter(label_selector(query["labelSelector"]), found))
+        if "fieldSelector" in query:
+            found = list(filter(field_selector(query["fieldSelector"], FIELDS), found))
+        start, limit = int(query.get("continue", 0)), min(int(query.get("limit", 0)) or 10**6, script["page"])
+        limit = limit if int(query.get("limit", 0)) else 10**6
+        more = str(start + limit) if start + limit < len(found) else ""
+        return 200, {"kind": f"{kind}List", "metadata": {"continue": more}, "items": found[start : start + limit]}
+
+    def _patched(
+        self, script: dict[str, Any], place: tuple[str, str, str | None], names: list[str], patch: dict[str, Any]
+    ) -> tuple[int, Any]:
+        """Change an object; somebody else may do so just before, and a mover after."""
+        (group, plural, namespace), (name, *subresource) = place, names
+        if name == script["refuse"]:
+            resource = "/".join((plural, *subresource))
+            refused = script["refused"]
+            return (
+                failure(403, "Forbidden", refused) if refused else forbidden("patch", resource, group, namespace, name)
+            )
+        assert (subresource == ["status"]) == ("status" in patch)
+        assert (subresource == ["scale"]) == ("spec" in patch)
+        (before,) = [
+            one
+            for one in script["objects"]
+            if one["kind"] == KINDS[plural]
+            and one["metadata"]["name"] == name
+            and namespace in (None, one["metadata"].get("namespace"))
+        ]
+        if script["meanwhile"]:
+            meta = {"resourceVersion": "2", "annotations": script["meanwhile"]}
+            changed = merge(before, {"metadata": meta})
+            script["objects"][script["objects"].index(before)] = changed
+            before, script["meanwhile"] = changed, {}
+        version = before["metadata"].get("resourceVersion", "")
+        if patch.get("metadata", {}).get("resourceVersion", version) != version:
+            self._save(script)
+            return failure(409, "Conflict", f'Operation cannot be fulfilled on {plural} "{name}": it has been modified')
+        # Of a status the conditions are merged by their type.
+        after = strategic_merge(before, patch) if "conditions" in patch.get("status", {}) else merge(before, patch)
+        if plural == "pods":
+            after = merge(after, {"metadata": {"annotations": script["answers"]}})
+        script["objects"][script["objects"].index(before)] = after
+        wish = (after["metadata"].get("annotations") or {}).get("gpu-device-plugin/move-to")
+        if wish and script["mover"]:
+            self._moved(script, before, after, json.loads(wish))
+        self._save(script)
+        return 200, after
+
+    def _moved(self, script: dict[str, Any], before: dict[str, Any], after: dict[str, Any], to: dict[str, Any]) -> None:
+        """Do what the mover of the script does about a wish."""
+        if script["mover"].startswith("no: "):
+            answers = {"gpu-device-plugin/move-to": None, "gpu-device-plugin/move-refused": script["mover"][4:]}
+            refused = merge(after, {"metadata": {"annotations": answers}})
+            script["objects"][script["objects"].index(after)] = refused
+            return
+        script["objects"].remove(after)
+        new = json.loads(json.dumps(before))
+        name, uid = (before["metadata"][key] for key in ("name", "uid"))
+        new["metadata"] |= {"name": f"{name}-new", "uid": f"{uid}-new"}
+        new["spec"]["nodeName"] = script["mover"] if script["mover"] != "obeys" else to["node"]
+        new["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_IDX"] = next(iter(to["gpus"]))
+        script["objects"].append(new)
 
 
 @pytest.fixture
@@ -491,7 +498,7 @@ def test_a_long_list_comes_in_pages(shared: World, capsys: pytest.CaptureFixture
     shared.has(page=1)
     assert shared.inspect() == 0
     assert capsys.readouterr().out.splitlines()[1].split()[-1] == "19/30"
-    assert [call[-1].partition("continue=")[2] for call in shared.calls] == ["", "1", "", "1", "2"]
+    assert [re.findall("continue=([0-9]+)", call[-1]) for call in shared.calls] == [[], ["1"], [], ["1"], ["2"]]
 
 
 def test_a_list_that_has_expired_is_read_in_one_piece(shared: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -499,24 +506,29 @@ def test_a_list_that_has_expired_is_read_in_one_piece(shared: World, capsys: pyt
     shared.has(page=1, expire=True)
     assert shared.inspect() == 0
     assert capsys.readouterr().out.splitlines()[1].split()[-1] == "19/30"
-    assert shared.calls[2][-1] == "/api/v1/nodes"
+    assert shared.calls[2][-1] == "/api/v1/nodes?limit=0"
 
 
 def test_what_kubectl_complains_of_is_shown(shared: World, capfd: pytest.CaptureFixture[str]) -> None:
-    shared.has(fail="error: You must be logged in to the server (Unauthorized)")
+    shared.api.refuse("error: You must be logged in to the server (Unauthorized)\n")
     assert shared.inspect() == 1
     first, second = capfd.readouterr().err.splitlines()
     assert first == "error: You must be logged in to the server (Unauthorized)"
-    assert second == (
-        "kubectl inspect gpushare: kubectl could not read /api/v1/nodes (exit code 1); its message stands above. See "
-        "whether kubectl get --raw /api/v1/nodes works with the same flags"
-    )
+    why = "exit code 1; its message, if any, stands above"
+    assert second == f"kubectl inspect gpushare: {shared.kubectl} proxy: {why}"
+
+
+def test_a_cluster_that_does_not_answer_is_told(shared: World, capsys: pytest.CaptureFixture[str]) -> None:
+    shared.has(fail="etcd is away")
+    assert shared.inspect() == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "kubectl inspect gpushare: list nodes: 500 InternalError: etcd is away"
 
 
 def test_a_kubectl_that_was_killed(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.kubectl.write_text("#!/bin/sh\nkill -KILL $$\n", encoding="utf-8")
     assert world.inspect() == 1
-    assert "(ended by SIGKILL)" in capsys.readouterr().err
+    assert "kubectl proxy: ended by SIGKILL; its message, if any, stands above" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("garbage", ["<html>Sign in</html>", "[]", '{"items": 7}', "\\xff"])
@@ -525,7 +537,14 @@ def test_garbage_is_no_cluster(shared: World, capsys: pytest.CaptureFixture[str]
     assert shared.inspect() == 1
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert "/api/v1/nodes is no list of the Kubernetes API" in printed.err
+    assert "list nodes: the answer is not a list of objects" in printed.err
+
+
+async def test_a_request_that_hangs_is_given_up(shared: World) -> None:
+    shared.has(hang=True)
+    async with reaching((), str(shared.kubectl), timing=Timing(request_s=0.1)) as access:
+        with pytest.raises(ApiError, match="list nodes: no answer in time"):
+            await access.items(NODES)
 
 
 def test_without_kubectl_it_says_where_to_get_it(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -541,9 +560,8 @@ def test_flags_of_kubectl_are_handed_on(shared: World) -> None:
     """They come after the plugin's name, for kubectl allows none before."""
     words = ["--context", "prod", "-s", "https://x", "--as-group=a", "--as-group=b", "--insecure-skip-tls-verify"]
     assert shared.inspect("-d", *words, "node-a") == 0
-    assert [call[:-3] for call in shared.calls] == [
-        ["--as-group=a", "--as-group=b", "--context=prod", "--server=https://x", "--insecure-skip-tls-verify=true"]
-    ] * 2
+    passed = ["--as-group=a", "--as-group=b", "--context=prod", "--server=https://x", "--insecure-skip-tls-verify=true"]
+    assert [call[:5] for call in shared.api.calls] == [passed] * 2
 
 
 # --- Why a pod gets no GPU --------------------------------------------------------------------------------------------
@@ -567,7 +585,7 @@ def test_a_pod_that_has_its_place_is_told_where(shared: World, capsys: pytest.Ca
     assert shared.inspect("why", "big", "--context=prod") == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "ml/big is on node node-a (Running)."
-    assert shared.all_calls[0] == ["--context=prod", "config", "view", "--output=json"]
+    assert shared.api.calls[1] == ["--context=prod", "config", "view", "--output=json"]
     assert shared.inspect("why", "-n", "default", "web-0") == 0
     assert capsys.readouterr().out.splitlines()[0] == "default/web-0 is on node node-a (Running)."
 
@@ -663,11 +681,10 @@ def test_a_pod_that_is_not_there(shared: World, capfd: pytest.CaptureFixture[str
     printed = capfd.readouterr()
     assert printed.out == ""
     assert printed.err.splitlines() == [
-        'Error from server (NotFound): pods "big" not found',
         (
-            f"{PROG}: pod default/big cannot be read, and kubectl's message stands above; if it is in another "
-            "namespace, name that with -n"
-        ),
+            f'{PROG}: pod default/big cannot be read: get pods default/big: 404 NotFound: pods "big" not found; if it '
+            "is in another namespace, name that with -n"
+        )
     ]
     assert shared.inspect("why", "big", "-n", "a/../b") == 1
     assert shared.calls[-1][-1] == "/api/v1/namespaces/a%2F..%2Fb/pods/big"
@@ -807,7 +824,7 @@ ASSUMED: dict[str, tuple[list[dict[str, Any]], list[list[str]], str]] = {
     "nobody may read it": (
         [configured("gpu_policy: spread")],
         CONFIG_MAPS,
-        "the ConfigMap gpushare-extender cannot be read (/api/v1/configmaps?fieldSelector=metadata.name%3D",
+        "the ConfigMap gpushare-extender cannot be read (list configmaps: 403 Forbidden",
     ),
     "it cannot be used": (
         [configured("gpu_policy: best")],
@@ -903,16 +920,16 @@ def test_the_nearest_ten_nodes_are_told_or_all(world: World, capsys: pytest.Capt
             ["a", "b"],
             "a b: name one node, kubectl inspect gpushare NODE, or why POD",
         ),
-        (["why"], "why: name a pod: kubectl inspect gpushare why POD [-n NAMESPACE]"),
-        (["why", "a", "b"], "why a b: too many arguments; see kubectl inspect gpushare --help"),
+        (["why"], "the following arguments are required: POD; see kubectl inspect gpushare why --help"),
+        (["why", "a", "b"], "why a b: too many arguments; name one pod"),
         (
             ["why", "a", "-d"],
-            "-d or -o goes with no command (the overview), prices, plan, incident, and not with why; leave it out",
+            "-d goes with no command (the overview), and not with why; leave it out",
         ),
         (["--all-nodes"], "--all-nodes goes with why, and not with no command (the overview); leave it out"),
         (
             ["doctor", "-n", "x"],
-            "-n goes with no command (the overview), top, why, resize, wake, plan, and not with doctor; leave it out",
+            "-n goes with no command (the overview), top, why, resize, plan, wake, and not with doctor; leave it out",
         ),
         (["-n", "x", "node-a"], "-n: the pods of a namespace are shown wherever they run; leave out the node and -l"),
         (["-n", "x", "-o", "json"], "-n: -d and -o show the pods of all namespaces; leave one of the two out"),
@@ -920,30 +937,31 @@ def test_the_nearest_ten_nodes_are_told_or_all(world: World, capsys: pytest.Capt
         (["doctor", "-w"], "-w goes with no command (the overview), top, and not with doctor; leave it out"),
         (["--sort-by", "used"], "--sort-by goes with top, and not with no command (the overview); leave it out"),
         (["--interval", "2"], "--interval goes with top, and not with no command (the overview); leave it out"),
-        (["top", "--interval", "0"], "--interval: 0 s; choose 0.5 to 3600 seconds"),
+        (["top", "--interval", "0"], "--interval: choose 0.5 to 3600 seconds; see kubectl inspect gpushare top --help"),
+        (["web", "-o", "json"], "-o goes with no command (the overview), incident, plan, prices, and not with web"),
         (
             ["top", "-d"],
-            "-d or -o goes with no command (the overview), prices, plan, incident, and not with top; leave it out",
+            "-d goes with no command (the overview), and not with top; leave it out",
         ),
         (["tpo", "x"], "tpo x: there is no such command; did you mean top?"),
         (["--contxt=x"], "--contxt: there is no such argument; did you mean --context?"),
         (["-A"], "-A: the overview shows the pods of all namespaces; leave it out"),
         (["--all-namespaces"], "--all-namespaces: the overview shows the pods of all namespaces; leave it out"),
-        (["web", "gpu-1"], "web: it shows the whole cluster; the page itself has filters"),
+        (["web", "gpu-1"], "web: too many arguments; see kubectl inspect gpushare web --help"),
         (["plan", "--yes"], "--yes: there is nothing to confirm; write --apply too, or leave it out"),
         (
             ["web", "-d"],
-            "-d or -o goes with no command (the overview), prices, plan, incident, and not with web; leave it out",
+            "-d goes with no command (the overview), and not with web; leave it out",
         ),
         (["--port=1"], "--port goes with web, and not with no command (the overview); leave it out"),
         (["doctor", "--no-browser"], "--no-browser goes with web, and not with doctor; leave it out"),
-        (["web", "--port=70000"], "--port: 70000 is no port; choose one from 1024 to 65535, or leave it out"),
+        (["web", "--port=70000"], "--port: choose one from 1024 to 65535, or leave it out; see"),
         (["web"], "web: this build has no page; install the package gpu-device-plugin"),
-        (["prices", "n1"], "prices: it learns from the pods of the whole cluster; leave the name out"),
-        (["prices", "-o", "wide"], "-o wide: prices prints a table or -o json; write one of them"),
+        (["prices", "n1"], "prices: too many arguments; see kubectl inspect gpushare prices --help"),
+        (["prices", "-o", "wide"], "-o/--output: invalid choice: 'wide' (choose from 'json'); see"),
         (["--all=really"], "--all goes with uninstall, and not with no command (the overview); leave it out"),
         (["--json"], "--json goes with doctor, and not with no command (the overview); leave it out"),
-        (["doctor", "node"], "doctor: it examines the whole cluster; for one node run gpu-device-plugin doctor"),
+        (["doctor", "node"], "doctor: too many arguments; see kubectl inspect gpushare doctor --help"),
         (["-x"], "-x: there is no such argument; see kubectl inspect gpushare --help"),
         (["--domain", "UPPER"], "--domain: 'UPPER' is not a domain that the kubelet accepts; "),
     ],
@@ -954,7 +972,7 @@ def test_misuse_is_one_sentence(
     assert world.inspect(*words) == 2
     printed = capsys.readouterr()
     assert printed.err.startswith(f"kubectl inspect gpushare: {sentence}")
-    assert (printed.out, printed.err.count("\n"), world.all_calls) == ("", 1, [])
+    assert (printed.out, printed.err.count("\n"), world.api.calls) == ("", 1, [])
 
 
 @pytest.mark.parametrize("words", [["-o", "table"], ["-d", "-o", "json"]])
@@ -982,6 +1000,31 @@ INSPECT = [
 
 def environ(world: World, **more: str) -> dict[str, str]:
     return {**os.environ, "PATH": f"{world.home}:{os.environ['PATH']}", **more}
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["-n", "ml", "why", "big"], ["why", "big", "-n", "ml"]),
+        (["--sort-by", "free", "top", "node-a"], ["top", "--sort-by=free", "node-a"]),
+        (["--context", "why", "node-a"], ["--context=why", "node-a"]),
+        (["-w", "node-a"], ["top", "-w", "node-a"]),
+        (["overview", "-d"], ["-d"]),
+        (["node/top"], ["overview", "top"]),
+    ],
+)
+def test_flags_may_stand_before_the_command(words: list[str], meant: list[str]) -> None:
+    assert parse(PROG, words) == parse(PROG, meant)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_has_a_help_of_its_own(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(PROG, [command, "--help"])
+    said = capsys.readouterr().out
+    assert said.startswith(f"usage: {PROG} {command} ")
+    assert ("--sort-by" in said) == (command == "top")
+    assert said.count("\n") <= 50
 
 
 @pytest.mark.parametrize("word", ["--help", "--version"])
@@ -1051,4 +1094,4 @@ def test_the_page_is_served_with_the_flags_of_kubectl_and_the_names_of_resources
         "prog": PROG,
         "kubectl": "the-kubectl",
     }
-    assert world.all_calls == []
+    assert world.api.calls == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import sys
@@ -10,17 +9,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gpu_device_plugin.cluster.client.api_client import Client
+from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.features.history.contract import IncidentList
 from gpu_device_plugin.programs.commandline import FAILED, OK
-from gpu_device_plugin.programs.inspect import agent_answers
+from gpu_device_plugin.programs.inspect import node_history
 from gpu_device_plugin.programs.inspect.arguments import parse
 from gpu_device_plugin.programs.inspect.node_history import LONGER, history, incidents
-from gpu_device_plugin.programs.kubectl import ClusterUnreadableError
+from gpu_device_plugin.programs.kubectl import Access, ClusterUnreadableError
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.testing.builders import node
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer
+from tests.cluster_double.troubles import Answer
 from tests.histories import summary
-from tests.programs.inspect.test_plan_with_extender import OverHttp
 from tests.remembering import remembering
 from tests.resources import RESOURCES
 
@@ -43,7 +43,8 @@ async def run(world: Remembering, *words: str) -> tuple[list[str], int]:
     """Return the lines that a command prints, and its exit code."""
     arguments = parse("kubectl inspect gpushare", words)
     command = {"top": history, "incident": incidents}[arguments.command]
-    lines, code = await asyncio.to_thread(command, arguments, OverHttp(world.api.url), RESOURCES)
+    async with Client(ClusterConfig(world.api.url)) as client:
+        lines, code = await command(arguments, Access(client), RESOURCES)
     return [getattr(line, "text", str(line)) for line in lines], code
 
 
@@ -93,7 +94,7 @@ async def test_nodes_that_are_not_read_are_named_with_the_reason(
     assert (code, [line for line in lines if "read at" in line]) == (OK, ["t4-1, read at 2026-11-23T09:29:45Z"])
     said = capsys.readouterr().err
     assert "warning: not read: bare-1: the agent of the node cannot be asked: no agent that serves HTTP" in said
-    assert "warning: not read: a100-1: the answer of the agent of the node at /history/ cannot be read" in said
+    assert "warning: not read: a100-1: what the agent of the node remembers cannot be understood" in said
     world.answers.clear()
     assert await run(world, "top", "--history") == ([], FAILED)
 
@@ -101,10 +102,10 @@ async def test_nodes_that_are_not_read_are_named_with_the_reason(
 async def test_no_more_nodes_are_read_than_one_command_may(
     world: Remembering, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_answers, "MOST_NODES", 1)
+    monkeypatch.setattr(node_history, "MOST_NODES", 1)
     await run(world, "top", "--history")
     assert capsys.readouterr().err == "warning: not read: t4-1: one command reads 1 nodes; name this one\n"
-    monkeypatch.setattr(agent_answers, "BEGUN_WITHIN_S", -1.0)
+    monkeypatch.setattr(node_history, "BEGUN_WITHIN_S", -1.0)
     await run(world, "top", "--history", "t4-1")
     assert "not read: t4-1: others took" in capsys.readouterr().err
 
@@ -170,7 +171,7 @@ async def test_what_pods_write_cannot_control_the_terminal(world: Remembering) -
         (("top", "--history", "--sort-by", "used"), "--history: it draws the last hour once"),
         (("--history",), "--history goes with top"),
         (("incident", "a", "b", "c"), "too many arguments"),
-        (("incident", "-o", "wide"), "incident prints a table or -o json"),
+        (("incident", "-o", "wide"), "invalid choice: 'wide'"),
         (("incident", "-n", "x"), "-n goes with"),
         (("cordn", "t4-1", "0"), "did you mean cordon?"),
     ],

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
-import urllib.error
-import urllib.request
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from gpu_device_plugin.cluster.client.api_client import Client
+from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.model.contract.keys import ALLOCATION, MOVE_REFUSED, MOVE_TO
 from gpu_device_plugin.programs.inspect import plan
 from gpu_device_plugin.programs.inspect.arguments import parse
-from gpu_device_plugin.programs.inspect.cordon import cordon, uncordon
+from gpu_device_plugin.programs.inspect.node_changes import cordon, uncordon
 from gpu_device_plugin.programs.inspect.plan import Patience, plan_moves
-from gpu_device_plugin.programs.kubectl import Kubectl
-from gpu_device_plugin.testing.builders import container, owned, pod, workload
-from gpu_device_plugin.view.following import cluster
+from gpu_device_plugin.programs.kubectl import Access
+from gpu_device_plugin.testing.builders import container, pod
+from tests.cluster_double.owned import owned, workload
 from tests.patience import stretched
 from tests.programs.extender.harness import QUICK, RIGHTS, ExtenderWorld, world
 from tests.resources import RESOURCES
@@ -29,42 +26,12 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from gpu_device_plugin.view.following import FollowedCluster
-
 GRANTED = {("patch", "nodes"), ("create", "pods/eviction")}
 """What deploy/optional/capacity.yaml grants beside what is for autoscalers."""
 
 
 NODE_B = "gpu-pool-1-4c7f2b9e-xk2lp.europe-west4-b.c.project-one.internal"
 """The value of MOVE_TO with such a name is longer than a word."""
-
-
-class OverHttp(Kubectl):
-    """Asks an API server as kubectl would."""
-
-    def __init__(self, url: str) -> None:
-        super().__init__(())
-        self._url = url
-
-    def _run(self, *words: str, **_: Any) -> subprocess.CompletedProcess[bytes]:
-        if words[0] in {"config", "auth"}:
-            return subprocess.CompletedProcess(words, 0, b"default", b"")
-        if words[0] == "get":
-            request = urllib.request.Request(self._url + words[2])  # noqa: S310 - the API server of the test
-        else:
-            inside = [f"namespaces/{word.partition('=')[2]}/" for word in words if word.startswith("--namespace=")]
-            path = f"{self._url}/api/v1/{''.join(inside)}{words[1]}s/{words[2]}"
-            body, kind = words[words.index("-p") + 1].encode(), {"Content-Type": "application/merge-patch+json"}
-            request = urllib.request.Request(path, body, kind, method="PATCH")  # noqa: S310 - likewise
-        try:
-            with urllib.request.urlopen(request, timeout=stretched(20)) as answer:  # noqa: S310 - likewise
-                return subprocess.CompletedProcess(words, 0, answer.read(), b"")
-        except urllib.error.HTTPError as error:
-            # What a pod answers through the proxy is no Status.
-            gone = {"reason": "NotFound", "message": "the server could not find the requested resource"}
-            status = json.loads(error.read()) if error.headers.get_content_subtype() == "json" else gone
-            said = f"Error from server ({status['reason']}): {status['message']}"
-            return subprocess.CompletedProcess(words, 1, b"", said.encode())
 
 
 @asynccontextmanager
@@ -107,16 +74,13 @@ async def applied(w: ExtenderWorld, monkeypatch: pytest.MonkeyPatch, answer_s: f
     arguments = parse("kubectl inspect gpushare", ["plan", "--for", "want", "--apply", "--yes"])
     controller = asyncio.create_task(replace_evicted(w))
     try:
-        lines, code = await asyncio.to_thread(plan_moves, arguments, OverHttp(w.api.url), RESOURCES, of)
+        async with Client(ClusterConfig(w.api.url)) as client:
+            lines, code = await plan_moves(arguments, Access(client), RESOURCES)
     finally:
         controller.cancel()
         with suppress(asyncio.CancelledError):
             await controller
     return list(map(str, lines)), code
-
-
-def of(nodes: Any, pods: Any, resources: Any, _kubectl: Kubectl) -> FollowedCluster:
-    return cluster(nodes, pods, resources)[0]
 
 
 async def test_the_extender_moves_the_pod_and_the_other_finds_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,9 +97,10 @@ async def test_a_cordoned_gpu_is_drained_and_takes_pods_again_once_it_is_uncordo
     async with two_nodes({*GRANTED, ("get", "nodes")}) as w:
         monkeypatch.setattr(plan, "PATIENCE", Patience(stretched(20), stretched(20), 0.02))
         words = ["cordon", "node-a", "0", "--drain", "--yes", "--reason", "a fan is loud"]
-        arguments, kubectl = parse("kubectl inspect gpushare", words), OverHttp(w.api.url)
+        arguments = parse("kubectl inspect gpushare", words)
         controller = asyncio.create_task(replace_evicted(w))
-        lines, code = await asyncio.to_thread(partial(cordon, of=of), arguments, kubectl, RESOURCES)
+        async with Client(ClusterConfig(w.api.url)) as client:
+            lines, code = await cordon(arguments, Access(client), RESOURCES)
         controller.cancel()
         with suppress(asyncio.CancelledError):
             await controller
@@ -144,7 +109,8 @@ async def test_a_cordoned_gpu_is_drained_and_takes_pods_again_once_it_is_uncordo
         await w.schedule()
         assert not w.where("want")
         arguments = parse("kubectl inspect gpushare", ["uncordon", "node-a", "0"])
-        _, code = await asyncio.to_thread(uncordon, arguments, kubectl, RESOURCES)
+        async with Client(ClusterConfig(w.api.url)) as client:
+            _, code = await uncordon(arguments, Access(client), RESOURCES)
         await w.seen()
         await w.schedule()
         assert (code, w.where("want")) == (0, "node-a")

@@ -16,8 +16,8 @@ from gpu_device_plugin.model.contract.keys import (
     RESIZE_BOUND,
 )
 from gpu_device_plugin.programs.inspect.arguments import parse
-from gpu_device_plugin.programs.inspect.resize import resize
-from gpu_device_plugin.programs.kubectl import Kubectl
+from gpu_device_plugin.programs.inspect.workload_changes import resize
+from gpu_device_plugin.programs.kubectl import reaching
 from tests.programs.inspect.test_inspect_program import PROG, World, gpu, node, pod
 from tests.resources import RESOURCES
 
@@ -79,7 +79,7 @@ def test_without_an_amount_it_says_what_holds_and_changes_nothing(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert told(world, capsys, "pod/web") == (0, ["default/web: Container 'main' is guaranteed 4 GiB, its request."])
-    assert not any("patch" in call for call in world.calls)
+    assert not any("PATCH" in call for call in world.calls)
 
 
 def test_what_the_extender_refuses_is_told_with_its_reason(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,10 +142,13 @@ def test_a_pod_of_a_controller_is_replaced_by_one_of_its_template(
     assert "It lasts as long as this pod: other pods of ReplicaSet web-5d8 have what their template says." in lines
 
 
-def test_without_an_answer_the_wish_stays(world: World) -> None:
+async def test_without_an_answer_the_wish_stays(world: World) -> None:
     arguments = parse(PROG, ["resize", "web", "6"])
-    lines, code = resize(arguments, Kubectl((), str(world.kubectl)), RESOURCES, patience_s=0)
+    async with reaching((), str(world.kubectl)) as access:
+        lines, code = await resize(arguments, access, RESOURCES, patience_s=0)
     assert code == 1
+    assert isinstance(lines[0], str)
+    assert isinstance(lines[-1], str)
     assert "the agent of its node has not answered yet" in lines[0]
     assert lines[-1].startswith("There is no answer yet; the wish stays. See whether the agent runs on node-a")
     assert annotations_of(world) == {MEMORY_GUARANTEE: "6"}
@@ -189,10 +192,10 @@ def test_a_cleared_wish_is_gone(world: World, capsys: pytest.CaptureFixture[str]
     [
         (("web", "6Gi"), 2, f"AMOUNT: {UNITS}: write 6, not 6Gi"),
         (("web", "0"), 2, f"AMOUNT: {UNITS}: write it like 6"),
-        (("web", "--limit", "x"), 2, f"--limit: {UNITS}: write it like 6"),
+        (("web", "--limit", "x"), 2, f"--limit: {UNITS}: write it like 6; see kubectl inspect gpushare resize --help"),
         (("web", "6", "--limit=5"), 2, "--limit: 5 is less than the guarantee of 6; choose more"),
         (("a", "6", "--clear"), 2, "--clear: it returns to the request; leave out AMOUNT and --limit, or leave it out"),
-        ((), 2, "resize: name a pod: kubectl inspect gpushare resize POD [AMOUNT] [--limit N] [-n NAMESPACE]"),
+        ((), 2, "the following arguments are required: POD [AMOUNT]; see kubectl inspect gpushare resize --help"),
         (("web", "16"), 1, "default/web cannot be resized: 16 is more than its GPU has: 15 units"),
         (("web", "6", "-cm"), 1, "default/web cannot be resized: it has no container 'm' with GPUs; there is main"),
         (("whole", "6"), 1, "default/whole cannot be resized: it has whole GPUs, which cannot be resized"),

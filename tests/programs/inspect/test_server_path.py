@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,9 +11,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gpu_device_plugin.programs.kubectl import Kubectl, Selected, selected
+from gpu_device_plugin.cluster.objects.decoding import NODES
+from gpu_device_plugin.programs.kubectl import Selected, reaching, selected
 from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
+from tests.cluster_double.api_server import ApiServer
 from tests.patience import REAL_S, eventually
 from tests.programs.inspect.test_inspect_program import World, gpu, node, pod, world  # noqa: F401 - a fixture
 from tests.programs.web.test_kubeconfig import Home, home, running, session  # noqa: F401 - a fixture
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 PATH = "/k8s/clusters/c-m%20x"
 
 
-def config(**cluster: str) -> bytes:
+def config() -> bytes:
     """A configuration of kubectl with two clusters, of which the second has the path `PATH`."""
-    there = {"server": f"https://rancher.example:8443{PATH}/", **cluster}
+    there = {"server": f"https://rancher.example:8443{PATH}/"}
     return json.dumps(
         {
             "current-context": "gateway",
@@ -44,18 +44,16 @@ def config(**cluster: str) -> bytes:
     ).encode()
 
 
-ROOT = "--server=https://rancher.example:8443"
-
-
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ((), Selected("gateway", "bob", "", PATH, (ROOT,))),
+        ((), Selected("gateway", "bob", "", PATH)),
         (("--context=direct",), Selected("direct", "ann", "team")),
-        (("--context=direct", "--cluster=b", "--user=eve"), Selected("direct", "eve", "team", PATH, (ROOT,))),
-        (("--server=http://[::1]:80//a/./b/",), Selected("gateway", "bob", "", "/a/b", ("--server=http://[::1]:80",))),
+        (("--context=direct", "--cluster=b", "--user=eve"), Selected("direct", "eve", "team", PATH)),
+        (("--server=http://[::1]:80//a/./b/",), Selected("gateway", "bob", "", "/a/b")),
         (("--server=https://x/a", "--server=https://x"), Selected("gateway", "bob")),
         (("--context=absent",), Selected("absent")),
+        (("--as=eve",), Selected("gateway", "eve", "", PATH)),
         (("--server=localhost:8080",), Selected("gateway", "bob")),  # http is meant, and no path is allowed
         (("--server=http://[",), Selected("gateway", "bob")),
     ],
@@ -66,27 +64,16 @@ def test_the_path_of_the_server_that_flags_and_configuration_select_is_known(
     assert selected(config(), flags) == expected
 
 
-def test_the_name_in_the_certificate_is_kept_where_kubectl_keeps_it() -> None:
-    """It forgets the name with the server."""
-    named = config(**{"tls-server-name": "api"})
-    assert selected(named, ()).root == (ROOT, "--tls-server-name=api")
-    assert selected(named, ("--tls-server-name=b",)).root == (ROOT, "--tls-server-name=b")
-    assert selected(named, ("--server=https://x/a",)).root == ("--server=https://x",)
-
-
 @pytest.mark.parametrize("text", [b"", b"\xff", b"{}", b'{"contexts": null, "clusters": null}', b'{"contexts": 1}'])
 def test_without_a_configuration_nothing_is_selected(text: bytes) -> None:
     assert selected(text, ()) == Selected()
 
 
-@pytest.mark.parametrize("joins", [False, True], ids=["kubectl before 1.34", "kubectl from 1.34 on"])
 def test_every_command_reads_the_cluster_behind_a_path(
     world: World,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
-    *,
-    joins: bool,
 ) -> None:
-    world.has(node("node-a", gpu(0)), pod("web-0", 5, on="node-a", idx=0), joins=joins)
+    world.has(node("node-a", gpu(0)), pod("web-0", 5, on="node-a", idx=0))
     world.has(server=f"https://rancher.example{PATH}/")
     for words in (
         (),
@@ -99,19 +86,6 @@ def test_every_command_reads_the_cluster_behind_a_path(
         assert world.inspect(*words) == 0, words
     assert world.inspect("doctor") in {0, 3, 4}
     assert "not find the requested resource" not in capsys.readouterr().err
-
-
-def test_an_error_names_the_command_that_asks_for_the_same(
-    world: World,  # noqa: F811
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    world.has(server="https://rancher.example/k8s/c", fail="error: none")
-    assert world.inspect() == 1
-    command = "kubectl --server=https://rancher.example get --raw /k8s/c/api/v1/nodes"
-    assert (
-        f"kubectl could not read /api/v1/nodes (exit code 1); its message stands above. See whether {command} works"
-        in (capsys.readouterr().err)
-    )
 
 
 @dataclass
@@ -184,8 +158,8 @@ async def test_a_real_kubectl_reads_the_cluster_behind_a_path(real_kubectl: str,
                 }
             )
         )
-        kubectl = Kubectl((f"--kubeconfig={file}",), real_kubectl)
-        nodes = await asyncio.to_thread(kubectl.items, "/api/v1/nodes")
+        async with reaching((f"--kubeconfig={file}",), real_kubectl) as access:
+            nodes = await access.items(NODES)
         assert b"behind" in bytes(nodes[0])
         # GKE's kubectl asks for the version first, to choose one of its own kind.
         assert set(there.outside) <= {"/version"}

@@ -253,7 +253,7 @@ def test_without_any_right_kubectls_message_and_ours_stand(world: World, capsys:
     denied = [["list", kind, where] for kind in ("nodes", "pods") for where in ("", "default")]
     world.has(node("gpu-1", gpu(0)), forbidden=denied)
     assert world.inspect() == 1
-    assert "kubectl could not read /api/v1/nodes" in capsys.readouterr().err
+    assert "the right to list nodes in the whole cluster is missing" in capsys.readouterr().err
     assert world.inspect("-n", "default") == 1
 
 

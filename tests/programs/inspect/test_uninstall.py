@@ -133,7 +133,7 @@ def test_what_could_not_be_removed_is_told_and_the_rest_goes_on(
     world.script["refuse"] = "old"
     assert world.uninstall() == 1
     told = capsys.readouterr().out
-    assert "old: the removal is incomplete: node old: Error from server (Forbidden): nodes is forbidden" in told
+    assert "old: the removal is incomplete: the right to patch nodes in the whole cluster is missing" in told
     assert f"older: removed {REMOVED}" in told
 
 
@@ -153,6 +153,6 @@ def test_a_node_with_capacity_alone_and_one_with_the_label_alone(
 @pytest.mark.parametrize("place", ["nodes", "pods"])
 def test_what_makes_no_sense_is_said_to(world: Nodes, capsys: pytest.CaptureFixture[str], place: str) -> None:
     world.agent_on("new")
-    (world.node("old") if place == "nodes" else world.node("agent-x"))["metadata"]["namespace"] = 7
+    (world.node("old") if place == "nodes" else world.node("agent-x"))["metadata"]["uid"] = 7
     assert world.uninstall() == 1
     assert "not a" in capsys.readouterr().err

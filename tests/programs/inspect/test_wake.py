@@ -85,8 +85,8 @@ def test_a_deployment_has_its_replicas_back(
 ) -> None:
     assert told(world, capsys, *words) == (0, ["default/deployment/web is woken: it has 3 replicas again."])
     assert now(world, "web") == (3, {})
-    patches = [call for call in world.calls if call[0] == "patch"]
-    assert ["--subresource=scale" in call for call in patches] == [True, False], "the number is forgotten last"
+    patches = [path for method, path in world.calls if method == "PATCH"]
+    assert [path.endswith("/scale") for path in patches] == [True, False], "the number is forgotten last"
 
 
 def test_a_stateful_set_and_a_notebook_are_woken_in_their_ways(
@@ -116,8 +116,7 @@ def test_what_somebody_else_scaled_to_zero_is_left_alone(world: World, capsys: p
 def test_without_the_right_it_sleeps_on_and_the_right_is_named(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    user = 'User "dev" cannot patch resource "deployments/scale" in API group "apps" in the namespace "default"'
-    world.has(refuse="web", refused=f'deployments.apps "web" is forbidden: {user}')
+    world.has(refuse="web")
     code, (line,) = told(world, capsys, "deployment/web")
     missing = "the right to patch deployments/scale.apps in the namespace default is missing"
     assert (code, line) == (1, f"default/deployment/web is not woken: {missing}")

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import sys
-import threading
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,44 +12,17 @@ import pytest
 from gpu_device_plugin.core.report.why.slowness import slowness
 from gpu_device_plugin.features.use.contract import GpuUse
 from gpu_device_plugin.model.times import rfc3339
+from tests.programs.inspect.proxied import forbidden
 from tests.programs.inspect.test_inspect_program import World, gpu, node, pod
 from tests.reports import part, written
 from tests.slow_pods import CAUSES, HEALTHY, history, on, other, slowed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from gpu_device_plugin.features.history.contract import NodeHistory
 
-PROXY = '''\
-#!{python}
-"""Passes requests for pods on to agents as kubectl and the API server do; all others go to the kubectl beside it."""
-import json, os, pathlib, sys, urllib.error, urllib.request
-
-home = pathlib.Path({home!r})
-path = sys.argv[sys.argv.index("--raw") + 1] if "--raw" in sys.argv else ""
-pod, asked, rest = path.partition("/proxy/")
-if not asked:
-    os.execv(home / "objects", [str(home / "objects"), *sys.argv[1:]])
-agents = json.loads((home / "agents.json").read_text())
-if agents["forbidden"]:
-    namespace, _, name = pod.removeprefix("/api/v1/namespaces/").partition("/pods/")
-    denied = f'User "dev" cannot get resource "pods/proxy" in API group "" in the namespace "{{namespace}}"'
-    print(f'Error from server (Forbidden): pods "{{name}}" is forbidden: {{denied}}', file=sys.stderr)
-    sys.exit(1)
-try:
-    with urllib.request.urlopen(agents[pod] + "/" + rest) as answer:
-        sys.stdout.buffer.write(answer.read())
-except urllib.error.HTTPError as error:
-    assert error.code == 404
-    print("Error from server (NotFound): the server could not find the requested resource", file=sys.stderr)
-    sys.exit(1)
-except urllib.error.URLError as error:
-    print(f"Error from server (ServiceUnavailable): error trying to reach service: {{error.reason}}", file=sys.stderr)
-    sys.exit(1)
-'''
-AGENT = "/api/v1/namespaces/gpushare/pods/gpushare-node-a:9394"
+AGENT = "/api/v1/namespaces/gpushare/pods/gpushare-node-a:9394/proxy"
 
 
 @dataclass
@@ -78,40 +46,18 @@ class Agent:
             return replace(self.histories[0], gpus=gpus, containers=there)
         return None
 
-    @contextmanager
-    def serving(self) -> Iterator[str]:
-        """Serve on a free port, and give the address."""
-        answer = self.answer
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                found = answer(self.path)
-                self.send_response(404 if found is None else 200)
-                self.end_headers()
-                self.wfile.write(b"" if found is None else msgspec.json.encode(found))
-
-            def log_message(self, *_: Any) -> None:
-                """Say nothing on stderr."""
-
-        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-            thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-            thread.start()
-            try:
-                yield f"http://127.0.0.1:{server.server_port}"
-            finally:
-                server.shutdown()
-                thread.join()
-
 
 @dataclass
 class AgentWorld(World):
     """A cluster of one node whose agent is asked through the API server."""
 
+    agent: Agent | None = None
+    """None: it is silent."""
+    denied: bool = False
+    """Nobody may ask it."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.kubectl.rename(self.home / "objects")
-        self.kubectl.write_text(PROXY.format(python=sys.executable, home=str(self.home)), encoding="utf-8")
-        self.kubectl.chmod(0o755)
         port = {"name": "http", "containerPort": 9394}
         agent = pod(
             "gpushare-node-a", on="node-a", namespace="gpushare", spec={"containers": [{"name": "a", "ports": [port]}]}
@@ -120,14 +66,20 @@ class AgentWorld(World):
         agent["metadata"]["labels"] = labels
         self.has(node("node-a", gpu(0), gpu(1)), agent, pod("train", 8, on="node-a", idx=0))
 
+    def proxied(self, path: str) -> tuple[int, Any]:
+        pod, _, asked = path.partition("/proxy")
+        assert f"{pod}/proxy" == AGENT
+        if self.denied:
+            return forbidden("get", "pods/proxy", "", "gpushare", pod.rpartition("/")[2])
+        if self.agent is None:
+            return super().proxied(path)
+        found = self.agent.answer(asked)
+        return (404, b"") if found is None else (200, msgspec.json.encode(found))
+
     def why(self, *histories: NodeHistory, forbidden: bool = False) -> int:
         """Explain the pod, while its agent remembers this of each GPU."""
-        with Agent(list(histories)).serving() as address:
-            self.agents(forbidden=forbidden, **{AGENT: address})
-            return self.inspect("why", "train")
-
-    def agents(self, **answers: object) -> None:
-        (self.home / "agents.json").write_text(json.dumps(answers), encoding="utf-8")
+        self.agent, self.denied = Agent(list(histories)), forbidden
+        return self.inspect("why", "train")
 
 
 @pytest.fixture
@@ -166,9 +118,8 @@ def test_of_a_healthy_pod_it_is_told_what_was_looked_at(
 
 def test_of_several_gpus_each_is_asked_for_and_no_other(world: AgentWorld, capsys: pytest.CaptureFixture[str]) -> None:
     agent = Agent([fresh(each) for each in (slowed(0x20, 1200), on(1, history(other())), on(2, history()))])
-    with agent.serving() as address:
-        world.agents(forbidden=False, **{AGENT: address})
-        assert world.inspect("why", "train") == 0
+    world.agent = agent
+    assert world.inspect("why", "train") == 0
     assert agent.asked == ["/history/namespaces/default", "/history/gpus/0", "/history/gpus/2"]
     assert "GPU 0 is slowed by heat" in capsys.readouterr().out
 
@@ -193,7 +144,7 @@ MISSING = "the right to get pods/proxy in the namespace gpushare is missing"
         (
             (),
             False,
-            "the agent of node node-a does not serve /history/namespaces/default: it is older than this command",
+            "the agent of node node-a has nothing of it: it is older than this command",
         ),
         ((history(),), True, MISSING),
     ],
@@ -213,11 +164,10 @@ def test_without_an_answer_the_rest_is_told_and_what_is_missing(
 
 
 def test_a_silent_agent_is_told(world: AgentWorld, capsys: pytest.CaptureFixture[str]) -> None:
-    with Agent().serving() as address:
-        pass
-    world.agents(forbidden=False, **{AGENT: address})
     assert world.inspect("why", "train") == 0
-    assert "The explanation is incomplete: " in (out := capsys.readouterr().out)
+    assert "The explanation is incomplete: the agent of node node-a does not answer: " in (
+        out := capsys.readouterr().out
+    )
     assert "error trying to reach service" in out
 
 
@@ -228,4 +178,4 @@ def test_a_pod_that_waits_or_asks_for_no_gpu_is_not_looked_for(
     for name in ("waits", "plain", "done"):
         assert world.inspect("why", name) == 0
     assert "incomplete" not in capsys.readouterr().out
-    assert not (world.home / "agents.json").exists()
+    assert not any("/proxy/" in path for _, path in world.calls)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -46,9 +47,10 @@ class Proxy:
                 response = web.StreamResponse(
                     status=answer.status, headers={"Content-Type": answer.headers["Content-Type"]}
                 )
-                await response.prepare(request)
-                async for chunk in answer.content.iter_any():
-                    await response.write(chunk)
+                with contextlib.suppress(ConnectionResetError):  # of a client that has gone
+                    await response.prepare(request)
+                    async for chunk in answer.content.iter_any():
+                        await response.write(chunk)
                 return response
         except aiohttp.ClientConnectorError as error:
             sys.stderr.write(f"E1122 proxy_server.go] Error while proxying request: {error}\n")

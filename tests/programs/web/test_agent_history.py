@@ -11,9 +11,9 @@ import pytest
 from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.features.history.contract import IncidentList, NodeHistory
-from gpu_device_plugin.programs.web.agent_history import KEPT_S, AgentHistory, AgentUnreadableError
-from gpu_device_plugin.programs.web.figures import AgentFigures
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer
+from gpu_device_plugin.programs.api_reads import AgentReader, AgentUnreadableError
+from gpu_device_plugin.programs.web.figures import KEPT_S, AgentFigures, AgentHistory
+from tests.cluster_double.troubles import Answer
 from tests.histories import hour, summary, used_by
 from tests.patience import eventually
 from tests.programs.web.harness import served_by
@@ -143,7 +143,7 @@ async def test_an_answer_is_read_again_after_a_while_and_the_oldest_ones_give_wa
 ) -> None:
     clock = [0.0]
     async with Client(ClusterConfig(world.api.url)) as client:
-        history = AgentHistory(client, AgentFigures(client), lambda: clock[0])
+        history = AgentHistory(AgentReader(client), lambda: clock[0])
 
         async def read(path: str, kind: Any = NodeHistory) -> Any:
             return await history.read("t4-1", path, kind, "ann")
@@ -158,7 +158,7 @@ async def test_an_answer_is_read_again_after_a_while_and_the_oldest_ones_give_wa
             with pytest.raises(AgentUnreadableError):
                 await read("/history/")
         assert world.asked == ["t4-1/history/"] * 2, "that there is nothing is remembered too"
-        monkeypatch.setattr("gpu_device_plugin.programs.web.agent_history._MOST_BYTES", 10)
+        monkeypatch.setattr("gpu_device_plugin.programs.web.figures._MOST_KEPT_BYTES", 10)
         await read("/incidents/", IncidentList)
         await read("/incidents/", IncidentList)
         assert world.asked.count("t4-1/incidents/") == 2

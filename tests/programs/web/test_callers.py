@@ -12,9 +12,9 @@ from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.client.errors import ApiError, UnavailableError
 from gpu_device_plugin.programs.web.callers import AccessReviews, Caller, CallerScope, ReviewedCallers, User
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Garbage, Hang, Slow
-from gpu_device_plugin.testing.cluster.cluster_reviews import Account
+from tests.cluster_double.api_server import ApiServer
+from tests.cluster_double.reviews import Account
+from tests.cluster_double.troubles import Answer, Garbage, Hang, Slow
 from tests.patience import eventually, stretched
 
 if TYPE_CHECKING:
@@ -284,22 +284,32 @@ async def test_rights_that_were_there_are_confirmed_before_others_are_looked_for
     await asyncio.gather(*asked)
 
 
-async def test_what_is_not_confirmed_in_time_is_not_seen(world: World) -> None:
+async def test_rights_hold_as_long_as_all_are_confirmed_in_time(world: World) -> None:
     anna = await world.callers.caller("anna-token")
     assert anna is not None
     scope = CallerScope(anna)
     await scope.learn(["a", "b"])
     world.now_s += 31
-    same = await scope.renewed(anna, ["a", "b"], within_s=stretched())
-    assert (same.nodes, *same.seen) == (True, "a")
-    assert not same.current(["a", "b"]), "what was refused is asked again"
-    await same.learn(["a", "b"])
-    assert same.current(["a", "b"])
-    assert (same.nodes, *same.seen) == (True, "a")
+    assert await scope.still_holds(anna, within_s=stretched())
     world.now_s += 31
-    slow = await scope.renewed(anna, ["a", "b"], within_s=0)
-    assert not slow.may_see("a")
-    assert not scope.still_granted(slow)
-    assert slow.knows(["a", "b"])
-    await slow.learn(["a", "b"])
-    assert slow.may_see("a")
+    assert not await scope.still_holds(anna, within_s=0), "nobody has confirmed it"
+
+
+@pytest.mark.parametrize(
+    "rights",
+    [
+        {("get", "pods", "a")},
+        {("list", "nodes", "")},
+        {("list", "nodes", ""), ("get", "pods", "a"), ("get", "pods", "b")},
+        {("list", "nodes", ""), ("get", "pods", "")},
+    ],
+    ids=["nodes lost", "a namespace lost", "a namespace more", "all namespaces"],
+)
+async def test_no_right_comes_or_goes_unnoticed(world: World, rights: set[tuple[str, str, str]]) -> None:
+    anna = await world.callers.caller("anna-token")
+    assert anna is not None
+    scope = CallerScope(anna)
+    await scope.learn(["a", "b"])
+    world.now_s += 31
+    world.api.accounts["anna-token"] = Account("anna", "u1", ("team-a",), ANNA.extra, rights=rights)
+    assert not await scope.still_holds(anna, within_s=stretched())

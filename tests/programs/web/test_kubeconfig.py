@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from gpu_device_plugin.programs.web import kubeconfig as kubectl_proxy
+from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, reaching
 from gpu_device_plugin.testing.builders import container, node, pod
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
+from tests.cluster_double.api_server import ApiServer
 from tests.patience import eventually, stretched
 
 if TYPE_CHECKING:
@@ -86,8 +86,10 @@ class Command:
 
 
 @asynccontextmanager
-async def running(home: Home, *words: str, environ: dict[str, str] | None = None) -> AsyncIterator[Command]:
-    process = await started(home, *words, environ=environ)
+async def running(
+    home: Home, *words: str, environ: dict[str, str] | None = None, stderr: int = subprocess.PIPE
+) -> AsyncIterator[Command]:
+    process = await started(home, *words, environ=environ, stderr=stderr)
     assert process.stdout is not None
     try:
         async with asyncio.timeout(stretched()):
@@ -102,7 +104,11 @@ async def running(home: Home, *words: str, environ: dict[str, str] | None = None
 
 
 async def started(
-    home: Home, *words: str, environ: dict[str, str] | None = None, stdout: int = subprocess.PIPE
+    home: Home,
+    *words: str,
+    environ: dict[str, str] | None = None,
+    stdout: int = subprocess.PIPE,
+    stderr: int = subprocess.PIPE,
 ) -> asyncio.subprocess.Process:
     graphical = {"DISPLAY", "WAYLAND_DISPLAY", "BROWSER"}
     environment = {name: value for name, value in os.environ.items() if name not in graphical} | {
@@ -114,7 +120,7 @@ async def started(
         *(sys.executable, "-m", "gpu_device_plugin", "inspect", "web", *words),
         stdin=subprocess.DEVNULL,
         stdout=stdout,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         env=environment,
     )
 
@@ -200,8 +206,9 @@ async def test_what_kubectl_leaves_behind_is_not_waited_for(home: Home, api: Api
     """The browser of a login holds kubectl's output open for days."""
     home.write(server=api.url, leaves=True)
     left: list[int] = []
+    said = os.open(home.path / "said", os.O_RDWR | os.O_CREAT)
     try:
-        async with running(home, "--no-browser") as command:
+        async with running(home, "--no-browser", stderr=said) as command:
             left.append(int((home.path / "left").read_text()))
             (first,) = home.proxies()
             os.kill(first, signal.SIGKILL)
@@ -210,10 +217,11 @@ async def test_what_kubectl_leaves_behind_is_not_waited_for(home: Home, api: Api
             left.append(int((home.path / "left").read_text()))
             command.process.terminate()
             async with asyncio.timeout(stretched()):
-                _, said = await command.process.communicate()
-            assert (command.process.returncode, said.decode()) == (0, "")
+                await command.process.wait()
+            assert (command.process.returncode, (home.path / "said").read_text()) == (0, "")
         assert home.folders() == []
     finally:
+        os.close(said)
         for pid in left:
             os.kill(pid, signal.SIGKILL)
 
@@ -257,7 +265,7 @@ async def test_what_kubectl_says_is_said_when_it_fails(home: Home) -> None:
     assert (process.returncode, printed) == (1, b"")
     lines = said.decode().splitlines()
     assert lines[0] == 'error: context "nowhere" does not exist'
-    assert lines[1] == ('gpu-device-plugin inspect: kubectl proxy: error: context "nowhere" does not exist')
+    assert lines[1] == "gpu-device-plugin inspect: kubectl proxy: exit code 1; its message, if any, stands above"
     assert home.folders() == []
 
 
@@ -316,8 +324,8 @@ async def test_without_a_folder_for_temporary_files_the_variable_is_named(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(home.path / "nowhere"))  # as where all of them are read-only
-    with pytest.raises(kubectl_proxy.ProxyError, match=r"No such file or directory.*written to in TMPDIR"):
-        async with kubectl_proxy.running([], str(home.kubectl)):
+    with pytest.raises(ClusterUnreadableError, match=r"No such file or directory.*written to in TMPDIR"):
+        async with reaching([], str(home.kubectl)):
             pass
     assert home.calls() == []
 

@@ -10,9 +10,18 @@ from fractions import Fraction
 
 import pytest
 
-from gpu_device_plugin.core.cost.accounting import NOBODY, Account, Holder, Key, Part, Period
-from gpu_device_plugin.core.cost.charges import By, Rate, cents, rows
-from gpu_device_plugin.core.report.tables.cost_forms import UNKNOWN, Costs, cost_document, cost_table, focus_csv
+from gpu_device_plugin.core.cost import NOBODY, Account, Holder, Key, Part, Period
+from gpu_device_plugin.core.report.tables.cost_forms import (
+    UNKNOWN,
+    By,
+    Costs,
+    Rate,
+    cents,
+    cost_document,
+    cost_table,
+    focus_csv,
+    rows,
+)
 from gpu_device_plugin.core.report.text.columns import Tone
 
 PERIOD = Period(0, 36000, 600)
@@ -46,13 +55,13 @@ def cells(found: Costs) -> list[list[str]]:
 
 
 def test_every_holder_has_a_line_and_the_rest_one_for_each_part() -> None:
-    assert cells(costs(By.OWNER, currency="EUR", co2_g_per_kwh=Fraction(500), notes=("one",))) == [
-        ["NAMESPACE", "OWNER", "GPU-HOURS", "USED", "IDLE", "BORROWED", "COST", "(EUR)", "KWH", "KG", "CO2"],
-        ["ml", "Deployment/web", "3.00", "1.00", "2.00", "0.50", "3.00", "2.00", "1.00"],
-        ["free", "3.00", "3.00", "1.00", "0.50"],
+    assert cells(costs(By.OWNER, currency="EUR", notes=("one",))) == [
+        ["NAMESPACE", "OWNER", "GPU-HOURS", "USED", "IDLE", "BORROWED", "COST", "(EUR)", "KWH"],
+        ["ml", "Deployment/web", "3.00", "1.00", "2.00", "0.50", "3.00", "2.00"],
+        ["free", "3.00", "3.00", "1.00"],
         ["stranded", "1.00", "1.00"],
         ["not", "observed", "3.00", "3.00"],
-        ["total", "10.00", "1.00", "2.00", "0.50", "10.00", "3.00", "1.50"],
+        ["total", "10.00", "1.00", "2.00", "0.50", "10.00", "3.00"],
         ["*", "one"],
     ]
 
@@ -61,19 +70,16 @@ def test_figures_stand_below_each_other_and_what_nobody_had_is_faint() -> None:
     solo = Key(Holder("ml", pod="solo"), "T4")
     parts = {(solo, Part.USED): Fraction(3_600_000), (NONE, Part.FREE): Fraction(3_600_000)}
     found = Account(parts, {solo: Fraction(3_600_000)}, {solo: 3_600_000_000_000}, 1, stranded_known=True)
-    lines = {
-        by: cost_table(Costs(rows(found, by, {}), PERIOD, by, 1, co2_g_per_kwh=Fraction(500)), 200)
-        for by in (By.NAMESPACE, By.POD)
-    }
+    lines = {by: cost_table(Costs(rows(found, by, {}), PERIOD, by, 1), 200) for by in (By.NAMESPACE, By.POD)}
     assert [(line.text, line.tone) for line in lines[By.NAMESPACE]] == [
-        ("NAMESPACE     GPU-HOURS     USED  IDLE  BORROWED      KWH  KG CO2", Tone.HEADING),
-        ("ml              1000.00  1000.00  0.00   1000.00  1000.00  500.00", Tone.PLAIN),
-        ("free            1000.00                              0.00    0.00", Tone.FAINT),
+        ("NAMESPACE     GPU-HOURS     USED  IDLE  BORROWED      KWH", Tone.HEADING),
+        ("ml              1000.00  1000.00  0.00   1000.00  1000.00", Tone.PLAIN),
+        ("free            1000.00                              0.00", Tone.FAINT),
         ("stranded           0.00", Tone.FAINT),
         ("not observed       0.00", Tone.FAINT),
-        ("total           2000.00  1000.00  0.00   1000.00  1000.00  500.00", Tone.HEADING),
+        ("total           2000.00  1000.00  0.00   1000.00  1000.00", Tone.HEADING),
     ]
-    assert lines[By.POD][1].text == "ml                   solo    1000.00  1000.00  0.00   1000.00  1000.00  500.00"
+    assert lines[By.POD][1].text == "ml                   solo    1000.00  1000.00  0.00   1000.00  1000.00"
 
 
 def test_long_names_are_cut_to_the_width_of_the_terminal() -> None:
@@ -110,7 +116,6 @@ def test_the_document_has_what_the_table_has() -> None:
         "cost": {"used": "1.00", "idle": "2.00"},
         "totalCost": "3.00",
         "energyKwh": "2.000000",
-        "co2Kg": "1.000000",
     }
     nobody = {
         "freeGpuHours": "3.000000",
@@ -120,16 +125,14 @@ def test_the_document_has_what_the_table_has() -> None:
         "cost": {"free": "3.00", "stranded": "1.00", "unobserved": "3.00"},
         "totalCost": "7.00",
         "energyKwh": "1.000000",
-        "co2Kg": "0.500000",
     }
     sums = {
         "borrowedGpuHours": "0.500000",
         "cost": {"used": "1.00", "idle": "2.00", "free": "3.00", "stranded": "1.00", "unobserved": "3.00"},
         "totalCost": "10.00",
         "energyKwh": "3.000000",
-        "co2Kg": "1.500000",
     }
-    assert cost_document(costs(By.OWNER, currency="EUR", co2_g_per_kwh=Fraction(500), notes=("one",))) == {
+    assert cost_document(costs(By.OWNER, currency="EUR", notes=("one",))) == {
         "version": 1,
         "from": "1970-01-01T00:00:00Z",
         "to": "1970-01-01T10:00:00Z",

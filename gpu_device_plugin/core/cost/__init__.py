@@ -1,1 +1,0 @@
-"""Who had the GPUs for how long, and what that cost."""

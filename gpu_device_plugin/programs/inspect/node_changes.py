@@ -1,0 +1,266 @@
+"""What an administrator changes on nodes: GPUs are put aside with `cordon`, leftovers removed with `uninstall`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.cluster.client.api_client import PatchType
+from gpu_device_plugin.cluster.client.errors import ApiError, ConflictError
+from gpu_device_plugin.cluster.objects.decoding import NODES, PODS, NodeReader
+from gpu_device_plugin.core.capacity.plans import drain, on_gpus
+from gpu_device_plugin.core.cluster.candidate import gpus_of_node, with_cordons
+from gpu_device_plugin.core.report.leftovers import leftovers, mig_resources
+from gpu_device_plugin.core.report.text.plan_texts import staying_lines
+from gpu_device_plugin.core.report.text.printing import counted, first, gpu_names, short_uuid
+from gpu_device_plugin.model.contract.cordons import Cordon, cordon_of, read_cordons, write_cordons
+from gpu_device_plugin.model.contract.keys import CORDONS, SWITCH_LABEL, SWITCHED_ON, MalformedAnnotationError
+from gpu_device_plugin.model.times import rfc3339
+from gpu_device_plugin.programs.commandline import FAILED, OK
+from gpu_device_plugin.programs.inspect.arguments import REALLY
+from gpu_device_plugin.programs.inspect.overview import nodes_named
+from gpu_device_plugin.programs.inspect.plan import arranged, confirmed, details
+from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, unread
+from gpu_device_plugin.view.objects import AGENT_LABELS, Pod
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from gpu_device_plugin.cluster.objects.decoding import NodeRecord
+    from gpu_device_plugin.core.capacity.plans import Drain
+    from gpu_device_plugin.core.cluster.held_instances import InstancePod
+    from gpu_device_plugin.core.cluster.node_report import NodeView
+    from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
+    from gpu_device_plugin.model.resources import Resource
+    from gpu_device_plugin.programs.inspect.overview import Output
+    from gpu_device_plugin.programs.kubectl import Access
+    from gpu_device_plugin.view.movable_pods import Arrangement
+
+_ATTEMPTS = 5
+_ALL = ":all"
+"""After the number of a GPU in MIG mode, as in ``0:all``."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """A GPU or MIG instance, or a GPU in MIG mode with all its instances."""
+
+    uuid: str
+    members: tuple[ListedGpu, ...]
+    """Those that the node lists, by position; none: it is gone."""
+
+    def __str__(self) -> str:
+        return gpu_names(self.members) if self.members else f"GPU {self.uuid}"
+
+
+async def cordon(arguments: argparse.Namespace, access: Access, resources: Sequence[Resource]) -> Output:
+    """Put the GPU in the arguments aside, move its pods if they say so, and return what was done, with the exit code.
+
+    Raises:
+        ClusterUnreadableError: the node cannot be read or changed, or has no such GPU.
+        ApiError: the cluster cannot be read.
+    """
+    name, mark = arguments.node, Cordon(await access.user(), rfc3339(time.time()), arguments.reason)
+    before, target = await _read(access, name, arguments.gpu)
+    if (there := cordon_of(before, target.uuid, target.members[0].card if target.members else "")) is not None:
+        more = "; uncordon it first to give another reason" if arguments.reason not in {"", there.why} else ""
+        cordons, lines = before, [f"{target} of {name} is already {there}{more}."]
+    else:
+        cordons = {**before, target.uuid: mark}
+        if not arguments.dry_run:
+            cordons = await _write(access, name, lambda now: now if target.uuid in now else {**now, target.uuid: mark})
+        would = "would be" if arguments.dry_run else "is"
+        lines = [f"{target} of {name} {would} {cordons[target.uuid]}."]
+        if not arguments.dry_run:
+            lines.append(
+                "The scheduler extender sends no pod there any more; the node's agent follows within a minute."
+            )
+    if not arguments.drain:
+        return lines, OK
+    marks = {CORDONS: _text(cordons) or ""}
+
+    def as_if(view: NodeView) -> NodeView:
+        if view.name != name:
+            return view
+        return replace(view, candidate=replace(view.candidate, gpus=with_cordons(view.candidate.gpus, marks)))
+
+    views, found = await arranged(access, resources, as_if)
+    pods = [pod for view in views if view.name == name for pod in view.instance_pods]
+    made, staying = _drain(found, name, target, pods)
+    if not made.moves and not staying:
+        return [*lines, "No pod there has to be moved."], OK
+    goal = f"{counted(len(made.moves), 'move')} to drain it." if made.moves else "No pod there can be moved."
+    shown = [*lines, goal, *details(found.sites, made.moves, made.then, staying)]
+    if not made.moves or arguments.dry_run:
+        return shown, FAILED if staying and not arguments.dry_run else OK
+    after, code = await confirmed(arguments, access, resources, made.moves, shown)
+    return after, FAILED if staying else code
+
+
+def _drain(
+    found: Arrangement, node: str, target: _Target, instance_pods: Iterable[InstancePod]
+) -> tuple[Drain, list[str]]:
+    """Return the moves off a GPU that is put aside, and the pods that stay, by reason."""
+    positions, uuids = [gpu.position for gpu in target.members], {gpu.uuid for gpu in target.members}
+    made = drain(found.sites, node, positions, found.budgets)
+    here = [replace(site, residents=tuple(on_gpus(site, positions))) for site in found.sites if site.node.name == node]
+    staying = staying_lines(here)
+    if made.stuck:
+        staying.append(f"  there is no room for it elsewhere: {first(sorted(map(str, made.stuck)))}")
+    if whole := sorted(f"{pod.namespace}/{pod.name}" for pod in instance_pods if pod.held & uuids):
+        staying.append(f"  it has a whole MIG instance, and such pods are not moved: {first(whole)}")
+    return made, staying
+
+
+async def uncordon(arguments: argparse.Namespace, access: Access, _: Sequence[Resource]) -> Output:
+    """Take the GPU in the arguments back into use, an instance too that has a cordon of its own; see `cordon`."""
+    name = arguments.node
+    before, target = await _read(access, name, arguments.gpu)
+    gone = {target.uuid, *(gpu.uuid for gpu in target.members)} & before.keys()
+    if gone:
+        if not arguments.dry_run:
+            await _write(access, name, lambda now: {uuid: mark for uuid, mark in now.items() if uuid not in gone})
+        marks = "; ".join(str(before[uuid]) for uuid in sorted(gone))
+        takes = "would take" if arguments.dry_run else "takes"
+        return [f"{target} of {name} {takes} new pods again within a minute. It was {marks}."], OK
+    card = next((gpu.card for gpu in target.members), "")
+    if card in before:
+        raise ClusterUnreadableError(
+            f"{target} of {name} is {before[card]} with its whole GPU: uncordon that one, {card}"
+        )
+    return [f"{target} of {name} is not cordoned."], OK
+
+
+# --- The node's cordons -----------------------------------------------------------------------------------------------
+
+
+async def _read(access: Access, name: str, gpu: str) -> tuple[Mapping[str, Cordon], _Target]:
+    try:
+        node = NodeReader().read(await access.get(NODES, name))
+    except ApiError as error:
+        raise ClusterUnreadableError(
+            f"node {name} cannot be read: {unread(error)}; kubectl get nodes lists the nodes"
+        ) from error
+    cordons = _cordons(node)
+    gpus = gpus_of_node(node.annotations, node.labels, 0, 0)
+    target = _target(gpus, gpu)
+    if target is not None:
+        return cordons, target
+    if gpu in cordons:
+        return cordons, _Target(gpu, ())
+    listed = ", ".join(f"{gpu_names([each])} ({short_uuid(each.uuid)})" for each in gpus.all if each.uuid)
+    raise ClusterUnreadableError(
+        f"node {name} has no GPU {gpu}; it has {listed}"
+        if listed
+        else f"node {name} lists no GPUs by UUID: its device plugin is another, or has not started"
+    )
+
+
+def _target(gpus: NodeGpus, word: str) -> _Target | None:
+    """Return the GPU of this position, UUID, beginning of a UUID as tables show it, or number of a MIG instance."""
+    listed = [gpu for gpu in gpus.all if gpu.uuid]
+    for gpu in listed:
+        if word in {str(gpu.position), gpu.uuid, "" if gpu.instance is None else gpu.instance.label}:
+            return _Target(gpu.uuid, (gpu,))
+    inside = [
+        gpu for gpu in listed if gpu.instance is not None and word in {gpu.instance.parent, f"{gpu.instance.gpu}{_ALL}"}
+    ]
+    if inside:
+        return _Target(inside[0].card, tuple(inside))
+    short = [gpu for gpu in listed if short_uuid(gpu.uuid) == word]
+    return _Target(short[0].uuid, (short[0],)) if len(short) == 1 else None
+
+
+def _cordons(node: NodeRecord) -> Mapping[str, Cordon]:
+    try:
+        return read_cordons(node.annotations[CORDONS]) if CORDONS in node.annotations else {}
+    except MalformedAnnotationError as error:
+        raise ClusterUnreadableError(
+            f"{error}, so nobody can tell which GPUs of {node.name} were put aside; look at it, then remove it: "
+            f"kubectl annotate node {node.name} {CORDONS}-"
+        ) from error
+
+
+def _text(cordons: Mapping[str, Cordon]) -> str | None:
+    try:
+        return write_cordons(cordons)
+    except MalformedAnnotationError as error:
+        raise ClusterUnreadableError(f"the cordon cannot be written: {error}") from error
+
+
+async def _write(
+    access: Access, name: str, change: Callable[[Mapping[str, Cordon]], Mapping[str, Cordon]]
+) -> Mapping[str, Cordon]:
+    """Change the cordons of a node as it is now; return them. If it changes in between, this is done again."""
+    left = _ATTEMPTS
+    while True:
+        left -= 1
+        node = NodeReader().read(await access.get(NODES, name))
+        cordons = change(_cordons(node))
+        there = {"uid": node.uid, "resourceVersion": node.resource_version}
+        body = {"metadata": {**there, "annotations": {CORDONS: _text(cordons)}}}
+        try:
+            await access.client.patch(NODES, name, body)
+        except ApiError as error:
+            if not isinstance(error, ConflictError) or not left:
+                raise ClusterUnreadableError(f"the cordon cannot be written: {unread(error)}") from error
+        else:
+            return cordons
+
+
+# --- Leftovers -------------------------------------------------------------------------------------------------------
+
+_KUBELET_FORGETS = (
+    "the kubelet remembers an agent for five minutes after its end, and restores the capacity until then: "
+    "run this again afterwards"
+)
+
+
+async def uninstall(arguments: argparse.Namespace, access: Access, resources: Sequence[Resource]) -> Output:
+    """Remove the leftovers on nodes; return a line for each node, with the exit code.
+
+    With ``--all`` labelled nodes are cleaned, too, and lose their label, which ends sharing there.
+
+    Raises:
+        ClusterUnreadableError: there is no such node.
+        ApiError: nodes, or the pods of the agents, cannot be read.
+    """
+    raw_nodes, labelled_too = await nodes_named(arguments.node, access), arguments.all == REALLY
+    # Anybody may give a pod of another namespace these labels.
+    pods = await access.every(PODS, Pod, namespace=arguments.agents_namespace, labels=AGENT_LABELS)
+    agents = {pod.spec.node_name: f"{pod.metadata.namespace}/{pod.metadata.name}" for pod in pods}
+    lines: list[str] = []
+    complete = True
+    names = [resource.name for resource in resources]
+    for raw in raw_nodes:
+        node = NodeReader().read(raw)
+        ours = [*names, *sorted(mig_resources(node.annotations, node.capacity, names))]
+        condition = bool(node.gpu_condition)
+        left = leftovers(node.name, node.labels, node.annotations, node.capacity, ours, condition=condition)
+        if not left:
+            continue
+        if left.labelled and not labelled_too:
+            lines.append(
+                f"{left.node}: skipped, as it is labelled {SWITCH_LABEL}={SWITCHED_ON}; to end sharing there: "
+                f"kubectl label node {left.node} {SWITCH_LABEL}-"
+            )
+        elif left.node in agents and not left.labelled:
+            lines.append(f"{left.node}: skipped, as the agent {agents[left.node]} runs there; end that first")
+        elif arguments.dry_run:
+            lines.append(f"{left.node}: would remove {left}")
+        else:
+            try:
+                if left.metadata_patch:
+                    await access.client.patch(NODES, left.node, left.metadata_patch)
+                if left.status_patch:
+                    how = PatchType.STRATEGIC if left.conditions else PatchType.MERGE
+                    await access.client.patch(NODES, left.node, left.status_patch, subresource="status", how=how)
+            except ApiError as error:
+                complete = False
+                lines.append(f"{left.node}: the removal is incomplete: {unread(error)}")
+                continue
+            again = f"; {_KUBELET_FORGETS}" if any(left.capacity.values()) else ""
+            lines.append(f"{left.node}: removed {left}{again}")
+    return lines or ["There are no leftovers to remove."], OK if complete else FAILED

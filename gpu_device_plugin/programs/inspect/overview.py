@@ -1,0 +1,190 @@
+"""The overview of `kubectl inspect gpushare`: nodes with their pods, and claims where a node serves them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, NotFoundError
+from gpu_device_plugin.cluster.objects.decoding import NODES, NOT_ENDED, PODS
+from gpu_device_plugin.core.report.overview_document import document
+from gpu_device_plugin.core.report.tables.overview import details, summary, wide
+from gpu_device_plugin.core.report.tables.terminal_tables import (
+    by_name,
+    folded,
+    folded_details,
+    pod_rows,
+    pod_table,
+    rows_alone,
+    rows_claimed,
+    rows_waiting,
+)
+from gpu_device_plugin.core.report.text.columns import columns
+from gpu_device_plugin.core.report.text.use_texts import at_a_glance
+from gpu_device_plugin.features.claims.claim_objects import CLAIMS
+from gpu_device_plugin.programs.commandline import OK, say, width
+from gpu_device_plugin.programs.inspect.arguments import COMMANDS
+from gpu_device_plugin.programs.kubectl import GRANT, ClusterUnreadableError, unread
+from gpu_device_plugin.settings.knobs import nearest
+from gpu_device_plugin.view.following import cluster
+from gpu_device_plugin.view.objects import ABSENT, escaped, gpu_pods, readable_claims, unseen
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Mapping, Sequence
+
+    import msgspec
+
+    from gpu_device_plugin.core.cluster.node_report import NodeView
+    from gpu_device_plugin.core.report.tables.terminal_tables import PodRow
+    from gpu_device_plugin.core.report.text.columns import Line
+    from gpu_device_plugin.model.resources import Resource
+    from gpu_device_plugin.programs.kubectl import Access
+    from gpu_device_plugin.view.following import FollowedCluster
+
+    Output = tuple[Sequence[str | Line], int]
+    """Lines, and the exit code."""
+
+COUNTING = ("spec.nodeName!=", *NOT_ENDED)
+"""Selects the pods that may hold a GPU or part of one."""
+_VIEWER = "an administrator gives the rights by binding the ClusterRole gpushare-viewer"
+
+
+async def overview(arguments: argparse.Namespace, access: Access, resources: Sequence[Resource]) -> Output:
+    """Show the nodes that share GPUs, one of them, or the pods of one namespace; as far as the user's rights reach.
+
+    Raises:
+        ClusterUnreadableError: there is no such node, or what is asked for needs a right that is missing.
+        ApiError: not even the pods of the user's namespace can be read.
+    """
+    if arguments.namespace:
+        return await _pods_of(arguments.namespace, access, resources)
+    name = arguments.node
+    try:
+        raw_nodes = await nodes_named(name, access, arguments.selector)
+    except ForbiddenError as error:
+        if name:
+            raise
+        # The pods of the user's namespace are shown, unless these must not be read either.
+        try:
+            return await _pods_of(access.namespace, access, resources)
+        except ApiError:
+            raise error from None
+    placed = (f"spec.nodeName={escaped(name)}", *NOT_ENDED) if name else COUNTING
+    try:
+        raw_pods = await access.items(PODS, placed)
+    except ForbiddenError as error:
+        lacking, namespace = error.call.missing_right, access.namespace
+        if arguments.output not in {"summary", "details", "gpushare"}:
+            raise ClusterUnreadableError(f"{lacking}, and GPUs would seem freer than they are; {GRANT}") from error
+        raw_pods = await access.items(PODS, placed, namespace=namespace)
+        say(sys.stderr, f"warning: {lacking}: only pods of {namespace} are counted, so GPUs may be fuller ({_VIEWER})")
+    nodes = (await cluster_of(raw_nodes, raw_pods, resources, access)).views
+    if not nodes:
+        doctor = "No node shares GPUs; run kubectl inspect gpushare doctor to see why."
+        chosen = f"No node with the labels {arguments.selector} shares GPUs." if arguments.selector else doctor
+        say(sys.stderr, f"Node {name} shares no GPUs." if name else chosen)
+    lines = _LAYOUTS[arguments.output](nodes)
+    fold = _FOLDED.get(arguments.output)
+    if fold and (room := width(0)) and any(columns(line) > room for line in lines):
+        return [*fold(nodes, room), *at_a_glance(nodes)], OK
+    return lines, OK
+
+
+async def nodes_named(name: str, access: Access, labels: str = "") -> list[msgspec.Raw]:
+    """Return the node of this name as JSON, or if it is empty all nodes that match a label selector.
+
+    Raises:
+        ClusterUnreadableError: there is no node of this name.
+        ApiError: nodes cannot be read.
+    """
+    raw_nodes = await access.items(NODES, [f"metadata.name={escaped(name)}"] if name else [], labels=labels)
+    if name and not raw_nodes:
+        meant = nearest(name, COMMANDS, "kubectl get nodes lists the existing ones")
+        raise ClusterUnreadableError(f'nodes "{name}" not found; {meant}')
+    return raw_nodes
+
+
+async def cluster_of(
+    raw_nodes: Sequence[msgspec.Raw],
+    raw_pods: Sequence[msgspec.Raw],
+    resources: Sequence[Resource],
+    access: Access,
+    namespace: str = "",
+) -> FollowedCluster:
+    """Return the cluster with its claims, of one namespace or all, and warn of objects that cannot be read."""
+    found, warnings = cluster(raw_nodes, raw_pods, resources)
+    for warning in (*warnings, *await add_claims(found, access, namespace)):
+        say(sys.stderr, f"warning: {warning}")
+    return found
+
+
+async def raw_claims(access: Access, namespace: str = "") -> tuple[list[msgspec.Raw], str]:
+    """Return all claims as JSON, or those of one namespace; and why they cannot be read, empty if they were."""
+    try:
+        return await access.items(CLAIMS, namespace=namespace), ""
+    except NotFoundError:
+        return [], ABSENT
+    except ApiError as error:
+        return [], str(unread(error))
+
+
+async def add_claims(cluster: FollowedCluster, access: Access, namespace: str = "") -> list[str]:
+    """Add the claims of a namespace, or of all, if a node serves claims; return a sentence for each unreadable one."""
+    if not cluster.serves_claims:
+        return []
+    raw, why = await raw_claims(access, namespace)
+    claims, warnings = readable_claims(raw)
+    cluster.claims.replace(claims)
+    return [unseen(why)] if why else warnings
+
+
+async def _alone(
+    raw_pods: Sequence[msgspec.Raw], resources: Sequence[Resource], access: Access, namespace: str
+) -> list[PodRow]:
+    """Return the pods of a namespace by their limits and claims, where nodes cannot be read."""
+    claims, _ = readable_claims((await raw_claims(access, namespace))[0])
+    return [*rows_alone(gpu_pods(raw_pods, resources)), *rows_claimed(claims)]
+
+
+async def _pods_of(namespace: str, access: Access, resources: Sequence[Resource]) -> Output:
+    """Show the pods of one namespace, with their use if nodes can be read."""
+    raw_pods = await access.items(PODS, NOT_ENDED, namespace=namespace)
+    try:
+        raw_nodes = await access.items(NODES)
+    except ApiError as error:
+        shown = f"only the pods of {namespace} are shown, without use and free GPUs"
+        say(sys.stderr, f"warning: {unread(error)}: {shown} ({_VIEWER})")
+        waiting = rows_waiting(cluster((), raw_pods, resources)[0].waiting_pods, resources)
+        return _table_of([*await _alone(raw_pods, resources, access, namespace), *waiting], namespace), OK
+    found = await cluster_of(raw_nodes, raw_pods, resources, access, namespace)
+    waiting = rows_waiting(found.waiting_pods, resources, found.claims_of())
+    return _table_of([*pod_rows(found.views, namespace), *waiting], namespace), OK
+
+
+def _table_of(rows: Sequence[PodRow], namespace: str) -> Sequence[Line]:
+    if not rows:
+        say(sys.stderr, f"No pod of {namespace} has a GPU.")
+        return []
+    return pod_table(sorted(rows, key=by_name), width())
+
+
+def _as_yaml(nodes: Sequence[NodeView]) -> list[str]:
+    import yaml  # noqa: PLC0415 - 3 MB that only -o yaml needs
+
+    text: str = yaml.safe_dump(document(nodes), sort_keys=False, width=4096)
+    return text.splitlines()
+
+
+_LAYOUTS: Mapping[str, Callable[[Sequence[NodeView]], list[str]]] = {
+    "summary": summary,
+    "gpushare": summary,
+    "details": details,
+    "wide": wide,
+    "json": lambda nodes: json.dumps(document(nodes), indent=2).splitlines(),
+    "yaml": _as_yaml,
+}
+
+_FOLDED: Mapping[str, Callable[[Sequence[NodeView], int], list[Line]]] = {"summary": folded, "details": folded_details}
+"""The layouts that take another form where a terminal is too narrow for them."""

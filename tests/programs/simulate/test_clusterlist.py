@@ -1,0 +1,279 @@
+"""What kubectl prints of a cluster becomes nodes, a queue, and the pods that run."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
+from gpu_device_plugin.core.value.workload_mix import PodKind
+from gpu_device_plugin.model.contract.keys import NODE_GPUS
+from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus, write_node_gpus
+from gpu_device_plugin.programs.simulate.clusterlist import ClusterList, read_cluster
+from gpu_device_plugin.settings.common import ResourceSettings
+from gpu_device_plugin.testing.builders import container, node, pod
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PLACED = {"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_ASSIGNED": "true"}
+
+
+def two_gpus(name: str, **more: Any) -> Mapping[str, Any]:
+    found = node(name, mem=20, count=2, **more)
+    found["metadata"]["uid"] = name
+    return found
+
+
+def asking(name: str, mem: int | None = None, *, cpu: str = "", **more: Any) -> Mapping[str, Any]:
+    each = container(mem=mem)
+    if cpu:
+        each.setdefault("resources", {})["requests"] = {"cpu": cpu}
+    return pod(name, each, uid=name, **more)
+
+
+def listed(*objects: Mapping[str, Any], from_empty: bool = False) -> ClusterList:
+    text = json.dumps({"kind": "List", "items": objects}).encode()
+    return read_cluster(text, ResourceSettings().offered, from_empty=from_empty)
+
+
+def test_running_pods_take_gpus_and_those_without_gpus_take_cpu() -> None:
+    """20 shares on two GPUs are 10 each, of which 7 are taken of the second; 16 CPUs less 2 and 3."""
+    objects = (
+        two_gpus("a"),
+        asking("web", 7, cpu="2", node="a", phase="Running", annotations=PLACED),
+        asking("log", cpu="3", node="a", phase="Running"),
+        asking("done", 7, node="a", phase="Succeeded", annotations=PLACED),
+    )
+    cleared = listed(*objects, from_empty=True)
+    (now,), (empty,) = listed(*objects).nodes, cleared.nodes
+    assert (now.left.frees, now.left.cpu_milli) == ((10, 3), 11_000)
+    assert (empty.left.frees, empty.left.cpu_milli) == ((10, 10), 13_000)
+    assert cleared.pods == (("default/web", PodKind(7, 1, 2000)),)
+
+
+def test_waiting_pods_queue_by_age() -> None:
+    found = listed(
+        two_gpus("a"),
+        asking("young", 4, created="2026-11-02T00:00:00Z"),
+        asking("old", 5, created="2026-11-01T00:00:00Z"),
+        asking("without a GPU", created="2026-11-01T00:00:00Z"),
+    )
+    assert found.pods == (("default/old", PodKind(5, 1)), ("default/young", PodKind(4, 1)))
+
+
+def with_list(name: str, gpus: NodeGpus) -> Mapping[str, Any]:
+    """Return a node whose agent lists these GPUs."""
+    return two_gpus(name, annotations={NODE_GPUS: write_node_gpus(gpus)})
+
+
+def test_instances_of_a_cluster_are_read_from_the_nodes_list() -> None:
+    places = [ListedInstance("GPU-b", 1, n, "1g.10gb", n + 7) for n in range(2)]
+    instances = tuple(
+        ListedGpu(n + 1, 9, f"MIG-{n}", "H100 MIG 1g.10gb", instance=each) for n, each in enumerate(places)
+    )
+    shared = NodeGpus((ListedGpu(0, 80, "GPU-a", "H100"), *instances), share_mib=1024)
+    found = listed(with_list("a", shared), asking("web", 7, node="a", phase="Running", annotations=PLACED))
+    (now,) = found.nodes
+    assert (now.shape.sizes, now.shape.cards, now.left.frees) == ((80, 9, 9), (None, 1, 1), (80, 2, 9))
+
+
+def test_nodes_that_take_no_pods_or_give_their_instances_whole_are_left_out_and_named() -> None:
+    cordoned = {**two_gpus("c"), "spec": {"unschedulable": True}}
+    whole = ListedInstance("GPU-b", 1, 0, "1g.10gb", 7, "aliyun.com/mig-1g.10gb")
+    sliced = with_list("d", NodeGpus(share_mib=1024, instances=(ListedGpu(0, 9, instance=whole),)))
+    found = listed(two_gpus("a"), two_gpus("b", ready=False), cordoned, sliced)
+    assert [each.name for each in found.nodes] == ["a"]
+    assert found.notes == (
+        "node b is left out: it is not ready",
+        "node c is left out: it is cordoned",
+        "node d is left out: its MIG instances are given whole, by the resources of their profiles",
+    )
+
+
+def test_a_pod_that_no_node_can_ever_take_is_left_out_and_named() -> None:
+    both = container(limits={"aliyun.com/gpu-mem": "1", "aliyun.com/gpu-count": "1"})
+    found = listed(two_gpus("a"), pod("odd", both, uid="odd"))
+    assert found.pods == ()
+    (note,) = found.notes
+    assert note.startswith("pod default/odd is left out: container 'main' asks for")
+
+
+def test_a_request_that_no_machine_meets_stays_within_64_bits() -> None:
+    ((_, kind),) = listed(two_gpus("a"), asking("huge", 4, cpu="9E")).pods
+    assert 10**9 < kind.cpu_milli < 2**62
+
+
+def test_an_object_that_cannot_be_read_does_not_hide_the_others() -> None:
+    found = listed({"kind": "Pod", "metadata": 3}, {"kind": "Node", "metadata": {}}, two_gpus("a"))
+    assert len(found.nodes) == 1
+    assert [note.partition(":")[0] for note in found.notes] == ["an object is left out"] * 2
+
+
+# --- Objects that make pods -------------------------------------------------------------------------------------------
+
+
+def workload(kind: str, name: str, each: Mapping[str, Any], *, uid: str = "", **spec: Any) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "shop", **({"uid": uid} if uid else {})}
+    template = {"metadata": {"labels": {"app": name}}, "spec": {"containers": [each]}}
+    return {"apiVersion": "apps/v1", "kind": kind, "metadata": metadata, "spec": {**spec, "template": template}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "pods"),
+    [
+        ("Deployment", {"replicas": 3}, 3),
+        ("Deployment", {}, 1),
+        ("Deployment", {"replicas": 0}, 0),
+        ("StatefulSet", {"replicas": 2}, 2),
+        ("ReplicaSet", {"replicas": 2}, 2),
+        ("Job", {}, 1),
+        ("Job", {"parallelism": 4}, 4),
+        ("Job", {"parallelism": 4, "completions": 3}, 3),
+    ],
+)
+def test_an_object_makes_as_many_pods_as_run_at_once(kind: str, spec: Mapping[str, Any], pods: int) -> None:
+    found = listed(two_gpus("a"), workload(kind, "web", container(mem=4), **spec))
+    assert found.pods == ((f"shop/{kind} web", PodKind(4, 1)),) * pods
+    assert found.notes == ()
+
+
+def test_a_cron_job_makes_the_pods_of_one_job() -> None:
+    job = workload("Job", "nightly", container(mem=4), parallelism=2)
+    cron = {"kind": "CronJob", "metadata": {"name": "nightly"}, "spec": {"jobTemplate": {"spec": job["spec"]}}}
+    assert listed(cron).pods == (("CronJob nightly", PodKind(4, 1)),) * 2
+
+
+def test_a_pod_of_a_manifest_waits_under_its_own_name() -> None:
+    """It has no uid; a node that its author names is one of a cluster that is not simulated."""
+    wanted = asking("train", 4, node="b")
+    del wanted["metadata"]["uid"]
+    assert listed(two_gpus("a"), wanted).pods == (("default/train", PodKind(4, 1)),)
+
+
+def test_pods_that_a_cluster_has_do_not_come_once_more_with_the_object_that_made_them() -> None:
+    """As kubectl get nodes,deployments,replicasets,pods prints it."""
+    deployment = workload("Deployment", "web", container(mem=4), uid="d", replicas=1)
+    replicas = workload("ReplicaSet", "web-5d8", container(mem=4), uid="r", replicas=1)
+    replicas["metadata"]["ownerReferences"] = [{"kind": "Deployment", "name": "web", "controller": True}]
+    one = asking("web-5d8-x2", 4, namespace="shop", labels={"pod-template-hash": "5d8"})
+    one["metadata"]["ownerReferences"] = [{"kind": "ReplicaSet", "name": "web-5d8", "controller": True}]
+    assert listed(two_gpus("a"), deployment, replicas).pods == (("shop/Deployment web", PodKind(4, 1)),)
+    found = listed(two_gpus("a"), deployment, replicas, one)
+    assert found.pods == (("shop/web", PodKind(4, 1)),)
+    assert found.notes == ("shop/Deployment web is left out: its pods are in the list",)
+
+
+def test_the_parts_of_a_pod_have_its_name() -> None:
+    two = {"kind": "Pod", "metadata": {"name": "x"}, "spec": {"containers": [container(mem=4), container(mem=3)]}}
+    assert listed(two).pods == (("x, part 1", PodKind(4, 1)), ("x, part 2", PodKind(3, 1)))
+
+
+def test_objects_without_pods_are_named_and_broken_ones_too() -> None:
+    service = {"kind": "Service", "metadata": {"name": "web"}}
+    broken = {"kind": "Job", "metadata": {"name": "odd"}, "spec": {"parallelism": 1}}
+    negative = workload("Deployment", "less", container(mem=4), replicas=-1)
+    notes = listed(two_gpus("a"), service, broken, negative).notes
+    assert notes == (
+        "Job odd is left out: not a Job: it has no template with a spec",
+        "shop/Deployment less is left out: not a Deployment: it asks for -1 pods",
+        "left out, as no pods are read of them: Service",
+    )
+
+
+def test_an_object_alone_and_a_typed_list_are_lists_too() -> None:
+    """kubectl get deployment web -o json; and the API's own lists, whose items name no kind."""
+    one = workload("Deployment", "web", container(mem=4))
+    alone = read_cluster(json.dumps(one).encode(), ResourceSettings().offered)
+    bare = {key: value for key, value in one.items() if key != "kind"}
+    typed = json.dumps({"kind": "DeploymentList", "items": [bare]}).encode()
+    assert alone.pods == read_cluster(typed, ResourceSettings().offered).pods != ()
+
+
+# --- Before an agent of ours runs -------------------------------------------------------------------------------------
+
+
+def of_nvidia(name: str, offered: int = 2, **labels: Any) -> Mapping[str, Any]:
+    """A node with NVIDIA's device plugin and GPU feature discovery."""
+    found = node(name, labels={f"nvidia.com/gpu.{key}": value for key, value in labels.items()})
+    found["metadata"]["uid"] = name
+    for amounts in (found["status"]["capacity"], found["status"]["allocatable"]):
+        amounts["nvidia.com/gpu"] = str(offered)
+    return found
+
+
+def wanting_gpus(name: str, number: int, **more: Any) -> Mapping[str, Any]:
+    return pod(name, container(limits={"nvidia.com/gpu": str(number)}), uid=name, **more)
+
+
+T4: Mapping[str, Any] = {"product": "Tesla-T4", "memory": "15360", "count": "2"}
+
+
+def test_labels_of_nvidia_say_which_gpus_a_node_has_before_an_agent_of_ours_does() -> None:
+    """A T4 has 15,360 MiB, of which its driver keeps 449: 14 shares of 1 GiB."""
+    found = listed(of_nvidia("a", **T4))
+    assert [(each.shape.sizes, each.shape.models) for each in found.nodes] == [((14, 14), ("Tesla T4",) * 2)]
+    assert found.nodes[0].left.frees == (14, 14)
+    assert "shares of 1 GiB, and nvidia.com/gpu of a pod counts as whole GPUs" in found.notes[0]
+
+
+def test_pods_of_nvidias_plugin_hold_whole_gpus_or_wait_for_them() -> None:
+    objects = (
+        of_nvidia("a", **T4),
+        wanting_gpus("runs", 1, node="a", phase="Running"),
+        wanting_gpus("ended", 1, node="a", phase="Succeeded"),
+        wanting_gpus("waits", 2),
+    )
+    found, cleared = listed(*objects), listed(*objects, from_empty=True)
+    assert [each.left.frees for each in found.nodes] == [(0, 14)]
+    assert [each.left.frees for each in cleared.nodes] == [(14, 14)]
+    assert found.pods == (("default/waits", PodKind(0, 2)),)
+    assert cleared.pods == (("default/runs", PodKind(0, 1)), *found.pods)
+
+
+def test_gpus_that_are_handed_out_several_times_are_counted_once() -> None:
+    """Time-slicing: 2 GPUs are 8 of the resource; 5 of these are on 2 GPUs at least."""
+    sliced = {**T4, "product": "Tesla-T4-SHARED", "replicas": "4"}
+    found = listed(of_nvidia("a", 8, **sliced), wanting_gpus("runs", 5, node="a", phase="Running"))
+    assert [(each.shape.models[0], each.left.frees) for each in found.nodes] == [("Tesla T4", (0, 0))]
+    few = listed(of_nvidia("a", 8, **sliced), wanting_gpus("runs", 3, node="a", phase="Running"))
+    assert [each.left.frees for each in few.nodes] == [(0, 14)]
+    uncounted = listed(of_nvidia("a", 8, **{**sliced, "count": ""}))
+    assert [each.shape.sizes for each in uncounted.nodes] == [(14, 14)]
+
+
+def test_a_model_that_is_not_known_has_what_every_driver_leaves() -> None:
+    (unknown,) = listed(of_nvidia("a", product="NVIDIA-X1", memory="10240", count="1")).nodes
+    assert (unknown.shape.sizes, unknown.shape.models) == ((9,), ("NVIDIA X1",))
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        ({}, "no label nvidia.com/gpu.memory says how much memory its GPUs have"),
+        ({**T4, "count": "999"}, "its label nvidia.com/gpu.count is no number of GPUs"),
+        ({**T4, "product": "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb"}, "its GPUs are divided into MIG instances"),
+    ],
+)
+def test_a_node_of_nvidias_of_which_too_little_is_known_is_left_out_and_named(
+    labels: Mapping[str, Any], said: str
+) -> None:
+    found = listed(of_nvidia("a", **labels))
+    assert found.nodes == ()
+    assert found.notes[0].startswith(f"node a is left out: {said}")
+
+
+def test_once_an_agent_of_ours_runs_the_nodes_of_nvidias_plugin_are_left_out_and_named() -> None:
+    """Its extender places nothing there, and their pods take CPU and memory only."""
+    found = listed(two_gpus("a"), of_nvidia("b", **T4), wanting_gpus("waits", 1))
+    assert [each.name for each in found.nodes] == ["a"]
+    assert found.pods == ()
+    assert found.notes == ("node b is left out: its GPUs are given as nvidia.com/gpu, by no agent of ours",)
+
+
+@pytest.mark.parametrize("text", [b'{"items": 3}', b"[]", b'{"items": "\xff"}', b'{"nodes": []}'])
+def test_anything_else_is_no_list(text: bytes) -> None:
+    with pytest.raises(UnreadableObjectError):
+        read_cluster(text, ResourceSettings().offered)
