@@ -41,7 +41,7 @@ CONDITIONS = {
 NAMES = [spec.name for spec in NODE_FEATURES]
 
 OWN: Mapping[str, Traces] = {
-    "use": Traces(
+    "use_reports": Traces(
         {
             "gpushare_container_gpu_idle_seconds",
             "gpushare_container_gpu_memory_allocated_bytes",
@@ -60,7 +60,8 @@ OWN: Mapping[str, Traces] = {
     "over_use": Traces({"gpushare_containers_over"}),
     "mps": Traces({"gpushare_mps_ready"}),
     "limits": Traces({"gpushare_limit_states"}, set(), {NODE_LIMITS}, {"GPUSHARE_MEMORY_LIMIT_BY"}),
-    "history": Traces(CONDITIONS, {"/history", "/incidents"}),
+    "history": Traces(CONDITIONS, {"/history"}),
+    "incidents": Traces(set(), {"/incidents"}),
 }
 """What is a feature's own; of the others nothing is seen on a node where nothing happens."""
 
@@ -75,7 +76,7 @@ async def traces(there: Cluster, variables: set[str]) -> Traces:
     agent = there.node.agent
     assert agent is not None
     await there.node.until(lambda: NODE_GPUS in annotations_of_node(there))
-    if any(spec.name == "use" for spec in there.node.features):
+    if any(spec.name == "use_reports" for spec in there.node.features):
         await there.node.until(lambda: NODE_USE in annotations_of_node(there))
     families = re.findall(r"^# HELP (\w+)", await there.metrics(), re.MULTILINE)
     routes = {route.path.rstrip("/") for feature in agent.features for route in feature.routes()}

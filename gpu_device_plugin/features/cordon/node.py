@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.features.cordon.rules import AGENT, Faults
-from gpu_device_plugin.features.history.node import PastHour
+from gpu_device_plugin.features.history.sampling import History
 from gpu_device_plugin.model.contract.cordons import Cordon, cordon_of
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.node.extension import NodeFeature
@@ -16,34 +15,33 @@ from gpu_device_plugin.node.extension import NodeFeature
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.model.telemetry import GpuTelemetry
     from gpu_device_plugin.node.extension import Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
-    from gpu_device_plugin.node.node_api import NodeApi
     from gpu_device_plugin.node.rules.node_config import NodeConfig
-    from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(eq=False, repr=False)
-class AutoCordon:
-    """Follows the conditions of the GPUs, by UUID. Only a person takes a GPU back into use.
+class Cordons(NodeFeature):
+    """Tells of GPUs that are put aside or taken back, by whomever, and puts some aside itself.
 
-    A new agent begins anew: it has not seen how long a fault lasts.
+    Only a person takes a GPU back into use. A new agent begins anew: it has not seen how long a fault lasts.
     """
 
-    _telemetry: Observable[Mapping[str, GpuTelemetry]]
-    _settings: Observable[NodeSettings]
-    _config: Observable[NodeConfig]
-    _api: NodeApi
-    clock: Callable[[], float] = time.monotonic
-    _faults: Faults = field(default_factory=Faults, init=False)
+    def __init__(self, node: NodeContext) -> None:
+        """Prepare for `node`, which has the API."""
+        self._settings, self._config, self._api = node.settings, node.config, node.api
+        self._name_of = node.reports.name_of
+        self._told: Mapping[str, Cordon] = {}
+        history = node.features.get(History)
+        self._telemetry = None if history is None else history.telemetry
+        self.clock: Callable[[], float] = time.monotonic
+        self._faults = Faults()
 
-    async def run(self) -> NoReturn:
-        """Follow them until cancelled."""
-        await self._telemetry.follow(self.act_on, initial=True)
+    def tasks(self) -> Tasks:  # noqa: D102
+        telemetry = self._telemetry
+        return [self._follow(), *(() if telemetry is None else (telemetry.follow(self.act_on, initial=True),))]
 
     async def act_on(self, telemetry: Mapping[str, GpuTelemetry]) -> None:
         """Act on a reading of all GPUs. A cordon that cannot be written is tried again with the next one."""
@@ -56,22 +54,6 @@ class AutoCordon:
             there = cordon_of(config.facts.cordons, uuid, uuid) is not None
             if there or await self._api.cordon(uuid, Cordon(AGENT, rfc3339(time.time()), why)):
                 self._faults = self._faults.answer(uuid, now)
-
-
-class Cordons(NodeFeature):
-    """Tells of GPUs that are put aside or taken back, by whomever, and puts some aside itself."""
-
-    def __init__(self, node: NodeContext) -> None:
-        """Prepare for `node`, which has the API."""
-        self._config, self._api, self._name_of = node.config, node.api, node.reports.name_of
-        self._told: Mapping[str, Cordon] = {}
-        history = node.features.get(PastHour)
-        self.automatic = (
-            None if history is None else AutoCordon(history.history.telemetry, node.settings, node.config, node.api)
-        )
-
-    def tasks(self) -> Tasks:  # noqa: D102
-        return [self._follow(), *(() if self.automatic is None else (self.automatic.run(),))]
 
     async def _follow(self) -> NoReturn:
         self._told = self._config.value.facts.cordons  # those that an earlier agent told of

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, TypeAlias
 
-from gpu_device_plugin.aio.waiting import in_thread, together, wait_within
+from gpu_device_plugin.aio.waiting import in_thread
+from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.features.elastic.contract import Allowance, PodGuarantees, write_answer
 from gpu_device_plugin.features.elastic.rules.reservations import (
     UNDECIDED,
@@ -23,6 +24,7 @@ from gpu_device_plugin.features.elastic.rules.reservations import (
 from gpu_device_plugin.kubelet.statefile import LONGEST_DOCUMENT, StateFile
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD
 from gpu_device_plugin.model.memory import format_mib
+from gpu_device_plugin.node.extension import NodeFeature
 from gpu_device_plugin.node.rules.ledger import Ledger, Reservation
 from gpu_device_plugin.node.rules.matching import expected
 
@@ -31,14 +33,11 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import NoReturn
 
-    from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.features.elastic.contract import Answer
     from gpu_device_plugin.features.elastic.rules.reservations import Elastic, Resize
-    from gpu_device_plugin.model.allocations import Allocation
-    from gpu_device_plugin.node.node_api import NodeApi
-    from gpu_device_plugin.node.node_state import NodeState
+    from gpu_device_plugin.node.extension import Tasks
+    from gpu_device_plugin.node.feature_context import NodeContext
     from gpu_device_plugin.node.rules.ledger import ContainerKey, Reservations
-    from gpu_device_plugin.node.rules.matching import WaitingPod
 
 _log = logging.getLogger(__name__)
 
@@ -56,33 +55,26 @@ class _Answered:
     """When it was last handed over to be written; None: the pod shows it."""
 
 
-@dataclass(eq=False, repr=False)
-class Guarantees:
+class Guarantees(NodeFeature):
     """The one writer of `Ledger.reservations`.
 
     What a container has beyond its request ends with its devices, whether the API knows its pod or not.
     """
 
-    _state: NodeState
-    _api: NodeApi
-    _entries: Observable[tuple[Allocation, ...]]
-    """What containers hold by the kubelet's checkpoint, as last read."""
-    _saved: SavedGuarantees
-    _: KW_ONLY
-    waiting: Callable[[], Sequence[WaitingPod]] = tuple
-    """Returns the pods that wait for devices."""
-    withheld: Callable[[], str] = lambda: ""
-    """Returns why nothing of the GPUs is given to anybody now; empty: it is."""
-    clock: Callable[[], float] = time.monotonic
-
-    def __post_init__(self) -> None:
+    def __init__(self, node: NodeContext) -> None:
+        """Prepare for `node`."""
+        self._state, self._api, self._entries = node.state, node.api, node.checkpoint_entries
+        self._saved = SavedGuarantees(node.settings.value.device_plugin_dir)
+        self.clock: Callable[[], float] = time.monotonic
+        self.withheld: Callable[[], str] = lambda: node.config.value.why_not_offered
+        """Returns why nothing of the GPUs is given to anybody now; empty: it is."""
+        self._worker = Worker(self._step)
         self.pace_s = 0.5
         """Seconds between two rounds: no guarantee changes more often, however often the owner of a pod wants that."""
         self.again_s = 10.0
         """Seconds until something that was refused is looked at again: nobody follows the labels of namespaces."""
         self.same_s = 30.0
         """Seconds for which the reason of a refusal stays, though its figures may change with every container."""
-        self._woken = asyncio.Event()
         self._loaded: bool | None = False
         """None: loaded, but the kubelet's checkpoint could not be read since."""
         self._pods: dict[str, PodGuarantees] = {}
@@ -92,8 +84,8 @@ class Guarantees:
         self._answers: dict[str, _Answered] = {}
         """By the UID of a pod."""
 
-    def load(self) -> None:
-        """Take over what the previous agent guaranteed. To be called before the kubelet can allocate anything.
+    def ledger_complete(self) -> None:
+        """Take over what the previous agent guaranteed.
 
         Without the checkpoint all of it counts: nothing is given out until it can be read.
         """
@@ -108,22 +100,19 @@ class Guarantees:
             if ended := before.keys() - self._state.node.ledger.reservations.keys():
                 _log.info("guarantees beyond requests ended while no agent ran", extra={"containers": len(ended)})
 
-    def wake(self, _: object = None) -> None:
-        """Look at all pods soon."""
-        self._woken.set()
+    def tasks(self) -> Tasks:  # noqa: D102
+        return [self._run()]
 
-    async def run(self) -> NoReturn:
+    async def _run(self) -> NoReturn:
         """Follow the pods and the ledger. Ends only by cancellation."""
         await self._entries.after(0)
-        self.load()
-        await together(self._rounds(), self._entries.follow(self.wake), self._state.nodes.follow(self.wake))
+        self.ledger_complete()
+        await self._worker.run(self._entries, self._state.nodes, self._api.pod_changes)
 
-    async def _rounds(self) -> NoReturn:
-        while True:
-            self._woken.clear()
-            again = await self._round()
-            await asyncio.sleep(self.pace_s)
-            await wait_within(self.again_s if again else None, self._woken.wait())
+    async def _step(self) -> float | None:
+        again = await self._round()
+        await asyncio.sleep(self.pace_s)
+        return self.again_s if again else None
 
     async def _round(self) -> bool:
         """Do what can be done now; return whether something is left that has to be looked at again."""
@@ -166,7 +155,8 @@ class Guarantees:
 
         The kubelet asks for one container of a pod after the other.
         """
-        node, waiting, now = self._state.node, self.waiting(), self.clock()
+        node, now = self._state.node, self.clock()
+        waiting = () if self._api.waiting is None else self._api.waiting.waiting()
         incomplete = {pod.uid for pod in waiting}
         pods = {uid: says for uid, says in self._pods.items() if uid not in incomplete}
         found = elastics(self._entries.value, pods, node)

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import files
-from gpu_device_plugin.features.elastic.rules.memory_file import DIRECTORY, NAME, SLOT, slot, write_memory_file
+from gpu_device_plugin.features.elastic.contract import MEMORY_DIRECTORY, MEMORY_FILE, write_memory_file
 from gpu_device_plugin.node.rules.container_grants import Mount
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
     from pathlib import Path
 
-    from gpu_device_plugin.features.elastic.rules.memory_file import MemoryFile
+    from gpu_device_plugin.features.elastic.contract import MemoryFile
 
 _log = logging.getLogger(__name__)
+
+_SLOT = re.compile(r"[0-9a-f]{16}")
+
+
+def slot(device_ids: Iterable[str]) -> str:
+    """Return the name of the node's directory that a container with these devices sees as `MEMORY_DIRECTORY`.
+
+    Before a container starts the kubelet tells its devices, and nothing else of it.
+    """
+    # It loads OpenSSL: 4 MiB that an agent without the API, which has no such containers, does not pay.
+    import hashlib  # noqa: PLC0415
+
+    return hashlib.sha256("\n".join(sorted(device_ids)).encode()).hexdigest()[:16]
 
 
 @dataclass(eq=False, repr=False)
@@ -58,7 +72,7 @@ class MemoryFiles:
             _log.warning("a container gets no file that tells it its memory: %s", error, extra={"once_per_s": 600})
             return ()
         self._made[name] = ids
-        return (Mount(str(folder), DIRECTORY),)
+        return (Mount(str(folder), MEMORY_DIRECTORY),)
 
     def update(self, device_ids: Iterable[str], memory: MemoryFile) -> None:
         """Replace the file of a container that has one, if it says something else."""
@@ -88,7 +102,7 @@ class MemoryFiles:
         kept = {slot(ids) for ids in held} | {name for name, ids in self._made.items() if not ids.isdisjoint(granted)}
         for folder in found:
             # An administrator may name a directory with something else in it.
-            if folder.name not in kept and SLOT.fullmatch(folder.name):
+            if folder.name not in kept and _SLOT.fullmatch(folder.name):
                 shutil.rmtree(folder, ignore_errors=True)
                 self._made.pop(folder.name, None)
                 self._written.pop(folder.name, None)
@@ -97,5 +111,5 @@ class MemoryFiles:
         if self._directory is not None:
             text = write_memory_file(memory)
             # Not lasting: the directory is one of /run, which is empty after a boot.
-            files.replace_below(self._directory, f"{name}/{NAME}", text.encode(), lasting=False, mode=0o644)
+            files.replace_below(self._directory, f"{name}/{MEMORY_FILE}", text.encode(), lasting=False, mode=0o644)
             self._written[name] = memory

@@ -59,20 +59,20 @@ class Limits(NodeFeature):
         self._extra = read_extra_grant(settings.extra_grant)
         self._plan = LimitPlan()
         self.verification = Verification(
-            use.watch.holders,
+            use.holders,
             node.hardware.limits,
             node.cgroups,
             node.state,
             node.api,
             allowed_now=use.allowed_now,
-            measured=use.watch.measured,
+            measured=use.measured_by_driver,
             states=node.limit_states,
             interval_s=settings.usage_interval_s,
         )
         self.link: LimitLink | None = None
         if settings.memory_dir is not None:
             soft = lambda: node.settings.value.soft_limit == "share"  # noqa: E731 - the setting may change
-            self.link = LimitLink(settings.memory_dir, use.watch.holders, use.allowed_now, soft=soft)
+            self.link = LimitLink(settings.memory_dir, use.holders, use.allowed_now, soft=soft)
 
     def add(self, means: Means) -> None:
         """Let a feature's own means be one to choose from; it then takes part in grants before they are limited."""

@@ -29,7 +29,7 @@ class Mps(NodeFeature):
         self._api, self._name_of = node.api, node.reports.name_of
         self.link = MpsLink(node.settings.value.mps_dir, node.state, node.entries, self._changed)
         node.features.of(Limits).add(self.link)
-        node.features.of(Use).watch.mps_servers = self.link.server_pids
+        node.features.of(Use).mps_servers = self.link.server_pids
 
     async def before_start(self, start: StartRequest) -> Refusal | None:  # noqa: D102
         return await self.link.before_start(start)

@@ -19,8 +19,7 @@ from gpu_device_plugin.core.report.why.resizing import (
     unreadable_wishes,
     why_not,
 )
-from gpu_device_plugin.features.elastic.contract import Allowance, Wish, read_wish, write_wish
-from gpu_device_plugin.features.elastic.rules.memory_file import IN_CONTAINER
+from gpu_device_plugin.features.elastic.contract import IN_CONTAINER, Allowance, Wish, read_wish, write_wish
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_LIMIT, RESIZE_BOUND
 from gpu_device_plugin.programs.commandline import FAILED, OK
 from gpu_device_plugin.programs.kubectl import MISSING_RIGHT, ClusterUnreadableError, unread

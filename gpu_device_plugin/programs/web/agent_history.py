@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpu_device_plugin.cluster.client.api_client import Client
+    from gpu_device_plugin.core.report.why.slowness import MaySee
+    from gpu_device_plugin.features.history.contract import IncidentSummary, NodeHistory
     from gpu_device_plugin.programs.web.figures import AgentFigures
 
 T = TypeVar("T")
@@ -41,7 +44,7 @@ class AgentUnreadableError(Exception):
 
 
 class AgentHistory:
-    """Keeps answers of agents as they came; who may see what of them is the callers' matter."""
+    """Keeps answers of agents as they came; who may see what of them say `seen_history` and `seen_summary`."""
 
     def __init__(
         self, client: Client, figures: AgentFigures | None, clock: Callable[[], float] = time.monotonic
@@ -106,3 +109,16 @@ class AgentHistory:
 
 def _size(task: asyncio.Task[bytes]) -> int:
     return len(task.result()) if task.done() and not task.cancelled() and task.exception() is None else 0
+
+
+def seen_history(history: NodeHistory, may_see: MaySee, *, nodes: bool, pod: str = "") -> NodeHistory:
+    """Return what may be seen of a history, of one pod if it is named; `nodes`: GPUs, with the sums on them, may be."""
+    containers = tuple(each for each in history.containers if may_see(each.namespace) and pod in {"", each.pod})
+    return replace(history, gpus=history.gpus if nodes else (), containers=containers)
+
+
+def seen_summary(about: IncidentSummary, may_see: MaySee) -> IncidentSummary:
+    """Return an incident; of a pod that may not be seen without names and sentence."""
+    if not (about.pod or about.container) or may_see(about.namespace):
+        return about
+    return replace(about, sentence="", namespace="", pod="", container="")

@@ -21,8 +21,7 @@ from gpu_device_plugin.core.report.overview_document import containers_of, node_
 from gpu_device_plugin.core.report.why.explanations import explain
 from gpu_device_plugin.core.report.why.slowness import gpus_of
 from gpu_device_plugin.features.history import contract
-from gpu_device_plugin.features.history.contract import seen_history, seen_summary
-from gpu_device_plugin.programs.web.agent_history import AgentUnreadableError
+from gpu_device_plugin.programs.web.agent_history import AgentUnreadableError, seen_history, seen_summary
 from gpu_device_plugin.programs.web.callers import ALL_NAMESPACES, CallerScope
 from gpu_device_plugin.view.objects import ConfigMap, decoded
 from gpu_device_plugin.view.poddetails import event_documents, events, pod_and_status

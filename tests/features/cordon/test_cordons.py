@@ -13,7 +13,7 @@ from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.client.errors import ConflictError
 from gpu_device_plugin.cluster.writers.own_node import OwnNode
-from gpu_device_plugin.features.cordon.node import AutoCordon
+from gpu_device_plugin.features.cordon.node import Cordons
 from gpu_device_plugin.features.cordon.rules import KEPT_FOR_S
 from gpu_device_plugin.model.contract.cordons import Cordon, read_cordons, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS
@@ -21,6 +21,7 @@ from gpu_device_plugin.model.telemetry import GpuTelemetry
 from gpu_device_plugin.node.node_api import NodeApi
 from tests.names import COUNT, MEM
 from tests.node.cluster_harness import NODE, RIGHTS, Cluster, cluster, promise
+from tests.node.contexts import context
 from tests.node.harness import pod
 
 if TYPE_CHECKING:
@@ -118,13 +119,16 @@ def failing(uuid: str) -> dict[str, GpuTelemetry]:
     return {uuid: GpuTelemetry(uuid, repair_failed=True)}
 
 
-def auto(it: Cluster, now: list[float]) -> AutoCordon:
+def auto(it: Cluster, now: list[float]) -> Cordons:
+    """Return the feature without its agent's own readings."""
     agent = it.node.agent
     assert agent is not None
-    return AutoCordon(Observable({}), agent.settings, agent.config, agent.api, clock=lambda: now[0])
+    by = Cordons(context(settings=agent.settings, config=agent.config, api=agent.api, reports=agent.reports))
+    by.clock = lambda: now[0]
+    return by
 
 
-async def lasts(by: AutoCordon, now: list[float], telemetry: dict[str, GpuTelemetry]) -> None:
+async def lasts(by: Cordons, now: list[float], telemetry: dict[str, GpuTelemetry]) -> None:
     for _ in range(2):
         await by.act_on(telemetry)
         now[0] += KEPT_FOR_S
@@ -215,7 +219,9 @@ async def test_without_the_api_nothing_is_put_aside_and_readings_are_followed() 
     settings: Any = Observable(SimpleNamespace(cordon_on=("memory-not-repaired",)))
     config: Any = Observable(SimpleNamespace(cordons={}, shares=SimpleNamespace(gpus=())))
     now = [0.0]
-    by = AutoCordon(conditions, settings, config, NodeApi(), clock=lambda: now[0])
+    history: Any = SimpleNamespace(get=lambda _: SimpleNamespace(telemetry=conditions))
+    by = Cordons(context(settings=settings, config=config, features=history, reports=SimpleNamespace(name_of=str)))
+    by.clock = lambda: now[0]
     assert not await NodeApi().cordon("GPU-a", WHY)
     await lasts(by, now, failing("GPU-a"))
     assert json.dumps(dict(by._faults.due(now[0])))

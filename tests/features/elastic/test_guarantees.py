@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.features.elastic.contract import NO_ANSWER, Answer, read_answer
-from gpu_device_plugin.features.elastic.guarantees import SavedGuarantees
-from gpu_device_plugin.features.elastic.node import Elastic
+from gpu_device_plugin.features.elastic.guarantees import Guarantees, SavedGuarantees
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED, RESIZE_BOUND
 from gpu_device_plugin.testing.cluster import cluster_requests
 from tests.names import COUNT, MEM
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from gpu_device_plugin.features.elastic.guarantees import Guarantees
     from gpu_device_plugin.node.rules.ledger import Reservation
     from tests.node.cluster_harness import Cluster
 
@@ -36,7 +34,7 @@ def namespace(bound: str | None, name: str = "default") -> dict[str, Any]:
 def part(there: Cluster) -> Guarantees:
     """Return the part of the agent that this is about; it does not wait long."""
     assert there.node.agent is not None
-    found = there.node.agent.of(Elastic).guarantees
+    found = there.node.agent.of(Guarantees)
     found.pace_s, found.again_s = 0.05, 0.2
     return found
 

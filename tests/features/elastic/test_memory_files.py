@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.elastic.memory_files import MemoryFiles
-from gpu_device_plugin.features.elastic.rules.memory_file import DIRECTORY, NAME, MemoryFile, slot
+from gpu_device_plugin.features.elastic.contract import MEMORY_DIRECTORY, MEMORY_FILE, MemoryFile
+from gpu_device_plugin.features.elastic.memory_files import MemoryFiles, slot
 from gpu_device_plugin.node.rules.container_grants import Mount
 from tests.memory import read_memory_file
 
@@ -19,9 +19,9 @@ MEMORY = MemoryFile(2048, 4096, 4096)
 def test_a_directory_is_made_and_its_file_replaced_until_the_container_has_ended(tmp_path: Path) -> None:
     files = MemoryFiles(tmp_path / "memory")
     folder = tmp_path / "memory" / slot(IDS)
-    assert files.make(IDS, MEMORY) == (Mount(str(folder), DIRECTORY),)
+    assert files.make(IDS, MEMORY) == (Mount(str(folder), MEMORY_DIRECTORY),)
     files.update(IDS, MemoryFile(2048, 2048, 4096, 512))
-    assert read_memory_file((folder / NAME).read_text()).return_mib == 512
+    assert read_memory_file((folder / MEMORY_FILE).read_text()).return_mib == 512
     files.update(OTHER, MEMORY)  # it has none
     assert [each.name for each in (tmp_path / "memory").iterdir()] == [folder.name]
     files.keep([], IDS)  # not in the kubelet's records yet
@@ -52,8 +52,8 @@ def test_a_file_that_cannot_be_written_harms_nothing(tmp_path: Path) -> None:
     assert MemoryFiles(tmp_path / "file").make(IDS, MEMORY) == ()
     files = MemoryFiles(tmp_path)
     files.make(IDS, MEMORY)
-    (tmp_path / slot(IDS) / NAME).unlink()
-    (tmp_path / slot(IDS) / NAME).mkdir()
+    (tmp_path / slot(IDS) / MEMORY_FILE).unlink()
+    (tmp_path / slot(IDS) / MEMORY_FILE).mkdir()
     files.update(IDS, MemoryFile(1, 1, 1))
 
 

@@ -11,11 +11,11 @@ from gpu_device_plugin.core.cluster.usage import growable
 from gpu_device_plugin.core.report.finding import note
 from gpu_device_plugin.core.report.text.printing import counted, listed
 from gpu_device_plugin.features.elastic.contract import (
+    IN_CONTAINER,
     MemoryRequests,
     PodGuarantees,
     read_wish,
 )
-from gpu_device_plugin.features.elastic.rules.memory_file import IN_CONTAINER
 from gpu_device_plugin.model.contract.keys import (
     ELASTIC,
     MEMORY_GUARANTEE,

@@ -7,12 +7,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.features.elastic.rules.memory_file import (
-    SLOT,
-    MemoryFile,
-    slot,
-    write_memory_file,
-)
+from gpu_device_plugin.features.elastic.contract import MemoryFile, write_memory_file
+from gpu_device_plugin.features.elastic.memory_files import _SLOT, slot
 from tests.memory import read_memory_file
 
 MIB = st.integers(0, 1 << 20)
@@ -42,4 +38,4 @@ def test_nobody_evicts_where_no_time_is_named() -> None:
 def test_a_container_finds_its_directory_by_its_devices_alone() -> None:
     names = {slot(["a", "b"]), slot(["b", "a"]), slot(["a"]), slot(["ab"])}
     assert len(names) == 3
-    assert all(SLOT.fullmatch(name) for name in names)
+    assert all(_SLOT.fullmatch(name) for name in names)
