@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from gpu_device_plugin.core.capacity.idle import replicas_before
 from gpu_device_plugin.core.report.text.printing import counted
+from gpu_device_plugin.features.idle.rules import replicas_before
 from gpu_device_plugin.model.contract.keys import NOTEBOOK_STOPPED, REPLICAS_BEFORE_IDLE
 from gpu_device_plugin.programs.commandline import FAILED, OK
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, unread
