@@ -6,7 +6,7 @@ import logging
 import time
 from collections import Counter
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -36,7 +36,7 @@ from gpu_device_plugin.node.extension import NodeFeature
 from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from gpu_device_plugin.features.elastic.rules.reclaiming import ReclaimRequest
@@ -61,17 +61,6 @@ _QUICK_FOR_S = 120.0
 """Seconds after which a borrower that was asked is read as seldom as all others."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Start:
-    """A container that the kubelet is about to start."""
-
-    device_ids: frozenset[str]
-    mib: Mapping[str, int]
-    """What it is guaranteed of each GPU, by UUID, by its devices alone."""
-    name: str
-    """What tells it from others while it is not known which container it is."""
-
-
 class Borrowing(NodeFeature):
     """Follows the readings of use, and publishes who is asked to return memory and what each container may use now.
 
@@ -90,9 +79,10 @@ class Borrowing(NodeFeature):
         """Seconds to wait for a reading. Where the driver does not answer, nobody is kept from starting."""
         self.reclaiming: Observable[ReclaimState] = Observable(ReclaimState())
         """Who is asked; set with every reading."""
-        self._starting: list[_Start] = []
+        self._starting: list[frozenset[str]] = []
+        """The devices of the containers that the kubelet is about to start, in the order in which they wait."""
         self._reported: set[frozenset[str]] = set()
-        """The devices of containers of which an Event says that they wait: the kubelet tries again and again."""
+        """Those of containers of which an Event says that they wait: the kubelet tries again and again."""
         self._misdirected: set[tuple[str, str]] = set()
         """The containers that were told another one's limit, about which an Event says that."""
         self._due: Mapping[Place, str] = {}
@@ -166,52 +156,59 @@ class Borrowing(NodeFeature):
             return None
         ids = frozenset(start.device_ids)
         self._restore(ids)
-        why = await self._until_room(start.device_ids, start.deadline - time.monotonic(), start.lost)
+        gpus = self._mib(ids)
+        if all(place[2] not in gpus for place in self.allowed_now.value):
+            return None
+        self._starting.append(ids)
+        try:
+            why = await self._until_room(ids, start)
+        finally:
+            self._starting.remove(ids)
+            self._hasten()
         if why:
             return Refusal(RefusalCode.BORROWED, why)
         self._reported.discard(ids)
         return None
 
-    async def _until_room(self, device_ids: Sequence[str], within_s: float, lost: Callable[[], object]) -> str:
-        share_mib, began = self._shares.share_mib, time.monotonic()
-        mib = {uuid: count * share_mib for uuid, count in Counter(parse_id(each)[0] for each in device_ids).items()}
-        if all(place[2] not in mib for place in self.allowed_now.value):
+    async def _until_room(self, ids: frozenset[str], start: StartRequest) -> str:
+        """Return why a container has no room until its deadline; empty if it has, or nothing is known."""
+        began = time.monotonic()
+        # So that people read for whom memory is needed.
+        await wait_within(_RECORDED_S, self._node.entries.wait_until(lambda _: bool(self._owner(ids)[0])))
+        self._hasten()
+        if not self._use.interval_s or not await wait_within(
+            self.answer_s, self.reclaiming.wait_until(lambda found: found.at >= began)
+        ):
             return ""
-        start = _Start(frozenset(device_ids), mib, f"starting since {began}")
-        self._starting.append(start)
-        try:
-            # So that people read for whom memory is needed.
-            await wait_within(_RECORDED_S, self._node.entries.wait_until(lambda _: bool(self._owner(start)[0])))
-            self._hasten()
-            if not self._use.interval_s or not await wait_within(
-                self.answer_s, self.reclaiming.wait_until(lambda found: found.at >= began)
-            ):
-                return ""
-            if why := self._why_wait(start):
-                self._tell_waiting(start, why)
-            # Another one that waited, too, may just have taken what was free.
-            while (
-                (why := self._why_wait(start))
-                and not lost()
-                and await wait_within(
-                    began + within_s - time.monotonic(),
-                    self.reclaiming.wait_until(lambda _: bool(lost()) or not self._why_wait(start)),
-                )
-            ):
-                pass
-            return why
-        finally:
-            self._starting.remove(start)
-            self._hasten()
+        if (why := self._why_wait(ids)) and ids not in self._reported:
+            self._reported.add(ids)
+            if (pod := self._pod(ids)) is not None:
+                self._node.api.event("GPUMemoryWaits", why, "Start", pod=pod)
+        # Another one that waited, too, may just have taken what was free.
+        while (
+            (why := self._why_wait(ids))
+            and not start.lost()
+            and await wait_within(
+                start.deadline - time.monotonic(),
+                self.reclaiming.wait_until(lambda _: bool(start.lost()) or not self._why_wait(ids)),
+            )
+        ):
+            pass
+        return why
 
-    def _owner(self, start: _Start) -> tuple[str, str]:
-        """Return its pod's UID and its name; before the kubelet's records show it a name that only this start has."""
+    def _mib(self, ids: frozenset[str]) -> Mapping[str, int]:
+        """Return what a container with these devices alone is guaranteed of each GPU, by UUID."""
+        share_mib = self._shares.share_mib
+        return {uuid: count * share_mib for uuid, count in Counter(parse_id(each)[0] for each in ids).items()}
+
+    def _owner(self, ids: frozenset[str]) -> tuple[str, str]:
+        """Return its pod's UID and its name; before the kubelet's records show it a name that nothing else has."""
         entries = self._node.entries.value
-        shown = ((each.pod_uid, each.container) for each in entries if each.device_ids == start.device_ids)
-        return next(shown, ("", start.name))
+        shown = ((each.pod_uid, each.container) for each in entries if each.device_ids == ids)
+        return next(shown, ("", min(ids)))
 
-    def _pod(self, start: _Start) -> Pod | None:
-        uid, _ = self._owner(start)
+    def _pod(self, ids: frozenset[str]) -> Pod | None:
+        uid, _ = self._owner(ids)
         return next((pod for pod in self._node.api.pods.values() if pod.kubelet_uid == uid), None)
 
     def _restore(self, device_ids: frozenset[str]) -> None:
@@ -233,15 +230,15 @@ class Borrowing(NodeFeature):
         alone = all(other == uuid for other, _ in others)
         return number is not None and alone and shared is not None and shared.gpu.instance is None
 
-    def _why_wait(self, start: _Start) -> str:
+    def _why_wait(self, ids: frozenset[str]) -> str:
         found = self.reclaiming.value
-        for uuid in sorted(start.mib.keys() & found.missing.keys()):
-            if self._finds_room(start, uuid):
+        for uuid in sorted(self._mib(ids).keys() & found.missing.keys()):
+            if self._finds_room(ids, uuid):
                 continue
             requests = [each for place, each in found.requests.items() if place[2] == uuid and each.mib]
             if not any(map(self._can_be_evicted, requests)):
                 continue  # it would wait for as long as they like
-            pod = self._pod(start)
+            pod = self._pod(ids)
             namespace = "" if pod is None else pod.namespace
             return waits(found.missing[uuid], self._gpu(uuid), requests, time.monotonic(), namespace)
         return ""
@@ -250,25 +247,18 @@ class Borrowing(NodeFeature):
         refused = () if self._evictor is None or request.pod is None else self._evictor.refused
         return request.until is not None and request.pod is not None and request.pod.uid not in refused
 
-    def _finds_room(self, start: _Start, uuid: str) -> bool:
+    def _finds_room(self, ids: frozenset[str], uuid: str) -> bool:
         """Return whether a GPU lacks only what others that wait need: they get no more of it if this one waits, too."""
-        waiting = {each.device_ids for each in self._starting} | self._reported
+        waiting = {*self._starting} | self._reported
         others = {
             (allocation.pod_uid, allocation.container)
             for allocation in self._node.entries.value
             if allocation.device_ids in waiting
         }
         others |= {self._owner(each) for each in self._starting}
-        others.discard(self._owner(start))
+        others.discard(self._owner(ids))
         uses = [use for use in self._uses().get(uuid, ()) if use.place[:2] not in others]
         return not shortage_mib(uses, self._use.reading.value.used_mib.get(uuid), self._shares.capacity_mib.get(uuid))
-
-    def _tell_waiting(self, start: _Start, why: str) -> None:
-        if start.device_ids in self._reported:
-            return
-        self._reported.add(start.device_ids)
-        if (pod := self._pod(start)) is not None:
-            self._node.api.event("GPUMemoryWaits", why, "Start", pod=pod)
 
     # --- What follows from a reading ----------------------------------------------------------------------------------
 
@@ -321,10 +311,8 @@ class Borrowing(NodeFeature):
 
     def _starters(self) -> Sequence[AttributedUse]:
         """Return the containers that are about to start, by their names as soon as the kubelet's records show them."""
-        found = []
-        for start in self._starting:
-            found += [AttributedUse(*self._owner(start), uuid, mib, 0) for uuid, mib in start.mib.items()]
-        return found
+        starting = ((self._owner(ids), self._mib(ids)) for ids in self._starting)
+        return [AttributedUse(*owner, uuid, mib, 0) for owner, of in starting for uuid, mib in of.items()]
 
     def _publish(self, uses: Mapping[str, tuple[AttributedUse, ...]]) -> bool:
         """Publish the limits now, on the node and in the files; return whether they have changed."""

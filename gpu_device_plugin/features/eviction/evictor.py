@@ -161,8 +161,6 @@ class Evictor(NodeFeature):
         from gpu_device_plugin.cluster.writers.evictions import EvictionOutcome  # noqa: PLC0415 - see above
 
         pod, name = order.pod, f"{order.pod.namespace}/{order.pod.name}"
-        if answer.outcome in {EvictionOutcome.EVICTED, EvictionOutcome.GONE}:
-            self._refused.pop(pod.uid, None)
         if answer.outcome is EvictionOutcome.EVICTED:
             self._going[pod.uid] = order.uuids
             self._due[pod.uid] = self.clock() + min(pod.grace_s, self._most_grace_s) + _CLEANUP_S
@@ -176,13 +174,9 @@ class Evictor(NodeFeature):
                 pod=pod,
                 gpus=tuple(sorted(order.uuids)),
             )
-        elif answer.outcome is not EvictionOutcome.GONE:
-            self._put_off(order, answer)
-
-    def _put_off(self, order: _Order, answer: Eviction) -> None:
-        from gpu_device_plugin.cluster.writers.evictions import EvictionOutcome  # noqa: PLC0415 - see above
-
-        pod, name = order.pod, f"{order.pod.namespace}/{order.pod.name}"
+        if answer.outcome in {EvictionOutcome.EVICTED, EvictionOutcome.GONE}:
+            self._refused.pop(pod.uid, None)
+            return
         before = self._refused.get(pod.uid)
         backoff = Backoff(self.first_retry_s, _MOST_RETRY_S) if before is None else before.backoff
         not_before = self.clock() + backoff.next_s(answer.retry_after_s)

@@ -99,14 +99,14 @@ def container_gpus(
     ]
     ids: dict[tuple[str, str], set[str]] = defaultdict(set)
     extra = Counter[tuple[str, str]]()
-    reserved = [_reservation(allocation, reservations) for allocation in kept]
-    for allocation, reservation in zip(kept, reserved, strict=True):
+    for allocation in kept:
         for name in allocation.device_ids:
             ids[allocation.pod_uid, parse_id(name)[0]].add(name)
-        if reservation is not None:
+        if (reservation := _reservation(allocation, reservations)) is not None:
             extra[allocation.pod_uid, reservation.uuid] += reservation.shares * shares.share_mib
     found = []
-    for allocation, reservation in zip(kept, reserved, strict=True):
+    for allocation in kept:
+        reservation = _reservation(allocation, reservations)
         whole = allocation.kind is not Kind.MEMORY
         granted = {
             uuid: mib
