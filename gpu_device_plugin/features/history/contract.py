@@ -18,6 +18,12 @@ HISTORY_PATH = "/history/"
 ``/history/namespaces/NAME`` the containers of a namespace with their GPUs."""
 INCIDENTS_PATH = "/incidents/"
 """``/incidents/`` has an `IncidentList`, ``/incidents/NAME`` an `Incident`."""
+STEP_S = 15.0
+"""Seconds from one value to the next."""
+STEPS = 240
+"""Values of a series."""
+LAST_HOUR = "the last hour"
+"""The time that a node remembers, for people."""
 LARGEST_HISTORY = 4 << 20
 """Bytes of an answer: 300 containers of one GPU take some 2 MB."""
 LARGEST_INCIDENT = 512 << 10

@@ -19,6 +19,7 @@ from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.features.history.contract import (
     INCIDENTS_PATH,
     LARGEST_INCIDENT,
+    STEP_S,
     Decision,
     Incident,
     IncidentKind,
@@ -38,7 +39,6 @@ from gpu_device_plugin.features.history.rules.incidents import (
     summary,
     use_of,
 )
-from gpu_device_plugin.features.history.rules.ring import STEP_S
 from gpu_device_plugin.features.history.sampling import History, encoded
 from gpu_device_plugin.features.use.node import Use, UseReports
 from gpu_device_plugin.kubelet.sockets import OURS, advice

@@ -14,7 +14,7 @@ import msgspec
 from gpu_device_plugin.aio.http import JSON, Page, Route
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import Attempts, wait_within
-from gpu_device_plugin.features.history.contract import HISTORY_PATH, LARGEST_HISTORY
+from gpu_device_plugin.features.history.contract import HISTORY_PATH, LARGEST_HISTORY, STEP_S, STEPS
 from gpu_device_plugin.features.history.rules.ring import GpuSample, Ring, pcie_percent
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.features.use.rules.process_use import NOT_READ
@@ -142,7 +142,7 @@ class History(NodeFeature):
         """Answer with a `NodeHistory`; one is encoded after the other, however many clients ask."""
         if not (self._use.interval_s or self._groups):
             return _no(f"{NOT_READ}; the condition of the GPUs is not read either, see the setting condition")
-        minutes = request.query.get("minutes", "60")
+        minutes = request.query.get("minutes", str(round(STEPS * STEP_S / 60)))
         if not (minutes.isascii() and minutes.isdigit() and len(minutes) < 4):
             return _no("minutes is to be a whole number")
         async with self._answering:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin import __version__
 from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE
 from gpu_device_plugin.core.report.tables.terminal_tables import SORTS
+from gpu_device_plugin.features.history.contract import LAST_HOUR
 from gpu_device_plugin.model.contract.cordons import LONGEST_REASON
 from gpu_device_plugin.programs.commandline import Parser, add_settings, no_such_argument
 from gpu_device_plugin.settings.common import ResourceSettings
@@ -230,7 +231,7 @@ def _check_overview(arguments: argparse.Namespace) -> None:
 
 def _check_top(arguments: argparse.Namespace) -> None:
     if arguments.history and (arguments.sort_by or arguments.interval is not None):
-        raise UsageError("--history: it draws the last hour once; leave out --sort-by and --interval")
+        raise UsageError(f"--history: it draws {LAST_HOUR} once; leave out --sort-by and --interval")
 
 
 def _check_plan(arguments: argparse.Namespace) -> None:
@@ -315,7 +316,7 @@ def _parser(prog: str) -> Parser:
         "--sort-by", choices=tuple(SORTS), help="how top sorts nodes and pods, amounts with the largest first"
     )
     parser.add_argument("--interval", type=float, metavar="SECONDS", help=f"between pictures of top; {INTERVAL_S:g}")
-    parser.add_argument("--history", action="store_true", help="with top: draw the last hour of GPUs and pods, once")
+    parser.add_argument("--history", action="store_true", help=f"with top: draw {LAST_HOUR} of GPUs and pods, once")
     parser.add_argument(
         "--all-nodes", action="store_true", help=f"explain more than the nearest {MOST_EXPLAINED} nodes"
     )

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     _Output = tuple[Sequence[str | Line], int]
 
-LONGER = "A Prometheus that reads the agents' metrics knows more than the last hour (docs/operations.md)."
+LONGER = f"A Prometheus that reads the agents' metrics knows more than {contract.LAST_HOUR} (docs/operations.md)."
 
 
 def history(arguments: argparse.Namespace, kubectl: Kubectl, _: Sequence[Resource]) -> _Output:
@@ -62,7 +62,7 @@ def history(arguments: argparse.Namespace, kubectl: Kubectl, _: Sequence[Resourc
         if each.containers or not namespace:
             lines += [*tables.history_lines(node, each, columns, marks), ""]
     if not lines and found:
-        say(sys.stderr, f"No pod of {namespace} has had a GPU within the last hour, as far as nodes remember.")
+        say(sys.stderr, f"No pod of {namespace} has had a GPU within {contract.LAST_HOUR}, as far as nodes remember.")
     return [*lines, *([Line(LONGER, Tone.FAINT)] if lines else [])], _ending(found, silent)
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from gpu_device_plugin.aio.http import JSON, Page, Request
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.features.history.contract import LARGEST_HISTORY, NodeHistory
-from gpu_device_plugin.features.history.rules.ring import ROOM, STEPS, GpuSample, Ring
+from gpu_device_plugin.features.history.contract import LARGEST_HISTORY, STEPS, NodeHistory
+from gpu_device_plugin.features.history.rules.ring import ROOM, GpuSample, Ring
 from gpu_device_plugin.features.history.sampling import History, encoded
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
