@@ -125,6 +125,7 @@ async def _read(folder: Path, annotations: Mapping[str, str], rounds: int) -> tu
     borrowing, reports = Borrowing(node), UseReports(node)
     borrowing.publish_allowed()
     for allocation, _, memory in borrowing._memories(borrowing._uses()):
+        assert borrowing._files is not None
         borrowing._files.make(allocation.device_ids, memory)
     costs, longest, changed = [], [], []
     for number in range(rounds):

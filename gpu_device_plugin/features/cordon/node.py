@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NoReturn
 
-from gpu_device_plugin.features.cordon.rules import AGENT, Faults
 from gpu_device_plugin.features.history.sampling import History
 from gpu_device_plugin.model.contract.cordons import Cordon, cordon_of
+from gpu_device_plugin.model.telemetry import FAULTS
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.node.extension import NodeFeature
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from gpu_device_plugin.model.telemetry import GpuTelemetry
     from gpu_device_plugin.node.extension import Tasks
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
     from gpu_device_plugin.node.rules.node_config import NodeConfig
 
 _log = logging.getLogger(__name__)
+
+AGENT = "gpu-device-plugin"
+"""Who put aside a GPU that an agent puts aside."""
+KEPT_FOR_S = 600.0
+"""A fault counts once every reading of so many seconds has shown it."""
 
 
 class Cordons(NodeFeature):
@@ -69,3 +75,44 @@ class Cordons(NodeFeature):
         for uuid in before.keys() - now.keys():
             sentence = f"{self._name_of(uuid)} ({uuid}) takes pods again"
             self._api.announce(_log, "GPUUncordoned", sentence, "Uncordon", logging.INFO)
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """The faults of a node's GPUs, each by the GPU's UUID and its code."""
+
+    since: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """In monotonic seconds. A reading that does not show a fault, or not its GPU, ends it."""
+    answered: frozenset[tuple[str, str]] = frozenset()
+    """Those of GPUs that are put aside, or were: the agent does not put a GPU aside again that a person has taken back
+    into use, until the fault has ended and come again."""
+
+    def after(self, telemetry: Mapping[str, GpuTelemetry], codes: Collection[str], now: float) -> Faults:
+        """Return the faults after a reading of all GPUs at `now`; only those with these codes count.
+
+        A reading without any GPU is none: the driver did not answer, or is not asked. That ends no fault, but nobody
+        knows then how long it lasts.
+        """
+        if not telemetry:
+            return Faults(answered=self.answered)
+        since = {
+            (uuid, code): self.since.get((uuid, code), now)
+            for uuid, condition in telemetry.items()
+            for code in codes
+            if FAULTS[code][1](condition)
+        }
+        return Faults(since, self.answered & since.keys())
+
+    def due(self, now: float) -> Mapping[str, str]:
+        """Return by UUID why a GPU is to be put aside: the codes and clauses of its lasting faults."""
+        found: dict[str, list[str]] = {}
+        for uuid, code in sorted(self._lasting(now) - self.answered):
+            found.setdefault(uuid, []).append(f"{code}: {FAULTS[code][0]}")
+        return {uuid: "; ".join(why) for uuid, why in found.items()}
+
+    def answer(self, uuid: str, now: float) -> Faults:
+        """Return the faults once a GPU is put aside."""
+        return replace(self, answered=self.answered | {key for key in self._lasting(now) if key[0] == uuid})
+
+    def _lasting(self, now: float) -> frozenset[tuple[str, str]]:
+        return frozenset(key for key, since in self.since.items() if now - since >= KEPT_FOR_S)

@@ -72,7 +72,8 @@ class Borrowing(NodeFeature):
         """Prepare for `node`."""
         self._node, self._use, self._evictor = node, node.features.of(Use), node.features.get(Evictor)
         self._use.limits = self._limits
-        self._files = MemoryFiles(node.settings.value.memory_dir)
+        memory_dir = node.settings.value.memory_dir
+        self._files = None if memory_dir is None else MemoryFiles(memory_dir)
         self.allowed_now = self._use.allowed_now
         """Set here alone."""
         self.answer_s = 5.0
@@ -137,7 +138,7 @@ class Borrowing(NodeFeature):
 
         Also a container that may not borrow: no call names a pod, so it may be another one, which may.
         """
-        if not self._files.kept or not self._on_one_gpu(device_ids):
+        if self._files is None or not self._on_one_gpu(device_ids):
             return ()
         share_mib = self._shares.share_mib
         uuid, given = parse_id(device_ids[0])[0], len(device_ids) * share_mib
@@ -216,7 +217,7 @@ class Borrowing(NodeFeature):
 
         And make it again if the container has lost it, as with every boot of the node.
         """
-        if not self._on_one_gpu(device_ids):
+        if self._files is None or not self._on_one_gpu(device_ids):
             return
         for allocation, use, memory in self._memories(self._uses()):
             claimed = allocation.source is AllocationSource.CLAIM and use.place not in self.allowed_now.value
@@ -288,7 +289,7 @@ class Borrowing(NodeFeature):
         """Take note of what containers hold, and remove the files of those that have ended."""
         ledger, held = self._node.state.node.ledger, {allocation.device_ids for allocation in entries}
         self._reported &= held
-        if ledger.certain:
+        if self._files is not None and ledger.certain:
             self._files.keep(held, ledger.id_states.keys())
         self._tell_misdirected()
         self.publish_allowed()
@@ -325,6 +326,8 @@ class Borrowing(NodeFeature):
             for place, each in requests.items()
             if each.until is not None
         }
+        if self._files is None:
+            return changed
         # The containers of a claim have one file: it says what the one that has to return most is told.
         files: dict[frozenset[str], MemoryFile] = {}
         for allocation, _, memory in self._memories(uses):

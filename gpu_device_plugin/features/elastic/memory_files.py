@@ -38,8 +38,7 @@ def slot(device_ids: Iterable[str]) -> str:
 class MemoryFiles:
     """The files, each in a directory that its container alone mounts. The programs need not be root."""
 
-    _directory: Path | None
-    """None: there are no files."""
+    _directory: Path
 
     def __post_init__(self) -> None:
         self._made: dict[str, frozenset[str]] = {}
@@ -47,18 +46,11 @@ class MemoryFiles:
         self._written: dict[str, MemoryFile] = {}
         """What the file in each directory says. Hundreds of containers are looked at with each reading of their use."""
 
-    @property
-    def kept(self) -> bool:
-        """Whether there are such files on this node."""
-        return self._directory is not None
-
     def make(self, device_ids: Iterable[str], memory: MemoryFile) -> tuple[Mount, ...]:
         """Make the directory of a container with its file, and return the mount; none if that fails.
 
         Without the file a program still has its variables: no reason to refuse a pod for good.
         """
-        if self._directory is None:
-            return ()
         ids = frozenset(device_ids)
         name = slot(ids)
         folder = self._directory / name
@@ -76,8 +68,6 @@ class MemoryFiles:
 
     def update(self, device_ids: Iterable[str], memory: MemoryFile) -> None:
         """Replace the file of a container that has one, if it says something else."""
-        if self._directory is None:
-            return
         name = slot(device_ids)
         try:
             if memory != self._written.get(name) and (self._directory / name).is_dir():
@@ -91,8 +81,6 @@ class MemoryFiles:
         `held` are the devices of each container by the kubelet's records, `granted` all that the ledger has: a
         container that was just given some is not recorded yet.
         """
-        if self._directory is None:
-            return
         try:
             found = list(self._directory.iterdir())
         except OSError as error:
@@ -108,8 +96,7 @@ class MemoryFiles:
                 self._written.pop(folder.name, None)
 
     def _replace(self, name: str, memory: MemoryFile) -> None:
-        if self._directory is not None:
-            text = write_memory_file(memory)
-            # Not lasting: the directory is one of /run, which is empty after a boot.
-            files.replace_below(self._directory, f"{name}/{MEMORY_FILE}", text.encode(), lasting=False, mode=0o644)
-            self._written[name] = memory
+        text = write_memory_file(memory)
+        # Not lasting: the directory is one of /run, which is empty after a boot.
+        files.replace_below(self._directory, f"{name}/{MEMORY_FILE}", text.encode(), lasting=False, mode=0o644)
+        self._written[name] = memory

@@ -13,8 +13,7 @@ from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.client.errors import ConflictError
 from gpu_device_plugin.cluster.writers.own_node import OwnNode
-from gpu_device_plugin.features.cordon.node import Cordons
-from gpu_device_plugin.features.cordon.rules import KEPT_FOR_S
+from gpu_device_plugin.features.cordon.node import KEPT_FOR_S, Cordons
 from gpu_device_plugin.model.contract.cordons import Cordon, read_cordons, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS
 from gpu_device_plugin.model.telemetry import GpuTelemetry

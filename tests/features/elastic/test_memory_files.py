@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.features.elastic.borrowing import Borrowing
 from gpu_device_plugin.features.elastic.contract import MEMORY_DIRECTORY, MEMORY_FILE, MemoryFile
 from gpu_device_plugin.features.elastic.memory_files import MemoryFiles, slot
-from gpu_device_plugin.node.rules.container_grants import Mount
+from gpu_device_plugin.features.use.node import Use
+from gpu_device_plugin.model.allocations import Allocation
+from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.node.extension import StartRequest
+from gpu_device_plugin.node.rules.container_grants import NOBODY, Mount
 from tests.memory import read_memory_file
+from tests.node.contexts import context
+from tests.nodes import ids
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,11 +47,17 @@ def test_an_agent_that_starts_anew_knows_directories_by_the_devices_and_touches_
     assert {each.name for each in tmp_path.iterdir()} == {slot(IDS), "mps"}
 
 
-def test_without_a_directory_there_are_no_files(tmp_path: Path) -> None:
-    files = MemoryFiles(None)
-    assert files.make(IDS, MEMORY) == ()
-    files.update(IDS, MEMORY)
-    files.keep([], ())
+async def test_without_a_directory_there_are_no_files(tmp_path: Path) -> None:
+    there = context(
+        entries=Observable((Allocation("a", "main", Kind.MEMORY, frozenset(ids(0, [0, 1])), limit_mib=4096),))
+    )
+    there.features.add(Use(there))
+    borrowing = Borrowing(there)
+    assert there.settings.value.memory_dir is None
+    assert borrowing.mounts(NOBODY, ids(0, [0, 1])) == ()
+    assert await borrowing.before_start(StartRequest(Kind.MEMORY, ids(0, [0, 1]), 0.0)) is None
+    borrowing.publish_allowed()
+    borrowing.holders_changed(())
     MemoryFiles(tmp_path / "none").keep([], ())
 
 
