@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.node.extension import Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
 
-_records = logging.getLogger(LOGGER)
+_audit = logging.getLogger(LOGGER)
 
 ALIVE_S = 900.0
 """Seconds without a record after which one says that there was nothing to record."""
@@ -69,12 +69,12 @@ class Audit(NodeFeature):
         await entries.after(0)
         sources: tuple[Observable[Any], ...] = (entries, self._node.state.nodes, self._api.pod_changes)
         try:
-            await Worker(self._record, settle_s=0.2).run(*sources)
+            await Worker(self._look, settle_s=0.2).run(*sources)
         finally:
             if self._found:
                 self._life_sign.write(rfc3339(self.clock()))
 
-    def _record(self) -> float:
+    def _look(self) -> float:
         """Record what has changed, once it has a name; return in how many seconds to look again."""
         named = not self._api.has_access or self._api.living() is not None
         if named or self.clock() - self._began_s >= self.names_within_s:
@@ -87,7 +87,7 @@ class Audit(NodeFeature):
         if not self._found:
             last = self._life_sign.read() or ""
             known = epoch_s(last) is not None
-            AuditRecord(AuditKind.STARTED, self._name, began=last if known else "", ended=now).write(_records)
+            AuditRecord(AuditKind.STARTED, self._name, began=last if known else "", ended=now).write(_audit)
         inventory = self._node.config.value.facts.inventory
         gpus = {record.gpu: record for record in offered(self._name, shares, inventory, now)}
         self._grants = grants(self._name, self._use.holders(), shares, before, now)
@@ -99,7 +99,7 @@ class Audit(NodeFeature):
         if not records and self.clock() - self._wrote_s >= ALIVE_S:
             records = [AuditRecord(AuditKind.ALIVE, self._name, began=now)]
         for record in records:
-            record.write(_records)
+            record.write(_audit)
             self._wrote_s = self.clock()
             if sentence := decision(record):
                 self._api.happenings.tell(Happening("", sentence))

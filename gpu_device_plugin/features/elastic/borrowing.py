@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 _QUICK_S = 0.5
 """Seconds between two readings while a container waits for its start, or somebody has just been asked."""
-_RECORDED_S = 1.0
+_NAMED_WITHIN_S = 1.0
 """Most seconds to wait until the kubelet's checkpoint, which is read soon after each grant, names a container."""
 _QUICK_FOR_S = 120.0
 """Seconds after which a borrower that was asked is read as seldom as all others."""
@@ -175,7 +175,7 @@ class Borrowing(NodeFeature):
         """Return why a container has no room until its deadline; empty if it has, or nothing is known."""
         began = time.monotonic()
         # So that people read for whom memory is needed.
-        await wait_within(_RECORDED_S, self._node.entries.wait_until(lambda _: bool(self._owner(ids)[0])))
+        await wait_within(_NAMED_WITHIN_S, self._node.entries.wait_until(lambda _: bool(self._owner(ids)[0])))
         self._hasten()
         if not self._use.interval_s or not await wait_within(
             self.answer_s, self.reclaiming.wait_until(lambda found: found.at >= began)

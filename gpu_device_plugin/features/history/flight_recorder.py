@@ -28,7 +28,7 @@ from gpu_device_plugin.features.history.contract import (
 )
 from gpu_device_plugin.features.history.rules.incidents import (
     BEFORE_S,
-    Recorded,
+    RecentIncidents,
     Trigger,
     concerned,
     deaths,
@@ -95,7 +95,7 @@ class FlightRecorder(NodeFeature):
         self._use_now, self._history = node.features.of(UseReports).now, node.features.of(History)
         self._files = IncidentFiles(node.settings.value.device_plugin_dir)
         self._started_s = time.time()
-        self._recorded = Recorded()
+        self._recent = RecentIncidents()
         self._pods: Mapping[str, Pod] = {}
         self._drafts: deque[_Draft] = deque(maxlen=_MOST_WAITING)
         self._storm: tuple[float, NodeUse, Sequence[ContainerGpus]] | None = None
@@ -137,10 +137,10 @@ class FlightRecorder(NodeFeature):
     def _record(self, trigger: Trigger) -> tuple[str, bool]:
         shares, at_s = self._use.shares(), time.time()
         taken = {each.name for each in self._files.listing.incidents}
-        taken |= {each.name for each in self._recorded.known.values()}
+        taken |= {each.name for each in self._recent.known.values()}
         found = summary(trigger, shares, at_s, taken)
-        before = self._recorded
-        self._recorded, name = before.after(trigger, found.name, time.monotonic())
+        before = self._recent
+        self._recent, name = before.after(trigger, found.name, time.monotonic())
         if name != found.name:
             return name, False
         try:
@@ -148,7 +148,7 @@ class FlightRecorder(NodeFeature):
             self._writer.wake()
         except Exception:  # noqa: BLE001 - the caller has something more important to do
             _log.exception("an incident cannot be recorded")
-            self._recorded = before  # nobody is to be told the name of a record that is not there
+            self._recent = before  # nobody is to be told the name of a record that is not there
             return "", False
         return name, True
 

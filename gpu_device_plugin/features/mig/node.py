@@ -24,7 +24,7 @@ class InstancesOfPods(NodeFeature):
     def __init__(self, node: NodeContext) -> None:
         """Look at `node`."""
         self._config, self._entries, self._records, self._api = node.config, node.entries, node.records, node.api
-        self._recorded = node.checkpoint_entries
+        self._checkpoint = node.checkpoint_entries
         self._told: frozenset[tuple[str, str, str]] = frozenset()
         self._requested: dict[str, str | None] = {}
         """The annotation last requested for each pod, by UID, until the pod shows it."""
@@ -34,15 +34,15 @@ class InstancesOfPods(NodeFeature):
             self._config.follow(self._look),
             self._entries.follow(self._holders_changed),
             self._api.node.follow(self._look),
-            self._recorded.follow(self._annotate),
+            self._checkpoint.follow(self._annotate),
             self._api.pod_changes.follow(self._annotate),
         ]
 
     def _annotate(self, _new: object = None) -> None:
         """Let each pod say which instances it holds, and none say more: its owner may have written the annotation."""
-        if not self._recorded.version:  # the kubelet's checkpoint is not read yet
+        if not self._checkpoint.version:  # the kubelet's checkpoint is not read yet
             return
-        instances, before, self._requested = instances_by_pod(self._recorded.value), self._requested, {}
+        instances, before, self._requested = instances_by_pod(self._checkpoint.value), self._requested, {}
         for uid, pod in self._api.pods.items():
             held = instances.get(pod.kubelet_uid)
             text = None if held is None else write_instances(held)

@@ -110,9 +110,9 @@ class Use(NodeFeature):
         """Read until cancelled. No failure of a reading ends it."""
         # Without the checkpoint every pod on a GPU would seem to use what it was not given.
         await self._node.entries.after(0)
-        await together(self._worker.run(), self._node.entries.follow(self._recorded))
+        await together(self._worker.run(), self._node.entries.follow(self._entries_changed))
 
-    def _recorded(self, _: object) -> None:
+    def _entries_changed(self, _: object) -> None:
         if not self.interval_s:
             self.read_now()
 
