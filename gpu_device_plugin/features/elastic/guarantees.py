@@ -30,7 +30,6 @@ from gpu_device_plugin.node.rules.matching import expected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
     from typing import NoReturn
 
     from gpu_device_plugin.features.elastic.contract import Answer
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_Reserved: TypeAlias = tuple[str, str, str, int, frozenset[str]]  # pod, container, GPU, shares, IDs
 _NOT_SAVED = "the agent cannot save what it guarantees on its node"
 
 
@@ -64,7 +64,10 @@ class Guarantees(NodeFeature):
     def __init__(self, node: NodeContext) -> None:
         """Prepare for `node`."""
         self._state, self._api, self._entries = node.state, node.api, node.checkpoint_entries
-        self._saved = SavedGuarantees(node.settings.value.device_plugin_dir)
+        # Most nodes never have any.
+        self._file = StateFile(
+            node.settings.value.device_plugin_dir, "guarantees", longest=LONGEST_DOCUMENT, nothing="[]"
+        )
         self.clock: Callable[[], float] = time.monotonic
         self.withheld: Callable[[], str] = lambda: node.config.value.why_not_offered
         """Returns why nothing of the GPUs is given to anybody now; empty: it is."""
@@ -91,7 +94,7 @@ class Guarantees(NodeFeature):
         """
         if self._loaded is False:
             self._loaded = None
-            self._state.update(Ledger.with_reservations, self._saved.load())
+            self._state.update(Ledger.with_reservations, self._load())
         if self._loaded is None and self._entries.version:
             self._loaded = True
             before = self._state.node.ledger.reservations
@@ -131,9 +134,15 @@ class Guarantees(NodeFeature):
         later = bool(refused or decided.unknown) or unanswered
         return later or not await self._save(self._state.node.ledger.reservations)
 
+    def _load(self) -> Reservations:
+        """Return what the previous agent saved; nothing if there is no such file, or it is damaged."""
+        rows: list[_Reserved] = self._file.read_document(list[_Reserved], [])
+        return {(uid, container): Reservation(uuid, shares, own) for uid, container, uuid, shares, own in rows}
+
     async def _save(self, reservations: Reservations) -> bool:
         """Save guarantees for the next agent; return whether that succeeded."""
-        return await in_thread(self._saved.save, reservations)
+        rows = [(*key, each.uuid, each.shares, each.own) for key, each in sorted(reservations.items())]
+        return await in_thread(self._file.write_document, rows)
 
     async def _read_pods(self) -> None:
         """Parse what pods have on them, each text once; others run in between."""
@@ -242,25 +251,3 @@ class Guarantees(NodeFeature):
             return
         note = f"The guarantee of GPU memory stays as it is: {new.why}."
         self._api.event("GPUMemoryNotResized", note, "Resize", pod=says.pod)
-
-
-_Reserved: TypeAlias = tuple[str, str, str, int, frozenset[str]]  # pod, container, GPU, shares, IDs
-
-
-class SavedGuarantees:
-    """What containers are guaranteed beyond their requests, for as long as they have their devices."""
-
-    def __init__(self, directory: Path) -> None:
-        """Read and write below the device-plugin `directory`."""
-        # Most nodes never have any.
-        self._file = StateFile(directory, "guarantees", longest=LONGEST_DOCUMENT, nothing="[]")
-
-    def load(self) -> Reservations:
-        """Return what was saved; nothing if there is no such file, or it is damaged."""
-        rows: list[_Reserved] = self._file.read_document(list[_Reserved], [])
-        return {(uid, container): Reservation(uuid, shares, own) for uid, container, uuid, shares, own in rows}
-
-    def save(self, reservations: Reservations) -> bool:
-        """Save `reservations` for the next agent; return whether that succeeded. May wait for the disk."""
-        rows = [(*key, each.uuid, each.shares, each.own) for key, each in sorted(reservations.items())]
-        return self._file.write_document(rows)
