@@ -18,7 +18,7 @@ PURE_TESTS := tests/core tests/model tests/node/rules \
 # Where it is set, every program that a test starts compiles the package anew, and every process of pytest all tests.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test explore check core others lowest coverage lint types imports protos protos-check bench placement picture docs e2e cluster mutants dist release clean
+.PHONY: help demo test explore check compiled core others lowest coverage lint types imports protos protos-check bench placement picture docs e2e cluster mutants dist release clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -43,7 +43,12 @@ test: check  ## run everything that CI runs
 
 # Outside the core, tests wait more than they compute: the others use that time.
 check: $(VENV)/.ready  ## format, lint, types, import contracts, generated code, tests, coverage of the core
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=line others core lint types imports protos-check
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=line types compiled lint imports protos-check
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=line others core
+
+# Once for the workers of both runs: at the same time each would compile most of the tests for itself.
+compiled: $(VENV)/.ready
+	@$(BIN)/pytest --collect-only -qq > /dev/null || true  # what is wrong with them is for those runs to say
 
 core: $(VENV)/.ready
 	$(BIN)/pytest -n $(WORKERS) $(PURE_TESTS) $(PURE:%=--cov=%) --cov-fail-under=100 $(ARGS)

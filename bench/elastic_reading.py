@@ -7,7 +7,6 @@ import json
 import statistics
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -29,9 +28,7 @@ from gpu_device_plugin.model.telemetry import GpuProcess, GpuReading
 from gpu_device_plugin.node.node_api import NodeApi
 from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.node.rules.node import Node
-from gpu_device_plugin.settings.node import NodeSettings
-from gpu_device_plugin.settings.sources import Sources
-from tests.node.contexts import context
+from tests.node.contexts import context, settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -116,9 +113,9 @@ async def _read(folder: Path, annotations: Mapping[str, str], rounds: int) -> tu
 
     api = _Api(pods)
     api.has_access = True
-    settings = Observable(replace(Sources(NodeSettings, {}, {}).read(), memory_dir=folder))
+    given = Observable(settings(memory_dir=str(folder)))
     hardware, state, entries = SimpleNamespace(use=use), NodeState(Node(shares)), Observable(allocations)
-    node = context(folder, hardware=hardware, state=state, entries=entries, settings=settings, api=api)
+    node = context(folder, hardware=hardware, state=state, entries=entries, settings=given, api=api)
     watch = Use(node)
     watch._owners = _Owners()
     node.features.add(watch)

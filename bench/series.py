@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import cli, logs
-from gpu_device_plugin.settings.node import NodeSettings
+from gpu_device_plugin.features.node_features import NODE_FEATURES, NODE_SETTINGS
 
 if TYPE_CHECKING:
     import argparse
@@ -36,8 +36,7 @@ def main(proc: Path, argv: Sequence[str]) -> int:
 
     def node(arguments: argparse.Namespace) -> int:
         logs.quiet_grpc({})
-        sources, texts, settings = cli._begin(NodeSettings, arguments)
-        from gpu_device_plugin.features.node_features import NODE_FEATURES  # noqa: PLC0415 - as the command does
+        sources, texts, settings = cli._begin(NODE_SETTINGS, arguments)
         from gpu_device_plugin.node import node_program as program  # noqa: PLC0415 - as the command does
         from gpu_device_plugin.node.agent import NodeAgent  # noqa: PLC0415 - as the command does
 

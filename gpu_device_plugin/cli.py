@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpu_device_plugin import __version__, logs
 from gpu_device_plugin.aio import low_memory_imports
-from gpu_device_plugin.features.limits.settings import LimitSettings
-from gpu_device_plugin.features.mps.settings import MpsSettings
+from gpu_device_plugin.features.limits.settings import LimitHelperSettings
+from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
 from gpu_device_plugin.programs.commandline import FAILED, Parser, add_settings, ending, flags_in, no_such_argument
-from gpu_device_plugin.settings.common import ProgramSettings
+from gpu_device_plugin.settings.common import LogSettings
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import PROGRAM, Settings, UsageError, knobs_of, nearest
-from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources, Texts
 from gpu_device_plugin.settings.web import WebSettings
 
@@ -29,10 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpu_device_plugin.programs.doctor.node_reading import Running
+    from gpu_device_plugin.settings.node import NodeSettings
 
 
 S = TypeVar("S", bound=Settings)
-P = TypeVar("P", bound=ProgramSettings | MpsSettings | LimitSettings)
+P = TypeVar("P", bound=LogSettings)
 
 
 def main(argv: Sequence[str] | None = None, programs: Mapping[str, Program] | None = None) -> int:
@@ -66,10 +66,11 @@ def _run(name: str, argv: Sequence[str], programs: Mapping[str, Program]) -> int
 
 def _node(arguments: argparse.Namespace) -> int:
     logs.quiet_grpc(os.environ)
-    sources, texts, settings = _begin(NodeSettings, arguments)
+    from gpu_device_plugin.features.node_features import NODE_FEATURES, NODE_SETTINGS  # noqa: PLC0415 - see _services
+
+    sources, texts, settings = _begin(NODE_SETTINGS, arguments)
     if settings.http is None and not settings.reaches_api(os.environ):
         low_memory_imports.without_tls()
-    from gpu_device_plugin.features.node_features import NODE_FEATURES  # noqa: PLC0415 - with it
     from gpu_device_plugin.node import node_program as program  # noqa: PLC0415 - half a second that --help need not take
 
     return program.main(sources, texts, settings, NODE_FEATURES)
@@ -83,14 +84,14 @@ def _extender(arguments: argparse.Namespace) -> int:
 
 
 def _mps(arguments: argparse.Namespace) -> int:
-    sources, texts, settings = _begin(MpsSettings, arguments)
+    sources, texts, settings = _begin(MpsSupervisorSettings, arguments)
     from gpu_device_plugin.features.mps.supervisor import mps_program as program  # noqa: PLC0415 - a fifth of a second that --help need not take
 
     return program.main(sources, texts, settings)
 
 
 def _limits(arguments: argparse.Namespace) -> int:
-    sources, texts, settings = _begin(LimitSettings, arguments)
+    sources, texts, settings = _begin(LimitHelperSettings, arguments)
     from gpu_device_plugin.features.limits.helper import limits_program as program  # noqa: PLC0415 - a fifth of a second that --help need not take
 
     return program.main(sources, texts, settings)
@@ -147,14 +148,16 @@ def sources_of_the_agent(
 
     Files that are not visible here count as empty.
     """
-    ours = sources_of(NodeSettings, arguments, os.environ)
+    from gpu_device_plugin.features.node_features import NODE_SETTINGS  # noqa: PLC0415 - see _services
+
+    ours = sources_of(NODE_SETTINGS, arguments, os.environ)
     for agent in running:
         try:
-            theirs = sources_of(NodeSettings, parse(agent.arguments), agent.environ)
+            theirs = sources_of(NODE_SETTINGS, parse(agent.arguments), agent.environ)
         except UsageError:  # of another version
             continue
         flags, environ = {**theirs.flags, **ours.flags}, {**agent.environ, **ours.environ}
-        both = Sources(NodeSettings, flags, environ, ours.others)
+        both = Sources(NODE_SETTINGS, flags, environ, ours.others)
         seen_here = ours.config or not both.config
         return both, both.texts() if seen_here else _texts_of_the_agent(both, agent.root)
     return ours, ours.texts()
@@ -207,7 +210,7 @@ PROGRAMS: Mapping[str, Program] = MappingProxyType(
 
 def sources_of(make: type[S], arguments: argparse.Namespace, environ: Mapping[str, str]) -> Sources[S]:
     """Return the sources of the settings `make` for a command line."""
-    others = tuple(knob for other, *_ in _SERVICES.values() if other is not make for knob in knobs_of(other))
+    others = tuple(knob for other, *_ in _services().values() if other is not make for knob in knobs_of(other))
     return Sources(make, flags_in(arguments, knobs_of(make)), environ, others)
 
 
@@ -252,10 +255,21 @@ def _misplaced(word: str, command: str, commands: Mapping[str, Parser], argv: Se
     return UsageError(f"{word}: there is no such argument; {hint}")
 
 
-_SERVICES: Mapping[str, tuple[type[Settings], str, str]] = MappingProxyType(
-    {
+_CONFIG = "--config"
+_USAGE = "%(prog)s [--config PATH] [settings]"
+_PRECEDENCE = (
+    "A flag overrides the environment variable, which overrides the file. Files are reloaded on change and on SIGHUP."
+)
+
+
+def _services() -> Mapping[str, tuple[type[Settings], str, str]]:
+    """Return the programs that run permanently, each with its settings, in a few words, and in a sentence."""
+    # The kubectl plugin never comes here, and has no features of nodes.
+    from gpu_device_plugin.features.node_features import NODE_SETTINGS  # noqa: PLC0415
+
+    return {
         "node": (
-            NodeSettings,
+            NODE_SETTINGS,
             "the agent that runs on every GPU node",
             "Offer the GPUs of this node to the kubelet, and hand them to containers.",
         ),
@@ -265,12 +279,12 @@ _SERVICES: Mapping[str, tuple[type[Settings], str, str]] = MappingProxyType(
             "Answer kube-scheduler's calls: which nodes fit a pod, which fit best, and bind it to a GPU.",
         ),
         "mps": (
-            MpsSettings,
+            MpsSupervisorSettings,
             "the MPS supervisor, which runs the control daemons of NVIDIA's MPS where the agent wants them",
             "Run a control daemon of NVIDIA's MPS on each GPU whose memory MPS limits, with the compute mode for it.",
         ),
         "limits": (
-            LimitSettings,
+            LimitHelperSettings,
             "the limit helper, which changes the memory limits of running containers",
             "Set the memory limits of running containers that the agent of this node wants, through the driver (r615).",
         ),
@@ -280,13 +294,6 @@ _SERVICES: Mapping[str, tuple[type[Settings], str, str]] = MappingProxyType(
             "Show each caller what it may see of the GPUs; on your own machine use kubectl inspect gpushare web.",
         ),
     }
-)
-"""The programs that run permanently, each with its settings, in a few words, and in a sentence."""
-_CONFIG = "--config"
-_USAGE = "%(prog)s [--config PATH] [settings]"
-_PRECEDENCE = (
-    "A flag overrides the environment variable, which overrides the file. Files are reloaded on change and on SIGHUP."
-)
 
 
 def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
@@ -296,7 +303,7 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     configured: dict[str, tuple[Parser, type[Settings]]] = {
         name: (commands.add_parser(name, help=short, description=what, usage=_USAGE, epilog=_PRECEDENCE), make)
-        for name, (make, short, what) in _SERVICES.items()
+        for name, (make, short, what) in _services().items()
     }
     commands.add_parser("inspect", help="show which pods use which GPU of the cluster", add_help=False)  # see parse
     doctor = commands.add_parser(
@@ -334,7 +341,7 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
     demo.add_argument(
         "--gpus", metavar="SOURCE", help="nvml for the GPUs of this machine, fake:4xT4, or the path of a .yaml file"
     )
-    configured["doctor"] = doctor, NodeSettings
+    configured["doctor"] = doctor, configured["node"][1]
     for command, make in configured.values():
         command.add_argument(
             _CONFIG,

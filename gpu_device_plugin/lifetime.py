@@ -8,9 +8,10 @@ import signal
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
 from gpu_device_plugin.aio.waiting import together, wait_within
+from gpu_device_plugin.settings.common import LogSettings
 from gpu_device_plugin.settings.knobs import Settings, UsageError, reload
 
 if TYPE_CHECKING:
@@ -20,16 +21,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.settings.sources import Sources, Texts
 
 
-class LoggingSettings(Settings, Protocol):
-    """The settings of a program that runs permanently."""
-
-    @property
-    def log_level(self) -> str:
-        """The least severity that is logged."""
-
-
 S = TypeVar("S", bound=Settings)
-P = TypeVar("P", bound=LoggingSettings)
+P = TypeVar("P", bound=LogSettings)
 
 _log = logging.getLogger(__name__)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -13,11 +14,11 @@ import pytest
 from gpu_device_plugin import __version__, cli
 from gpu_device_plugin.__main__ import kubectl_plugin
 from gpu_device_plugin.__main__ import main as begin
-from gpu_device_plugin.features.limits.settings import LimitSettings
-from gpu_device_plugin.features.mps.settings import MpsSettings
+from gpu_device_plugin.features.limits.settings import LimitHelperSettings
+from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
+from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import Knob, UsageError, knobs_of
-from gpu_device_plugin.settings.node import NodeSettings
 
 if TYPE_CHECKING:
     import argparse
@@ -102,10 +103,10 @@ def test_the_version_is_the_packages() -> None:
 @pytest.mark.parametrize(
     ("command", "knobs"),
     [
-        ("node", knobs_of(NodeSettings)),
+        ("node", knobs_of(NODE_SETTINGS)),
         ("extender", knobs_of(ExtenderSettings)),
-        ("mps", knobs_of(MpsSettings)),
-        ("limits", knobs_of(LimitSettings)),
+        ("mps", knobs_of(MpsSupervisorSettings)),
+        ("limits", knobs_of(LimitHelperSettings)),
     ],
 )
 def test_help_explains_every_setting_with_its_variable_and_default(command: str, knobs: tuple[Knob, ...]) -> None:
@@ -130,10 +131,25 @@ def test_help_loads_nothing_that_takes_long(command: str) -> None:
     assert done.stderr == "[]\n"
 
 
+@pytest.mark.parametrize(
+    ("reading", "absent"),
+    [
+        ("cli.sources_of(cli.ExtenderSettings, cli.parse(['extender']), {}).read()", r"features\.\w+\.(?!settings\b)"),
+        ("cli.parse(['inspect'])", r"node\.|features\.node_features\b"),
+    ],
+)
+def test_other_programs_load_of_the_agents_features_at_most_the_settings(reading: str, absent: str) -> None:
+    """Those may stand in an environment or file that serves all programs."""
+    code = f"import sys; from gpu_device_plugin import cli; {reading}; print(*sys.modules, sep='\\n')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "gpu_device_plugin.settings.extender" in done.stdout
+    assert re.findall(rf"^gpu_device_plugin\.(?:{absent}).*", done.stdout, re.MULTILINE) == []
+
+
 def test_flags_become_settings(tmp_path: Path) -> None:
     (tmp_path / "node.yaml").write_text("policy: spread\n", encoding="utf-8")
     arguments = cli.parse(["node", f"--config={tmp_path}/node.yaml", "--share-size", "256MiB", "--pre-start"])
-    read = cli.sources_of(NodeSettings, arguments, {"GPUSHARE_RESERVE": "1GiB", "HOME": "/root"}).read()
+    read = cli.sources_of(NODE_SETTINGS, arguments, {"GPUSHARE_RESERVE": "1GiB", "HOME": "/root"}).read()
     assert (read.policy, read.share_size_mib, read.reserve_mib) == ("spread", 256, 1024)
     assert read.pre_start
 
@@ -204,7 +220,7 @@ def test_sigterm_ends_a_program_that_is_still_being_loaded(command: str, module:
     [
         ("main", "cli"),
         ("main", "programs.doctor.doctor_program"),
-        ("kubectl_plugin", "settings.node"),
+        ("kubectl_plugin", "settings.extender"),
         ("kubectl_plugin", "programs.inspect.inspect_program"),
     ],
 )
@@ -221,7 +237,7 @@ def test_a_background_job_ignores_ctrl_c() -> None:
 
 def test_a_switch_can_be_turned_off_against_the_environment() -> None:
     arguments = cli.parse(["node", "--pre-start=false"])
-    assert not cli.sources_of(NodeSettings, arguments, {"GPUSHARE_PRE_START": "true"}).read().pre_start
+    assert not cli.sources_of(NODE_SETTINGS, arguments, {"GPUSHARE_PRE_START": "true"}).read().pre_start
 
 
 @pytest.mark.parametrize("code", [0, 1])

@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from gpu_device_plugin.core.report.gauges import NodeMetrics
-from gpu_device_plugin.features.node_features import NODE_FEATURES
+from gpu_device_plugin.features.node_features import NODE_FEATURES, NODE_SETTINGS
 from gpu_device_plugin.model.contract.keys import NODE_GPUS, NODE_LIMITS, NODE_USE
 from gpu_device_plugin.model.telemetry import GpuTelemetry
+from gpu_device_plugin.node.feature_context import settings_of
+from gpu_device_plugin.settings.knobs import SettingsError, knobs_of
+from gpu_device_plugin.settings.node import NodeSettings
+from gpu_device_plugin.settings.sources import Sources
 from tests import names
 from tests.node.cluster_harness import Cluster, cluster, promise
 from tests.node.harness import T4, gpus_of, pod, without
@@ -25,12 +29,13 @@ if TYPE_CHECKING:
 
 
 class Traces(NamedTuple):
-    """Families of metrics, paths, annotations of the node, and variables of containers."""
+    """Families of metrics, paths, annotations of the node, variables of containers, and settings."""
 
     families: set[str] = set()  # noqa: RUF012 - never changed
     routes: set[str] = set()  # noqa: RUF012 - never changed
     annotations: set[str] = set()  # noqa: RUF012 - never changed
     variables: set[str] = set()  # noqa: RUF012 - never changed
+    settings: set[str] = set()  # noqa: RUF012 - never changed
 
 
 CONDITIONS = {
@@ -57,11 +62,24 @@ OWN: Mapping[str, Traces] = {
         {"/use"},
         {NODE_USE},
     ),
-    "over_use": Traces({"gpushare_containers_over"}),
-    "mps": Traces({"gpushare_mps_ready"}),
-    "limits": Traces({"gpushare_limit_states"}, set(), {NODE_LIMITS}, {"GPUSHARE_MEMORY_LIMIT_BY"}),
-    "history": Traces(CONDITIONS, {"/history"}),
+    "use": Traces(settings={"usage_interval"}),
+    "conflicts": Traces(settings={"allow_other_plugins"}),
+    "eviction": Traces(settings={"on_gpu_failure", "gpu_failure_grace", "eviction_grace"}),
+    "over_use": Traces({"gpushare_containers_over"}, settings={"over_use", "over_use_slack", "over_use_grace"}),
+    "borrowing": Traces(settings={"borrowers", "return_grace", "memory_dir"}),
+    "limits": Traces(
+        {"gpushare_limit_states"},
+        set(),
+        {NODE_LIMITS},
+        {"GPUSHARE_MEMORY_LIMIT_BY"},
+        {"limits", "limits_fallback", "soft_limit", "extra_grant"},
+    ),
+    "mps": Traces({"gpushare_mps_ready"}, settings={"mps_dir", "mps_compute"}),
+    "idle": Traces(settings={"idle_after", "idle_below"}),
+    "history": Traces(CONDITIONS, {"/history"}, settings={"condition"}),
     "incidents": Traces(set(), {"/incidents"}),
+    "cordon": Traces(settings={"cordon_on"}),
+    "claims": Traces(settings={"cdi_dir"}),
 }
 """What is a feature's own; of the others nothing is seen on a node where nothing happens."""
 
@@ -80,7 +98,8 @@ async def traces(there: Cluster, variables: set[str]) -> Traces:
         await there.node.until(lambda: NODE_USE in annotations_of_node(there))
     families = re.findall(r"^# HELP (\w+)", await there.metrics(), re.MULTILINE)
     routes = {route.path.rstrip("/") for feature in agent.features for route in feature.routes()}
-    return Traces(set(families), routes, annotations_of_node(there), variables)
+    settings = {knob.name for knob in knobs_of(type(agent.settings.value))}
+    return Traces(set(families), routes, annotations_of_node(there), variables, settings)
 
 
 def annotations_of_node(there: Cluster) -> set[str]:
@@ -114,6 +133,22 @@ async def test_an_agent_without_features_lacks_nothing_but_what_is_their_own(nam
         assert kept <= found
 
 
+@pytest.mark.parametrize("name", OWN)
+def test_a_setting_of_a_feature_that_is_left_out_is_refused_as_one_that_never_was(name: str, tmp_path: Path) -> None:
+    left, file = settings_of(without(name)), tmp_path / "node.yaml"
+    known = {knob.name: knob for knob in knobs_of(NODE_SETTINGS)}
+    for each in OWN[name].settings:
+        variable, text = known[each].variable, known[each].default
+        Sources(NODE_SETTINGS, {}, {variable: text}).read()
+        with pytest.raises(SettingsError, match=rf"^{variable}: there is no such setting; "):
+            Sources(left, {}, {variable: text}).read()
+        file.write_text(f"{each}: '{text}'\n", encoding="utf-8")
+        Sources(NODE_SETTINGS, {"config": str(file)}, {}).read()
+        with pytest.raises(SettingsError, match=rf"line 1, {each}: there is no such setting; "):
+            Sources(left, {"config": str(file)}, {}).read()
+        assert known[each].flag not in {knob.flag for knob in knobs_of(left)}
+
+
 @pytest.mark.parametrize(("name", "limits"), [("limits", "driver"), ("limits", "mps"), ("mps", "mps")])
 async def test_without_limits_or_mps_a_container_gets_nothing_of_them(name: str, limits: str, tmp_path: Path) -> None:
     async with cluster([T4 | {"memory_limits": True}]) as there:
@@ -138,6 +173,27 @@ async def test_an_agent_without_mps_refuses_shares_where_mps_is_required() -> No
             "asks for mps: this agent has no mps; containers are refused" in there.node.agent.config.value.means.missing
         )
         assert (await there.run(pod("a", mem=5), promise(0, 5))).phase == "Failed"
+
+
+def test_settings_of_a_feature_are_had_by_their_type_where_the_agent_has_it() -> None:
+    for spec in NODE_FEATURES:
+        if spec.settings is not None:
+            assert isinstance(NODE_SETTINGS().of(spec.settings), NodeSettings)
+            with pytest.raises(LookupError, match=f"this agent has no {spec.settings.__name__}; "):
+                settings_of(without(spec.name))().of(spec.settings)
+
+
+def test_settings_whose_neighbour_is_absent_stay_together() -> None:
+    alone = [knob.name for knob in knobs_of(settings_of(without("limits")))]
+    assert alone.index("usage_interval") + 1 == alone.index("condition")
+    assert alone.index("gpus") + 1 == alone.index("exclude_gpus")
+
+
+def test_no_two_features_have_a_setting_of_one_name() -> None:
+    names = list(NodeSettings.__dataclass_fields__)
+    own = {spec.settings for spec in NODE_FEATURES if spec.settings is not None}
+    names += [name for each in own for name in each.__annotations__]
+    assert sorted(names) == sorted(NODE_SETTINGS.__dataclass_fields__)
 
 
 def test_a_feature_comes_after_those_that_it_needs() -> None:

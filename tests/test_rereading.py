@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.lifetime import Rereading
-from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from tests.configmap import mount
 from tests.patience import patience
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from gpu_device_plugin.settings.node import NodeSettings
+
 
 class Told:
     """What a program is told: the policy that is wanted, or why it is not."""
 
     def __init__(self, config: Path | None) -> None:
-        sources = Sources(NodeSettings, {} if config is None else {"config": str(config)}, {})
+        sources = Sources(NODE_SETTINGS, {} if config is None else {"config": str(config)}, {})
         self.changes: Observable[tuple[str, ...]] = Observable(())
         self.rereading: Rereading[NodeSettings] = Rereading(
             sources, sources.texts(), take=lambda settings: self.say(settings.policy), refuse=self.say
@@ -60,7 +62,7 @@ async def test_a_swapped_directory_is_noticed(tmp_path: Path) -> None:
         await told.until("spread")
         mount(tmp_path / "config", default="policy: binpack")
         await told.until("spread", "binpack")
-    assert told.rereading.seen == Sources(NodeSettings, {"config": str(tmp_path / "config")}, {}).texts()
+    assert told.rereading.seen == Sources(NODE_SETTINGS, {"config": str(tmp_path / "config")}, {}).texts()
 
 
 async def test_a_file_is_noticed_whether_it_is_written_or_replaced(tmp_path: Path) -> None:

@@ -1,30 +1,44 @@
 """The list of the node agent's features, in their order, with what each needs of others."""
 
-from gpu_device_plugin.node.feature_context import FeatureSpec
+from gpu_device_plugin.features.claims.settings import ClaimSettings
+from gpu_device_plugin.features.conflicts.settings import ConflictSettings
+from gpu_device_plugin.features.cordon.settings import CordonSettings
+from gpu_device_plugin.features.elastic.settings import ElasticSettings
+from gpu_device_plugin.features.eviction.settings import EvictionSettings
+from gpu_device_plugin.features.history.settings import HistorySettings
+from gpu_device_plugin.features.idle.settings import IdleSettings
+from gpu_device_plugin.features.limits.settings import LimitSettings
+from gpu_device_plugin.features.mps.settings import MpsSettings
+from gpu_device_plugin.features.over_use.settings import OverUseSettings
+from gpu_device_plugin.features.use.settings import UseSettings
+from gpu_device_plugin.node.feature_context import FeatureSpec, settings_of
 
 NODE_FEATURES = (
     FeatureSpec("forgotten", "gpu_device_plugin.features.forgotten.node:ForgottenPods"),
-    FeatureSpec("conflicts", "gpu_device_plugin.features.conflicts.node:ConflictingPlugins"),
-    FeatureSpec("use", "gpu_device_plugin.features.use.node:Use"),
+    FeatureSpec("conflicts", "gpu_device_plugin.features.conflicts.node:ConflictingPlugins", ConflictSettings),
+    FeatureSpec("use", "gpu_device_plugin.features.use.node:Use", UseSettings),
     FeatureSpec("use_reports", "gpu_device_plugin.features.use.node:UseReports", needs=("use",)),
-    FeatureSpec("eviction", "gpu_device_plugin.features.eviction.evictor:Evictor", needs_api=True),
+    FeatureSpec("eviction", "gpu_device_plugin.features.eviction.evictor:Evictor", EvictionSettings, needs_api=True),
     FeatureSpec("gpu_failures", "gpu_device_plugin.features.eviction.evictor:GpuFailures", needs=("use", "eviction")),
-    FeatureSpec("over_use", "gpu_device_plugin.features.over_use.node:OverUse", needs=("use",)),
+    FeatureSpec("over_use", "gpu_device_plugin.features.over_use.node:OverUse", OverUseSettings, needs=("use",)),
     FeatureSpec("guarantees", "gpu_device_plugin.features.elastic.guarantees:Guarantees"),
-    FeatureSpec("borrowing", "gpu_device_plugin.features.elastic.borrowing:Borrowing", needs=("use",)),
-    FeatureSpec("limits", "gpu_device_plugin.features.limits.node:Limits", needs=("use",)),
-    FeatureSpec("mps", "gpu_device_plugin.features.mps.node:Mps", needs=("use", "limits")),
-    FeatureSpec("idle", "gpu_device_plugin.features.idle.node:Idle", needs=("use",)),
-    FeatureSpec("history", "gpu_device_plugin.features.history.sampling:History", needs=("use",)),
+    FeatureSpec("borrowing", "gpu_device_plugin.features.elastic.borrowing:Borrowing", ElasticSettings, needs=("use",)),
+    FeatureSpec("limits", "gpu_device_plugin.features.limits.node:Limits", LimitSettings, needs=("use",)),
+    FeatureSpec("mps", "gpu_device_plugin.features.mps.node:Mps", MpsSettings, needs=("use", "limits")),
+    FeatureSpec("idle", "gpu_device_plugin.features.idle.node:Idle", IdleSettings, needs=("use",)),
+    FeatureSpec("history", "gpu_device_plugin.features.history.sampling:History", HistorySettings, needs=("use",)),
     FeatureSpec(
         "incidents",
         "gpu_device_plugin.features.history.flight_recorder:FlightRecorder",
         needs=("use_reports", "history"),
     ),
-    FeatureSpec("cordon", "gpu_device_plugin.features.cordon.node:Cordons", needs_api=True),
+    FeatureSpec("cordon", "gpu_device_plugin.features.cordon.node:Cordons", CordonSettings, needs_api=True),
     FeatureSpec("audit", "gpu_device_plugin.features.audit.node:Audit", needs=("use",)),
     FeatureSpec("mig", "gpu_device_plugin.features.mig.node:InstancesOfPods"),
-    FeatureSpec("claims", "gpu_device_plugin.features.claims.node:Claims", needs_api=True),
+    FeatureSpec("claims", "gpu_device_plugin.features.claims.node:Claims", ClaimSettings, needs_api=True),
 )
 """In the order in which they are made and take part in answers: what a container may use is known before it is limited
 to that. A feature that is absent, because another one is or without the Kubernetes API, is not missed by others."""
+
+NODE_SETTINGS = settings_of(NODE_FEATURES)
+"""The settings of an agent with all of them."""

@@ -87,7 +87,6 @@ def _choices(settings: NodeSettings) -> NodeChoices:
         mig_domain=settings.domain_of_mig,
         delivery=Delivery(methods=frozenset(settings.devices), cdi_kind=settings.cdi_kind),
         condition=settings.node_condition,
-        evict=settings.on_gpu_failure == "evict",
     )
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.settings.node import NodeSettings
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.node.node_state import NodeState
     from gpu_device_plugin.node.rules.node_config import NodeConfig
     from gpu_device_plugin.node.serving import DevicePlugin, OtherPlugins
-    from gpu_device_plugin.settings.node import NodeSettings
+    from gpu_device_plugin.settings.knobs import Settings
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +73,8 @@ class FeatureSpec:
     name: str
     path: str
     """Module and class of its `NodeFeature`, imported only where the agent has it: ``package.module:Class``."""
+    settings: type[Settings] | None = None
+    """The settings that an agent has with it; None: no further ones. They may extend those of a feature it needs."""
     needs: tuple[str, ...] = ()
     """The features without which it cannot be."""
     needs_api: bool = False
@@ -80,6 +84,13 @@ class FeatureSpec:
         module, _, name = self.path.partition(":")
         made: NodeFeature = getattr(import_module(module), name)(node)
         return made
+
+
+def settings_of(specs: Iterable[FeatureSpec]) -> type[NodeSettings]:
+    """Return the settings of an agent with these features; those of others are not known to it."""
+    own = [spec.settings for spec in specs if spec.settings is not None]
+    # Whoever extends settings comes before them.
+    return type(NodeSettings.__name__, (*reversed(own), NodeSettings), {"__doc__": NodeSettings.__doc__})
 
 
 def make_features(specs: Iterable[FeatureSpec], node: NodeContext) -> None:

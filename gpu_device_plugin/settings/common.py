@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.settings.forms import DOMAIN, RESOURCE_NAME, api_server, one_of
-from gpu_device_plugin.settings.knobs import SettingsError, knob, refuse
+from gpu_device_plugin.settings.knobs import Settings, SettingsError, knob
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,13 +17,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.settings.forms import Address
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResourceSettings:
-    """The names of the resources; a program that only reads a cluster needs no other settings.
-
-    Raises:
-        SettingsError: settings contradict each other.
-    """
+class ResourceSettings(Settings):
+    """The names of the resources; a program that only reads a cluster needs no other settings."""
 
     COMMAND: ClassVar[str] = "inspect"
 
@@ -32,11 +26,8 @@ class ResourceSettings:
     memory_resource: str = knob("gpu-mem", RESOURCE_NAME, "Name of the resource for shares of GPU memory.")
     count_resource: str = knob("gpu-count", RESOURCE_NAME, "Name of the resource for whole GPUs.")
 
-    def __post_init__(self) -> None:
-        refuse(self._contradictions())
-
     def _contradictions(self) -> Iterator[SettingsError]:
-        """Yield an error for each contradiction; a program's own settings may add more."""
+        yield from super()._contradictions()
         if len(self.offered) != len({resource.name for resource in self.offered}):
             yield SettingsError(
                 f"both resources would be called {self.offered[0].name}; give them different names",
@@ -57,27 +48,16 @@ class ResourceSettings:
         return self.managed
 
 
-def least_severity() -> str:
-    """Declare the setting `log_level`."""
-    return knob("info", one_of("debug", "info", "warning", "error"), "Least severity to log.", live=True)
+class LogSettings(Settings):
+    """The settings of the log of a program that runs permanently."""
 
-
-def form_of_log() -> str:
-    """Declare the setting `log_format`."""
-    return knob(
+    log_level: str = knob("info", one_of("debug", "info", "warning", "error"), "Least severity to log.", live=True)
+    log_format: str = knob(
         "auto",
         one_of("auto", "human", "json"),
         "Form of the log: human, json (one object per line), or auto (human on a terminal, else json).",
         in_profile=False,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramSettings(ResourceSettings):
-    """The settings of a program that runs permanently."""
-
-    log_level: str = least_severity()
-    log_format: str = form_of_log()
 
 
 def in_cluster_api() -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gpu_device_plugin.model.placing import POLICIES
 from gpu_device_plugin.settings.common import (
-    ProgramSettings,
+    LogSettings,
+    ResourceSettings,
     in_cluster_api,
     incomplete_pair,
     on_loopback,
@@ -39,13 +39,8 @@ def _identity(text: str) -> str:
     return text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExtenderSettings(ProgramSettings):
-    """The settings of a scheduler extender, read once and then frozen.
-
-    Raises:
-        SettingsError: two of them contradict each other.
-    """
+class ExtenderSettings(ResourceSettings, LogSettings):
+    """The settings of a scheduler extender."""
 
     COMMAND: ClassVar[str] = "extender"
 
@@ -159,7 +154,7 @@ class ExtenderSettings(ProgramSettings):
     )
 
     def _contradictions(self) -> Iterator[SettingsError]:
-        yield from ProgramSettings._contradictions(self)  # super() knows no class with slots
+        yield from super()._contradictions()
         yield from incomplete_pair(self.tls_cert, self.tls_key)
         if self.client_ca is not None and self.tls_cert is None:
             yield SettingsError(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, dataclass_transform
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from dataclasses import Field
 
 T = TypeVar("T")
@@ -104,6 +104,8 @@ class Knob:
     """Another environment variable that is read, by the convention of Kubernetes manifests; empty: none."""
     in_profile: bool
     """A profile may set it. False for settings that a program needs before it knows its profile."""
+    after: str
+    """The name of the setting that help texts show before it; empty: that declared before it."""
 
     @property
     def name(self) -> str:
@@ -113,22 +115,12 @@ class Knob:
     @property
     def flag(self) -> str:
         """Its name on the command line."""
-        return flag(self.name)
+        return "--" + self.name.replace("_", "-")
 
     @property
     def variable(self) -> str:
         """Its name in the environment."""
-        return variable(self.name)
-
-
-def flag(name: str) -> str:
-    """Return the command-line flag of a setting by its name in a file."""
-    return "--" + name.replace("_", "-")
-
-
-def variable(name: str) -> str:
-    """Return the environment variable of a setting by its name in a file."""
-    return ENVIRONMENT_PREFIX + name.upper()
+        return ENVIRONMENT_PREFIX + self.name.upper()
 
 
 def knob(
@@ -139,29 +131,64 @@ def knob(
     live: bool = False,
     also: str = "",
     in_profile: bool = True,
+    after: str = "",
 ) -> T:
     """Declare a setting as a field of a dataclass; `Knob` describes the arguments."""
-    described = Knob("", default, form, description, live, also, in_profile)
+    described = Knob("", default, form, description, live, also, in_profile, after)
     made: T = field(default=form.read(default), metadata={"knob": described})
     return made
 
 
-class Settings(Protocol):
-    """The settings of one program: a frozen dataclass whose fields are declared by `knob`."""
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class Settings:
+    """The settings of one program, read once and then frozen. Each field is declared by `knob`.
+
+    Whoever inherits is a dataclass.
+
+    Raises:
+        SettingsError: two of them contradict each other.
+    """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
     COMMAND: ClassVar[str]
     """The command that starts the program."""
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        dataclass(frozen=True, kw_only=True)(cls)
+
+    def __post_init__(self) -> None:
+        refuse(self._contradictions())
+
+    def _contradictions(self) -> Iterator[SettingsError]:
+        """Yield an error for each contradiction. Whoever inherits may add more."""
+        yield from ()
+
 
 S = TypeVar("S", bound=Settings)
 
 
-def knobs_of(settings: Settings | type[Settings]) -> tuple[Knob, ...]:
-    """Return every setting in the order of the help texts: the program's own, then those shared with others."""
-    make = settings if isinstance(settings, type) else type(settings)
-    own = sorted(fields(make), key=lambda each: each.name not in make.__annotations__)
-    return tuple(replace(each.metadata["knob"], field=each.name) for each in own)
+def knobs_of(make: type[Settings]) -> tuple[Knob, ...]:
+    """Return every setting in the order of the help texts: the program's own, then those of the classes it inherits.
+
+    Within a class they stand in the order of their declaration, unless one says after which it is to stand.
+    """
+    known = {each.name: replace(each.metadata["knob"], field=each.name) for each in fields(make)}
+    names = {each.name for each in known.values()}
+    following: dict[str, list[Knob]] = {}
+    for part in make.__mro__:
+        before = ""
+        for each in (known[name] for name in getattr(part, "__annotations__", ()) if name in known):
+            if each.after in names:
+                following.setdefault(each.after, []).insert(0, each)
+            else:
+                following.setdefault(before, []).append(each)
+            before = each.name
+
+    def all_after(name: str) -> tuple[Knob, ...]:
+        return tuple(knob for each in following.get(name, ()) for knob in (each, *all_after(each.name)))
+
+    return all_after("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +217,7 @@ class Reload(Generic[S]):
 
 def reload(running: S, wanted: S) -> Reload[S]:
     """Decide which of the wanted changes can be applied now."""
-    changed = [each for each in knobs_of(running) if getattr(running, each.field) != getattr(wanted, each.field)]
+    changed = [each for each in knobs_of(type(running)) if getattr(running, each.field) != getattr(wanted, each.field)]
     now = {each.field: getattr(wanted, each.field) for each in changed if each.live}
     return Reload(
         settings=replace(running, **now),

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
-from gpu_device_plugin.model.limits import CHOOSABLE, Enforcement
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.placing import POLICIES
 from gpu_device_plugin.model.resources import OF_GPUS, Kind, Names, Resource
-from gpu_device_plugin.model.telemetry import FAULTS, TelemetryGroup
 from gpu_device_plugin.node.rules.container_grants import DELIVERIES
 from gpu_device_plugin.node.rules.serving_mode import SERVING_MODES, ServingMode
-from gpu_device_plugin.settings.common import ProgramSettings
+from gpu_device_plugin.settings.common import LogSettings, ResourceSettings
 from gpu_device_plugin.settings.forms import (
     DIRECTORY,
     DOMAIN,
     GPU_SOURCE,
     OPTIONAL_ADDRESS,
-    OPTIONAL_PATH,
     PATH,
     SWITCH,
     Address,
@@ -33,13 +29,15 @@ from gpu_device_plugin.settings.forms import (
     size,
     some_of,
 )
-from gpu_device_plugin.settings.knobs import Form, SettingsError, knob, nearest
+from gpu_device_plugin.settings.knobs import Form, Settings, SettingsError, knob, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from gpu_device_plugin.settings.sources import Sources, Texts
+
+F = TypeVar("F", bound=Settings)
 
 
 def _gpu_name(text: str) -> str:
@@ -57,13 +55,8 @@ def _cdi_kind(text: str) -> str:
 _XIDS = several("XID", number(1, 9999).read)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSettings(ProgramSettings):
-    """The settings of a node agent, read once and then frozen.
-
-    Raises:
-        SettingsError: two of them contradict each other.
-    """
+class NodeSettings(ResourceSettings, LogSettings):
+    """The settings of a node agent."""
 
     COMMAND: ClassVar[str] = "node"
 
@@ -139,12 +132,6 @@ class NodeSettings(ProgramSettings):
         "CDI vendor and class of the GPUs: the part of their CDI names before the =.",
         live=True,
     )
-    cdi_dir: Path = knob(
-        "/var/run/cdi",
-        DIRECTORY,
-        "Directory of the container runtime's CDI files; the agent writes one for each ResourceClaim that it serves.",
-        in_profile=False,
-    )
     pre_start: bool = knob(
         "true",
         SWITCH,
@@ -162,13 +149,6 @@ class NodeSettings(ProgramSettings):
         PATH,
         "Socket of the kubelet's PodResources API, which lists the devices of each container.",
         in_profile=False,
-    )
-    allow_other_plugins: bool = knob(
-        "false",
-        SWITCH,
-        "Share GPUs even if another device plugin or DRA driver hands out GPUs of this node. Safe only if it hands "
-        "out other GPUs: see exclude_gpus.",
-        live=True,
     )
     node_name: str = knob(
         "",
@@ -190,137 +170,6 @@ class NodeSettings(ProgramSettings):
         "Address of /metrics, /use (the present use of the GPUs, as JSON), /healthz and /readyz, such as "
         "0.0.0.0:9445, or :9445 for all addresses. Empty or off: none.",
         in_profile=False,
-    )
-    limits: str = knob(
-        "auto",
-        one_of("auto", *CHOOSABLE),
-        "How containers are held to their parts of a GPU's memory: driver (limits of r615), mps (NVIDIA's MPS), "
-        "custom (extra_grant), advisory (a variable names the limit), or auto (driver if available, else advisory). "
-        "The node labels gpu-device-plugin/set-limits and ack.node.gpu.schedule override it.",
-        live=True,
-    )
-    limits_fallback: str = knob(
-        "refuse",
-        one_of("refuse", "advisory"),
-        "What happens to a container if the enforcement that `limits` names is not available: it is refused, or its "
-        "limit is advisory.",
-        live=True,
-    )
-    soft_limit: str = knob(
-        "zero",
-        one_of("zero", "share"),
-        "Soft limit for the driver: zero, or the container's share. The driver adds soft limits to the parent "
-        "cgroups, and does not subtract those of ended containers.",
-        live=True,
-    )
-    mps_dir: Path = knob(
-        "/run/gpushare/mps",
-        DIRECTORY,
-        "Directory with the files and sockets that the node's agent, MPS supervisor and containers share; the same "
-        "path on the node and in containers.",
-        in_profile=False,
-    )
-    mps_compute: str = knob(
-        "off",
-        one_of("off", "by-share"),
-        "Limit on multiprocessors under MPS: off (none), or by-share (the same part of them as of the GPU's memory).",
-        live=True,
-    )
-    extra_grant: Path | None = knob(
-        "",
-        OPTIONAL_PATH,
-        "YAML file with the variables and mounts that every container with shares gets if limits is custom; read when "
-        "the agent starts. In a directory of settings its suffix must not be .yaml, as in /etc/gpushare/extra.grant. "
-        "Empty: none.",
-    )
-    usage_interval_s: float = knob(
-        "15s",
-        duration(zero=True),
-        "How often to read the memory that each container uses. 0s: never.",
-        live=True,
-    )
-    condition: tuple[TelemetryGroup, ...] = knob(
-        ",".join(TelemetryGroup),
-        some_of(*TelemetryGroup, none="off"),
-        "What to read of the GPUs' condition every 15 seconds, for metrics, history and `doctor`; off: nothing.",
-        live=True,
-    )
-    over_use: str = knob(
-        "report",
-        one_of("report", "evict", "evict-when-short"),
-        "What happens to a pod that uses more GPU memory than it was granted: report (metric, Event, annotation), "
-        "evict, or evict-when-short (evict only while its GPU has too little free memory for what others were "
-        "granted).",
-        live=True,
-    )
-    over_use_slack_mib: int = knob(
-        "512MiB",
-        size(0),
-        "Memory that a container may use beyond its part without being reported; at least 5 % of the part. A CUDA "
-        "context takes up to 800 MiB.",
-        live=True,
-    )
-    over_use_grace_s: float = knob(
-        "3m",
-        duration(),
-        "How long a container must exceed its part, in every reading, before it is reported.",
-        live=True,
-    )
-    idle_after_s: float = knob(
-        "0s",
-        duration(zero=True),
-        "How long a pod must leave its GPUs idle, in every reading, before that is told (metric, Event, annotation). "
-        "0s: never.",
-        live=True,
-    )
-    idle_below: int = knob(
-        "1",
-        number(0, 100),
-        "The most percent of the multiprocessors' time that an idle container uses.",
-        live=True,
-    )
-    borrowers: str = knob(
-        "report",
-        one_of("off", "report", "evict"),
-        "What happens to a pod that does not return memory borrowed beyond its guarantee (annotation "
-        "gpu-device-plugin/memory-limit) when it is needed: report (file, Event, metric), or evict after return_grace. "
-        "off: no pod may borrow.",
-        live=True,
-    )
-    return_grace_s: float = knob(
-        "30s",
-        duration(),
-        "How long a borrower has to return memory before it may be evicted.",
-        live=True,
-    )
-    memory_dir: Path | None = knob(
-        "",
-        OPTIONAL_PATH,
-        "Directory of the files that tell programs how much memory they may use now, one directory for each container "
-        "with shares of one GPU; the same path on the node. Empty: none.",
-        in_profile=False,
-    )
-    on_gpu_failure: str = knob(
-        "report",
-        one_of("report", "evict"),
-        "What happens to pods on a failed GPU: report (Event on the node), or evict.",
-        live=True,
-    )
-    gpu_failure_grace_s: float = knob(
-        "1m", duration(), "How long a GPU must be out of service before its pods are evicted.", live=True
-    )
-    cordon_on: tuple[str, ...] = knob(
-        "",
-        several("|".join(FAULTS), one_of(*FAULTS).read),
-        "Faults for which the agent puts a GPU aside once they have lasted for 10 minutes, so that no new pod gets it. "
-        "Only a person takes it back. Empty: none.",
-        live=True,
-    )
-    eviction_grace_s: float = knob(
-        "60s",
-        duration(),
-        "The longest time for an evicted pod to end, whatever its terminationGracePeriodSeconds says.",
-        live=True,
     )
     node_condition: bool = knob(
         "false",
@@ -366,7 +215,7 @@ class NodeSettings(ProgramSettings):
     )
 
     def _contradictions(self) -> Iterator[SettingsError]:
-        yield from ProgramSettings._contradictions(self)  # super() knows no class with slots
+        yield from super()._contradictions()
         if both := sorted(set(self.ignored_xids) & set(self.fatal_xids)):
             yield SettingsError(
                 f"XID {both[0]} is both ignored and fatal; name it in one of them only", ("ignored_xids", "fatal_xids")
@@ -376,18 +225,6 @@ class NodeSettings(ProgramSettings):
                 f"GPUs checked every {self.probe_interval_s:g}s would be unhealthy after {self.blind_after_s:g}s "
                 "without an answer; make the second longer than the first",
                 ("probe_interval", "blind_after"),
-            )
-        if self.limits == Enforcement.CUSTOM and self.extra_grant is None:
-            yield SettingsError(
-                "limits is custom, and no file says what containers get for that; name it in extra_grant, or choose "
-                "another value of limits",
-                ("limits", "extra_grant"),
-            )
-        if self.idle_after_s and not self.usage_interval_s:
-            yield SettingsError(
-                "idle pods are found by the use of their GPUs, which usage_interval=0s forbids to read; give an "
-                "interval, or set idle_after to 0s",
-                ("idle_after", "usage_interval"),
             )
         if self.serve == ServingMode.DRA and self.api == "off":
             yield SettingsError(
@@ -426,6 +263,17 @@ class NodeSettings(ProgramSettings):
     def plugins_registry(self) -> Path:
         """The directory of DRA drivers' sockets."""
         return self.kubelet_root / "plugins_registry"
+
+    def of(self, kind: type[F]) -> F:
+        """Return the same settings with those of a feature.
+
+        Raises:
+            LookupError: the agent lacks the feature, so its settings are not known.
+        """
+        found = self if isinstance(self, kind) else None
+        if found is None:
+            raise LookupError(f"this agent has no {kind.__name__}; a feature that needs them has to say so in its list")
+        return found
 
     def reaches_api(self, environ: Mapping[str, str]) -> bool:
         """Whether to use the Kubernetes API; `auto` does in a pod."""

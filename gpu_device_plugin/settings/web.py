@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE
 from gpu_device_plugin.settings.common import (
-    ProgramSettings,
+    LogSettings,
+    ResourceSettings,
     in_cluster_api,
     incomplete_pair,
     on_loopback,
@@ -21,13 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WebSettings(ProgramSettings):
-    """The settings of the page's server, read once and then frozen.
-
-    Raises:
-        SettingsError: two of them contradict each other.
-    """
+class WebSettings(ResourceSettings, LogSettings):
+    """The settings of the page's server."""
 
     COMMAND: ClassVar[str] = "web"
 
@@ -59,7 +54,7 @@ class WebSettings(ProgramSettings):
     )
 
     def _contradictions(self) -> Iterator[SettingsError]:
-        yield from ProgramSettings._contradictions(self)  # super() knows no class with slots
+        yield from super()._contradictions()
         yield from incomplete_pair(self.tls_cert, self.tls_key)
 
     def home(self, service_account: Path) -> str:

@@ -17,13 +17,14 @@ from gpu_device_plugin import __version__, cli
 from gpu_device_plugin.features.limits.extra_grant_file import read_extra_grant
 from gpu_device_plugin.features.limits.rules.extra_grant import ExtraGrant
 from gpu_device_plugin.features.limits.rules.limit_verification import NO_CGROUPS
-from gpu_device_plugin.features.limits.settings import LimitSettings
-from gpu_device_plugin.features.mps.settings import MpsSettings
+from gpu_device_plugin.features.limits.settings import LimitHelperSettings, LimitSettings
+from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
+from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.kubelet import cgroupfs
 from gpu_device_plugin.node.rules.container_grants import Mount
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import knobs_of
-from gpu_device_plugin.settings.node import NodeSettings, settings_for
+from gpu_device_plugin.settings.node import settings_for
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.settings.web import WebSettings
 from tests.configmap import texts_of
@@ -256,7 +257,7 @@ def test_the_agent_takes_its_settings_and_its_place() -> None:
     }
     objects = CHART.render({"agent": changed})
     pod, made = pod_of(workload_of(objects, "gpushare-node")), container(objects, "gpushare-node", "agent")
-    sources = cli.sources_of(NodeSettings, cli.parse(made["args"]), {})
+    sources = cli.sources_of(NODE_SETTINGS, cli.parse(made["args"]), {})
     texts = texts_of(objects["ConfigMap", "gpushare", "gpushare-node"])
     one, other = sources.read(texts=texts), settings_for(sources, texts, "large")
     assert (one.share_size_mib, one.reserve_mib, one.policy) == (256, 2048, "fit")
@@ -276,10 +277,10 @@ def test_an_extra_grant_lies_beside_the_settings_and_is_no_profile(tmp_path: Pat
     objects = CHART.render({"agent": {"extraGrant": EXTRA, "settings": settings}})
     for key, text in objects["ConfigMap", "gpushare", "gpushare-node"]["data"].items():
         (tmp_path / key).write_text(text, encoding="utf-8")
-    sources = Sources(NodeSettings, {"config": str(tmp_path)}, {})
+    sources = Sources(NODE_SETTINGS, {"config": str(tmp_path)}, {})
     texts = sources.texts()
     assert (texts.default is not None, texts.profiles) == (True, {})
-    assert read_extra_grant(sources.read(texts=texts).extra_grant) == ExtraGrant(
+    assert read_extra_grant(sources.read(texts=texts).of(LimitSettings).extra_grant) == ExtraGrant(
         (("LIMIT_{ordinal}", "{limit_mib}m"), ("SM", "30")), (Mount("/opt/{container}", "/opt/lib", read_only=False),)
     )
     assert "extra.grant" not in CHART.render({})["ConfigMap", "gpushare", "gpushare-node"]["data"]
@@ -482,7 +483,7 @@ def test_right_values_are_taken(right: Json) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "knobs"), [("agentSettings", knobs_of(NodeSettings)), ("extenderSettings", knobs_of(ExtenderSettings))]
+    ("name", "knobs"), [("agentSettings", knobs_of(NODE_SETTINGS)), ("extenderSettings", knobs_of(ExtenderSettings))]
 )
 def test_a_setting_that_no_program_would_take_is_refused_by_helm(name: str, knobs: Iterable[Knob]) -> None:
     """Else the release is there, and its agents wait for somebody to read why."""
@@ -511,10 +512,10 @@ def schema_of(form: Form[Any]) -> Json:
 @pytest.mark.parametrize(
     ("part", "program", "knobs"),
     [
-        ("agent", "agent", knobs_of(NodeSettings)),
+        ("agent", "agent", knobs_of(NODE_SETTINGS)),
         ("scheduler", "extender", knobs_of(ExtenderSettings)),
-        ("mps", "mps", knobs_of(MpsSettings)),
-        ("limits", "limits", knobs_of(LimitSettings)),
+        ("mps", "mps", knobs_of(MpsSupervisorSettings)),
+        ("limits", "limits", knobs_of(LimitHelperSettings)),
         ("web", "web", knobs_of(WebSettings)),
     ],
 )
@@ -545,7 +546,7 @@ def test_variables_of_the_chart_cannot_be_set_twice(part: str, workload: str) ->
 
 def test_no_profile_has_a_setting_that_an_agent_needs_before() -> None:
     (excluded,) = SCHEMA["definitions"]["profile"]["propertyNames"].values()
-    assert excluded == {"enum": [knob.name for knob in knobs_of(NodeSettings) if not knob.in_profile]}
+    assert excluded == {"enum": [knob.name for knob in knobs_of(NODE_SETTINGS) if not knob.in_profile]}
 
 
 def test_the_version_is_the_programs() -> None:

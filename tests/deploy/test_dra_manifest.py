@@ -9,9 +9,9 @@ import pytest
 
 from gpu_device_plugin import cli
 from gpu_device_plugin.features.claims import contract as dra
+from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.model.contract import keys
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Texts
 from tests.deploy.manifests import AGENT, DEPLOY, Json, documents, objects, parsed, pod_of, the
 from tests.deploy.templates import Chart
@@ -38,7 +38,7 @@ TAKES_ALL: Json = {"config": [{"opaque": {"driver": dra.DRIVER, "parameters": PA
             dra.WHOLE_CLASS,
             dra.WHOLE,
             {
-                "extendedResourceName": next(each.name for each in NodeSettings().offered if each.kind is Kind.COUNT),
+                "extendedResourceName": next(each.name for each in NODE_SETTINGS().offered if each.kind is Kind.COUNT),
                 **TAKES_ALL,
             },
         ),
@@ -160,6 +160,6 @@ def test_a_kubelet_with_another_root_finds_the_sockets_where_it_is_told() -> Non
         if volume["name"] in {"plugins", "plugins-registry", "pod-resources", "cdi"}:
             assert inside[volume["name"]] == volume["hostPath"]["path"]
     assert inside["device-plugins"] == "/var/lib/kubelet/device-plugins"
-    settings = cli.sources_of(NodeSettings, cli.parse(made["args"]), {}).read(texts=Texts())
+    settings = cli.sources_of(NODE_SETTINGS, cli.parse(made["args"]), {}).read(texts=Texts())
     assert settings.kubelet_root == Path(root)
     assert str(settings.plugins_registry) == inside["plugins-registry"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpu_device_plugin import cli
-from gpu_device_plugin.features.limits.settings import LimitSettings
+from gpu_device_plugin.features.limits.settings import LimitHelperSettings
 from gpu_device_plugin.settings.sources import Texts
 from tests.deploy.manifests import pod_of, the
 
@@ -13,7 +13,7 @@ POD = pod_of(HELPER)
 
 
 def test_its_directory_is_that_of_the_node_and_its_settings() -> None:
-    settings = cli.sources_of(LimitSettings, cli.parse(CONTAINER["args"]), {}).read(texts=Texts())
+    settings = cli.sources_of(LimitHelperSettings, cli.parse(CONTAINER["args"]), {}).read(texts=Texts())
     (mount,) = (each for each in CONTAINER["volumeMounts"] if each["name"] == "memory")
     (volume,) = (each for each in POD["volumes"] if each["name"] == "memory")
     assert mount["mountPath"] == volume["hostPath"]["path"] == str(settings.memory_dir) == "/run/gpushare/memory"

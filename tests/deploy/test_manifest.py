@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gpu_device_plugin import cli
+from gpu_device_plugin.features.elastic.settings import ElasticSettings
+from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.model.contract.keys import SWITCH_LABEL, SWITCHED_ON
 from gpu_device_plugin.settings.forms import Address
-from gpu_device_plugin.settings.node import NodeSettings
 from tests.configmap import FOLDER, texts_of
 from tests.deploy.calls import AGENT, rights_granted, rights_needed
 from tests.deploy.manifests import objects, parsed, pod_of, the
+
+if TYPE_CHECKING:
+    from gpu_device_plugin.settings.node import NodeSettings
 
 OBJECTS = {kind: each for (kind, _, _), each in objects("daemonset").items()}
 POD = pod_of(OBJECTS["DaemonSet"])
@@ -18,7 +24,7 @@ POD = pod_of(OBJECTS["DaemonSet"])
 def settings() -> NodeSettings:
     """Return the settings that the agent makes of the manifest, the node's name filled in as the kubelet does."""
     environ = {each["name"]: each.get("value", "node-a") for each in CONTAINER["env"]}
-    sources = cli.sources_of(NodeSettings, cli.parse(CONTAINER["args"]), environ)
+    sources = cli.sources_of(NODE_SETTINGS, cli.parse(CONTAINER["args"]), environ)
     assert sources.config == FOLDER
     return sources.read(texts=texts_of(OBJECTS["ConfigMap"]))
 
@@ -27,7 +33,7 @@ def test_the_agent_accepts_it_and_administrators_see_what_they_may_choose_as_it_
     (text,) = OBJECTS["ConfigMap"]["data"].values()
     assert parsed(text) == [{"policy": "fit", "share_size": "1GiB"}]
     found = settings()
-    assert (found.node_name, found.policy, found.share_size_mib) == ("node-a", "fit", NodeSettings().share_size_mib)
+    assert (found.node_name, found.policy, found.share_size_mib) == ("node-a", "fit", NODE_SETTINGS().share_size_mib)
 
 
 def test_the_node_name_comes_from_the_pods_own_node() -> None:
@@ -53,7 +59,7 @@ def test_mounts_are_where_the_settings_look() -> None:
     }
     found = settings()
     plugins, resources = str(found.device_plugin_dir), str(found.pod_resources_socket.parent)
-    registry, memory = str(found.plugins_registry), str(found.memory_dir)
+    registry, memory = str(found.plugins_registry), str(found.of(ElasticSettings).memory_dir)
     assert mounts == {
         plugins: (plugins, False),
         resources: (resources, True),

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from gpu_device_plugin import cli
-from gpu_device_plugin.features.mps.settings import MpsSettings
+from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
+from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.settings.extender import ExtenderSettings
-from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Texts
 from tests.deploy.declared import TARGET, labels_by_metric
 from tests.deploy.manifests import DEPLOY, Json, documents
@@ -26,6 +26,7 @@ from tools.monitoring import FILES, RULES, derived
 
 if TYPE_CHECKING:
     from gpu_device_plugin.settings.forms import Address
+    from gpu_device_plugin.settings.node import NodeSettings
 
 MONITORING = DEPLOY / "monitoring"
 MONITOR = MONITORING / "podmonitor.yaml"
@@ -52,11 +53,11 @@ def page_of_metrics(body: Json) -> tuple[Address | None, Json]:
     (container,) = (each for each in body["spec"]["template"]["spec"]["containers"] if "args" in each)
     environ = {each["name"]: each.get("value", "name") for each in container.get("env", ())}
     arguments = cli.parse(container["args"])
-    found: NodeSettings | ExtenderSettings | MpsSettings
+    found: NodeSettings | ExtenderSettings | MpsSupervisorSettings
     if container["args"][0] == "node":
-        found = cli.sources_of(NodeSettings, arguments, environ).read(texts=Texts())
+        found = cli.sources_of(NODE_SETTINGS, arguments, environ).read(texts=Texts())
     elif container["args"][0] == "mps":
-        found = cli.sources_of(MpsSettings, arguments, environ).read(texts=Texts())
+        found = cli.sources_of(MpsSupervisorSettings, arguments, environ).read(texts=Texts())
     else:
         found = cli.sources_of(ExtenderSettings, arguments, environ).read(texts=Texts())
     return found.http, container

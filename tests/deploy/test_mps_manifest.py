@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from gpu_device_plugin import cli
 from gpu_device_plugin.features.mps.rules.mps_daemon import QUIT_S
-from gpu_device_plugin.features.mps.settings import MpsSettings
+from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
+from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.settings.knobs import knobs_of
-from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Texts
 from tests.deploy.manifests import pod_of, the
 
@@ -15,15 +15,15 @@ POD = pod_of(SUPERVISOR)
 (CONTAINER,) = POD["containers"]
 
 
-def settings() -> MpsSettings:
+def settings() -> MpsSupervisorSettings:
     environ = {each["name"]: each["value"] for each in CONTAINER["env"]}
-    return cli.sources_of(MpsSettings, cli.parse(CONTAINER["args"]), environ).read(texts=Texts())
+    return cli.sources_of(MpsSupervisorSettings, cli.parse(CONTAINER["args"]), environ).read(texts=Texts())
 
 
 def test_its_directory_is_the_one_of_the_agent_and_the_same_on_the_node() -> None:
     (mount,) = (each for each in CONTAINER["volumeMounts"] if each["name"] == "mps")
     (volume,) = (each for each in POD["volumes"] if each["name"] == "mps")
-    agent = {knob.name: knob.default for knob in knobs_of(NodeSettings)}["mps_dir"]
+    agent = {knob.name: knob.default for knob in knobs_of(NODE_SETTINGS)}["mps_dir"]
     assert mount["mountPath"] == volume["hostPath"]["path"] == str(settings().mps_dir) == agent
     # What the supervisor mounts there is for the containers of others.
     assert settings().shm_size_mib > 0

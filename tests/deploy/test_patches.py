@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
+from gpu_device_plugin.features.claims.settings import ClaimSettings
+from gpu_device_plugin.features.mps.settings import MpsSettings
+from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.model.contract.keys import SWITCH_LABEL
-from gpu_device_plugin.settings.node import NodeSettings
 from tests.deploy.manifests import AGENT, DEPLOY, Json, agent, pod_of
 from tests.deploy.templates import Chart
 from tests.deploy.test_security import offences
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from tests.deploy.policies_world import PolicyWorld
 
 
-SETTINGS = NodeSettings()
+SETTINGS = NODE_SETTINGS()
 PLUGINS = "/var/lib/kubelet/plugins"
 
 
@@ -46,8 +48,8 @@ def added(patch: str) -> Json:
         (
             "mps-agent",
             {
-                "mounts": {str(SETTINGS.mps_dir): "mps"},
-                "volumes": {"mps": {"path": str(SETTINGS.mps_dir), "type": "DirectoryOrCreate"}},
+                "mounts": {str(SETTINGS.of(MpsSettings).mps_dir): "mps"},
+                "volumes": {"mps": {"path": str(SETTINGS.of(MpsSettings).mps_dir), "type": "DirectoryOrCreate"}},
             },
         ),
         # A driver registers below the kubelet's root, and tells the container runtime what a claim gets.
@@ -57,11 +59,11 @@ def added(patch: str) -> Json:
                 "mounts": {
                     PLUGINS: "plugins",
                     str(SETTINGS.plugins_registry): "plugins-registry",
-                    str(SETTINGS.cdi_dir): "cdi",
+                    str(SETTINGS.of(ClaimSettings).cdi_dir): "cdi",
                 },
                 "volumes": {
                     "plugins": {"path": PLUGINS, "type": "Directory"},
-                    "cdi": {"path": str(SETTINGS.cdi_dir), "type": "DirectoryOrCreate"},
+                    "cdi": {"path": str(SETTINGS.of(ClaimSettings).cdi_dir), "type": "DirectoryOrCreate"},
                 },
             },
         ),

@@ -15,6 +15,7 @@ from gpu_device_plugin.cluster.writers.events import CONTROLLER
 from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan
 from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.rules.mps_admission import Clients
+from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.model.contract import keys as wire
 from gpu_device_plugin.model.contract.frameworks import VARIABLES
 from gpu_device_plugin.model.contract.keys import SWITCH_LABEL
@@ -27,7 +28,6 @@ from gpu_device_plugin.model.placing import Demand, Placement
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.model.shares import Shares
 from gpu_device_plugin.node.rules.container_grants import DELIVERIES, Delivery, GrantOwner
-from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.testing.builders import container, pod
 from tests.deploy.manifests import DEPLOY, Json, documents, the
 from tests.deploy.policies_cases import CASES, Case, mirror
@@ -113,7 +113,7 @@ def test_every_policy_has_one_binding_of_its_name_that_denies() -> None:
         }
 
 
-INSTANCES = Resource.of_profile("1g.10gb", NodeSettings().domain_of_mig).name.removesuffix("1g.10gb")
+INSTANCES = Resource.of_profile("1g.10gb", NODE_SETTINGS().domain_of_mig).name.removesuffix("1g.10gb")
 """How the names of the resources of MIG profiles begin."""
 OF_INSTANCES = {f"gpushare-{name}" for name in ("variables", "size", "devices", "one-resource", "placement")}
 """The policies on what a pod sees, and on who says which instances it has. The others are on amounts and places, which
@@ -121,7 +121,7 @@ are right for whole instances anyway."""
 
 
 def test_resources_are_those_that_the_agent_offers() -> None:
-    offered = {resource.name for resource in NodeSettings().offered}
+    offered = {resource.name for resource in NODE_SETTINGS().offered}
     for name, policy in POLICIES.items():
         if not name.startswith(("gpushare-own-", "gpushare-mirror-", "gpushare-moves")):
             instances = {INSTANCES} if name in OF_INSTANCES else set()

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from gpu_device_plugin import __version__
+from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.programs.demo.demo_program import DemoStage, play
 from gpu_device_plugin.programs.demo.scenes import DEFAULT_GPUS, SCENES
-from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from tests.docs import pages
 from tests.docs.pages import DOCS, ROOT, blocks, text_of
@@ -165,7 +165,7 @@ def test_files_and_versions_in_commands_are_those_of_the_repository() -> None:
 
 
 def test_manifests_parse_and_ask_for_resources_that_are_offered() -> None:
-    offered = {resource.name for resource in NodeSettings().offered}
+    offered = {resource.name for resource in NODE_SETTINGS().offered}
     pods: list[Any] = [yaml.safe_load(block.text) for block in blocks(README, "yaml")]
     assert pods
     for pod in pods:
@@ -181,11 +181,11 @@ def test_the_file_of_settings_that_is_shown_is_one(tmp_path: Path) -> None:
     (shown,) = blocks(text_of(DOCS / "settings.md"), "yaml")
     file = tmp_path / "node.yaml"
     file.write_text(shown.text, encoding="utf-8")
-    assert Sources(NodeSettings, flags={"config": str(file)}, environ={}).read().policy == "spread"
+    assert Sources(NODE_SETTINGS, flags={"config": str(file)}, environ={}).read().policy == "spread"
 
 
 def test_flags_that_are_named_are_accepted() -> None:
     flags = dict(re.findall(r"`--([a-z-]+) ([a-z-]+)`", README))
     assert flags
     for name, value in flags.items():
-        Sources(NodeSettings, flags={name.replace("-", "_"): value}, environ={}).read()
+        Sources(NODE_SETTINGS, flags={name.replace("-", "_"): value}, environ={}).read()

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.features.limits.settings import LimitSettings
-from gpu_device_plugin.features.mps.settings import MpsSettings
+from gpu_device_plugin.features.limits.settings import LimitHelperSettings
+from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
+from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import Knob, knobs_of
-from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.web import WebSettings
 
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 SECTIONS = {
-    "## The node agent: `gpu-device-plugin node`": NodeSettings,
+    "## The node agent: `gpu-device-plugin node`": NODE_SETTINGS,
     "## The scheduler extender: `gpu-device-plugin extender`": ExtenderSettings,
-    "## The MPS supervisor: `gpu-device-plugin mps`": MpsSettings,
-    "## The limit helper: `gpu-device-plugin limits`": LimitSettings,
+    "## The MPS supervisor: `gpu-device-plugin mps`": MpsSupervisorSettings,
+    "## The limit helper: `gpu-device-plugin limits`": LimitHelperSettings,
     "## The page in the cluster: `gpu-device-plugin web`": WebSettings,
 }
 SEVERAL = "## Settings of several programs\n\n`--help` shows which of these a program has."
@@ -69,7 +69,7 @@ def test_no_cell_of_the_table_breaks_it(settings: type) -> None:
 
 def test_what_cannot_stand_in_a_profile_is_named() -> None:
     (named,) = re.findall(r"^Not allowed in a profile, .*?: (.*?)\.$", PROSE, re.MULTILINE | re.DOTALL)
-    assert set(re.findall(r"`(\w+)`", named)) == {knob.name for knob in knobs_of(NodeSettings) if not knob.in_profile}
+    assert set(re.findall(r"`(\w+)`", named)) == {knob.name for knob in knobs_of(NODE_SETTINGS) if not knob.in_profile}
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.metrics import Metrics
 from gpu_device_plugin.node.extension import Features
 from gpu_device_plugin.node.node_api import NodeApi
 from gpu_device_plugin.node.node_state import NodeState
-from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from tests.nodes import node
 
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpu_device_plugin.node.feature_context import NodeContext
+    from gpu_device_plugin.settings.node import NodeSettings
 
 
 def settings(**given: str) -> NodeSettings:
     """Return the settings of an agent to which these are given."""
-    return Sources(NodeSettings, given, {}).read()
+    return Sources(NODE_SETTINGS, given, {}).read()
 
 
 def context(proc: Path | None = None, **known: Any) -> NodeContext:

@@ -14,7 +14,7 @@ from gpu_device_plugin.features.node_features import NODE_FEATURES
 from gpu_device_plugin.kubelet.rounds import RoundTimings
 from gpu_device_plugin.model.pods import ContainerKind
 from gpu_device_plugin.node.agent import NodeAgent
-from gpu_device_plugin.settings.node import NodeSettings
+from gpu_device_plugin.node.feature_context import settings_of
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing.kubelet.device_manager import Amount
 from gpu_device_plugin.testing.kubelet.kubelet_double import Kubelet
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from gpu_device_plugin.node.feature_context import FeatureSpec
+    from gpu_device_plugin.settings.node import NodeSettings
 
 
 QUICK = {"probe_interval": "50ms", "reconcile_interval": "100ms"}
@@ -65,7 +66,7 @@ class NodeWorld:
         """Start an agent and wait for nothing."""
         assert self.task is None
         self.agent = NodeAgent(
-            Sources(NodeSettings, flags=self.settings, environ={}).read(),
+            self._read(self.settings),
             self.features,
             dev=self.dev,
             proc=self.proc,
@@ -74,6 +75,14 @@ class NodeWorld:
         self.agent.registration.timings = registering()
         self.task = asyncio.create_task(self.agent.run())
         return self.agent
+
+    def reload(self, **changed: str) -> None:
+        """Let the agent apply other settings, as when their file was changed."""
+        assert self.agent is not None
+        self.agent.reload(self._read({**self.settings, **changed}))
+
+    def _read(self, settings: dict[str, str]) -> NodeSettings:
+        return Sources(settings_of(self.features), flags=settings, environ={}).read()
 
     async def ready(self) -> None:
         """Wait until the kubelet listens to both resources."""

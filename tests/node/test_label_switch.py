@@ -6,7 +6,7 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.settings.node import NodeSettings
+from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Hang
 from tests.names import MEM
@@ -131,7 +131,7 @@ async def test_an_agent_that_ends_invites_no_pod_again_whatever_it_learns_meanwh
 
         there.node.hardware(T4, {**T4, "error": "Unknown Error"})
         await there.node.until(lambda: not there.said_of_node()["gpus"][1]["healthy"])
-        agent.reload(Sources(NodeSettings, flags={**there.node.settings, "policy": "spread"}, environ={}).read())
+        agent.reload(Sources(NODE_SETTINGS, flags={**there.node.settings, "policy": "spread"}, environ={}).read())
         await there.node.until(lambda: there.said_of_node()["policy"] == "spread")
         there.api.patch("nodes", NODE, {"metadata": {"annotations": {"gpu-device-plugin/gpus": None}}})
         await there.node.until(lambda: bool(there.said_of_node()))

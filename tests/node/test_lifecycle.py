@@ -20,7 +20,7 @@ import pytest
 
 from gpu_device_plugin import files
 from gpu_device_plugin.features.history.sampling import History
-from gpu_device_plugin.features.node_features import NODE_FEATURES
+from gpu_device_plugin.features.node_features import NODE_FEATURES, NODE_SETTINGS
 from gpu_device_plugin.features.use.contract import SERVED, read_node_use
 from gpu_device_plugin.features.use.node import UseReports
 from gpu_device_plugin.hardware.gpu_health_tracker import State
@@ -33,7 +33,6 @@ from gpu_device_plugin.model.pods import ContainerKind
 from gpu_device_plugin.model.shares import SHARES
 from gpu_device_plugin.node.node_program import RESTART_AFTER, main
 from gpu_device_plugin.settings.knobs import UsageError
-from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from tests.features.mps.mps_supervisor import Supervisor
 from tests.kubelet.locks import held
@@ -566,7 +565,7 @@ def test_an_agent_without_gpus_obeys_signals_like_any_other(tmp_path: Path, capl
 
     said = ["the configuration stays as it was", "the configuration was read again", "stopping"]
     sender = threading.Thread(target=send, daemon=True)
-    sources = Sources(NodeSettings, flags=flags, environ={})
+    sources = Sources(NODE_SETTINGS, flags=flags, environ={})
     sender.start()
     with caplog.at_level("INFO"):
         assert main(sources, sources.texts(), sources.read(), NODE_FEATURES) == 0

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.hardware.fake.description import read
 from gpu_device_plugin.hardware.monitor import MonitorTimings
 from gpu_device_plugin.model.shares import parse_id
 from gpu_device_plugin.node.configuration import ListFullError
-from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing.pod_specs import ContainerSpec, PodSpec
 from tests.names import COUNT, MEM
@@ -58,7 +58,7 @@ def change(node: NodeWorld, **changed: str) -> None:
     """Have the agent read changed settings."""
     assert node.agent is not None
     node.settings |= changed
-    node.agent.reload(Sources(NodeSettings, flags=node.settings, environ={}).read())
+    node.agent.reload(Sources(NODE_SETTINGS, flags=node.settings, environ={}).read())
 
 
 # --- Both ways --------------------------------------------------------------------------------------------------------

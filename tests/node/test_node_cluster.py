@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.model.contract.keys import NODE_GPUS, NODE_USE
-from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Garbage, Hang, Reset, Trouble
@@ -112,7 +112,7 @@ async def test_the_nodes_label_goes_before_the_agents_own_policy() -> None:
         assert [there.positions(each) for each in made] == [{0: 3}, {1: 3}]
         assert there.node.agent is not None
         there.node.agent.reload(
-            Sources(NodeSettings, flags={**there.node.settings, "policy": "binpack"}, environ={}).read()
+            Sources(NODE_SETTINGS, flags={**there.node.settings, "policy": "binpack"}, environ={}).read()
         )
         assert there.said_of_node()["policy"] == "spread"
         there.api.patch("nodes", NODE, {"metadata": {"labels": {"ack.node.gpu.placement": None}}})

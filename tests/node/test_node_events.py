@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from gpu_device_plugin import metrics as m
+from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.node.node_events import Reports
 from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.settings.knobs import reload
-from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from tests.node.recorded_api import RecordedApi
 from tests.nodes import node
@@ -32,9 +32,9 @@ class Desk(m.Metrics):
 
 @pytest.mark.parametrize(("changed", "drain"), [("share_size", True), ("api", False)])
 def test_settings_that_wait_say_whether_the_node_is_to_be_drained_first(changed: str, *, drain: bool) -> None:
-    running = Sources(NodeSettings, {"api": "off", "node_name": "n"}, {}).read()
+    running = Sources(NODE_SETTINGS, {"api": "off", "node_name": "n"}, {}).read()
     value = {"share_size": "2GiB", "api": "http://127.0.0.1:1"}[changed]
-    wanted = Sources(NodeSettings, {"api": "off", "node_name": "n", changed: value}, {}).read()
+    wanted = Sources(NODE_SETTINGS, {"api": "off", "node_name": "n", changed: value}, {}).read()
     desk = Desk()
     desk.reports.settings_read(reload(running, running))
     assert desk.events == []

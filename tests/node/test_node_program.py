@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from gpu_device_plugin.features.node_features import NODE_FEATURES
+from gpu_device_plugin.features.node_features import NODE_FEATURES, NODE_SETTINGS
 from gpu_device_plugin.node.agent import NodeAgent
 from gpu_device_plugin.node.node_program import NodeProgram
-from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Hang
 from tests.configmap import mount
@@ -47,7 +46,7 @@ async def running(there: Cluster, *, patience_s: float = 10, **more: str) -> Asy
             node.agent.cluster.look_s = 0.1
         return node.agent
 
-    sources = Sources(NodeSettings, {**node.settings, "config": str(folder_of(there)), **more}, {})
+    sources = Sources(NODE_SETTINGS, {**node.settings, "config": str(folder_of(there)), **more}, {})
     texts = sources.texts()
     program = NodeProgram(sources, texts, sources.read(texts=texts), NODE_FEATURES, agent=agent)
     if program.choice is not None:

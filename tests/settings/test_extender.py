@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.forms import Address
 from gpu_device_plugin.settings.knobs import Reload, SettingsError, knobs_of, reload
-from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def read(flags: dict[str, str] | None = None, environ: dict[str, str] | None = None) -> ExtenderSettings:
-    return Sources(ExtenderSettings, flags or {}, environ or {}, knobs_of(NodeSettings)).read()
+    return Sources(ExtenderSettings, flags or {}, environ or {}, knobs_of(NODE_SETTINGS)).read()
 
 
 def complaint(flags: dict[str, str] | None = None, environ: dict[str, str] | None = None) -> str:
@@ -107,10 +107,10 @@ def test_one_environment_and_one_file_can_serve_both_programs(tmp_path: Path) ->
     environ = {"GPUSHARE_CONFIG": str(file), "GPUSHARE_DOMAIN": "example.com", "GPUSHARE_POLICY": "spread"}
     extender = read({}, environ | {"GPUSHARE_LEASE_NAME": "l", "NODE_NAME": "n"})
     agent = Sources(
-        NodeSettings, {}, environ | {"GPUSHARE_LEASE_NAME": "l", "NODE_NAME": "n"}, knobs_of(ExtenderSettings)
+        NODE_SETTINGS, {}, environ | {"GPUSHARE_LEASE_NAME": "l", "NODE_NAME": "n"}, knobs_of(ExtenderSettings)
     ).read()
     assert extender == ExtenderSettings(domain="example.com", gpu_policy="spread", lease_name="l")
-    assert agent == NodeSettings(
+    assert agent == NODE_SETTINGS(
         domain="example.com", policy="spread", share_size_mib=256, exclude_gpus=("0", "1"), node_name="n"
     )
 
@@ -129,7 +129,7 @@ def test_a_variable_that_means_nothing_to_either_is_not_passed_over(variable: st
 
 def test_what_both_have_means_the_same() -> None:
     """One variable, one form, and one default but for where they listen."""
-    agents = {knob.name: knob for knob in knobs_of(NodeSettings)}
+    agents = {knob.name: knob for knob in knobs_of(NODE_SETTINGS)}
     both = [(agents[knob.name], knob) for knob in knobs_of(ExtenderSettings) if knob.name in agents]
     assert {knob.name for _, knob in both} == {
         *("http", "api", "domain", "memory_resource", "count_resource", "log_level", "log_format")

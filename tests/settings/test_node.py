@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from gpu_device_plugin.features.history.settings import HistorySettings
+from gpu_device_plugin.features.limits.settings import LimitSettings
+from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.model.contract.variables import LIMITS, MEMORY_GUARANTEED, MEMORY_LIMIT
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.model.telemetry import TelemetryGroup
@@ -22,7 +25,7 @@ from tests.configmap import mount
 
 
 def read(flags: dict[str, str] | None = None, environ: dict[str, str] | None = None) -> NodeSettings:
-    return Sources(NodeSettings, flags or {}, environ or {}).read()
+    return Sources(NODE_SETTINGS, flags or {}, environ or {}).read()
 
 
 def complaint(flags: dict[str, str] | None = None, environ: dict[str, str] | None = None) -> str:
@@ -41,7 +44,7 @@ def in_file(tmp_path: Path, text: str, name: str = "node.yaml") -> dict[str, str
 
 
 def test_nothing_written_gives_the_defaults() -> None:
-    assert read() == NodeSettings()
+    assert read() == NODE_SETTINGS()
 
 
 def test_a_flag_beats_the_environment_which_beats_the_file(tmp_path: Path) -> None:
@@ -66,7 +69,7 @@ def test_a_stronger_source_hides_an_error_in_a_weaker_one() -> None:
 
 
 def test_the_sources_are_read_again_when_asked_again(tmp_path: Path) -> None:
-    sources = Sources(NodeSettings, in_file(tmp_path, "policy: spread"), {})
+    sources = Sources(NODE_SETTINGS, in_file(tmp_path, "policy: spread"), {})
     assert sources.read().policy == "spread"
     in_file(tmp_path, "policy: binpack")
     assert sources.read().policy == "binpack"
@@ -84,12 +87,12 @@ def test_variables_that_kubernetes_makes_of_services_are_none_of_ours() -> None:
         "GPUSHARE_SCHD_EXTENDER_PORT_12345_TCP_PORT": "12345",
         "GPUSHARE_SCHD_EXTENDER_PORT_12345_TCP_ADDR": "10.0.0.1",
     }
-    assert read({}, links) == NodeSettings()
+    assert read({}, links) == NODE_SETTINGS()
 
 
 def test_what_a_container_is_told_of_its_memory_is_no_setting() -> None:
     """Somebody runs one of our programs where a part of a GPU is."""
-    assert read({}, {MEMORY_LIMIT: "4096", MEMORY_GUARANTEED: "2048", LIMITS: "mps"}) == NodeSettings()
+    assert read({}, {MEMORY_LIMIT: "4096", MEMORY_GUARANTEED: "2048", LIMITS: "mps"}) == NODE_SETTINGS()
 
 
 def test_in_a_file_off_is_a_word_and_lists_are_lists(tmp_path: Path) -> None:
@@ -146,10 +149,13 @@ def test_the_api_is_a_word_a_path_or_an_address(api: str) -> None:
 
 
 def test_the_condition_of_gpus_is_read_in_all_groups_or_some_or_not_at_all(tmp_path: Path) -> None:
-    assert read().condition == tuple(TelemetryGroup)
-    assert read({"condition": "power, Thermal"}).condition == (TelemetryGroup.THERMAL, TelemetryGroup.POWER)
+    assert read().of(HistorySettings).condition == tuple(TelemetryGroup)
+    assert read({"condition": "power, Thermal"}).of(HistorySettings).condition == (
+        TelemetryGroup.THERMAL,
+        TelemetryGroup.POWER,
+    )
     for off in ("condition: off\n", "condition: 'OFF'\n"):
-        assert read(in_file(tmp_path, off)).condition == ()
+        assert read(in_file(tmp_path, off)).of(HistorySettings).condition == ()
 
 
 def test_resources_have_full_names_in_a_fixed_order() -> None:
@@ -167,7 +173,7 @@ def test_one_resource_alone_may_have_the_other_ones_name() -> None:
 
 
 def test_every_default_is_what_its_text_says() -> None:
-    assert read({knob.name: knob.default for knob in knobs_of(NodeSettings)}) == NodeSettings()
+    assert read({knob.name: knob.default for knob in knobs_of(NODE_SETTINGS)}) == NODE_SETTINGS()
 
 
 @pytest.mark.parametrize(
@@ -326,7 +332,7 @@ def test_custom_limits_need_a_file_that_says_what_they_are() -> None:
         "--limits and extra_grant (by default): limits is custom, and no file says what containers get for that; name "
         "it in extra_grant, or choose another value of limits"
     )
-    assert read({"limits": "custom", "extra_grant": "/etc/gpushare/extra.grant"}).limits == "custom"
+    assert read({"limits": "custom", "extra_grant": "/etc/gpushare/extra.grant"}).of(LimitSettings).limits == "custom"
 
 
 def test_a_gpu_is_not_given_up_between_two_questions() -> None:
@@ -347,7 +353,7 @@ def in_folder(folder: Path, **files: str) -> dict[str, str]:
 
 
 def of_profile(flags: dict[str, str], label: str, environ: dict[str, str] | None = None) -> NodeSettings:
-    sources = Sources(NodeSettings, flags, environ or {})
+    sources = Sources(NODE_SETTINGS, flags, environ or {})
     return settings_for(sources, sources.texts(), label)
 
 
@@ -376,7 +382,7 @@ def test_without_a_profile_the_default_applies_alone(tmp_path: Path, label: str)
 
 def test_an_absent_default_is_an_empty_one(tmp_path: Path) -> None:
     flags = in_folder(tmp_path, big="share_size: 4GiB")
-    assert read(flags) == NodeSettings()
+    assert read(flags) == NODE_SETTINGS()
     assert of_profile(flags, "big").share_size_mib == 4096
 
 
@@ -390,15 +396,15 @@ def test_a_directory_without_a_file_of_settings_is_refused(tmp_path: Path, names
         "name the right directory"
     )
     (tmp_path / "default.yaml").touch()
-    assert read({"config": str(tmp_path)}) == NodeSettings()
+    assert read({"config": str(tmp_path)}) == NODE_SETTINGS()
 
 
 def test_hidden_files_and_those_of_other_names_are_none(tmp_path: Path) -> None:
     flags = in_folder(tmp_path, big="")
     for name in (".hidden.yaml", "..yaml", "README", "default.yaml~", "small.yml"):
         (tmp_path / name).write_text("nonsense", encoding="utf-8")
-    assert list(Sources(NodeSettings, flags, {}).texts().profiles) == ["big"]
-    assert read(flags) == NodeSettings()
+    assert list(Sources(NODE_SETTINGS, flags, {}).texts().profiles) == ["big"]
+    assert read(flags) == NODE_SETTINGS()
 
 
 def test_a_name_that_leads_to_nothing_is_none(tmp_path: Path) -> None:
@@ -406,7 +412,7 @@ def test_a_name_that_leads_to_nothing_is_none(tmp_path: Path) -> None:
     flags = in_folder(tmp_path, default="policy: spread")
     (tmp_path / "gone.yaml").symlink_to("..data/gone.yaml")
     assert read(flags).policy == "spread"
-    assert Sources(NodeSettings, flags, {}).texts().profiles == {}
+    assert Sources(NODE_SETTINGS, flags, {}).texts().profiles == {}
 
 
 def test_what_is_read_of_a_mounted_configmap_is_of_one_moment(tmp_path: Path) -> None:
@@ -465,11 +471,11 @@ def test_a_label_that_names_no_profile_is_an_error(tmp_path: Path, label: str, h
 
 def test_without_a_directory_the_label_means_nothing(tmp_path: Path) -> None:
     assert of_profile(in_file(tmp_path, "policy: spread"), "big").policy == "spread"
-    assert of_profile({}, "big") == NodeSettings()
+    assert of_profile({}, "big") == NODE_SETTINGS()
 
 
 def test_what_an_agent_needs_before_it_knows_its_profile_stands_in_none(tmp_path: Path) -> None:
-    apart = [knob.name for knob in knobs_of(NodeSettings) if not knob.in_profile]
+    apart = [knob.name for knob in knobs_of(NODE_SETTINGS) if not knob.in_profile]
     assert apart == [
         "cdi_dir",
         "device_plugin_dir",
@@ -491,8 +497,8 @@ def test_what_an_agent_needs_before_it_knows_its_profile_stands_in_none(tmp_path
 
 def test_a_profile_may_speak_of_what_only_the_extender_knows(tmp_path: Path) -> None:
     """As any other file."""
-    sources = Sources(NodeSettings, in_folder(tmp_path, big="node_policy: spread"), {}, knobs_of(ExtenderSettings))
-    assert settings_for(sources, sources.texts(), "big") == NodeSettings()
+    sources = Sources(NODE_SETTINGS, in_folder(tmp_path, big="node_policy: spread"), {}, knobs_of(ExtenderSettings))
+    assert settings_for(sources, sources.texts(), "big") == NODE_SETTINGS()
 
 
 def test_two_places_that_contradict_each_other_are_both_named(tmp_path: Path) -> None:
@@ -570,7 +576,7 @@ def test_a_setting_that_is_named_as_elsewhere_is_told_its_name_in_a_file(tmp_pat
 
 
 def test_what_can_change_at_once_does_and_the_rest_waits() -> None:
-    running = NodeSettings()
+    running = NODE_SETTINGS()
     wanted = replace(running, policy="spread", share_size_mib=512, http=Address("", 1), log_level="debug")
     assert reload(running, wanted) == Reload(
         settings=replace(running, policy="spread", log_level="debug"),
@@ -596,7 +602,7 @@ def test_a_log_says_what_became_of_changes_and_that_there_were_none(
 
 def test_what_the_kubelet_was_told_waits_for_a_restart() -> None:
     """Device IDs, resource names, options, directories, the API: all were used to set up what is running."""
-    assert {knob.name for knob in knobs_of(NodeSettings) if not knob.live} == {
+    assert {knob.name for knob in knobs_of(NODE_SETTINGS) if not knob.live} == {
         *("gpus", "exclude_gpus", "share_size", "reserve", "domain", "memory_resource", "count_resource", "resources"),
         "unified_memory",
         *("pre_start", "device_plugin_dir", "pod_resources_socket", "node_name", "api", "http", "log_format"),
@@ -609,5 +615,5 @@ def test_what_the_kubelet_was_told_waits_for_a_restart() -> None:
 
 def test_every_setting_explains_itself_in_a_sentence() -> None:
     assert [
-        knob.name for knob in knobs_of(NodeSettings) if not knob.help[0].isupper() or not knob.help.endswith(".")
+        knob.name for knob in knobs_of(NODE_SETTINGS) if not knob.help[0].isupper() or not knob.help.endswith(".")
     ] == []

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.kubelet.dra_kubelet import Started
 from tests.e2e import archives, real_cluster
 from tests.patience import REAL_S, eventually
+from tests.testing.dra_kubelet import Started
 from tests.testing.scripted_dra_driver import DEVICE, DRIVER, POOL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpu_device_plugin.testing.cluster.api_server import ApiServer
-    from gpu_device_plugin.testing.kubelet.dra_kubelet import DraKubelet
+    from tests.testing.dra_kubelet import DraKubelet
 
 Json = dict[str, Any]
 

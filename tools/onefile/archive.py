@@ -95,7 +95,7 @@ def modules() -> list[str]:
         if each.rpartition(".")[2] not in PROGRAMS and graph.find_children(each)
     }
     others |= graph.find_children(f"{PACKAGE}.node") - {f"{PACKAGE}.node.rules"}
-    others |= {f"{PACKAGE}.features.limits.helper", f"{PACKAGE}.features.mps.supervisor"}
+    others |= {f"{PACKAGE}.features.{each}" for each in ("limits.helper", "mps.supervisor", "node_features")}
     for each in others:
         graph.remove_module(each)
         for below in [name for name in graph.modules if name.startswith(f"{each}.")]:

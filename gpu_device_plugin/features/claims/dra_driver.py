@@ -20,6 +20,8 @@ from gpu_device_plugin.features.claims.dra_servicer import DraServicer, NotPrepa
 from gpu_device_plugin.features.claims.resource_slices import ClaimsApi
 from gpu_device_plugin.features.claims.rules.devices import SliceInputs
 from gpu_device_plugin.features.claims.rules.prepared import claim_allocations
+from gpu_device_plugin.features.claims.settings import ClaimSettings
+from gpu_device_plugin.features.eviction.settings import EvictionSettings
 from gpu_device_plugin.kubelet.calls import PodResourcesUnavailableError, listed_claims
 from gpu_device_plugin.model.resources import Kind
 
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.allocations import Allocation, Place
     from gpu_device_plugin.model.limits import LimitState, LimitStatus
     from gpu_device_plugin.node.feature_context import NodeContext
-    from gpu_device_plugin.node.rules.node_config import NodeConfig
 
 _log = logging.getLogger(__name__)
 
@@ -46,12 +47,13 @@ class DraDriver:
         """Prepare for `node`, which has the API."""
         self._settings, self._state, self.cluster = node.settings.value, node.state, node.reached_cluster
         self._metrics, self._features, self._config = node.metrics, node.features, node.config
+        self._settings_now = node.settings
         self._limit_states = node.limit_states
         self._reconciler, self._other_plugins = node.plugin.reconciler, node.other_plugins
         self.changed: Callable[[], None] = lambda: None
         """Called when `holders` may have changed. To be set before `run`."""
         self.directories = DraDirectories(self._settings.kubelet_root)
-        self.store = ClaimStore(self.directories.claims, self._settings.cdi_dir)
+        self.store = ClaimStore(self.directories.claims, self._settings.of(ClaimSettings).cdi_dir)
         self.api = ClaimsApi(self.cluster.client, self._settings.node_name)
         self.loop = DraLoop(self.directories, self._servicer, node.reports.registration)
         self.offer = DeviceOffer(
@@ -88,13 +90,14 @@ class DraDriver:
         self._allocated: frozenset[str] | None = frozenset()
         """The names of the claims that are allocated here; None: not known."""
 
-    def _update(self, config: NodeConfig) -> None:
+    def _update(self, _changed: object) -> None:
         """Take over what the devices say beside the GPUs and their health."""
+        config, settings = self._config.value, self._settings_now.value
         facts = SliceInputs(
             order=(),
             driver_version=config.facts.inventory.driver_version,
             enforcements={uuid: gpu.enforcement for uuid, gpu in config.means.gpus.items()},
-            evict=config.choices.evict,
+            evict=isinstance(settings, EvictionSettings) and settings.on_gpu_failure == "evict",
             kinds=frozenset(self._settings.resources),
         )
         self.offer.update(config.policy, facts)
@@ -250,6 +253,7 @@ class DraDriver:
         """Keep `entries` in step with claims and pods, in whichever mode the node serves. Ends only by cancellation."""
         await together(
             self._config.follow(self._update),
+            self._settings_now.follow(self._update),
             self._limit_states.follow(self._limits_read),
             self.claims.prepared.follow(self._holders_changed, settle_s=_SETTLE_S),
             self.cluster.followed.changes.follow(self._holders_changed, settle_s=_SETTLE_S),

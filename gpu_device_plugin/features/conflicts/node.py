@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.features.conflicts.rules import DRIVER_SOCKETS, PLUGIN_SOCKETS, sightings
+from gpu_device_plugin.features.conflicts.settings import ConflictSettings
 from gpu_device_plugin.kubelet.sockets import listened_to
 from gpu_device_plugin.node.extension import NodeFeature
 from gpu_device_plugin.node.serving import OtherPlugin
@@ -40,8 +41,9 @@ class ConflictingPlugins(NodeFeature):
         A plugin that was found counts as present until it was not seen for `look_s` seconds: it may be restarting.
         """
         settings, node, now = self._settings.value, self._api.node.value, time.monotonic()
+        allowed = settings.of(ConflictSettings).allow_other_plugins
         found: tuple[OtherPlugin, ...] = ()
-        if not settings.allow_other_plugins:
+        if not allowed:
             detections = sightings(
                 listened_to(settings.device_plugin_dir, PLUGIN_SOCKETS),
                 listened_to(settings.plugins_registry, DRIVER_SOCKETS),
@@ -52,7 +54,7 @@ class ConflictingPlugins(NodeFeature):
             found = tuple(OtherPlugin(one.finding, f"{one}; {ALLOW}") for one in detections)
         if found:
             self._seen_at = now
-        elif now - self._seen_at < self.look_s and not settings.allow_other_plugins:
+        elif now - self._seen_at < self.look_s and not allowed:
             return
         self._others.change(found)
 

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NoReturn
 
+from gpu_device_plugin.features.cordon.settings import CordonSettings
 from gpu_device_plugin.features.history.sampling import History
 from gpu_device_plugin.model.contract.cordons import Cordon, cordon_of
 from gpu_device_plugin.model.telemetry import FAULTS
@@ -52,7 +53,7 @@ class Cordons(NodeFeature):
     async def act_on(self, telemetry: Mapping[str, GpuTelemetry]) -> None:
         """Act on a reading of all GPUs. A cordon that cannot be written is tried again with the next one."""
         now, config = self.clock(), self._config.value
-        self._faults = self._faults.after(telemetry, self._settings.value.cordon_on, now)
+        self._faults = self._faults.after(telemetry, self._settings.value.of(CordonSettings).cordon_on, now)
         shared = {each.gpu.card for each in config.shares.gpus if not each.vacant}
         for uuid, why in self._faults.due(now).items():
             if uuid not in shared:

@@ -25,6 +25,7 @@ from gpu_device_plugin.features.elastic.rules.reclaiming import (
     shortage_mib,
     uses_now,
 )
+from gpu_device_plugin.features.elastic.settings import ElasticSettings
 from gpu_device_plugin.features.eviction.evictor import Evictor
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse
@@ -72,7 +73,7 @@ class Borrowing(NodeFeature):
         """Prepare for `node`."""
         self._node, self._use, self._evictor = node, node.features.of(Use), node.features.get(Evictor)
         self._use.limits = self._limits
-        memory_dir = node.settings.value.memory_dir
+        memory_dir = self._settings.memory_dir
         self._files = None if memory_dir is None else MemoryFiles(memory_dir)
         self.allowed_now = self._use.allowed_now
         """Set here alone."""
@@ -98,8 +99,12 @@ class Borrowing(NodeFeature):
             node.api.pod_changes.follow(self.publish_allowed, settle_s=0.1),
         ]
 
+    @property
+    def _settings(self) -> ElasticSettings:
+        return self._node.settings.value.of(ElasticSettings)
+
     def _may_borrow(self) -> bool:
-        return self._node.settings.value.borrowers != "off"
+        return self._settings.borrowers != "off"
 
     def _limits(self, shares: Shares) -> LimitsOf:
         return partial(owners_limits, shares=shares, requests={}, may_borrow=self._may_borrow())
@@ -267,7 +272,7 @@ class Borrowing(NodeFeature):
         """Act on a new reading."""
         if not self._concerned():
             return
-        settings, before, uses = self._node.settings.value, self.reclaiming.value, self._uses()
+        settings, before, uses = self._settings, self.reclaiming.value, self._uses()
         policy = ReclaimPolicy(settings.return_grace_s, settings.borrowers == "evict")
         waiting = [use.place for use in self._starters()]
         after = ReclaimState(reading.at)  # where use is not read, no other reading says soon that a shortage is over
@@ -352,7 +357,7 @@ class Borrowing(NodeFeature):
         self, before: ReclaimState, after: ReclaimState, uses: Mapping[str, tuple[AttributedUse, ...]]
     ) -> None:
         """Log, count and post what is new."""
-        evicts = self._node.settings.value.borrowers == "evict"
+        evicts = self._settings.borrowers == "evict"
         for place, request in after.requests.items():
             if place not in before.requests:
                 self._node.metrics.count(m.RETURNS, "asked")

@@ -13,6 +13,7 @@ from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.cluster.client.backoff import Backoff
 from gpu_device_plugin.core.report.text.use_texts import duration
 from gpu_device_plugin.features.eviction.rules import failures, lasting, leaving, next_victims, on_failed
+from gpu_device_plugin.features.eviction.settings import EvictionSettings
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.node.extension import NodeFeature
@@ -117,7 +118,7 @@ class Evictor(NodeFeature):
     @property
     def _most_grace_s(self) -> int:
         """In whole seconds, and at least one: with 0 the API server forgets a pod whose containers still run."""
-        return max(1, math.ceil(self._settings.value.eviction_grace_s))
+        return max(1, math.ceil(self._settings.value.of(EvictionSettings).eviction_grace_s))
 
     def next_victims(self, candidates: Iterable[Candidate]) -> Mapping[str, tuple[Pod, frozenset[str]]]:
         """Return the pods among these to order the eviction of, see `features.eviction.rules.next_victims`."""
@@ -211,13 +212,13 @@ class GpuFailures(NodeFeature):
         watched = view.state is State.WATCHING
         healths = with_cards(view.health_by_uuid, view.inventory.gpus)
         self._failing = failures(self._failing, healths, watched=watched, now=time.monotonic())
-        if self._settings.value.on_gpu_failure == "evict":
+        if self._settings.value.of(EvictionSettings).on_gpu_failure == "evict":
             self._evict()
         return self.again_s if self._failing else None
 
     def _evict(self) -> None:
         now = time.monotonic()
-        failed = lasting(self._failing, self._settings.value.gpu_failure_grace_s, now)
+        failed = lasting(self._failing, self._settings.value.of(EvictionSettings).gpu_failure_grace_s, now)
         if not failed:
             return
         victims = self._evictor.next_victims(on_failed(failed, self._use.holders()))

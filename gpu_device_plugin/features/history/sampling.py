@@ -16,6 +16,7 @@ from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import Attempts, wait_within
 from gpu_device_plugin.features.history.contract import HISTORY_PATH, LARGEST_HISTORY, STEP_S, STEPS
 from gpu_device_plugin.features.history.rules.ring import GpuSample, Ring, pcie_percent
+from gpu_device_plugin.features.history.settings import HistorySettings
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.features.use.rules.process_use import NOT_READ
 from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
@@ -70,7 +71,7 @@ class History(NodeFeature):
     @property
     def _groups(self) -> Sequence[str]:
         """The groups of telemetry to read, see `model.telemetry.TelemetryGroup`; none: conditions are not read."""
-        return self._node.settings.value.condition
+        return self._node.settings.value.of(HistorySettings).condition
 
     async def run(self) -> NoReturn:
         """Take a sample after the first reading of use, then in the middle of every step. No failure ends it."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.report.text.use_texts import duration
 from gpu_device_plugin.features.idle.rules import Idleness
+from gpu_device_plugin.features.idle.settings import IdleSettings
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.features.use.rules.use_report import longest_pause_s
 from gpu_device_plugin.model.contract.keys import IDLE_SINCE
@@ -42,7 +43,8 @@ class Idle(NodeFeature):
         """Act on a reading, if it is newer than the last one."""
         if reading.at <= self._evidence.at:
             return
-        settings, pods = self._settings.value, {pod.kubelet_uid: pod for pod in self._api.pods.values()}
+        settings = self._settings.value.of(IdleSettings)
+        pods = {pod.kubelet_uid: pod for pod in self._api.pods.values()}
         self._evidence = self._evidence.after(
             reading,
             pods.values(),
@@ -63,10 +65,9 @@ class Idle(NodeFeature):
                 self._api.annotate(pod, {IDLE_SINCE: now.get(uid)})
 
     def _report(self, pod: Pod, idle_s: float) -> None:
-        settings = self._settings.value
         note = (
             f"has left its GPUs idle for {duration(idle_s)}: its use of the multiprocessors is at most "
-            f"{settings.idle_below} %, and its memory does not grow"
+            f"{self._settings.value.of(IdleSettings).idle_below} %, and its memory does not grow"
         )
         _log.info("%s", note, extra={"pod": _name(pod)})
         self._api.event("GPUIdle", note, "Observe", warning=False, pod=pod)

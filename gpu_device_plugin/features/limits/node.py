@@ -7,10 +7,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from gpu_device_plugin.features.elastic.settings import ElasticSettings
 from gpu_device_plugin.features.limits.extra_grant_file import read_extra_grant
 from gpu_device_plugin.features.limits.limit_link import LimitLink
 from gpu_device_plugin.features.limits.rules.enforcement import REFUSE, OtherMeans, derive_means
 from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan, added_for_limits, refuse_unlimited
+from gpu_device_plugin.features.limits.settings import LimitSettings
 from gpu_device_plugin.features.limits.verification import Verification
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.node.extension import NodeFeature
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.node.extension import Contribution, GrantDraft, GrantRequest, Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
     from gpu_device_plugin.node.rules.admission import Refusal
-    from gpu_device_plugin.settings.node import NodeSettings
 
 
 class Means(OtherMeans, Protocol):
@@ -53,7 +54,7 @@ class Limits(NodeFeature):
         Raises:
             SettingsError: the file of the setting `extra_grant` cannot be used.
         """
-        settings, use = node.settings.value, node.features.of(Use)
+        settings, use = node.settings.value.of(LimitSettings), node.features.of(Use)
         self._node = node
         self._others: list[Means] = []
         self._extra = read_extra_grant(settings.extra_grant)
@@ -69,17 +70,21 @@ class Limits(NodeFeature):
             states=node.limit_states,
             interval_s=settings.usage_interval_s,
         )
-        self.link: LimitLink | None = None
-        if settings.memory_dir is not None:
-            soft = lambda: node.settings.value.soft_limit == "share"  # noqa: E731 - the setting may change
+        self.link: LimitLink | None = None  # without elastic memory no limit changes
+        if isinstance(settings, ElasticSettings) and settings.memory_dir is not None:
+            soft = lambda: self._settings.soft_limit == "share"  # noqa: E731 - the setting may change
             self.link = LimitLink(settings.memory_dir, use.holders, use.allowed_now, soft=soft)
+
+    @property
+    def _settings(self) -> LimitSettings:
+        return self._node.settings.value.of(LimitSettings)
 
     def add(self, means: Means) -> None:
         """Let a feature's own means be one to choose from; it then takes part in grants before they are limited."""
         self._others.append(means)
 
     def means(self, shares: Shares, cgroup: int | None, labels: Mapping[str, str]) -> LimitMeans:  # noqa: D102
-        settings = self._node.settings.value
+        settings = self._settings
         for other in self._others:
             other.read_state()
         self._plan, chosen = derive_means(
@@ -89,7 +94,6 @@ class Limits(NodeFeature):
             self._others,
             limits=settings.limits,
             refuse=settings.limits_fallback == REFUSE,
-            compute=settings.mps_compute == "by-share",
             soft_is_share=settings.soft_limit == "share",
             extra=self._extra,
         )
@@ -147,5 +151,5 @@ class Limits(NodeFeature):
     def measured(self, metrics: NodeMetrics) -> NodeMetrics:  # noqa: D102
         return replace(metrics, limit_states=self.verification.counts)
 
-    def _interval(self, settings: NodeSettings) -> None:
-        self.verification.interval_s = settings.usage_interval_s
+    def _interval(self, _settings: object) -> None:
+        self.verification.interval_s = self._settings.usage_interval_s

@@ -1,21 +1,66 @@
-"""The settings of the limit helper, with their defaults, forms and descriptions."""
+"""The settings of memory limits: the agent's, and those of the limit helper."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from gpu_device_plugin.settings.common import form_of_log, least_severity
-from gpu_device_plugin.settings.forms import DIRECTORY, GPU_SOURCE
-from gpu_device_plugin.settings.knobs import knob
+from gpu_device_plugin.features.use.settings import UseSettings
+from gpu_device_plugin.model.limits import CHOOSABLE, Enforcement
+from gpu_device_plugin.settings.common import LogSettings
+from gpu_device_plugin.settings.forms import DIRECTORY, GPU_SOURCE, OPTIONAL_PATH, one_of
+from gpu_device_plugin.settings.knobs import SettingsError, knob
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LimitSettings:
-    """The settings of a limit helper, read once and then frozen."""
+class LimitSettings(UseSettings):
+    """How containers are held to their parts of a GPU."""
+
+    limits: str = knob(
+        "auto",
+        one_of("auto", *CHOOSABLE),
+        "How containers are held to their parts of a GPU's memory: driver (limits of r615), mps (NVIDIA's MPS), "
+        "custom (extra_grant), advisory (a variable names the limit), or auto (driver if available, else advisory). "
+        "The node labels gpu-device-plugin/set-limits and ack.node.gpu.schedule override it.",
+        live=True,
+        after="http",
+    )
+    limits_fallback: str = knob(
+        "refuse",
+        one_of("refuse", "advisory"),
+        "What happens to a container if the enforcement that `limits` names is not available: it is refused, or its "
+        "limit is advisory.",
+        live=True,
+    )
+    soft_limit: str = knob(
+        "zero",
+        one_of("zero", "share"),
+        "Soft limit for the driver: zero, or the container's share. The driver adds soft limits to the parent "
+        "cgroups, and does not subtract those of ended containers.",
+        live=True,
+    )
+    extra_grant: Path | None = knob(
+        "",
+        OPTIONAL_PATH,
+        "YAML file with the variables and mounts that every container with shares gets if limits is custom; read when "
+        "the agent starts. In a directory of settings its suffix must not be .yaml, as in /etc/gpushare/extra.grant. "
+        "Empty: none.",
+    )
+
+    def _contradictions(self) -> Iterator[SettingsError]:
+        yield from super()._contradictions()
+        if self.limits == Enforcement.CUSTOM and self.extra_grant is None:
+            yield SettingsError(
+                "limits is custom, and no file says what containers get for that; name it in extra_grant, or choose "
+                "another value of limits",
+                ("limits", "extra_grant"),
+            )
+
+
+class LimitHelperSettings(LogSettings):
+    """The settings of a limit helper."""
 
     COMMAND: ClassVar[str] = "limits"
 
@@ -29,5 +74,3 @@ class LimitSettings:
         GPU_SOURCE,
         "Source of the GPUs, the agent's setting gpus: nvml, or for tests a description of fake ones.",
     )
-    log_level: str = least_severity()
-    log_format: str = form_of_log()

@@ -70,6 +70,8 @@ class MpsLink(NodeFeature):
     """Called with a GPU's UUID (empty: for all) and the reason when it lacks the daemon that it needs, and with an
     empty reason when it has it again."""
     _: KW_ONLY
+    limits_compute: Callable[[], bool] = lambda: False
+    """Returns whether the setting `mps_compute` limits the multiprocessors too."""
     clock: Callable[[], float] = boot_time
     """Returns the seconds since the machine started."""
 
@@ -163,7 +165,7 @@ class MpsLink(NodeFeature):
     ) -> Mapping[str, str]:
         """Ask for MPS where it is wanted; return which of these GPUs cannot have it for those on them, and why."""
         asked = mps.wanted_on(gpus, enforcements, want)
-        self.refuse, self._compute = refuse, want.compute
+        self.refuse, self._compute = refuse, want.compute or self.limits_compute()
         self.ask_for(asked)
         return dict.fromkeys(asked & self.others.value if refuse else (), mps.WITHOUT_MPS)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.node.rules.admission import Refusal
 
 from gpu_device_plugin.features.mps.mps_link import MpsLink
+from gpu_device_plugin.features.mps.settings import MpsSettings
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +28,13 @@ class Mps(NodeFeature):
     def __init__(self, node: NodeContext) -> None:
         """Prepare to meet the supervisor of `node`."""
         self._api, self._name_of = node.api, node.reports.name_of
-        self.link = MpsLink(node.settings.value.mps_dir, node.state, node.entries, self._changed)
+        self.link = MpsLink(
+            node.settings.value.of(MpsSettings).mps_dir,
+            node.state,
+            node.entries,
+            self._changed,
+            limits_compute=lambda: node.settings.value.of(MpsSettings).mps_compute == "by-share",
+        )
         node.features.of(Limits).add(self.link)
         node.features.of(Use).mps_servers = self.link.server_pids
 

@@ -1,17 +1,22 @@
-"""The settings of the MPS supervisor, with their defaults, forms and descriptions."""
+"""The settings of MPS: the agent's, and those of the supervisor."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from gpu_device_plugin.settings.common import form_of_log, least_severity
-from gpu_device_plugin.settings.forms import DIRECTORY, OPTIONAL_ADDRESS, Address, size
-from gpu_device_plugin.settings.knobs import Form, knob
+from gpu_device_plugin.settings.common import LogSettings
+from gpu_device_plugin.settings.forms import DIRECTORY, OPTIONAL_ADDRESS, Address, one_of, size
+from gpu_device_plugin.settings.knobs import Form, Settings, knob
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+
+_MPS_DIR = "/run/gpushare/mps"
+_MEANING = (
+    "Directory with the files and sockets that the node's agent, MPS supervisor and containers share; the same path on "
+    "the node and in containers."
+)
 _LONGEST = 60
 
 
@@ -25,18 +30,24 @@ def _short(text: str) -> Path:
     return path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MpsSettings:
-    """The settings of an MPS supervisor, read once and then frozen."""
+class MpsSettings(Settings):
+    """Where the agent meets the supervisor, and what MPS limits."""
+
+    mps_dir: Path = knob(_MPS_DIR, DIRECTORY, _MEANING, in_profile=False, after="soft_limit")
+    mps_compute: str = knob(
+        "off",
+        one_of("off", "by-share"),
+        "Limit on multiprocessors under MPS: off (none), or by-share (the same part of them as of the GPU's memory).",
+        live=True,
+    )
+
+
+class MpsSupervisorSettings(LogSettings):
+    """The settings of an MPS supervisor."""
 
     COMMAND: ClassVar[str] = "mps"
 
-    mps_dir: Path = knob(
-        "/run/gpushare/mps",
-        Form("DIR", _short),
-        "Directory with the files and sockets that the node's agent, MPS supervisor and containers share; the same "
-        "path on the node and in containers.",
-    )
+    mps_dir: Path = knob(_MPS_DIR, Form("DIR", _short), _MEANING)
     shm_size_mib: int = knob(
         "1GiB",
         size(0),
@@ -49,5 +60,3 @@ class MpsSettings:
         "Address of /metrics, /healthz and /readyz, such as 0.0.0.0:9446, or :9446 for all addresses. Empty or off: "
         "none.",
     )
-    log_level: str = least_severity()
-    log_format: str = form_of_log()

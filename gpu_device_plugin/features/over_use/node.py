@@ -11,6 +11,7 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.core.report.text.use_texts import annotation, event_note, outlook, use_of
 from gpu_device_plugin.features.eviction.evictor import Evictor
 from gpu_device_plugin.features.over_use.rules import OverUseRules, Response, Watch
+from gpu_device_plugin.features.over_use.settings import OverUseSettings
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.model.contract.keys import OVER_USE
 from gpu_device_plugin.model.times import rfc3339
@@ -58,7 +59,7 @@ class OverUse(NodeFeature):
         """Act on a reading, if it is newer than the last one."""
         if reading.at <= self._watch.at:
             return  # what it shows is known already
-        settings = self._settings.value
+        settings = self._settings.value.of(OverUseSettings)
         response = Response(settings.over_use)
         if response is not Response.REPORT and self._evictor is not None and not self._evictor.alone():
             response = Response.SUSPENDED

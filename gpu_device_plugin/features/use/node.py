@@ -16,6 +16,7 @@ from gpu_device_plugin.features.use.contract import SERVED, USE_PATH, write_node
 from gpu_device_plugin.features.use.rules.container_gpus import container_gpus, no_limits
 from gpu_device_plugin.features.use.rules.process_use import NOT_READ, UseReading, attribute, blindness
 from gpu_device_plugin.features.use.rules.use_report import SELDOM_S, SOON_S, due_in_s, fresh, names, node_use
+from gpu_device_plugin.features.use.settings import UseSettings
 from gpu_device_plugin.kubelet.procfs import ProcessOwners, boot_time, in_nodes_namespace
 from gpu_device_plugin.model.contract.keys import NODE_USE
 from gpu_device_plugin.node.extension import NodeFeature
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.telemetry import GpuReading
     from gpu_device_plugin.node.extension import Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
+    from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +53,7 @@ class Use(NodeFeature):
         self._worker = Worker(self._step)
         self.read_now = self._worker.wake
         """Reads at once."""
-        self.interval_s = node.settings.value.usage_interval_s
+        self.interval_s = node.settings.value.of(UseSettings).usage_interval_s
         """Seconds between two readings; 0: the use is not read. See `every`."""
         self._hurry_s: float | None = None
         self._attempts = Attempts(_log, "the use of the GPUs cannot be read; trying again at every interval")
@@ -86,6 +88,9 @@ class Use(NodeFeature):
             self.interval_s = seconds
             self.read_now()
 
+    def _settings_changed(self, settings: NodeSettings) -> None:
+        self.every(settings.of(UseSettings).usage_interval_s)
+
     def hurry(self, seconds: float | None) -> None:
         """Read at once, and then at least so often; None: as often as the interval says."""
         if seconds != self._hurry_s:
@@ -104,7 +109,7 @@ class Use(NodeFeature):
         return container_gpus(*known, limits=self.limits(node.shares))
 
     def tasks(self) -> Tasks:  # noqa: D102
-        return [self.run(), self._node.settings.follow(lambda settings: self.every(settings.usage_interval_s))]
+        return [self.run(), self._node.settings.follow(self._settings_changed)]
 
     async def run(self) -> NoReturn:
         """Read until cancelled. No failure of a reading ends it."""

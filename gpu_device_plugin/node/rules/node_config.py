@@ -61,8 +61,6 @@ class NodeChoices:
     """How GPUs reach containers, but for what follows from the node's labels."""
     condition: bool = False
     """The node condition GPUHealthy is wanted."""
-    evict: bool = False
-    """Pods shall leave GPUs that are out of service."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.elastic.contract import IN_CONTAINER, MEMORY_DIRECTORY, MEMORY_FILE
+from gpu_device_plugin.features.elastic.settings import ElasticSettings
+from gpu_device_plugin.features.use.settings import UseSettings
 from gpu_device_plugin.model.contract.keys import ASSIGNED, MEMORY_LIMIT
 from gpu_device_plugin.model.memory import MIB_PER_GIB
 
@@ -69,8 +71,8 @@ async def borrow_and_go(story: Story) -> None:
     world, pod = story.world, borrower.pod
     story.say(
         f"{pod.name} borrows in the same way, and does not return it: after return_grace, "
-        f"{world.settings.return_grace_s:g} s here, the agent has it evicted, because borrowers is "
-        f"{world.settings.borrowers}."
+        f"{world.settings.of(ElasticSettings).return_grace_s:g} s here, the agent has it evicted, because borrowers is "
+        f"{world.settings.of(ElasticSettings).borrowers}."
     )
     before = world.pods.evictions
     world.pods.grace = partial(asyncio.sleep, 0)  # the page shows nothing new before it has ended
@@ -101,7 +103,7 @@ async def _borrower(story: Story, name: str) -> _Borrower | None:
     world.use({name: shared.gpu.capacity_mib - MIB_PER_GIB})
     # Who comes at the same moment does not wait: no container borrows before it runs.
     await world.until(lambda: world.pods.annotations(name).get(ASSIGNED) == "true")
-    await asyncio.sleep(2 * world.settings.usage_interval_s)
+    await asyncio.sleep(2 * world.settings.of(UseSettings).usage_interval_s)
     return _Borrower(pod, shared.position, guaranteed, len(shared.shares))
 
 

@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import logs
-from gpu_device_plugin.features.node_features import NODE_FEATURES
+from gpu_device_plugin.features.node_features import NODE_FEATURES, NODE_SETTINGS
 from gpu_device_plugin.features.use.node import UseReports
 from gpu_device_plugin.node import node_program as program
 from gpu_device_plugin.node.agent import NodeAgent
 from gpu_device_plugin.programs.commandline import ending
-from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from gpu_device_plugin.node.feature_context import FeatureSpec
+    from gpu_device_plugin.settings.node import NodeSettings
 
 PROGRAM = "gpu_device_plugin.programs.demo.demo_agent"
 
@@ -39,7 +39,7 @@ def _run(argv: Sequence[str]) -> int:
     logs.quiet_grpc(os.environ)
     proc, flags = argv
     # The settings in the environment are those of an agent in earnest.
-    sources = Sources(NodeSettings, json.loads(flags), environ={})
+    sources = Sources(NODE_SETTINGS, json.loads(flags), environ={})
     texts = sources.texts()
     settings = sources.read(texts=texts)
     logs.configure(settings.log_level, settings.log_format, sys.stderr, colour=False)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin.core.report.text.printing import counted
+from gpu_device_plugin.features.over_use.settings import OverUseSettings
 from gpu_device_plugin.model.contract.keys import OVER_USE
 from gpu_device_plugin.model.contract.variables import LIMITS, MEMORY_LIMIT, VISIBLE_DEVICES
 from gpu_device_plugin.model.limits import Enforcement
@@ -146,7 +147,8 @@ async def _run_short(story: Story) -> None:
     everything = neighbours.capacity_mib - sum(halves.values())
     story.say(
         f"{name} takes the rest of the GPU, {_gib(everything)}: {other.name} could not take its whole part any more. "
-        f"Over-use is set to {world.settings.over_use}, so the agent asks the API server to evict {name}."
+        f"Over-use is set to {world.settings.of(OverUseSettings).over_use}, so the agent asks the API server to evict "
+        f"{name}."
     )
     story.check("It was not evicted before.", not world.pods.evictions and not neighbours.ended())
     world.pods.grace = story.linger

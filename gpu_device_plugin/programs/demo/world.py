@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from gpu_device_plugin.aio.children import signal_child
+from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.features.over_use.rules import OverUseRules
+from gpu_device_plugin.features.over_use.settings import OverUseSettings
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware
 from gpu_device_plugin.kubelet.procfs import PROC
@@ -30,7 +32,6 @@ from gpu_device_plugin.node.rules.node import Block, Node
 from gpu_device_plugin.node.rules.node_config import GONE
 from gpu_device_plugin.programs.demo.demo_pods import FakeProcesses, Pods
 from gpu_device_plugin.settings.knobs import ENVIRONMENT_PREFIX, UsageError
-from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing.kubelet.kubelet_double import Kubelet
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
     from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView
+    from gpu_device_plugin.settings.node import NodeSettings
     from gpu_device_plugin.testing.cluster.api_server import ApiServer
     from gpu_device_plugin.testing.pod_specs import Pod
 
@@ -163,7 +165,8 @@ class World:
         self.resources = self.settings.offered
         self.memory, self.count = (resource.name for resource in self.settings.offered)
         self.policy = self.settings.policy
-        self.over_use = OverUseRules(self.settings.over_use_slack_mib, self.settings.over_use_grace_s)
+        exceeds = self.settings.of(OverUseSettings)
+        self.over_use = OverUseRules(exceeds.over_use_slack_mib, exceeds.over_use_grace_s)
 
     @property
     def devices_listed(self) -> Mapping[str, frozenset[str]]:
@@ -329,7 +332,7 @@ async def world(api: ApiServer, node: str, gpus: str, *, metrics: bool = False, 
         UsageError: `gpus` names no GPUs.
         DemoError: there are no GPUs, or none that can be shared.
     """
-    settings = Sources(NodeSettings, flags={"gpus": gpus, **_WITH_PROCESSES, **more}, environ={}).read()
+    settings = Sources(NODE_SETTINGS, flags={"gpus": gpus, **_WITH_PROCESSES, **more}, environ={}).read()
     view = await _look(gpus)
     inventory = view.inventory.with_unified(settings.unified_memory_mib)
     shares = Shares(settings.share_size_mib).with_inventory(inventory, mig=MigMode(settings.mig))

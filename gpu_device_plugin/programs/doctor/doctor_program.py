@@ -25,8 +25,15 @@ from gpu_device_plugin.core.report.findings.node_checks import CHECKS
 from gpu_device_plugin.core.report.findings.symptoms import NO_PROFILES, ApiSeen, NodeSeen, NodeSymptoms, Profiles
 from gpu_device_plugin.features.claims.claim_objects import GROUP
 from gpu_device_plugin.features.conflicts.rules import DRIVER_SOCKETS, PLUGIN_SOCKETS, sightings
+from gpu_device_plugin.features.conflicts.settings import ConflictSettings
+from gpu_device_plugin.features.elastic.settings import ElasticSettings
+from gpu_device_plugin.features.eviction.settings import EvictionSettings
+from gpu_device_plugin.features.history.settings import HistorySettings
 from gpu_device_plugin.features.limits.extra_grant_file import read_extra_grant
+from gpu_device_plugin.features.limits.settings import LimitSettings
 from gpu_device_plugin.features.mps.contract import STATE_FILE
+from gpu_device_plugin.features.mps.settings import MpsSettings
+from gpu_device_plugin.features.over_use.settings import OverUseSettings
 from gpu_device_plugin.features.use.contract import node_report
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
@@ -217,8 +224,8 @@ async def examined(
         api = tasks.create_task(_api(settings, deadlines), name="API server")
     (view, telemetry), seen = driver.result(), api.result()
     folder, root = settings.device_plugin_dir, where.host_root
-    invented, mps_dir = settings.gpus != "nvml", (root or Path("/")) / settings.mps_dir.relative_to("/")
-    mps, mps_left = node_reading.mps_state(mps_dir)
+    invented, limits, mps_dir = settings.gpus != "nvml", settings.of(LimitSettings), settings.of(MpsSettings).mps_dir
+    mps, mps_left = node_reading.mps_state((root or Path("/")) / mps_dir.relative_to("/"))
     device_nodes, unlinked = ({}, ()) if invented else _device_nodes(where, view.inventory)
     names = {resource.kind: resource.name for resource in settings.managed}
     labels, engine = ({}, "") if isinstance(seen, Unknown) else (seen.node.labels, seen.node.runtime)
@@ -236,17 +243,17 @@ async def examined(
         mig_present=_instances_present(root or Path("/"), view.inventory),
         devices=settings.devices,
         cdi_kind=settings.cdi_kind,
-        allow_other_plugins=settings.allow_other_plugins,
+        allow_other_plugins=settings.of(ConflictSettings).allow_other_plugins,
         invented=invented,
         in_container=where.in_container,
         profiles=profiles,
-        limits=settings.limits,
-        limits_fallback=settings.limits_fallback,
-        extra_grant=settings.extra_grant is not None,
-        extra_grant_problem=_problem(partial(read_extra_grant, settings.extra_grant), UsageError),
+        limits=limits.limits,
+        limits_fallback=limits.limits_fallback,
+        extra_grant=limits.extra_grant is not None,
+        extra_grant_problem=_problem(partial(read_extra_grant, limits.extra_grant), UsageError),
         mps=mps,
         mps_left=mps_left,
-        mps_state_file=str(settings.mps_dir / STATE_FILE),
+        mps_state_file=str(mps_dir / STATE_FILE),
         inventory=view.inventory,
         driver_problem="" if view.state is State.WATCHING else view.sentence,
         unhealthy={
@@ -284,7 +291,8 @@ async def examined(
 
 def rights_of(settings: NodeSettings) -> tuple[Call, ...]:
     """Return the rights that the agent needs with these settings."""
-    evicts = "evict" in {settings.on_gpu_failure, settings.borrowers} or settings.over_use != "report"
+    failure, borrowers = settings.of(EvictionSettings).on_gpu_failure, settings.of(ElasticSettings).borrowers
+    evicts = "evict" in {failure, borrowers} or settings.of(OverUseSettings).over_use != "report"
     claims = CLAIMS if settings.serve == ServingMode.DRA else ()
     return (*RIGHTS, *([EVICTING] if evicts else []), *([CONDITION] if settings.node_condition else []), *claims)
 
@@ -305,8 +313,8 @@ async def _driver(
     async with asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(hardware.run(), name="hardware")
         _, view = await hardware.view.after(0)
-        if view.state is State.WATCHING and settings.condition:
-            telemetry = await hardware.condition(settings.condition)
+        if view.state is State.WATCHING and (groups := settings.of(HistorySettings).condition):
+            telemetry = await hardware.condition(groups)
         watching.cancel()
     return view, _NO_CONDITION if telemetry is None else telemetry
 

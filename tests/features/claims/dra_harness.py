@@ -12,11 +12,11 @@ from gpu_device_plugin.features.claims.node import Claims as ClaimsFeature
 from gpu_device_plugin.kubelet.rounds import RoundTimings
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
-from gpu_device_plugin.testing.kubelet.dra_kubelet import DraKubelet, Started
 from tests.node.cluster_harness import NODE, RIGHTS, Cluster
 from tests.node.harness import world
 from tests.patience import stretched
 from tests.scheduler_double.dra_scheduler import Allocator, exactly
+from tests.testing.dra_kubelet import DraKubelet, Started
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence

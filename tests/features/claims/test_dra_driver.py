@@ -7,7 +7,6 @@ import json
 import os
 import threading
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -447,6 +446,8 @@ async def test_a_gpu_that_fails_has_a_taint_and_the_pods_on_it_are_told() -> Non
         await here.node.until(lambda: bool(here.devices()[uuid.lower()].get("taints")))
         (taint,) = here.devices()[uuid.lower()]["taints"]
         assert (taint["key"], taint["effect"]) == ("gpu-device-plugin/unhealthy", "NoSchedule")
+        here.node.reload(on_gpu_failure="evict")
+        await here.node.until(lambda: here.devices()[uuid.lower()]["taints"][0]["effect"] == "NoExecute")
         await here.node.until(lambda: here.kubelet.health.get((NODE, uuid.lower()), (True, ""))[0] is False)
 
 
@@ -496,9 +497,7 @@ async def test_limits_that_the_administrator_requires_and_that_are_not_there_ref
         for name, wish in wishes.items():
             here.wish(name, wish)
             assert here.allocate(name) == ""
-        agent = here.node.agent
-        assert agent is not None
-        agent.reload(replace(agent.settings.value, limits="driver", limits_fallback="refuse"))
+        here.node.reload(limits="driver", limits_fallback="refuse")
         errors = {name: (await here.kubelet.start_pod(name)).error for name in wishes}
         assert "GPU 0: memory limits that hold are required here and not there" in errors.pop("part")
         assert set(errors.values()) == {""}

@@ -20,7 +20,7 @@ from gpu_device_plugin.model.telemetry import GpuTelemetry
 from gpu_device_plugin.node.node_api import NodeApi
 from tests.names import COUNT, MEM
 from tests.node.cluster_harness import NODE, RIGHTS, Cluster, cluster, promise
-from tests.node.contexts import context
+from tests.node.contexts import context, settings
 from tests.node.harness import pod
 
 if TYPE_CHECKING:
@@ -215,11 +215,11 @@ async def test_a_cordon_that_cannot_be_written_is_tried_again(trouble: str) -> N
 
 async def test_without_the_api_nothing_is_put_aside_and_readings_are_followed() -> None:
     conditions: Observable[Any] = Observable(failing("GPU-a"))
-    settings: Any = Observable(SimpleNamespace(cordon_on=("memory-not-repaired",)))
+    given = Observable(settings(cordon_on="memory-not-repaired"))
     config: Any = Observable(SimpleNamespace(cordons={}, shares=SimpleNamespace(gpus=())))
     now = [0.0]
     history: Any = SimpleNamespace(get=lambda _: SimpleNamespace(telemetry=conditions))
-    by = Cordons(context(settings=settings, config=config, features=history, reports=SimpleNamespace(name_of=str)))
+    by = Cordons(context(settings=given, config=config, features=history, reports=SimpleNamespace(name_of=str)))
     by.clock = lambda: now[0]
     assert not await NodeApi().cordon("GPU-a", WHY)
     await lasts(by, now, failing("GPU-a"))

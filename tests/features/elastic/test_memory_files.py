@@ -8,6 +8,7 @@ from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.elastic.borrowing import Borrowing
 from gpu_device_plugin.features.elastic.contract import MEMORY_DIRECTORY, MEMORY_FILE, MemoryFile
 from gpu_device_plugin.features.elastic.memory_files import MemoryFiles, slot
+from gpu_device_plugin.features.elastic.settings import ElasticSettings
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.resources import Kind
@@ -53,7 +54,7 @@ async def test_without_a_directory_there_are_no_files(tmp_path: Path) -> None:
     )
     there.features.add(Use(there))
     borrowing = Borrowing(there)
-    assert there.settings.value.memory_dir is None
+    assert there.settings.value.of(ElasticSettings).memory_dir is None
     assert borrowing.mounts(NOBODY, ids(0, [0, 1])) == ()
     assert await borrowing.before_start(StartRequest(Kind.MEMORY, ids(0, [0, 1]), 0.0)) is None
     borrowing.publish_allowed()

@@ -129,7 +129,7 @@ async def test_a_pod_that_does_not_end_in_time_keeps_its_gpu_busy_no_longer(
     stubborn = replace(POD, grace_s=own_s)
     candidates = [Candidate(stubborn, "GPU-0", 9), Candidate(ANOTHER, "GPU-0", 1)]
     async with desk(Eviction(EvictionOutcome.EVICTED)) as it:
-        it.settings.set(replace(it.settings.value, eviction_grace_s=most_s))
+        it.settings.set(settings(eviction_grace=f"{round(most_s * 1000)}ms"))
         it.pods |= {"u": stubborn, "v": ANOTHER}
         it.order(stubborn)
         await eventually(lambda: bool(it.events))

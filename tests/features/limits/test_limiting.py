@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -107,7 +106,7 @@ async def test_the_limit_helper_is_told_of_soft_limits_by_the_settings_in_force(
         link = agent.of(Limits).link
         assert link is not None
         assert not link.soft()
-        agent.reload(replace(agent.settings.value, soft_limit="share"))
+        node.reload(soft_limit="share")
         assert link.soft()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -43,6 +42,9 @@ async def mps_node(*gpus: dict[str, Any], **settings: str) -> AsyncIterator[tupl
             yield node, supervisor
         finally:
             await supervisor.stop()
+
+
+THREADS = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 
 
 def agent_of(node: NodeWorld) -> NodeAgent:
@@ -85,6 +87,15 @@ async def test_the_first_share_of_a_gpu_is_answered_when_its_daemon_is_ready() -
             envs["CUDA_MPS_PIPE_DIRECTORY"],
             "/dev/shm",
         }
+
+
+async def test_multiprocessors_are_limited_too_where_a_setting_says_so() -> None:
+    async with mps_node() as (node, supervisor):
+        supervisor.start()
+        await node.start_agent()
+        assert THREADS not in envs_of(await node.kubelet.admit(pod("p", mem=3)))
+        node.reload(mps_compute="by-share")
+        assert envs_of(await node.kubelet.admit(pod("q", mem=3)))[THREADS] == "20"
 
 
 async def test_a_larger_container_waits_until_the_daemon_lets_it_have_its_part() -> None:
@@ -366,10 +377,10 @@ async def test_an_administrator_who_asks_for_mps_while_the_agent_runs_hears_no_c
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with mps_node() as (node, supervisor):
-        agent = await node.start_agent(limits="advisory")
+        await node.start_agent(limits="advisory")
         supervisor.start()
         await node.until((supervisor.directory / STATE_FILE).exists)
-        agent.reload(replace(agent.settings.value, limits="mps"))
+        node.reload(limits="mps")
         assert envs_of(await node.kubelet.admit(pod("p", mem=3)))[LIMITS] == "mps"
         assert "memory limits are not there" not in caplog.text
 
@@ -381,7 +392,7 @@ async def test_what_could_not_be_taken_back_is_taken_back_later() -> None:
         agent = await node.start_agent()
         client = await node.kubelet.admit(pod("p", mem=3))
         await node.confirmed()
-        agent.reload(replace(agent.settings.value, limits="advisory"))
+        node.reload(limits="advisory")
         file = supervisor.directory / WANTED_FILE
         text = file.read_text()
         file.unlink()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,6 +26,7 @@ from tests.node.contexts import context, settings
 from tests.node.harness import container, gpus_of, pod, world
 from tests.node.recorded_api import RecordedApi
 from tests.nodes import uuid
+from tests.patience import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -61,6 +62,14 @@ class Scene:
         agent = self.it.node.agent
         assert agent is not None
         await self.it.node.until(lambda: agent.of(OverUse)._watch.at == self.at)
+
+    async def shows(self, line: str) -> None:
+        """Wait until the metrics have a line: an eviction counts once the API server's answer to it has come."""
+
+        async def there() -> bool:
+            return line in await self.it.metrics()
+
+        await eventually(there, line)
 
     async def exceed(self, used: int = 6120, **others: int) -> None:
         """Have the pod `big` exceed for the grace."""
@@ -163,7 +172,7 @@ async def test_it_is_evicted_where_the_settings_say_so(caplog: pytest.LogCapture
         await its.it.node.until(lambda: "big" not in [found.name for found in its.it.cluster.pods.values()])
         its.read({"small": 9000})
         await its.it.node.until(lambda: its.going("small"))
-        assert f"{evictions('evicted')} 2.0" in await its.it.metrics()
+        await its.shows(f"{evictions('evicted')} 2.0")
 
 
 @pytest.mark.parametrize(("own_s", "expected_s"), [(10**9, 60), (5, 5)])
@@ -223,7 +232,7 @@ async def test_a_budget_is_respected_and_told() -> None:
         await its.exceed()
         await its.it.node.until(lambda: bool(its.told("GPUEvictionBlocked")))
         assert not its.going()
-        assert f"{evictions('blocked')} 1.0" in await its.it.metrics()
+        await its.shows(f"{evictions('blocked')} 1.0")
         its.it.api.patch("poddisruptionbudgets", "all", {"status": {"disruptionsAllowed": 1}}, subresource="status")
         assert its.it.node.agent is not None
         evictor = its.it.node.agent.of(Evictor)
@@ -300,9 +309,7 @@ async def test_settings_that_change_take_effect_with_the_next_reading() -> None:
     async with scene() as its:
         await its.exceed()
         await its.it.node.until(lambda: bool(its.marked()))
-        agent = its.it.node.agent
-        assert agent is not None
-        agent.reload(replace(agent.settings.value, over_use="evict"))
+        its.it.node.reload(over_use="evict")
         its.read({"big": 6120, "small": 0})
         await its.it.node.until(its.going)
         await its.it.node.until(lambda: len(its.told("GPUMemoryExceeded")) == 2)

@@ -6,13 +6,13 @@ import re
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.features.use.contract import ContainerUse, GpuUse, NodeUse, read_node_use
 from gpu_device_plugin.features.use.node import UseReports
 from gpu_device_plugin.features.use.rules.process_use import NOT_READ, WITHOUT_HOST_PID
 from gpu_device_plugin.metrics import PrometheusMetrics
 from gpu_device_plugin.model.contract.keys import NODE_USE
 from gpu_device_plugin.model.limits import Enforcement
-from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from tests.node.cluster_harness import NODE, cluster
 from tests.node.harness import pod, world
@@ -141,7 +141,7 @@ async def test_a_blind_agent_and_one_that_does_not_read_say_so_and_show_the_allo
         assert (await written(there, WEB)).blind == WITHOUT_HOST_PID
         assert there.node.agent is not None
         off = {**there.node.settings, "usage_interval": "0s"}
-        there.node.agent.reload(Sources(NodeSettings, flags=off, environ={}).read())
+        there.node.agent.reload(Sources(NODE_SETTINGS, flags=off, environ={}).read())
         page = await shows(there, "gpushare_gpu_memory_used_bytes", {})
         assert page[f"{CONTAINER}memory_allocated_bytes"] == {who: 4 * GIB}
         await there.node.until(

@@ -17,6 +17,7 @@ from gpu_device_plugin.core.report.finding import Severity, Unknown, examine
 from gpu_device_plugin.core.report.findings.node_checks import CHECKS
 from gpu_device_plugin.core.report.findings.symptoms import ApiSeen, NodeSymptoms, Profiles
 from gpu_device_plugin.features.mps.rules.mps_admission import NOT_THERE
+from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.programs.doctor import node_reading
 from gpu_device_plugin.programs.doctor.doctor_program import (
     CLAIMS,
@@ -35,7 +36,6 @@ from gpu_device_plugin.programs.doctor.doctor_program import (
 )
 from gpu_device_plugin.programs.doctor.node_reading import Running
 from gpu_device_plugin.settings.knobs import UsageError
-from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Garbage
 from tests.configmap import mount
@@ -50,6 +50,7 @@ from tests.reports import SINCE, part, written
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from gpu_device_plugin.settings.node import NodeSettings
     from tests.node.harness import NodeWorld
 
 QUICK = DoctorDeadlines(driver_s=120, answer_s=60)
@@ -57,7 +58,7 @@ NOWHERE = DoctorPlace(in_container=True)
 
 
 def settings_in(node: NodeWorld, **changed: str) -> NodeSettings:
-    return Sources(NodeSettings, flags={**node.settings, **changed}, environ={}).read()
+    return Sources(NODE_SETTINGS, flags={**node.settings, **changed}, environ={}).read()
 
 
 def found(symptoms: NodeSymptoms, *checks: str, show: str = "") -> list[str]:
@@ -107,7 +108,7 @@ async def test_what_the_agent_reports_of_limits_and_use_is_examined(tmp_path: Pa
 
 
 async def test_a_node_on_which_nothing_works_is_told_all_of_it(tmp_path: Path) -> None:
-    settings = NodeSettings(
+    settings = NODE_SETTINGS(
         gpus=str(tmp_path / "none.yaml"),
         device_plugin_dir=tmp_path / "none",
         pod_resources_socket=tmp_path / "none.sock",
@@ -228,17 +229,17 @@ async def test_where_there_is_no_account_the_api_is_not_asked(tmp_path: Path) ->
 
 def test_the_rights_that_are_asked_for_are_those_that_the_agent_uses() -> None:
     """Where pods are evicted, claims served and the node's condition kept: more than the default settings take."""
-    most = rights_of(NodeSettings(over_use="evict", node_condition=True, serve="dra"))
+    most = rights_of(Sources(NODE_SETTINGS, {"over_use": "evict", "node_condition": "true", "serve": "dra"}, {}).read())
     asked = {(right.group, right.resource, right.verb) for right in most}
     assert asked == rights_needed(*AGENT)
 
 
 def test_rights_that_the_settings_do_not_use_are_not_missed() -> None:
-    assert rights_of(NodeSettings()) == RIGHTS
+    assert rights_of(NODE_SETTINGS()) == RIGHTS
     for evicting in ({"over_use": "evict-when-short"}, {"on_gpu_failure": "evict"}, {"borrowers": "evict"}):
-        assert rights_of(NodeSettings(**evicting)) == (*RIGHTS, EVICTING)  # type: ignore[arg-type]
-    assert rights_of(NodeSettings(node_condition=True)) == (*RIGHTS, CONDITION)
-    assert rights_of(NodeSettings(serve="dra")) == (*RIGHTS, *CLAIMS)
+        assert rights_of(Sources(NODE_SETTINGS, evicting, {}).read()) == (*RIGHTS, EVICTING)
+    assert rights_of(NODE_SETTINGS(node_condition=True)) == (*RIGHTS, CONDITION)
+    assert rights_of(NODE_SETTINGS(serve="dra")) == (*RIGHTS, *CLAIMS)
 
 
 # --- The node's files -------------------------------------------------------------------------------------------------
@@ -252,10 +253,10 @@ def test_in_a_pod_the_nodes_files_are_hidden_unless_they_are_mounted(tmp_path: P
     assert place(str(tmp_path), pod) == DoctorPlace(tmp_path, dev=tmp_path / "dev")
     (folder / "libnvidia-ml.so.1").touch()
     assert place(str(tmp_path), pod).libraries == folder
-    assert below(NodeSettings(), place(str(tmp_path), pod)).device_plugin_dir == (
+    assert below(NODE_SETTINGS(), place(str(tmp_path), pod)).device_plugin_dir == (
         tmp_path / "var/lib/kubelet/device-plugins"
     )
-    assert below(NodeSettings(), NOWHERE) == NodeSettings()
+    assert below(NODE_SETTINGS(), NOWHERE) == NODE_SETTINGS()
 
 
 async def test_device_nodes_and_files_are_looked_at_where_the_node_is(tmp_path: Path) -> None:
@@ -295,7 +296,7 @@ async def test_instances_that_the_kernel_module_lists_are_counted_where_the_node
         (tmp_path / "proc/driver/nvidia/capabilities/gpu0/mig" / instance).mkdir(parents=True)
     gpus = tmp_path / "gpus.json"
     gpus.write_text(json.dumps({"gpus": [{"model": "H100", "mig": True}]}))
-    settings = NodeSettings(gpus=str(gpus), device_plugin_dir=tmp_path, api="off")
+    settings = NODE_SETTINGS(gpus=str(gpus), device_plugin_dir=tmp_path, api="off")
     seen = await examined(settings, DoctorPlace(tmp_path, dev=tmp_path / "dev"), QUICK)
     assert list(seen.mig_present.values()) == [2]
     assert found(seen, "MIG", show="instances") == ["warning mig-instances-hidden instances=2"]
@@ -303,7 +304,7 @@ async def test_instances_that_the_kernel_module_lists_are_counted_where_the_node
 
 async def test_instances_that_are_given_whole_have_resources_of_their_own(tmp_path: Path) -> None:
     """Of NVIDIA's domain too, whose resources are those of another plugin elsewhere."""
-    settings = NodeSettings(
+    settings = NODE_SETTINGS(
         gpus="fake:1xH100:mig=1g.10gb*2/2g.20gb",
         device_plugin_dir=tmp_path,
         api="off",
@@ -325,7 +326,7 @@ async def test_instances_that_are_given_whole_have_resources_of_their_own(tmp_pa
 def test_what_is_found_is_printed_and_the_worst_is_the_exit_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = NodeSettings(
+    settings = NODE_SETTINGS(
         gpus="fake:1xT4", device_plugin_dir=tmp_path, pod_resources_socket=tmp_path / "no.sock", api="off"
     )
     assert main(settings, NOWHERE, agents_running=0, as_json=False, profiles=Profiles()) == 4

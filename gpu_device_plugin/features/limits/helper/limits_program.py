@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpu_device_plugin.features.limits.contract import LimitKey, MemoryLimit
-    from gpu_device_plugin.features.limits.settings import LimitSettings
+    from gpu_device_plugin.features.limits.settings import LimitHelperSettings
     from gpu_device_plugin.settings.sources import Sources, Texts
 
 _log = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ def _owner(key: LimitKey) -> CgroupOwner:
     return CgroupOwner(key.pod_uid, key.container_id)
 
 
-def main(sources: Sources[LimitSettings], texts: Texts, settings: LimitSettings) -> int:
+def main(sources: Sources[LimitHelperSettings], texts: Texts, settings: LimitHelperSettings) -> int:
     """Run the helper until SIGTERM or SIGINT; return its exit code. Raises UsageError."""
     if not settings.memory_dir.is_dir():
         raise UsageError(
@@ -147,7 +147,7 @@ def main(sources: Sources[LimitSettings], texts: Texts, settings: LimitSettings)
     return asyncio.run(_run(sources, texts, settings))
 
 
-async def _run(sources: Sources[LimitSettings], texts: Texts, settings: LimitSettings) -> int:
+async def _run(sources: Sources[LimitHelperSettings], texts: Texts, settings: LimitHelperSettings) -> int:
     _log.info("the limit helper starts", extra={"version": __version__, "memory_dir": str(settings.memory_dir)})
     helper = LimitHelper(settings.memory_dir, Hardware(settings.gpus, timings=_TIMINGS), CgroupTree())
     program = ReloadingProgram(settings)

@@ -76,19 +76,19 @@ _REASONS: Mapping[Enforcement, str] = MappingProxyType(
 )
 
 
-def wanted_enforcement(limits: str, labels: Mapping[str, str], *, compute: bool = False) -> WantedEnforcement:
-    """Return the wanted enforcements of a node with these settings, `limits` and `mps_compute`, and labels.
+def wanted_enforcement(limits: str, labels: Mapping[str, str]) -> WantedEnforcement:
+    """Return the wanted enforcements of a node with the setting `limits` and these labels.
 
     `SET_LIMITS_LABEL` takes precedence over `SCHEDULE_LABEL`, and that over the setting.
     """
     own, schedule = labels.get(SET_LIMITS_LABEL, ""), labels.get(SCHEDULE_LABEL, "")
     if own in LIMITS:
-        return WantedEnforcement(_enforcements(own), f"the node label {SET_LIMITS_LABEL}={own}", compute)
+        return WantedEnforcement(_enforcements(own), f"the node label {SET_LIMITS_LABEL}={own}")
     if schedule in _SCHEDULES:
-        enforcements, with_compute = _SCHEDULES[schedule]
+        enforcements, compute = _SCHEDULES[schedule]
         source = f"the node label {SCHEDULE_LABEL}={schedule}"
-        return WantedEnforcement(enforcements, source, compute or with_compute, required=False)
-    return WantedEnforcement(_enforcements(limits), f"the setting limits={limits}", compute)
+        return WantedEnforcement(enforcements, source, compute, required=False)
+    return WantedEnforcement(_enforcements(limits), f"the setting limits={limits}")
 
 
 def _enforcements(limits: str) -> tuple[Enforcement, ...]:
@@ -196,7 +196,6 @@ def derive_means(
     *,
     limits: str,
     refuse: bool,
-    compute: bool = False,
     soft_is_share: bool = False,
     extra: ExtraGrant | None = None,
 ) -> tuple[LimitPlan, LimitMeans]:
@@ -204,12 +203,12 @@ def derive_means(
 
     `cgroup` is the node's cgroup version, `labels` are its own; `others` are the means beside those that need no more
     than driver and settings. The rest are settings: `limits`, whether `limits_fallback` is to refuse, whether
-    `mps_compute` limits the multiprocessors, whether `soft_limit` is the share, and the content of `extra_grant`.
+    `soft_limit` is the share, and the content of `extra_grant`.
     """
     listed = {shared.position: shared for shared in shares.gpus if shared.listed and not shared.gone}
     whole = {at for at, shared in listed.items() if any(kind is Kind.INSTANCE for kind, _ in shared.offered)}
     gpus = {at: shared.gpu for at, shared in listed.items()}
-    want = wanted_enforcement(limits, labels, compute=compute)
+    want = wanted_enforcement(limits, labels)
     abilities = Abilities(cgroup, extra is not None, {other.enforcement: other.lack for other in others})
     chosen, missing = enforcements(gpus, abilities, want, refuse=refuse, partitions=whole)
     plan = LimitPlan(

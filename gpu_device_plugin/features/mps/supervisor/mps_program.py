@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpu_device_plugin.core.report.exposition import Gauges
-    from gpu_device_plugin.features.mps.settings import MpsSettings
+    from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
     from gpu_device_plugin.settings.sources import Sources, Texts
 
 _log = logging.getLogger(__name__)
@@ -155,7 +155,7 @@ def gauges(gpus: Mapping[str, MpsGpu]) -> Gauges:
     yield CLIENTS, [((uuid,), gpu.clients) for uuid, gpu in gpus.items()]
 
 
-def main(sources: Sources[MpsSettings], texts: Texts, settings: MpsSettings) -> int:
+def main(sources: Sources[MpsSupervisorSettings], texts: Texts, settings: MpsSupervisorSettings) -> int:
     """Run the supervisor until SIGTERM or SIGINT; return its exit code.
 
     At the end all daemons are told to quit, and the GPUs get their compute modes back. Raises UsageError.
@@ -183,7 +183,7 @@ def main(sources: Sources[MpsSettings], texts: Texts, settings: MpsSettings) -> 
     return asyncio.run(life)
 
 
-async def _serve(settings: MpsSettings, supervisor: Supervisor) -> NoReturn:
+async def _serve(settings: MpsSupervisorSettings, supervisor: Supervisor) -> NoReturn:
     _log.info("the MPS supervisor starts", extra={"version": __version__, "mps_dir": str(settings.mps_dir)})
     metrics = None if settings.http is None else m.PrometheusMetrics(lambda: gauges(supervisor.gpus), (), ())
     async with serving_probes(

@@ -130,10 +130,6 @@ def test_labels_of_the_node_override_the_setting(
     assert wanted_enforcement(setting, labels) == WantedEnforcement(enforcements, source, **more)
 
 
-def test_multiprocessors_are_limited_too_where_a_setting_says_so() -> None:
-    assert wanted_enforcement("mps", {}, compute=True).compute
-
-
 def test_a_reason_names_who_asked_and_what_is_missing() -> None:
     made, missing = enforcements({0: GPU, 1: OLD, 3: OLD}, TWO, wanted_enforcement("driver", {}), refuse=True)
     why = f"the setting limits=driver asks for driver: {NONE}"

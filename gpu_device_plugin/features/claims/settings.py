@@ -1,0 +1,23 @@
+"""The setting of ResourceClaims."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.settings.forms import DIRECTORY
+from gpu_device_plugin.settings.knobs import Settings, knob
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class ClaimSettings(Settings):
+    """Where the agent writes what ResourceClaims need."""
+
+    cdi_dir: Path = knob(
+        "/var/run/cdi",
+        DIRECTORY,
+        "Directory of the container runtime's CDI files; the agent writes one for each ResourceClaim that it serves.",
+        in_profile=False,
+        after="cdi_kind",
+    )

@@ -1,0 +1,20 @@
+"""The setting of faults for which a GPU is put aside."""
+
+from __future__ import annotations
+
+from gpu_device_plugin.model.telemetry import FAULTS
+from gpu_device_plugin.settings.forms import one_of, several
+from gpu_device_plugin.settings.knobs import Settings, knob
+
+
+class CordonSettings(Settings):
+    """For which faults the agent puts a GPU aside."""
+
+    cordon_on: tuple[str, ...] = knob(
+        "",
+        several("|".join(FAULTS), one_of(*FAULTS).read),
+        "Faults for which the agent puts a GPU aside once they have lasted for 10 minutes, so that no new pod gets it. "
+        "Only a person takes it back. Empty: none.",
+        live=True,
+        after="gpu_failure_grace",
+    )

@@ -1,0 +1,27 @@
+"""The settings of evictions."""
+
+from __future__ import annotations
+
+from gpu_device_plugin.settings.forms import duration, one_of
+from gpu_device_plugin.settings.knobs import Settings, knob
+
+
+class EvictionSettings(Settings):
+    """Whether and how pods are evicted."""
+
+    on_gpu_failure: str = knob(
+        "report",
+        one_of("report", "evict"),
+        "What happens to pods on a failed GPU: report (Event on the node), or evict.",
+        live=True,
+        after="memory_dir",
+    )
+    gpu_failure_grace_s: float = knob(
+        "1m", duration(), "How long a GPU must be out of service before its pods are evicted.", live=True
+    )
+    eviction_grace_s: float = knob(
+        "60s",
+        duration(),
+        "The longest time for an evicted pod to end, whatever its terminationGracePeriodSeconds says.",
+        live=True,
+    )

@@ -1,0 +1,40 @@
+"""The settings of idle pods."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.features.use.settings import UseSettings
+from gpu_device_plugin.settings.forms import duration, number
+from gpu_device_plugin.settings.knobs import SettingsError, knob
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class IdleSettings(UseSettings):
+    """When a pod leaves its GPUs idle."""
+
+    idle_after_s: float = knob(
+        "0s",
+        duration(zero=True),
+        "How long a pod must leave its GPUs idle, in every reading, before that is told (metric, Event, annotation). "
+        "0s: never.",
+        live=True,
+        after="over_use_grace",
+    )
+    idle_below: int = knob(
+        "1",
+        number(0, 100),
+        "The most percent of the multiprocessors' time that an idle container uses.",
+        live=True,
+    )
+
+    def _contradictions(self) -> Iterator[SettingsError]:
+        yield from super()._contradictions()
+        if self.idle_after_s and not self.usage_interval_s:
+            yield SettingsError(
+                "idle pods are found by the use of their GPUs, which usage_interval=0s forbids to read; give an "
+                "interval, or set idle_after to 0s",
+                ("idle_after", "usage_interval"),
+            )

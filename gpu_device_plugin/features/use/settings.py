@@ -1,0 +1,18 @@
+"""The setting of readings of use."""
+
+from __future__ import annotations
+
+from gpu_device_plugin.settings.forms import duration
+from gpu_device_plugin.settings.knobs import Settings, knob
+
+
+class UseSettings(Settings):
+    """How often the use of GPUs is read."""
+
+    usage_interval_s: float = knob(
+        "15s",
+        duration(zero=True),
+        "How often to read the memory that each container uses. 0s: never.",
+        live=True,
+        after="extra_grant",
+    )
