@@ -52,7 +52,7 @@ class Desk:
 
     def __post_init__(self) -> None:
         node = context(
-            settings=Observable(self),
+            settings=Observable(SimpleNamespace(of=lambda _: self)),
             hardware=SimpleNamespace(condition=self._condition),
             cgroups=CgroupTree(self.folder),
             features=SimpleNamespace(of=lambda _: self),
