@@ -35,7 +35,7 @@ from gpu_device_plugin.node.rules.node import Node
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
 
-    from gpu_device_plugin.model.resource_claims import Claim
+    from gpu_device_plugin.features.claims.contract import Claim
     from gpu_device_plugin.testing.builders import Json
 
 GPUS, GPU_GIB = 8, 16

@@ -37,8 +37,8 @@ def main(proc: Path, argv: Sequence[str]) -> int:
     def node(arguments: argparse.Namespace) -> int:
         logs.quiet_grpc({})
         sources, texts, settings = cli._begin(NODE_SETTINGS, arguments)
-        from gpu_device_plugin.node import node_program as program  # noqa: PLC0415 - as the command does
         from gpu_device_plugin.node.agent import NodeAgent  # noqa: PLC0415 - as the command does
+        from gpu_device_plugin.programs.agent import node_program as program  # noqa: PLC0415 - as the command does
 
         return program.main(sources, texts, settings, NODE_FEATURES, agent=partial(NodeAgent, proc=proc))
 

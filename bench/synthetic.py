@@ -9,10 +9,11 @@ from functools import cache
 from itertools import chain, combinations
 from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.core.cluster.candidate import by_division
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.cluster.usage import promise
 from gpu_device_plugin.model.contract.keys import ASSIGNED, NODE_GPUS, SPLIT_LABEL, USE_MODEL
-from gpu_device_plugin.model.contract.nodegpus import by_division, node_gpus, write_node_gpus
+from gpu_device_plugin.model.contract.nodegpus import node_gpus, write_node_gpus
 from gpu_device_plugin.model.contract.nodelabels import node_labels
 from gpu_device_plugin.model.gpus import Closeness, Gpu, Inventory, Link
 from gpu_device_plugin.model.placing import Demand, Placement

@@ -71,7 +71,7 @@ def _node(arguments: argparse.Namespace) -> int:
     sources, texts, settings = _begin(NODE_SETTINGS, arguments)
     if settings.http is None and not settings.reaches_api(os.environ):
         low_memory_imports.without_tls()
-    from gpu_device_plugin.node import node_program as program  # noqa: PLC0415 - half a second that --help need not take
+    from gpu_device_plugin.programs.agent import node_program as program  # noqa: PLC0415 - half a second that --help need not take
 
     return program.main(sources, texts, settings, NODE_FEATURES)
 

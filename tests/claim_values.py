@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.claimed_gpus import with_claims
 from gpu_device_plugin.core.cluster.node_report import NodeView
-from gpu_device_plugin.features.claims.contract import DRIVER, device_name
+from gpu_device_plugin.features.claims.contract import DRIVER, Claim, Consumer, Device, DeviceRequest, device_name
 from gpu_device_plugin.features.use.contract import NO_REPORT, NodeReport
 from gpu_device_plugin.model.contract.nodegpus import BY_CLAIMS, ListedGpu, ListedInstance, NodeGpus
-from gpu_device_plugin.model.resource_claims import Claim, Consumer, Device, DeviceRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

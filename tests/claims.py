@@ -5,11 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.features.claims.contract import API_VERSION, CONFIG_KIND, DRIVER, device_name
+from gpu_device_plugin.features.claims.contract import (
+    API_VERSION,
+    CONFIG_KIND,
+    DRIVER,
+    Claim,
+    Consumer,
+    Device,
+    Parameters,
+    device_name,
+)
 from gpu_device_plugin.model.gpus import Closeness, Gpu, Inventory, Links, MigInstance
 from gpu_device_plugin.model.memory import MIB_PER_GIB
 from gpu_device_plugin.model.mig import MigMode
-from gpu_device_plugin.model.resource_claims import Claim, Consumer, Device, Parameters
 from gpu_device_plugin.model.shares import Shares, share_id
 from gpu_device_plugin.node.rules.ledger import Ledger
 from gpu_device_plugin.node.rules.node import Block, Node

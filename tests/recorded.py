@@ -122,7 +122,7 @@ async def record() -> dict[str, Any]:
         agent = there.node.agent
         assert agent is not None
         free = [0 if room.whole else room.free for room in agent.state.node.rooms()]
-        await there.cluster.announce_shutdown()
+        await there.cluster.published.announce_shutdown()
         await there.node.stop_agent()
         return {"node.json": {**node, "free": free}, "node-ended.json": of_node(there), "pods.json": pods}
 

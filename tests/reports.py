@@ -16,7 +16,7 @@ from gpu_device_plugin.features.use.contract import (
     write_node_use,
 )
 from gpu_device_plugin.model.contract.keys import NODE_LIMITS, NODE_USE
-from gpu_device_plugin.model.contract.nodelimits import NodeLimits, write_node_limits
+from gpu_device_plugin.model.contract.nodelabels import NodeLimits, write_node_limits
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 
 if TYPE_CHECKING:

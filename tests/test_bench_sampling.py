@@ -12,12 +12,11 @@ import pytest
 from bench import sampling, synthetic
 from bench.kubeapi import Bound
 from gpu_device_plugin.cluster.objects.decoding import PodReader
-from gpu_device_plugin.core.cluster.candidate import candidate
+from gpu_device_plugin.core.cluster.candidate import by_division, candidate
 from gpu_device_plugin.core.cluster.fitting import Unfit, unfit
 from gpu_device_plugin.core.cluster.packing import CachingPacker, Effort
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.cluster.usage import usage_of
-from gpu_device_plugin.model.contract.nodegpus import by_division
 
 if TYPE_CHECKING:
     from pathlib import Path

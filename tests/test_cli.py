@@ -208,7 +208,7 @@ def signalled(
 
 @pytest.mark.parametrize(
     ("command", "module"),
-    [("node", "cli"), ("node", "node.node_program"), ("extender", "programs.extender.extender_program")],
+    [("node", "cli"), ("node", "programs.agent.node_program"), ("extender", "programs.extender.extender_program")],
 )
 def test_sigterm_ends_a_program_that_is_still_being_loaded(command: str, module: str) -> None:
     """As PID 1 it would be passed over by the kernel if nobody handled it. It comes with the program's first import."""

@@ -16,8 +16,7 @@ import pytest
 from gpu_device_plugin import __version__, metrics
 from gpu_device_plugin.aio.http import ListenError, Page, page_at, serving_routes
 from gpu_device_plugin.core.cluster.candidate import Candidate
-from gpu_device_plugin.core.report.exposition import Gauge
-from gpu_device_plugin.core.report.gauges import ExtenderMetrics, NodeMetrics
+from gpu_device_plugin.core.report.gauges import ExtenderMetrics, Gauge, NodeMetrics
 from gpu_device_plugin.model.contract.nodegpus import NodeGpus
 from gpu_device_plugin.model.placing import Room
 from tests.nodes import node
@@ -25,7 +24,7 @@ from tests.nodes import node
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
-    from gpu_device_plugin.core.report.exposition import Value
+    from gpu_device_plugin.core.report.gauges import Value
 
 IDLE = NodeMetrics(node(8))
 

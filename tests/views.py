@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.cluster.candidate import candidate
+from gpu_device_plugin.core.cluster.candidate import candidate, with_cordons
 from gpu_device_plugin.core.cluster.held_instances import InstancePod
 from gpu_device_plugin.core.cluster.node_report import NodeView
 from gpu_device_plugin.core.cluster.usage import NOTHING, Occupant, Usage
 from gpu_device_plugin.features.use.contract import NO_REPORT, NodeReport
 from gpu_device_plugin.model.contract.cordons import Cordon, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS
-from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus, with_cordons
+from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 
 if TYPE_CHECKING:

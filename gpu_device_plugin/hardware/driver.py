@@ -33,7 +33,7 @@ if TYPE_CHECKING:
             """
 
         def probe(self) -> list[Record]:
-            """Read every GPU of the inventory, as a `node.rules.health.gpu_health.Probe` with the `error` of a failure.
+            """Read every GPU of the inventory, as a `node.rules.gpu_health.Probe` with the `error` of a failure.
 
             A MIG instance that exists no more is left out: the record of its GPU names the instances that there are.
             """
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
             """Wait at most `timeout_s` for an event.
 
             Returns:
-                XIDs (`node.rules.health.gpu_health.Xid`), each followed by a reading of its GPU, and readings of GPUs
+                XIDs (`node.rules.gpu_health.Xid`), each followed by a reading of its GPU, and readings of GPUs
                 with other events; empty if there was no event.
             """
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.hardware.messages import Answer, CgroupLimit, Listing, Message
     from gpu_device_plugin.model.telemetry import GpuReading, GpuTelemetry
-    from gpu_device_plugin.node.rules.health.gpu_health import Probe, Xid
+    from gpu_device_plugin.node.rules.gpu_health import Probe, Xid
 
 A = TypeVar("A")
 _NAME = "the process that speaks to the driver"

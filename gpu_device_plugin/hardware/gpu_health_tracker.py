@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.model.gpus import Gpu, Inventory
-from gpu_device_plugin.node.rules.health.gpu_health import (
+from gpu_device_plugin.node.rules.gpu_health import (
     Cause,
     Cleared,
     Gone,

@@ -13,7 +13,7 @@ from gpu_device_plugin.model.telemetry import (
     GpuReading,  # noqa: TC001 - as above
     GpuTelemetry,  # noqa: TC001 - msgspec looks them up
 )
-from gpu_device_plugin.node.rules.health.gpu_health import Probe, Xid
+from gpu_device_plugin.node.rules.gpu_health import Probe, Xid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,14 +18,14 @@ from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.driver import HardwareError
 from gpu_device_plugin.hardware.driver_process import DriverProcess
 from gpu_device_plugin.hardware.gpu_health_tracker import GpuHealthTracker, HealthChange, State
-from gpu_device_plugin.node.rules.health.gpu_health import HealthRules
+from gpu_device_plugin.node.rules.gpu_health import HealthRules
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from gpu_device_plugin.hardware.messages import Answer, CgroupLimit, Listing
     from gpu_device_plugin.model.telemetry import GpuReading, GpuTelemetry
-    from gpu_device_plugin.node.rules.health.gpu_health import Probe, Xid
+    from gpu_device_plugin.node.rules.gpu_health import Probe, Xid
 
 T = TypeVar("T")
 

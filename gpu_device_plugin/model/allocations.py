@@ -58,3 +58,6 @@ class Allocation:
 
 Place: TypeAlias = tuple[str, str, str]
 """One container on one GPU: pod UID as the kubelet knows it, container name, UUID of the GPU."""
+
+Slot: TypeAlias = "tuple[str, str, Kind]"
+"""One container's use of one resource: pod UID as in the kubelet's records, container name, kind."""

@@ -140,3 +140,16 @@ class Pod:
     def ended(self) -> bool:
         """Whether all containers have terminated for good."""
         return self.phase in {"Succeeded", "Failed"}
+
+
+@dataclass(frozen=True, slots=True)
+class Taint:
+    """A taint of a node, which keeps pods away that do not tolerate it."""
+
+    key: str
+    value: str = ""
+    effect: str = "NoSchedule"
+
+    def __str__(self) -> str:
+        """Return the taint in kubectl's notation."""
+        return f"{self.key}{'=' if self.value else ''}{self.value}:{self.effect}"

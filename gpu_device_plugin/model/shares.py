@@ -288,6 +288,15 @@ class Shares:
         """
         return self._places.get
 
+    def spread(self, device_ids: Iterable[str]) -> Mapping[int, int]:
+        """Return how many of these IDs lie on each GPU (by position). IDs that are not ours are left out."""
+        spread: dict[int, int] = {}  # a Counter takes three times as long, of the kubelet's time
+        place_of = self._places.get
+        for name in device_ids:
+            if (found := place_of(name)) is not None:
+                spread[found[0]] = spread.get(found[0], 0) + 1
+        return spread
+
     def by_uuid(self, uuid: str) -> SharedGpu | None:
         """Return the GPU of this UUID, None if it is not shared here."""
         place = self._places.get(uuid)

@@ -1,4 +1,8 @@
-"""The telemetry of a GPU: its temperature, power, clocks, load, links and memory errors at one moment."""
+"""The telemetry of a GPU at one moment, of which the setting `condition` names groups, and the faults that it shows.
+
+Temperature, power, clocks, load, links and memory errors. Whether a GPU is in service is another matter, see
+`node.rules.gpu_health`.
+"""
 
 from __future__ import annotations
 
@@ -154,4 +158,5 @@ FAULTS: Mapping[str, tuple[str, Callable[[GpuTelemetry], bool]]] = MappingProxyT
         ),
     }
 )
-"""The faults that an administrator can choose, by their codes, each with a clause about the GPU."""
+"""The faults for which the agent puts a GPU aside where the setting `cordon_on` has their codes, each with a clause
+about the GPU. `features.cordon.node` counts how long they last; here every program can read the setting."""

@@ -16,6 +16,7 @@ from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import Hardware
 from gpu_device_plugin.kubelet import cgroupfs, procfs
 from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
+from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
 from gpu_device_plugin.kubelet.records import KubeletRecords
 from gpu_device_plugin.kubelet.registration_loop import RegistrationLoop
 from gpu_device_plugin.kubelet.rounds import RegistrationEvent
@@ -23,10 +24,10 @@ from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryError, NodeLock, check_directory, remove_stale_sockets
 from gpu_device_plugin.kubelet.statefile import ENDED_PODS, SERVING_MODE, SHARE_SIZE, StateFile
 from gpu_device_plugin.model.memory import format_mib
+from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import SHARES
-from gpu_device_plugin.node.advertiser import Advertiser
-from gpu_device_plugin.node.allocation_handler import AllocationHandler, Starts
-from gpu_device_plugin.node.configuration import Configuration, initial, initial_share_mib
+from gpu_device_plugin.node.allocation_handler import AllocationHandler
+from gpu_device_plugin.node.configuration import Configuration, initial
 from gpu_device_plugin.node.extension import Features
 from gpu_device_plugin.node.feature_context import NodeContext, make_features
 from gpu_device_plugin.node.node_api import NodeApi, reach_api
@@ -34,7 +35,8 @@ from gpu_device_plugin.node.node_events import Reports
 from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.node.reconciler import Reconciler
 from gpu_device_plugin.node.rules.node import Node
-from gpu_device_plugin.node.serving import DevicePlugin, OtherPlugins
+from gpu_device_plugin.node.rules.node_config import share_size
+from gpu_device_plugin.node.serving import Advertiser, DevicePlugin, OtherPlugins
 from gpu_device_plugin.probes import serving_probes
 from gpu_device_plugin.settings.knobs import UsageError, reload
 
@@ -152,30 +154,8 @@ class NodeAgent:
         self.server: Server = next(servers, self.plugin)
         """Who serves pods."""
         # What needs the features.
-        self._answers = AllocationHandler(
-            self.state,
-            api.waiting,
-            self.metrics,
-            config=config,
-            dev=dev,
-            on_refusal=self.advertiser.refused,
-            on_grant=self.reconciler.granted,
-            features=self.features,
-            starts=Starts(self.state, self.entries, api, self.kubelet_records.listed),
-        )
-        self.configuration = Configuration(
-            config,
-            self.settings,
-            self.state,
-            self.metrics,
-            self.reports,
-            hardware=self.hardware,
-            api=api,
-            features=self.features,
-            serving=self.server.serving,
-            other_plugins=self.other_plugins,
-            reconciler=self.reconciler,
-        )
+        self._answers = AllocationHandler(context, on_refusal=self.advertiser.refused, on_grant=self.reconciler.granted)
+        self.configuration = Configuration(context, self.server.serving, self.reconciler)
         # What stays on the node for the next agent, and what people ask of this one.
         self._lock = NodeLock(settings.device_plugin_dir)
         self._share_size = StateFile(settings.device_plugin_dir, SHARE_SIZE)
@@ -210,7 +190,7 @@ class NodeAgent:
             self._lock.release()
 
     def _parts(self) -> list[Coroutine[Any, Any, NoReturn]]:
-        """Return what runs together; tasks of features start after the configuration's."""
+        """Return what runs together."""
         entries = self.reconciler.checkpoint_entries
         return [
             self.hardware.run(),
@@ -223,10 +203,13 @@ class NodeAgent:
             self.reconciler.rounds.follow(self._round_over),
             entries.follow(self._holders_changed),
             *(more.follow(self._holders_changed) for more in self._further_entries),
-            *(() if self.cluster is None else (self.cluster.run(),)),
-            self.api.users.follow(self.reconciler.users_changed),
-            entries.follow(self.api.learn),
+            *(() if self.cluster is None else self._parts_with(self.cluster)),
         ]
+
+    def _parts_with(self, cluster: NodeCluster) -> Iterable[Coroutine[Any, Any, NoReturn]]:
+        yield cluster.run()
+        yield cluster.users.follow(self.reconciler.users_changed)
+        yield self.reconciler.checkpoint_entries.follow(cluster.learn)
 
     def of(self, kind: type[F]) -> F:
         """Return a feature of this agent.
@@ -278,9 +261,14 @@ class NodeAgent:
             self._lock.take()
         except DirectoryError as error:
             raise UsageError(str(error)) from error
+        self.configuration.recover()
         others = [uid for feature in self.features for uid in feature.recover()]
-        files = self._share_size, self._ended_pods
-        share_mib = initial_share_mib(settings.share_size_mib, self.kubelet_records, others, *files)
+        try:
+            holders = {*self.kubelet_records.recorded().by_pod({Kind.MEMORY}), *others}
+        except CheckpointUnreadableError:
+            holders = None
+        ended = (self._ended_pods.read() or "").split()
+        share_mib = share_size(settings.share_size_mib, self._share_size.number(), holders, ended)
         if share_mib != settings.share_size_mib:
             self.configuration.start_with(share_mib)
             self.reload(settings)
@@ -298,7 +286,7 @@ class NodeAgent:
     async def _prepare(self) -> None:
         """Bring ledger and device lists up to date before any resource is registered."""
         self._lock.take()
-        self.api.kubelet_is(self.kubelet_records.kubelet)
+        self._tell_kubelet()
         self._share_size.write(str(self.state.node.shares.share_mib))
         remove_stale_sockets(self.settings.value.device_plugin_dir)
         await self.reconciler.prepare()
@@ -317,7 +305,7 @@ class NodeAgent:
 
     def _registration_event(self, event: RegistrationEvent, details: dict[str, object]) -> None:
         if event is RegistrationEvent.REGISTERED:
-            self.api.kubelet_is(self.kubelet_records.kubelet)  # it may have started while the plugin was being prepared
+            self._tell_kubelet()  # it may have started while the plugin was being prepared
             self.reconciler.registered()
             self.plugin.registered.set()
         self.reports.registration(event, details)
@@ -326,14 +314,19 @@ class NodeAgent:
         ended = " ".join(sorted(self.kubelet_records.over))
         if ended or self._ended_pods.read():
             self._ended_pods.write(ended)  # for the next agent, which has not seen them end
-        if all(self.registration.registrations.values()):
-            self.api.announce_ready()
+        if self.api.published is not None and all(self.registration.registrations.values()):
+            self.api.published.announce_ready()
+
+    def _tell_kubelet(self) -> None:
+        if self.cluster is not None:
+            self.cluster.followed.kubelet_is(self.kubelet_records.kubelet)
 
     def _holders_changed(self, _new: object) -> None:
         observed = (self.reconciler.checkpoint_entries, *self._further_entries)
         self.entries.set(tuple(allocation for entries in observed for allocation in entries.value))
-        if any(shared.gpu.instance is not None for shared in self.state.node.shares.gpus):
-            self.api.note()  # who has an instance decides in which list of the node it is
+        instances = any(shared.gpu.instance is not None for shared in self.state.node.shares.gpus)
+        if self.api.published is not None and instances:
+            self.api.published.note()  # who has an instance decides in which list of the node it is
 
     def _take_config(self, config: NodeConfig) -> None:
         if not config.claims and not self.registration.registrations.keys() >= {each.name for each in config.resources}:

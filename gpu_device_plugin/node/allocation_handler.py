@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -27,20 +27,16 @@ from gpu_device_plugin.node.rules.admission import (
 from gpu_device_plugin.node.rules.container_grants import CONTROL_NODES, NOBODY, OPTIONAL_NODES, GrantOwner, grant
 from gpu_device_plugin.node.rules.ledger import Ledger
 from gpu_device_plugin.node.rules.matching import Call
-from gpu_device_plugin.node.rules.preferred_allocation import UNMATCHED, PreferredAllocationRequest, spread_over
+from gpu_device_plugin.node.rules.preferred_allocation import UNMATCHED, PreferredAllocationRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from pathlib import Path
 
-    from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.node.extension import Features
-    from gpu_device_plugin.node.node_api import NodeApi
-    from gpu_device_plugin.node.node_state import NodeState
+    from gpu_device_plugin.node.feature_context import NodeContext
     from gpu_device_plugin.node.rules.container_grants import Delivery, Grant
     from gpu_device_plugin.node.rules.matching import Match
-    from gpu_device_plugin.node.rules.node_config import NodeConfig
     from gpu_device_plugin.node.waiting_pods import WaitingPods
 
 _log = logging.getLogger(__name__)
@@ -51,25 +47,20 @@ _WAIT_S = 25.0
 _NOTHING: tuple[frozenset[str], Match | None] = (frozenset(), None)
 
 
-@dataclass(eq=False, repr=False)
 class AllocationHandler:
     """Computes the answers. The node has one kubelet, which makes one call at a time."""
 
-    _state: NodeState
-    _waiting: WaitingPods | None
-    """The pods that a call may be for; None: every call is answered by policy alone."""
-    _metrics: m.Metrics
-    _: KW_ONLY
-    config: Observable[NodeConfig]
-    dev: Path
-    """The directory of the device nodes."""
-    on_refusal: Callable[[Kind, int, Refusal], None]
-    """Called with kind, number of devices and reason after every refusal."""
-    on_grant: Callable[[], None]
-    features: Features
-    starts: Starts
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, node: NodeContext, *, on_refusal: Callable[[Kind, int, Refusal], None], on_grant: Callable[[], None]
+    ) -> None:
+        """Answer for `node`; `on_refusal` is called with kind, number of devices and reason after every refusal."""
+        self._state, self._metrics, self.features, self._dev = node.state, node.metrics, node.features, node.dev
+        self._config = node.config
+        self._waiting = node.api.waiting
+        """The pods that a call may be for; None: every call is answered by policy alone."""
+        self._starts = Starts(node)
+        self._on_refusal = on_refusal
+        self._on_grant = on_grant
         self._preferred: tuple[frozenset[str], Match | None] = _NOTHING
         """The last answer to GetPreferredAllocation, until Allocate comes; the kubelet makes one call at a time."""
 
@@ -85,7 +76,7 @@ class AllocationHandler:
         else:
             call = self._named(question.call)
             matched = await waiting.find(call) if waits else waiting.find_now(call)
-        policy = (matched.match and matched.match.pod.policy) or self.config.value.policy
+        policy = (matched.match and matched.match.pod.policy) or self._config.value.policy
         ids = question.answer(self._state.node, POLICIES[policy], matched)
         self._preferred = frozenset(ids), matched.match
         return ids
@@ -103,7 +94,7 @@ class AllocationHandler:
             if self._waiting is not None and match is not None:
                 self._waiting.served(match, ids)
             self._metrics.count(m.ALLOCATIONS, resource.name)
-            self.on_grant()
+            self._on_grant()
             _log.info(
                 "allocated",
                 extra={
@@ -118,7 +109,7 @@ class AllocationHandler:
                 node.shares,
                 draft.delivery,
                 match.pod.total_shares if match is not None else None,
-                device_nodes(self.dev, draft.delivery),
+                device_nodes(self._dev, draft.delivery),
                 owner=owner,
                 added=draft.added,
             )
@@ -137,7 +128,7 @@ class AllocationHandler:
         if self._waiting is not None and match is not None:
             self._waiting.refused(match)
         self._metrics.count(m.REFUSALS, resource.name, refusal.code)
-        self.on_refusal(resource.kind, amount, refusal)
+        self._on_refusal(resource.kind, amount, refusal)
         return RefusalError(refusal.sentence)
 
     async def before_start(self, resource: Resource, device_ids: Sequence[str]) -> None:
@@ -146,12 +137,12 @@ class AllocationHandler:
         And only as long as its devices are its own: the last look is just before the answer, after which the kubelet
         reads the variables of the devices.
         """
-        start = await self.starts.began(device_ids)
-        request = StartRequest(resource.kind, device_ids, start.since + _WAIT_S, partial(self.starts.lost, start))
+        start = await self._starts.began(device_ids)
+        request = StartRequest(resource.kind, device_ids, start.since + _WAIT_S, partial(self._starts.lost, start))
         # Before the features, too: nobody has to give memory back for a container that cannot start.
         refusal = self._out_of_service(device_ids) or await self.features.before_start(request)
         refusal = self._out_of_service(device_ids) or refusal
-        if why := await self.starts.lost_by_now(start):
+        if why := await self._starts.lost_by_now(start):
             refusal = Refusal(RefusalCode.POD_DELETED, why)
         if refusal is not None:
             self._metrics.count(m.REFUSALS, resource.name, refusal.code)
@@ -159,7 +150,7 @@ class AllocationHandler:
 
     def _out_of_service(self, device_ids: Sequence[str]) -> Refusal | None:
         node = self._state.node
-        for position in sorted(spread_over(node, device_ids)):
+        for position in sorted(node.shares.spread(device_ids)):
             if reason := node.block(node.shares.gpus[position].gpu.uuid).everyone:
                 return Refusal(RefusalCode.UNHEALTHY, f"GPU {position} is out of service: {reason}")
         return None
@@ -172,7 +163,7 @@ class AllocationHandler:
         return None if resource.kind is Kind.INSTANCE else self._waiting
 
     def _named(self, call: Call) -> Call:
-        return replace(call, names_pod=call.kind is Kind.MEMORY and self.config.value.means.names_pods)
+        return replace(call, names_pod=call.kind is Kind.MEMORY and self._config.value.means.names_pods)
 
     def _judge(self, resource: Resource, device_ids: Sequence[str], request: GrantRequest) -> GrantDraft | Refusal:
         """Find the container that these devices are for, as far as it is known, and decide whether it may have them.
@@ -180,18 +171,18 @@ class AllocationHandler:
         It is the one that `prefer` matched, else the one that fits now: the kubelet calls Allocate alone if the devices
         of an init container suffice for the container after it.
         """
-        node, kind, ids, delivery = self._state.node, resource.kind, frozenset(device_ids), self.config.value.delivery
+        node, kind, ids, delivery = self._state.node, resource.kind, frozenset(device_ids), self._config.value.delivery
         preferred, match = self._preferred
         if match is None or ids != preferred:
             match = None
             if (waiting := self._waiting_for(resource)) is not None:
-                match = waiting.find_now(self._named(Call(kind, len(ids), spread_over(node, ids)))).match
+                match = waiting.find_now(self._named(Call(kind, len(ids), node.shares.spread(ids)))).match
         request.match = match
         owner = NOBODY if match is None else GrantOwner(match.pod.uid, match.request.container, match.pod.frameworks)
         promise, after_init = (None, None) if match is None else (match.request.promise, match.after_init)
         verdict = (
             refuse_request(match)
-            or refuse_without_nodes(delivery, device_nodes(self.dev, delivery))
+            or refuse_without_nodes(delivery, device_nodes(self._dev, delivery))
             or admit(node, kind, device_ids, promise, after_init=after_init)
         )
         return verdict if isinstance(verdict, Refusal) else GrantDraft(ids, verdict, owner, delivery)
@@ -217,37 +208,32 @@ class Starts:
     It answers from what the kubelet's records and the API show at that moment.
     """
 
-    _state: NodeState
-    _entries: Observable[tuple[Allocation, ...]]
-    """What containers hold, as last read."""
-    _api: NodeApi
-    _listed: Callable[[], Awaitable[frozenset[str] | None]]
-    """Asks PodResources for the devices in use; None: it does not answer."""
+    _node: NodeContext
 
     def owners(self, device_ids: Collection[str]) -> Sequence[Allocation]:
         """Return the containers with exactly these devices in the kubelet's records.
 
         None as long as the records that we have read are older than our grant: those name a former holder.
         """
-        ids, states = frozenset(device_ids), self._state.node.ledger.id_states
+        ids, states = frozenset(device_ids), self._node.state.node.ledger.id_states
         if any(name in states and states[name].granted_at is not None for name in ids):
             return ()
-        return [allocation for allocation in self._entries.value if allocation.device_ids == ids]
+        return [allocation for allocation in self._node.entries.value if allocation.device_ids == ids]
 
     async def began(self, device_ids: Collection[str]) -> Start:
         """Return a call that comes now, once the kubelet's records name the container, or after a second."""
         since = time.monotonic()
-        named = await wait_within(_RECORDED_S, self._entries.wait_until(lambda _: bool(self.owners(device_ids))))
+        named = await wait_within(_RECORDED_S, self._node.entries.wait_until(lambda _: bool(self.owners(device_ids))))
         uids = {owner.pod_uid for owner in self.owners(device_ids)}
-        living = frozenset(pod.uid for pod in self._api.pods.values() if pod.uid in uids)
+        living = frozenset(pod.uid for pod in self._node.api.pods.values() if pod.uid in uids)
         return Start(frozenset(device_ids), since, named, living)
 
     def lost(self, start: Start, listed: Collection[str] | None = None) -> str:
         """Return why a container must not start with its devices, see `why_not_its_own`."""
-        pods = {pod.kubelet_uid: pod for pod in self._api.pods.values()} if self._api.current else None
+        pods = {pod.kubelet_uid: pod for pod in self._node.api.pods.values()} if self._node.api.current else None
         owners = self.owners(start.device_ids)
-        return why_not_its_own(start, ledger=self._state.node.ledger, owners=owners, pods=pods, listed=listed)
+        return why_not_its_own(start, ledger=self._node.state.node.ledger, owners=owners, pods=pods, listed=listed)
 
     async def lost_by_now(self, start: Start) -> str:
         """As `lost`, and by what the kubelet itself says: our watch may be behind, as after a pause of this process."""
-        return self.lost(start, await self._listed())
+        return self.lost(start, await self._node.records.listed())

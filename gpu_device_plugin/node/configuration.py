@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
@@ -11,33 +11,25 @@ from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
 from gpu_device_plugin.hardware.monitor import MonitorTimings
-from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
 from gpu_device_plugin.kubelet.statefile import LAST_CORDONS, StateFile
 from gpu_device_plugin.model.contract.cordons import LONGEST_CORDONS, cordons_of, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS
 from gpu_device_plugin.model.gpus import NO_LINKS
 from gpu_device_plugin.model.mig import MigMode
-from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import Shares, TooManySharesError
 from gpu_device_plugin.node.rules.container_grants import Delivery
-from gpu_device_plugin.node.rules.health.gpu_health import HealthRules
-from gpu_device_plugin.node.rules.node_config import NodeChoices, NodeConfig, NodeFacts, derive, share_size
+from gpu_device_plugin.node.rules.gpu_health import HealthRules
+from gpu_device_plugin.node.rules.node_config import NodeChoices, NodeConfig, NodeFacts, derive
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
     from typing import NoReturn
 
-    from gpu_device_plugin.hardware.monitor import Hardware
-    from gpu_device_plugin.kubelet.records import KubeletRecords
     from gpu_device_plugin.model.contract.cordons import Cordon
-    from gpu_device_plugin.node.extension import Features
-    from gpu_device_plugin.node.node_api import NodeApi
-    from gpu_device_plugin.node.node_events import Reports
-    from gpu_device_plugin.node.node_state import NodeState
+    from gpu_device_plugin.node.feature_context import NodeContext
     from gpu_device_plugin.node.reconciler import Reconciler
     from gpu_device_plugin.node.rules.serving_mode import Serving
-    from gpu_device_plugin.node.serving import OtherPlugins
     from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)
@@ -63,20 +55,6 @@ def initial(settings: NodeSettings) -> NodeConfig:
     return derive(_choices(settings), NodeFacts(sentence=HardwareView().sentence), nothing)
 
 
-def initial_share_mib(
-    wanted_mib: int, records: KubeletRecords, others: Iterable[str], in_use: StateFile, ended: StateFile
-) -> int:
-    """Return the initial share size, in MiB: the one in use as long as a container or a claim holds shares of it.
-
-    `others` are the UIDs of the claims, and of the pods that the kubelet has forgotten, that hold shares.
-    """
-    try:
-        holders = {*records.recorded().by_pod({Kind.MEMORY}), *others}
-    except CheckpointUnreadableError:
-        holders = None
-    return share_size(wanted_mib, in_use.number(), holders, (ended.read() or "").split())
-
-
 def _choices(settings: NodeSettings) -> NodeChoices:
     return NodeChoices(
         policy=settings.policy,
@@ -90,25 +68,16 @@ def _choices(settings: NodeSettings) -> NodeChoices:
     )
 
 
-@dataclass(eq=False, repr=False)
 class Configuration:
     """Derives the configuration anew whenever something that it follows from has changed, and publishes it."""
 
-    _config: Observable[NodeConfig]
-    """To be set; it is `initial` until now."""
-    _settings: Observable[NodeSettings]
-    _state: NodeState
-    _metrics: m.Metrics
-    _reports: Reports
-    _: KW_ONLY
-    hardware: Hardware
-    api: NodeApi
-    features: Features
-    serving: Observable[Serving]
-    other_plugins: OtherPlugins
-    reconciler: Reconciler
-
-    def __post_init__(self) -> None:
+    def __init__(self, node: NodeContext, serving: Observable[Serving], reconciler: Reconciler) -> None:
+        """Prepare to set the configuration of `node`, which is `initial` until then."""
+        self._config, self._settings, self._state, self._metrics = node.config, node.settings, node.state, node.metrics
+        self._api, self._reports, self._features = node.api, node.reports, node.features
+        self._other_plugins, self._hardware = node.other_plugins, node.hardware
+        self._serving = serving
+        self._reconciler = reconciler
         self._view = HardwareView()
         """The view of the hardware that was taken over last."""
         self._saved_cordons = StateFile(
@@ -118,6 +87,15 @@ class Configuration:
         """What our node said last, for the next agent; None: nothing that the file does not have."""
         self._set_up_hardware()
 
+    def recover(self) -> None:
+        """Take up the cordons that the previous agent read. They hold until our node was read; no GPU is known before.
+
+        Needs the node's lock. To be called before `run`.
+        """
+        cordons, _ = cordons_of({CORDONS: self._saved_cordons.read() or ""})
+        config = self._config.value
+        self._config.change(replace(config, facts=replace(config.facts, cordons=cordons)))
+
     async def run(self) -> NoReturn:
         """Follow all that the configuration follows from, until cancelled.
 
@@ -126,30 +104,26 @@ class Configuration:
                 cannot get them in the way of the setting.
             ListFullError: only a restart of the process can help.
         """
-        # Those that the previous agent read hold until our node was read: no GPU is known before.
-        cordons, _ = cordons_of({CORDONS: self._saved_cordons.read() or ""})
-        config = self._config.value
-        self._config.change(replace(config, facts=replace(config.facts, cordons=cordons)))
         await together(
             self._follow_hardware(),
-            self.api.node.follow(self._take_node),
-            self.other_plugins.others.follow(self.update),
-            *(value.follow(self.update) for feature in self.features for value in feature.means_follow()),
-            self.serving.follow(self.update),
+            self._api.node.follow(self._take_node),
+            self._other_plugins.others.follow(self.update),
+            *(value.follow(self.update) for feature in self._features for value in feature.means_follow()),
+            self._serving.follow(self.update),
             self._saved_cordons.keep(self._cordons_read),
         )
 
     def update(self, _new: object = None) -> None:
         """Derive the configuration from the present state of all that, report what is new, and publish it."""
-        before, view, settings, node = self._config.value, self._view, self._settings.value, self.api.node.value
+        before, view, settings, node = self._config.value, self._view, self._settings.value, self._api.node.value
         facts = NodeFacts(
             cordons=before.facts.cordons if node is None else self._cordons(node.annotations),
             inventory=view.inventory.with_unified(settings.unified_memory_mib),
             started=view.state is not State.STARTING,
             watched=view.state is State.WATCHING,
             sentence=view.sentence,
-            serving=self.serving.value,
-            others=tuple(other.found for other in self.other_plugins.others.value),
+            serving=self._serving.value,
+            others=tuple(other.found for other in self._other_plugins.others.value),
         )
         try:
             config = derive(
@@ -158,7 +132,7 @@ class Configuration:
                 before,
                 labels=None if node is None else node.labels,
                 health=view.health_by_uuid,
-                means=self.features.means,
+                means=self._features.means,
             )
         except TooManySharesError as error:
             raise (ListFullError if before.shares.gpus else UsageError)(str(error)) from error
@@ -170,7 +144,7 @@ class Configuration:
         self._report(config, before)
         links = config.shares.links(facts.inventory.links)
         self._state.refresh_inventory(config.shares, config.blocks, links)
-        self.reconciler.find_held_by_other_resource()  # before anybody else sees the new GPUs
+        self._reconciler.find_held_by_other_resource()  # before anybody else sees the new GPUs
         self._config.set(config)
 
     def _cordons(self, annotations: Mapping[str, str]) -> Mapping[str, Cordon]:
@@ -189,13 +163,13 @@ class Configuration:
     def reload(self) -> None:
         """Take over changed settings."""
         self._set_up_hardware()
-        self.other_plugins.look()
+        self._other_plugins.look()
         self.update()
 
     async def _follow_hardware(self) -> NoReturn:
         logged: tuple[object, ...] = ()
         restarts, remembered = 0, False
-        async for view in self.hardware.view.values():
+        async for view in self._hardware.view.values():
             if view.state is not State.STARTING and (view.state, view.sentence) != logged:
                 logged = (view.state, view.sentence)
                 usual = view.state in {State.WATCHING, State.PAUSED}
@@ -204,21 +178,21 @@ class Configuration:
                 self._metrics.count(m.CHILD_RESTARTS, str(view.state), times=view.child_restarts - restarts)
             restarts = view.child_restarts
             if view.inventory.gpus and not remembered:
-                if (before := await self.api.gpus_before(_REMEMBER_S)) is not None:
-                    self.hardware.restore_order(before)
+                if self._api.published is not None:
+                    self._hardware.restore_order(await self._api.published.gpus_before(_REMEMBER_S))
                 remembered = True
-            self._view = self.hardware.view.value
+            self._view = self._hardware.view.value
             self.update()
         raise AssertionError  # pragma: no cover (an Observable never ends)
 
     def _set_up_hardware(self) -> None:
         settings = self._settings.value
-        self.hardware.timings = MonitorTimings(
+        self._hardware.timings = MonitorTimings(
             probe_every_s=settings.probe_interval_s,
             answer_within_s=settings.nvml_timeout_s,
             blind_after_s=settings.blind_after_s,
         )
-        self.hardware.rules = HealthRules(
+        self._hardware.rules = HealthRules(
             ignored_xids=frozenset(settings.ignored_xids),
             fatal_xids=frozenset(settings.fatal_xids),
             remap_pending_is_fatal=settings.row_remap_pending == "unhealthy",
@@ -226,7 +200,7 @@ class Configuration:
 
     def _take_node(self, _new: object) -> None:
         # The node may show another plugin's resources, which is to be reported with its labels.
-        self.other_plugins.look()
+        self._other_plugins.look()
         self.update()
 
     def _report_gpus(self, config: NodeConfig, before: NodeConfig) -> None:

@@ -14,14 +14,13 @@ from gpu_device_plugin.node.rules.ended_pods import PodsInApi
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from gpu_device_plugin.cluster.client.config import ClusterConfig
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
-    from gpu_device_plugin.model.allocations import Allocation
     from gpu_device_plugin.model.contract.cordons import Cordon
-    from gpu_device_plugin.model.gpus import Gpu
     from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.node.node_publisher import NodePublisher
     from gpu_device_plugin.node.waiting_pods import WaitingPods
     from gpu_device_plugin.settings.node import NodeSettings
 
@@ -82,8 +81,8 @@ class NodeApi:
         self.happenings = Happenings()
         self.pod_changes: Observable[Mapping[str, Pod]] = Observable({})
         """The pods bound to our node, by UID, set with every change of one."""
-        self.users: Observable[frozenset[str]] = Observable(frozenset())
-        """UIDs of the pods that request devices and have not ended."""
+        self.published: NodePublisher | None = None
+        """What stands on our node; None: nothing of us does."""
         self.waiting: WaitingPods | None = None
         """The pods that wait for devices; None: no API shows them."""
 
@@ -129,21 +128,6 @@ class NodeApi:
         Their keys are in `AGENT_ANNOTATIONS`, so that they are removed from a node that shares no GPUs any more.
         """
 
-    def note(self) -> None:
-        """Publish on our node its GPUs and how they are given to pods, as they are now."""
-
-    def announce_ready(self) -> None:
-        """Publish on our node that it accepts pods: its kubelet listens to us, and the free shares are known."""
-
-    async def announce_shutdown(self, _within_s: float = 1.0) -> None:
-        """Publish on our node that its agent is about to end, and linger for pods that are being bound."""
-
-    def learn(self, allocations: Sequence[Allocation]) -> None:
-        """Take over from the kubelet's checkpoint which container has which devices, and settle the promises by it."""
-
-    def kubelet_is(self, identity: str) -> None:
-        """Learn which kubelet process runs, see `NodePods.kubelet_is`."""
-
     def pods_in_api(self) -> PodsInApi | None:
         """Return the pods of our node in the API, see `node.rules.ended_pods.pods_in_api`."""
         return PodsInApi()
@@ -154,13 +138,6 @@ class NodeApi:
 
     async def namespace_labels(self, _namespace: str) -> Mapping[str, str] | str | None:
         """Return the labels of a namespace, or a sentence on why they cannot be read; None: they may be known later."""
-        return None
-
-    async def gpus_before(self, _within_s: float) -> tuple[Gpu, ...] | None:
-        """Return the GPUs that our node listed before we started, by position, within so many seconds; None: unknown.
-
-        Empty if the node cannot be read in time.
-        """
         return None
 
 

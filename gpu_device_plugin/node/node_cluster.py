@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
+from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together
 from gpu_device_plugin.cluster.client.answers import translated
 from gpu_device_plugin.cluster.client.api_client import Client
@@ -18,24 +20,22 @@ from gpu_device_plugin.cluster.writers.events import EventSubject, EventWriter, 
 from gpu_device_plugin.cluster.writers.evictions import evict
 from gpu_device_plugin.cluster.writers.own_node import NodeConditionWriter, OwnNode
 from gpu_device_plugin.cluster.writers.pod_writer import PodWriter
-from gpu_device_plugin.model.contract.keys import READ_BY_AGENT, MalformedAnnotationError
+from gpu_device_plugin.model.contract.keys import ASSUME_TIME, READ_BY_AGENT, MalformedAnnotationError
+from gpu_device_plugin.model.contract.promises import assignment
 from gpu_device_plugin.node.node_api import NodeApi
-from gpu_device_plugin.node.notes.cleanup import Cleanup
-from gpu_device_plugin.node.notes.node_publisher import NodePublisher
-from gpu_device_plugin.node.notes.pod_annotations import PodAnnotations
+from gpu_device_plugin.node.node_publisher import Cleanup, NodePublisher
 from gpu_device_plugin.node.rules.ended_pods import pods_in_api
+from gpu_device_plugin.node.rules.node import assigned_shares
 from gpu_device_plugin.node.waiting_pods import WaitingPods
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import NoReturn
 
-    from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.cluster.client.config import ClusterConfig
     from gpu_device_plugin.cluster.writers.evictions import Eviction
     from gpu_device_plugin.model.allocations import Allocation
     from gpu_device_plugin.model.contract.cordons import Cordon
-    from gpu_device_plugin.model.gpus import Gpu
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.node.node_api import Happening
     from gpu_device_plugin.node.node_state import NodeState
@@ -81,11 +81,12 @@ class NodeCluster(NodeApi):
             settings.node_name,
             forbidden=lambda why: self.event("NodeConditionForbidden", why, "Observe"),
         )
-        self.published = NodePublisher(self._self, condition, settings, config, state)
-        """What stands on our node."""
-        self._pod_annotations = PodAnnotations(
-            lambda: self.followed.pods, self.waiting, state, settings.offered, self._writer.annotate
-        )
+        self.published: NodePublisher = NodePublisher(self._self, condition, settings, config, state)
+        self.users: Observable[frozenset[str]] = Observable(frozenset())
+        """UIDs of the pods that request devices and have not ended."""
+        self._state = state
+        self._requested: dict[str, Mapping[str, str | None]] = {}
+        """The annotations last requested for each pod, by UID, until the pod shows them."""
         self.evict_within_s = 15.0
         """Seconds for the answer to an eviction."""
         self.look_s = 60.0
@@ -157,27 +158,13 @@ class NodeCluster(NodeApi):
         )
         self.event("PodNotAnnotated", note, "Annotating")
 
-    def learn(self, allocations: Sequence[Allocation]) -> None:  # noqa: D102
+    def learn(self, allocations: Sequence[Allocation]) -> None:
+        """Take over from the kubelet's checkpoint which container has which devices, and settle the promises by it."""
         self.waiting.learn(allocations)
-        self._pod_annotations.settle()
-
-    async def gpus_before(self, within_s: float) -> tuple[Gpu, ...]:  # noqa: D102
-        return await self.published.gpus_before(within_s)
+        self._settle_promises()
 
     def annotate_node(self, annotations: Mapping[str, str | None]) -> None:  # noqa: D102
         self.published.annotate(annotations)
-
-    def note(self) -> None:  # noqa: D102
-        self.published.note()
-
-    def announce_ready(self) -> None:  # noqa: D102
-        self.published.announce_ready()
-
-    async def announce_shutdown(self, within_s: float = 1.0) -> None:  # noqa: D102
-        await self.published.announce_shutdown(within_s)
-
-    def kubelet_is(self, kubelet: str) -> None:  # noqa: D102
-        self.followed.kubelet_is(kubelet)
 
     def living(self) -> Mapping[str, str] | None:  # noqa: D102
         if not self.followed.reflector.synced:
@@ -191,7 +178,23 @@ class NodeCluster(NodeApi):
     def _pods_changed(self, pods: Mapping[str, Pod]) -> None:
         users = frozenset(uid for uid, pod in pods.items() if pod.containers and not pod.ended)
         self.users.change(users)
-        self._pod_annotations.settle()
+        self._settle_promises()
+
+    def _settle_promises(self) -> None:
+        """Annotate every pod with its actual GPUs once all its containers have them."""
+        pods, node, resources = self.followed.pods, self._state.node, self._settings.offered
+        self._requested = {uid: requested for uid, requested in self._requested.items() if uid in pods}
+        sizes = [len(shared.shares) for shared in node.shares.gpus]
+        for pod in pods.values():
+            requested = self._requested.pop(pod.uid, {})
+            if pod.ended:
+                continue
+            actual = assigned_shares(pod, self.waiting.recorded, node, resources)
+            now_ns = int(requested.get(ASSUME_TIME) or time.time_ns())
+            if actual and (changes := assignment(pod, actual, resources, sizes, now_ns)):
+                self._requested[pod.uid] = changes
+                if changes != requested:
+                    self._writer.annotate(pod, changes)
 
     async def _look_at_node(self) -> NoReturn:
         backoff = Backoff(1.0)

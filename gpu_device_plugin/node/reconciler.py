@@ -14,8 +14,7 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together, wait_within
 from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
-from gpu_device_plugin.node.rules.assignments import held_through_others
-from gpu_device_plugin.node.rules.ledger import SETTLING_S, IdState, Ledger
+from gpu_device_plugin.node.rules.ledger import SETTLING_S, IdState, Ledger, held_through_others
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping

@@ -10,15 +10,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.model.contract.frameworks import read_frameworks
 from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, read_preferences
-from gpu_device_plugin.model.contract.keys import (
-    FRAMEWORKS,
-    MEMORY_GUARANTEE,
-    MEMORY_LIMIT,
-    MalformedAnnotationError,
-)
+from gpu_device_plugin.model.contract.keys import FRAMEWORKS, MEMORY_GUARANTEE, MEMORY_LIMIT, MalformedAnnotationError
 from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS, promises
+from gpu_device_plugin.model.contract.variables import read_frameworks
 from gpu_device_plugin.model.pods import ContainerKind
 from gpu_device_plugin.model.resources import OF_GPUS, Kind
 from gpu_device_plugin.node.rules.ledger import SETTLING_S
@@ -28,13 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.cluster.node_pods import NodePods
-    from gpu_device_plugin.model.allocations import Allocation
+    from gpu_device_plugin.model.allocations import Allocation, Slot
     from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
     from gpu_device_plugin.model.contract.promises import Promise
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.node.node_state import NodeState
-    from gpu_device_plugin.node.rules.assignments import Slot
     from gpu_device_plugin.node.rules.matching import Call, Match
 
 T = TypeVar("T")

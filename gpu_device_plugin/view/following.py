@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin.cluster.objects.decoding import NodeReader, NodeRecord, PodReader
 from gpu_device_plugin.cluster.store import Store, Versioned
+from gpu_device_plugin.core.cluster.candidate import gpus_of_node
 from gpu_device_plugin.core.cluster.claimed_gpus import pools, waits_for_ours, with_claims
 from gpu_device_plugin.core.cluster.held_instances import instance_pod
 from gpu_device_plugin.core.cluster.node_report import NodeView
@@ -16,25 +17,24 @@ from gpu_device_plugin.features.claims.claim_objects import read_claim
 from gpu_device_plugin.features.use.contract import STALE_S, NodeReport, node_report
 from gpu_device_plugin.fleet import Fleet, FleetEntry
 from gpu_device_plugin.model.contract.keys import READ_BY_AGENT, READ_BY_INSPECT
-from gpu_device_plugin.model.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.model.pods import MOST_WRITTEN
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.view.objects import Named, decoded
+from gpu_device_plugin.view.objects import Named, decoded, readable
 from gpu_device_plugin.view.poddetails import brief, scheduling_status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import msgspec
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.held_instances import InstancePod
     from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
+    from gpu_device_plugin.features.claims.contract import Claim
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resource_claims import Claim
     from gpu_device_plugin.model.resources import Resource
 
-T_contra = TypeVar("T_contra", bound=Versioned, contravariant=True)
+T = TypeVar("T", bound=Versioned)
 
 _NAMES_CLAIMS = b'"resourceClaims"'
 """In the JSON of a pod that names ResourceClaims."""
@@ -131,9 +131,9 @@ class FollowedCluster:
         """Grows with every change of a waiting pod, and of a claim."""
         self._sorted: tuple[int, Sequence[FollowedPod]] = (0, ())
         """The waiting pods as of a version: every reader of a page asks for them."""
-        self.nodes: Store[FollowedNode] = _Applied(self.replace_nodes, self.put_node, self.remove_node)
-        self.pods: Store[FollowedPod] = _Applied(self.replace_pods, self.put_pod, self.remove_pod)
-        self.claims: Store[Claim] = _Applied(self.replace_claims, self.put_claim, self.remove_claim)
+        self.nodes: Store[FollowedNode] = _Held(self._nodes.values, self.put_node, self.remove_node)
+        self.pods: Store[FollowedPod] = _Held(tuple, self.put_pod, self.remove_pod, self._forget_pods)
+        self.claims: Store[Claim] = _Held(self._claims.values, self.put_claim, self.remove_claim)
 
     # --- Objects of the API ------------------------------------------------------------------------------------------
 
@@ -192,15 +192,13 @@ class FollowedCluster:
         """All of them as they are now, by name."""
         return [view for name in self.names if (view := self.view(name)) is not None]
 
-    def view(self, name: str, report: NodeReport | None = None) -> NodeView | None:
-        """Return a node as it is now; None: it does not exist, or shares nothing.
-
-        `report` is what its agent reports, if it is known better than by the node's annotations.
-        """
+    def view(self, name: str) -> NodeView | None:
+        """Return a node as it is now; None: it does not exist, or shares nothing."""
         node, candidate = self._nodes.get(name), self.fleet.candidates.get(name)
         if node is None or candidate is None or not _shares(candidate):
             return None
         record, holders = node.record, self._instances_on.get(name, {}).values()
+        report, waited_s = node.report, max(0.0, self._wall_s() - node.read_s)
         view = NodeView(
             candidate=candidate,
             pods=tuple(
@@ -212,7 +210,7 @@ class FollowedCluster:
             unschedulable=record.unschedulable,
             capacity=record.capacity,
             allocatable=record.allocatable,
-            report=self._aged(node) if report is None else report,
+            report=report if (age_s := report.use_age_s) is None else replace(report, use_age_s=age_s + waited_s),
             instance_pods=tuple(sorted(holders, key=lambda pod: (pod.namespace, pod.name, pod.uid))),
             taints=record.taints,
             labels=node.labels,
@@ -233,20 +231,18 @@ class FollowedCluster:
         """Return the claims of a namespace, or of all."""
         return [claim for claim in self._claims.values() if namespace in {"", claim.namespace}]
 
-    def _aged(self, node: FollowedNode) -> NodeReport:
-        """Return the report of a node with the age that its figures have by now."""
-        read = node.report
-        if read.use_age_s is None:
-            return read
-        return NodeReport(read.limits, read.use, read.use_age_s + max(0.0, self._wall_s() - node.read_s))
-
     @property
     def waiting(self) -> Sequence[FollowedPod]:
         """The pods without a node that ask for GPUs by limits or claims, the oldest first."""
         version, found = self._sorted
         if version != self.waiting_version:
             claims = {(claim.namespace, claim.name) for claim in self._claims.values() if waits_for_ours(claim)}
-            asking = (each for each in self._waiting.values() if each.pod.containers or _waits_for(each, claims))
+            asking = (
+                each
+                for each in self._waiting.values()
+                if each.pod.containers
+                or (each.status and any((each.pod.namespace, one.claim) in claims for one in each.status.claims))
+            )
             found = sorted(asking, key=lambda each: (each.pod.created, each.pod.uid))
             self._sorted = self.waiting_version, found
         return found
@@ -301,14 +297,6 @@ class FollowedCluster:
             self._touched.add(name)
             self._on_change()
 
-    def replace_nodes(self, nodes: Sequence[FollowedNode]) -> None:
-        """Replace all nodes."""
-        there = {node.record.name for node in nodes}
-        for name in self._nodes.keys() - there:
-            self.remove_node(self._nodes[name])
-        for node in nodes:
-            self.put_node(node)
-
     def put_pod(self, each: FollowedPod) -> None:
         """Add or update a pod."""
         self.phases[each.pod.uid] = each.pod.phase
@@ -335,8 +323,8 @@ class FollowedCluster:
             self.waiting_version += 1
         self._on_change()
 
-    def replace_pods(self, pods: Sequence[FollowedPod]) -> None:
-        """Replace all pods."""
+    def _forget_pods(self, pods: Sequence[FollowedPod]) -> None:
+        """Forget all pods but these, which are put next."""
         there = {each.pod.uid for each in pods}
         for node in tuple(self._instances_on):
             for uid in self._instances_on[node].keys() - there:
@@ -349,8 +337,6 @@ class FollowedCluster:
         self._waiting = {uid: each for uid, each in self._waiting.items() if uid in there}
         self.phases.clear()
         self.waiting_version += 1
-        for each in pods:
-            self.put_pod(each)
         self._on_change()
 
     def _count(self, before: FleetEntry | None, now: FleetEntry | None) -> None:
@@ -387,14 +373,6 @@ class FollowedCluster:
         self._take_off(self._claims.pop(claim.uid, None))
         self._on_change()
 
-    def replace_claims(self, claims: Sequence[Claim]) -> None:
-        """Replace all claims."""
-        there = {claim.uid for claim in claims}
-        for claim in [claim for uid, claim in self._claims.items() if uid not in there]:
-            self.remove_claim(claim)
-        for claim in claims:
-            self.put_claim(claim)
-
     def _take_off(self, claim: Claim | None) -> None:
         if claim is None:
             return
@@ -406,27 +384,48 @@ class FollowedCluster:
             self._touched.add(node)
 
 
+def cluster(
+    raw_nodes: Iterable[msgspec.Raw], raw_pods: Iterable[msgspec.Raw], resources: Sequence[Resource]
+) -> tuple[FollowedCluster, list[str]]:
+    """Return nodes with the pods that hold GPUs by limits, and a sentence for each object that could not be read."""
+    state = FollowedCluster(resources)
+    warnings: list[str] = []
+    for node in readable(raw_nodes, state.read_node, "node", warnings):
+        state.put_node(node)
+    for each in readable(raw_pods, state.read_pod, "pod", warnings):
+        if each is not None:
+            warnings += [f"pod {each.pod.namespace}/{each.pod.name}: {why}, and it is ignored" for why in each.problems]
+            state.put_pod(each)
+    warnings += state.problems()
+    warnings += [f"node {view.name}: {fault}" for view in state.views if (fault := view.candidate.gpus.fault)]
+    return state, warnings
+
+
 def _shares(candidate: Candidate) -> bool:
     """Return whether a node shares its GPUs, gives MIG instances to pods, or claims to."""
     return bool(candidate.rooms or candidate.gpus.instances or candidate.gpus.fault)
 
 
-def _waits_for(each: FollowedPod, claims: Container[tuple[str, str]]) -> bool:
-    named = () if each.status is None else each.status.claims
-    return any((each.pod.namespace, claim.claim) in claims for claim in named)
-
-
 @dataclass(frozen=True, slots=True)
-class _Applied(Store[T_contra]):
-    cluster_replace: Callable[[Sequence[T_contra]], None]
-    cluster_put: Callable[[T_contra], None]
-    cluster_remove: Callable[[T_contra], None]
+class _Held(Store[T]):
+    """Objects of one kind in a cluster."""
 
-    def replace(self, objects: Sequence[T_contra]) -> None:
-        self.cluster_replace(objects)
+    held: Callable[[], Iterable[T]]
+    hold: Callable[[T], None]
+    drop: Callable[[T], None]
+    forget: Callable[[Sequence[T]], None] = lambda _: None
+    """Forget all but these in another way than one by one."""
 
-    def put(self, object: T_contra) -> None:  # noqa: A002 - the API's term
-        self.cluster_put(object)
+    def replace(self, objects: Sequence[T]) -> None:
+        there = {each.uid for each in objects}
+        for gone in [each for each in self.held() if each.uid not in there]:
+            self.drop(gone)
+        self.forget(objects)
+        for each in objects:
+            self.hold(each)
 
-    def remove(self, object: T_contra) -> None:  # noqa: A002 - the API's term
-        self.cluster_remove(object)
+    def put(self, object: T) -> None:  # noqa: A002 - the API's term
+        self.hold(object)
+
+    def remove(self, object: T) -> None:  # noqa: A002 - the API's term
+        self.drop(object)

@@ -1,34 +1,230 @@
-"""What an extender that starts now would learn from the pods of the cluster."""
+"""What an extender that starts now would learn from the pods of the cluster, for people: prices, and wanted GPUs."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.cluster.objects.decoding import NodeReader, PodReader
 from gpu_device_plugin.cluster.objects.other_pods import OtherPodReader
-from gpu_device_plugin.core.cluster.candidate import candidate
+from gpu_device_plugin.core.cluster.candidate import candidate, gpus_of_node
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
-from gpu_device_plugin.core.report.text.prices import Lesson, lesson
-from gpu_device_plugin.core.value.fair_learning import studied
+from gpu_device_plugin.core.report.text.columns import Layout, Line, Row, table
+from gpu_device_plugin.core.report.text.printing import counted, first, printable
+from gpu_device_plugin.core.value.fair_learning import FEWEST, LITTLE, studied
 from gpu_device_plugin.core.value.marginal_value import shape_of
-from gpu_device_plugin.core.value.price_learning import Dominance
+from gpu_device_plugin.core.value.price_learning import HOSTS, Dominance, cells
 from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix, kinds_of
 from gpu_device_plugin.model.contract.keys import READ_ON_NODES, READ_ON_PODS
-from gpu_device_plugin.model.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.view.objects import readable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import msgspec
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.other_pods import OtherPod
+    from gpu_device_plugin.core.value.fair_learning import Study
+    from gpu_device_plugin.core.value.node_types import GpuKind, NodeType
+    from gpu_device_plugin.core.value.price_learning import Tables
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
+
+
+DISCLAIMER = (
+    "This is what the bound pods of now teach. The running extender may have learned from pods that have ended since, "
+    "of which the last hours count most."
+)
+_MOST_SIZES = 20
+"""The most frequent sizes of one GPU that are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """One size of pods on one model of GPU."""
+
+    shares: int
+    """Those that a pod takes of the GPU."""
+    comes: float
+    """The part of all pods with GPUs that have this size; whole GPUs count by their number."""
+    price: float
+    """As a part of the GPU."""
+    strands: int
+    """Shares that stay free beside such a pod, whatever the pods of the other sizes do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """A model of GPU with its prices."""
+
+    model: str
+    shares: int
+    number: int
+    """Of such GPUs."""
+    wanted: float
+    """What a share of it is worth, where the mean is 1: more pods may have it."""
+    pods: tuple[Price, ...]
+    """The most frequent ones, the smallest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """All that is learned."""
+
+    study: Study
+    gpus: tuple[Priced, ...]
+    """By model and size."""
+    of_several: float
+    """The part of the demand for GPUs that is for several at once."""
+
+    @property
+    def in_force(self) -> bool:
+        """Whether the policy `fit` goes by it; it is `binpack` otherwise."""
+        return self.study.pods >= FEWEST and self.study.usable is not None
+
+
+def lesson(study: Study, nodes: Mapping[NodeType, int]) -> Lesson:
+    """Return what a study found, on nodes of which there are so many of each shape."""
+    tables, mix = study.tables, study.mix
+    demand = {kind: part * kind.gpus * (kind.shares or tables.unit) for kind, part in mix.items()}
+    several = sum(amount for kind, amount in demand.items() if kind.gpus > 1)
+    total = sum(demand.values())
+    by_model = sorted(tables.packed, key=lambda gpu: (gpu.model, gpu.size, gpu.instance))
+    priced = tuple(_priced(gpu, mix, nodes, tables) for gpu in by_model)
+    return Lesson(study, priced, several / total if total else 0.0)
+
+
+def _priced(gpu: GpuKind, mix: Mapping[PodKind, float], nodes: Mapping[NodeType, int], tables: Tables) -> Priced:
+    size, model = gpu.size, gpu.model
+    comes: dict[int, float] = {}
+    for kind, part in mix.items():
+        if kind.gpus and gpu.serves(kind) and kind.wishes.allow_model(model):
+            taken = kind.shares or size
+            comes[taken] = comes.get(taken, 0.0) + part * kind.gpus
+    everything = sum(part * kind.gpus for kind, part in mix.items())
+    reached = _sums(comes, size)
+    often = sorted(sorted(comes, key=lambda taken: (-comes[taken], taken))[:_MOST_SIZES])
+    prices = tuple(
+        Price(
+            taken,
+            round(comes[taken] / everything, 4),
+            1.0
+            if taken == size
+            else round(tables.prices[size, gpu.instance].get(-(-taken * cells(size) // size), 0.0), 4),
+            # What the best filling by shares alone leaves free is stranded.
+            size - taken - ((reached & ((2 << (size - taken)) - 1)).bit_length() - 1),
+        )
+        for taken in often
+    )
+    having = {node_type: number * node_type.gpus.count(gpu) for node_type, number in nodes.items()}
+    number = sum(having.values())
+    wanted = sum(tables.wanted[node_type] * there for node_type, there in having.items()) / number
+    return Priced(model, size, number, round(wanted, 4), prices)
+
+
+def _sums(sizes: Iterable[int], most: int) -> int:
+    """Return the sums up to `most` of any number of pods of these sizes, as the bits of a number."""
+    reached = 1
+    for size in sizes:
+        step = size
+        while step <= most:
+            # Once, then up to twice, up to four times and so on.
+            reached |= reached << step
+            step *= 2
+        reached &= (2 << most) - 1
+    return reached
+
+
+def price_lines(found: Lesson, width: int) -> list[Line]:
+    """Return the lesson as a table, and sentences below it, for a terminal of `width` columns."""
+    if (pods := found.study.pods) < FEWEST:
+        verb = "teaches" if pods == 1 else "teach"
+        few = f"{counted(pods, 'pod')} {verb} too little: until {FEWEST} have come, the policy fit is binpack."
+        return [Line(few)]
+    rows = [
+        Row(
+            (
+                f"{gpu.model or 'a GPU'} x {gpu.number}" if not at else "",
+                str(gpu.shares) if not at else "",
+                f"{gpu.wanted:.2f}" if not at else "",
+                "whole" if price.shares == gpu.shares else str(price.shares),
+                f"{100 * price.comes:.1f}",
+                f"{price.price:.2f}",
+                str(price.strands) if price.strands else "",
+            )
+        )
+        for gpu in found.gpus
+        for at, price in enumerate(gpu.pods)
+    ]
+    layout = Layout(
+        ("GPU", "SHARES", "WANTED", "POD", "COMES(%)", "PRICE", "STRANDS"),
+        frozenset({"SHARES", "WANTED", "POD", "COMES(%)", "PRICE", "STRANDS"}),
+        {"GPU": 12},
+    )
+    return [*table(layout, rows, width), Line(""), *map(Line, _sentences(found))]
+
+
+def _sentences(found: Lesson) -> list[str]:
+    study = found.study
+    dearest = [
+        (price.price - price.shares / gpu.shares, gpu, price)
+        for gpu in found.gpus
+        for price in gpu.pods
+        if price.strands
+    ]
+    told = []
+    if dearest:
+        _, gpu, price = max(dearest, key=lambda each: (each[0], -each[2].shares))
+        told.append(
+            f"A pod of {price.shares} of the {gpu.shares} shares of {printable(gpu.model) or 'a GPU'} strands "
+            f"{price.strands}, and is priced as {price.price:.2f} of the GPU."
+        )
+    told.append(
+        f"{counted(study.pods, 'pod')} of {counted(len(study.mix), 'kind')} came. Beside each share they ask for "
+        f"{study.tables.cpu_per_share / 1000:.2f} CPUs and {study.tables.memory_per_share / 1024:.2f} GiB of memory."
+    )
+    if found.of_several:
+        told.append(
+            f"{found.of_several:.0%} of the demand is for several GPUs at once: an unused GPU is kept for them with up "
+            f"to {HOSTS * found.of_several:.2f} of its worth."
+        )
+    trial = study.trial
+    told.append(
+        f"Such pods got {trial.fit:.1%} of the GPUs of a few empty nodes by these prices, and {trial.binpack:.1%} by "
+        f"binpack{', so that the policy fit is binpack' if trial.failed else ''}."
+    )
+    if study.few_run:
+        told.append(
+            f"The namespaces of these pods have {study.running:.1%} of the cluster in use, which is too little to tell "
+            "whose pods count: the policy fit is binpack."
+        )
+    if study.distrusted:
+        told.append(
+            f"Pods of {first(list(map(printable, study.distrusted)))} count as no more than {LITTLE:.0%} of the "
+            "demand: what they teach would cost the pods of other namespaces GPUs."
+        )
+    return [*told, DISCLAIMER]
+
+
+def price_document(found: Lesson) -> dict[str, Any]:
+    """Return the lesson for programs."""
+    return {
+        "version": 1,
+        "pods": found.study.pods,
+        "kinds": len(found.study.mix),
+        "learned": found.study.pods >= FEWEST,
+        "inForce": found.in_force,
+        "trial": {"fit": round(found.study.trial.fit, 4), "binpack": round(found.study.trial.binpack, 4)},
+        "distrusted": list(found.study.distrusted),
+        "cpuMilliPerShare": round(found.study.tables.cpu_per_share, 3),
+        "memoryMiBPerShare": round(found.study.tables.memory_per_share, 3),
+        "ofSeveralGpus": round(found.of_several, 4),
+        "gpus": [asdict(gpu) for gpu in found.gpus],
+    }
 
 
 def lesson_of(

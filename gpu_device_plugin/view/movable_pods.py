@@ -17,11 +17,11 @@ from gpu_device_plugin.core.cluster.usage import Occupant, Usage
 from gpu_device_plugin.core.contract.moves import read_held
 from gpu_device_plugin.model.contract.keys import HELD_ROOM, READ_BY_AGENT
 from gpu_device_plugin.model.times import epoch_s
-from gpu_device_plugin.view.objects import ApiObject, Condition, Named, decoded, readable
-from gpu_device_plugin.view.poddetails import SchedulingSpec
+from gpu_device_plugin.view.objects import ApiObject, Named, decoded, readable
+from gpu_device_plugin.view.poddetails import PodObject
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
     from gpu_device_plugin.core.cluster.node_report import NodeView
@@ -33,42 +33,6 @@ _EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 _EVICT_VOLUMES = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
 """Annotation of a pod: the names of the local volumes that do not keep it from being evicted, separated by commas."""
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-
-
-class _EmptyDir(ApiObject):
-    medium: str = ""
-
-
-class _Volume(ApiObject):
-    name: str = ""
-    host_path: dict[str, msgspec.Raw] | None = None
-    empty_dir: _EmptyDir | None = None
-    persistent_volume_claim: dict[str, msgspec.Raw] | None = None
-    ephemeral: dict[str, msgspec.Raw] | None = None
-
-    @property
-    def local(self) -> bool:
-        """Whether the Cluster Autoscaler keeps the pod for it (utils/drain/drain.go, 1.36)."""
-        return self.host_path is not None or (self.empty_dir is not None and self.empty_dir.medium != "Memory")
-
-
-class _Spread(ApiObject):
-    when_unsatisfiable: str = ""
-
-
-class _Spec(SchedulingSpec):
-    volumes: list[_Volume] | None = None
-    topology_spread_constraints: list[_Spread] | None = None
-
-
-class _Status(ApiObject):
-    conditions: list[Condition] | None = None
-    nominated_node_name: str | None = None
-
-
-class _Pod(Named):
-    spec: _Spec
-    status: _Status = msgspec.field(default_factory=_Status)
 
 
 class _Selector(ApiObject):
@@ -137,7 +101,12 @@ class ArrangementReader:
 
     def read_pods(self, raw_pods: Iterable[msgspec.Raw]) -> None:
         """Read pods."""
-        for pod, more in readable(raw_pods, self._read):
+
+        def read(raw: msgspec.Raw) -> tuple[Pod, PodObject | None]:
+            pod, _ = self._pod_reader.read(raw)
+            return pod, decoded(raw, PodObject) if pod.containers and not pod.ended else None
+
+        for pod, more in readable(raw_pods, read):
             if pod.node_name and not pod.ended:
                 self._amounts[pod.node_name].append(pod.amounts)
             if more is not None:
@@ -145,10 +114,6 @@ class ArrangementReader:
                 held_back = pod.deleting or more.spec.scheduling_gates
                 if not pod.node_name and not held_back:
                     self._waiting.append(pod)
-
-    def _read(self, raw: msgspec.Raw) -> tuple[Pod, _Pod | None]:
-        pod, _ = self._pod_reader.read(raw)
-        return pod, decoded(raw, _Pod) if pod.containers and not pod.ended else None
 
     def arrangement(self, views: Sequence[NodeView], *, now_s: float) -> Arrangement:
         """Return the nodes that share GPUs, `views`, with what decides about moves.
@@ -158,64 +123,47 @@ class ArrangementReader:
         allowed = {budget.name: budget.status.disruptions_allowed for budget in self._budgets}
         open_ = [view for view in views if view.takes_pods and not view.candidate.gpus.problem]
         residents, names = Residents(open_, self._resources, allowed), {view.name for view in open_}
-        sites = [
-            _site(view, record, self._known, residents, self._amounts[view.name], now_s=now_s, open_=view.name in names)
-            for view in views
-            if (record := self._records.get(view.name)) is not None
-        ]
+        sites = []
+        for view in views:
+            if (record := self._records.get(view.name)) is None:
+                continue
+            there = [
+                residents.of(*self._known[pod.uid], pod)
+                if pod.uid in self._known and not pod.claims
+                else Resident(pod, stays=Stays.CLAIMS)
+                for pod in view.pods
+            ]
+            for room in read_held(record.annotations):
+                if room.until_s > now_s:
+                    held = Occupant(f"held/{room.uid}", Usage(room.shares), namespace=room.namespace, name="held room")
+                    there.append(Resident(held, stays=Stays.HELD))
+            usages, amounts = [pod.pod.usage for pod in there], self._amounts[view.name]
+            node = candidate(view.name, view.candidate.gpus, usages, record.cpu_and_memory, amounts)
+            sites.append(Site(node, tuple(there), view.name in names))
         oldest = sorted(self._waiting, key=lambda pod: (pod.created, pod.uid))
         waiting = [residents.of(*self._known[pod.uid]) for pod in oldest]
         return Arrangement(tuple(sites), tuple(pod for pod in waiting if pod.ask.parts), allowed)
 
 
-def _site(
-    view: NodeView,
-    record: NodeRecord,
-    known: Mapping[str, tuple[Pod, Evictability]],
-    residents: Residents,
-    amounts: Iterable[Amounts],
-    *,
-    now_s: float,
-    open_: bool,
-) -> Site:
-    there = [
-        residents.of(*known[pod.uid], pod) if pod.uid in known and not pod.claims else Resident(pod, stays=Stays.CLAIMS)
-        for pod in view.pods
-    ]
-    there += _held(record, now_s)
-    node = candidate(view.name, view.candidate.gpus, [pod.pod.usage for pod in there], record.cpu_and_memory, amounts)
-    return Site(node, tuple(there), open_)
-
-
-def _held(record: NodeRecord, now_s: float) -> Iterator[Resident]:
-    for room in read_held(record.annotations):
-        if room.until_s > now_s:
-            occupant = Occupant(f"held/{room.uid}", Usage(room.shares), namespace=room.namespace, name="held room")
-            yield Resident(occupant, stays=Stays.HELD)
-
-
 def evictability(raw: msgspec.Raw) -> tuple[Evictability, float | None]:
-    """Return what of a pod decides whether it may be evicted, but for PodDisruptionBudgets, and `_unschedulable_since`.
+    """Return what of a pod decides whether it may be evicted, but for PodDisruptionBudgets; and since when it waits.
+
+    That is the time since which no scheduler has found a node for it, in seconds since the epoch, 0 if that is not
+    said; None: nobody has looked, a scheduling gate holds it back, or it waits for others to end on a node of its own.
 
     Raises:
         UnreadableObjectError: it is none.
     """
-    pod = decoded(raw, _Pod)
-    return _evictability(pod, ()), _unschedulable_since(pod.status)
+    pod = decoded(raw, PodObject)
+    refused = (
+        epoch_s(one.last_transition_time or "") or 0.0
+        for one in pod.status.conditions or ()
+        if one.type == "PodScheduled" and one.status == "False" and one.reason != "SchedulingGated"
+    )
+    return _evictability(pod, ()), None if pod.status.nominated_node_name else next(refused, None)
 
 
-def _unschedulable_since(status: _Status) -> float | None:
-    """Return since when no scheduler has found a node for a pod, in seconds since the epoch; 0 if it does not say.
-
-    None: nobody has looked, a scheduling gate holds it back, or it waits for the end of others on a node of its own.
-    """
-    for one in status.conditions or ():
-        if one.type == "PodScheduled" and one.status == "False" and one.reason != "SchedulingGated":
-            return None if status.nominated_node_name else epoch_s(one.last_transition_time or "") or 0.0
-    return None
-
-
-def _evictability(pod: _Pod, budgets: Iterable[_Budget]) -> Evictability:
+def _evictability(pod: PodObject, budgets: Iterable[_Budget]) -> Evictability:
     annotations, spec, terms = pod.metadata.annotations or {}, pod.spec, pod.spec.terms
     released = {name.strip() for name in annotations.get(_EVICT_VOLUMES, "").split(",")}
     volumes = spec.volumes or ()

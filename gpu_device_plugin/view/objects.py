@@ -7,14 +7,26 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from gpu_device_plugin.cluster.objects import decoding
-from gpu_device_plugin.cluster.objects.decoding import ObjectMeta, Page, UnreadableObjectError
+from gpu_device_plugin.cluster.objects.decoding import ObjectMeta, Page, PodReader, UnreadableObjectError
 from gpu_device_plugin.cluster.objects.requests import Resources  # noqa: TC001 - msgspec reads it
 from gpu_device_plugin.core.cluster.agentpods import AgentPod
+from gpu_device_plugin.core.cluster.held_instances import instance_pod
+from gpu_device_plugin.core.cluster.usage import NOTHING, usage_of
+from gpu_device_plugin.features.claims.claim_objects import GROUP, read_claim
+from gpu_device_plugin.model.contract.keys import READ_BY_AGENT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from gpu_device_plugin.core.cluster.usage import Usage
+    from gpu_device_plugin.features.claims.contract import Claim
+    from gpu_device_plugin.model import pods
+    from gpu_device_plugin.model.resources import Resource
 
 T = TypeVar("T")
+
+ABSENT = f"this cluster has none ({GROUP}/v1 comes with Kubernetes 1.34)"
+"""Why ResourceClaims cannot be read where the API server does not know them."""
 
 AGENT_LABELS = "app.kubernetes.io/name=gpushare,app.kubernetes.io/component=node"
 """Of an agent's pod, in our manifests."""
@@ -112,7 +124,7 @@ def decoded(raw: bytes | msgspec.Raw, kind: type[T]) -> T:
     Raises:
         UnreadableObjectError: `raw` is no such object.
     """
-    noun = "list" if kind is Page else kind.__name__.strip("_").lower()
+    noun = "list" if kind is Page else kind.__name__.strip("_").removesuffix("Object").lower()
     return decoding.decoded(msgspec.json.Decoder(kind), raw, noun)
 
 
@@ -129,3 +141,28 @@ def agent_pods(raw_pods: Iterable[msgspec.Raw]) -> Iterator[AgentPod]:
             pod.status.phase == "Running" and meta.deletion_timestamp is None,
             meta.creation_timestamp or "",
         )
+
+
+def readable_claims(raw_claims: Iterable[msgspec.Raw]) -> tuple[list[Claim], list[str]]:
+    """Return claims, and a sentence for each that cannot be read."""
+    warnings: list[str] = []
+    return list(readable(raw_claims, read_claim, "ResourceClaim", warnings)), warnings
+
+
+def unseen(why: str) -> str:
+    """Return what is missing without claims, as a sentence without its full stop."""
+    return f"ResourceClaims are not shown, so GPUs may be fuller than they seem: {why}"
+
+
+def gpu_pods(raw_pods: Iterable[msgspec.Raw], resources: Sequence[Resource]) -> list[tuple[pods.Pod, Usage]]:
+    """Return the pods that hold GPUs, each with its usage as its annotations tell it, by namespace and name.
+
+    The usage of pods that hold only MIG instances is `NOTHING`. Pods that cannot be read are left out.
+    """
+    reader = PodReader([resource.name for resource in resources], READ_BY_AGENT.__contains__, mig=True)
+    found = []
+    for pod, _ in readable(raw_pods, reader.read):
+        usage = usage_of(pod, resources) if pod.node_name and not pod.ended else NOTHING
+        if usage != NOTHING or instance_pod(pod) is not None:
+            found.append((pod, usage))
+    return sorted(found, key=lambda each: (each[0].namespace, each[0].name))

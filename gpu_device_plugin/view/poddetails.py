@@ -21,8 +21,9 @@ from gpu_device_plugin.cluster.objects.bounds import (
 from gpu_device_plugin.cluster.objects.decoding import ObjectMeta, OwnedMeta, PodReader
 from gpu_device_plugin.core.capacity.terms import MOST_TERMS, NO_TERMS, Alternative, Requirement, Terms, Toleration
 from gpu_device_plugin.core.report.text.printing import shortened
-from gpu_device_plugin.core.report.why.mistaken_requests import annotations_of_others
 from gpu_device_plugin.core.report.why.pod_causes import DEFAULT_SCHEDULER, SchedulingStatus
+from gpu_device_plugin.core.report.why.resource_requests import annotations_of_others
+from gpu_device_plugin.features.claims.contract import PodClaim
 from gpu_device_plugin.model.contract.keys import (
     FRAMEWORKS,
     MEMORY_GUARANTEE,
@@ -31,7 +32,6 @@ from gpu_device_plugin.model.contract.keys import (
     READ_BY_AGENT,
     WISHES,
 )
-from gpu_device_plugin.model.resource_claims import PodClaim
 from gpu_device_plugin.settings.knobs import nearest
 from gpu_device_plugin.view.objects import ApiObject, Condition, decoded, readable
 
@@ -80,13 +80,38 @@ class _Affinity(ApiObject):
     pod_anti_affinity: dict[str, msgspec.Raw] | None = None
 
 
-class SchedulingSpec(ApiObject):
-    """The part of a pod's spec that names the nodes that it may go to."""
+class _EmptyDir(ApiObject):
+    medium: str = ""
 
+
+class _Volume(ApiObject):
+    name: str = ""
+    host_path: dict[str, msgspec.Raw] | None = None
+    empty_dir: _EmptyDir | None = None
+    persistent_volume_claim: dict[str, msgspec.Raw] | None = None
+    ephemeral: dict[str, msgspec.Raw] | None = None
+
+    @property
+    def local(self) -> bool:
+        """Whether the Cluster Autoscaler keeps the pod for it (utils/drain/drain.go, 1.36)."""
+        return self.host_path is not None or (self.empty_dir is not None and self.empty_dir.medium != "Memory")
+
+
+class _Spread(ApiObject):
+    when_unsatisfiable: str = ""
+
+
+class _PodSpec(ApiObject):
     scheduling_gates: list[_Gate] | None = None
     tolerations: tuple[Toleration, ...] = ()
     node_selector: dict[str, str] | None = None
     affinity: _Affinity | None = None
+    volumes: list[_Volume] | None = None
+    topology_spread_constraints: list[_Spread] | None = None
+    resource_claims: list[requests.PodClaim] | None = None
+    containers: list[_Container] | None = None
+    init_containers: list[_Container] | None = None
+    scheduler_name: str | None = None
 
     @property
     def terms(self) -> Terms:
@@ -98,22 +123,18 @@ class SchedulingSpec(ApiObject):
         return Terms(self.tolerations, self.node_selector or {}, None if required is None else alternatives)
 
 
-class _PodSpec(SchedulingSpec):
-    resource_claims: list[requests.PodClaim] | None = None
-    containers: list[_Container] | None = None
-    init_containers: list[_Container] | None = None
-    scheduler_name: str | None = None
-
-
 class _PodStatus(ApiObject):
     resource_claim_statuses: list[requests.PodClaim] | None = None
     extended_resource_claim_status: requests.PodClaim | None = None
     reason: str | None = None
     message: str | None = None
     conditions: list[Condition] | None = None
+    nominated_node_name: str | None = None
 
 
-class _Pod(ApiObject):
+class PodObject(ApiObject):
+    """A pod with what decides where it may run, and whether it may be moved; without its environment."""
+
     metadata: OwnedMeta
     spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
     status: _PodStatus = msgspec.field(default_factory=_PodStatus)
@@ -135,7 +156,7 @@ def scheduling_status(raw: msgspec.Raw, ignored: Iterable[str]) -> SchedulingSta
     Raises:
         UnreadableObjectError: `raw` is no pod.
     """
-    more = decoded(raw, _Pod)
+    more = decoded(raw, PodObject)
     spec, status = more.spec, more.status
     conditions = status.conditions or ()
     # The node of a mirror pod makes no other pods like it.

@@ -10,11 +10,10 @@ from gpu_device_plugin.core.cluster.claimed_gpus import ask_of_claims, for_claim
 from gpu_device_plugin.core.cluster.held_instances import asked_instances
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.report.finding import note
-from gpu_device_plugin.core.report.why.explanations import Kept, NodeAnswer, answers, describe
-from gpu_device_plugin.core.report.why.mig_explanations import asked_by_profile, instance_facts
+from gpu_device_plugin.core.report.why.explanations import Kept, NodeAnswer, answers, besides, describe, exclusions
 from gpu_device_plugin.core.report.why.pod_causes import asked_by_claims, by_claim_instead, causes, claim_causes
 from gpu_device_plugin.core.report.why.pod_use import refusals
-from gpu_device_plugin.core.report.why.scheduler_checks import besides, exclusions
+from gpu_device_plugin.core.report.why.resource_requests import asked_by_profile, instance_facts
 from gpu_device_plugin.core.report.why.slowness import everyone, slowness
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import SettingsError
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.report.finding import Finding
     from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
     from gpu_device_plugin.core.report.why.slowness import MaySee
+    from gpu_device_plugin.features.claims.contract import Claim
     from gpu_device_plugin.features.history.contract import NodeHistory
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resource_claims import Claim
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.view.objects import ConfigMap
 
@@ -108,7 +107,13 @@ def why(
     if status.claims and (limitless or any(not each.entry for each in status.claims)):
         own = None if claims is None else {each.name: each for each in claims if each.namespace == pod.namespace}
         facts, waiting = claim_causes(pod, status, own, by_name)
-        return _why_by_claims(facts, waiting, nodes, excluded, most) if waiting else Why(facts=tuple(facts))
+        asks = asked_by_claims(waiting) if waiting else ""
+        shown = map(for_claims, nodes or ()) if ask_of_claims(waiting, None).parts else ()
+        by_claims = [
+            (node, ask_of_claims(waiting, node.candidate.gpus.share_mib), Kept(excluded(node), refusals(node.report)))
+            for node in shown
+        ]
+        return Why(asks, tuple(facts), tuple(answers(by_claims, assumed().name, most)))
     facts, demand = causes(pod, status, resources, by_name)
     of_instances = {} if pod.node_name or pod.ended or pod.deleting else asked_instances(pod)
     if of_instances and nodes is not None and not status.gates:
@@ -146,21 +151,3 @@ def on_gpus(pod: Pod, status: SchedulingStatus, resources: Sequence[Resource]) -
     asked = ask(pod, resources)
     gpus = bool(status.claims or asked_instances(pod)) or (isinstance(asked, Ask) and bool(asked.parts))
     return gpus and pod.phase == "Running"
-
-
-def _why_by_claims(
-    facts: Sequence[Finding],
-    waiting: Sequence[Claim],
-    nodes: Sequence[NodeView] | None,
-    excluded: Callable[[NodeView], tuple[Finding, ...]],
-    most: int,
-) -> Why:
-    """Return why a pod waits that gets its GPUs through claims, by the rules for pods with limits."""
-    asks = asked_by_claims(waiting)
-    if not nodes or not ask_of_claims(waiting, None).parts:
-        return Why(asks, tuple(facts))
-    asked_of = [
-        (node, ask_of_claims(waiting, node.candidate.gpus.share_mib), Kept(excluded(node), refusals(node.report)))
-        for node in map(for_claims, nodes)
-    ]
-    return Why(asks, tuple(facts), tuple(answers(asked_of, assumed().name, most)))

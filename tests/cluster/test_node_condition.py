@@ -10,7 +10,7 @@ import pytest
 
 from gpu_device_plugin.cluster.client.errors import ForbiddenError
 from gpu_device_plugin.cluster.writers.own_node import NodeConditionWriter
-from gpu_device_plugin.node.rules.health.node_condition import NodeCondition
+from gpu_device_plugin.node.rules.gpu_health import NodeCondition
 from gpu_device_plugin.testing.builders import node
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Garbage
 

@@ -51,7 +51,7 @@ def sources(*modules: str) -> dict[str, ast.Module]:
 
 _NAMED = re.compile(rf"{PACKAGE.name}(\.\w+)+:\w+")
 """A class that is imported by this name, such as a feature."""
-AGENT = ("gpu_device_plugin.node.node_program", "gpu_device_plugin.features.node_features")
+AGENT = ("gpu_device_plugin.programs.agent.node_program", "gpu_device_plugin.features.node_features")
 """The modules from which the agent and all its features are imported."""
 
 

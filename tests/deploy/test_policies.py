@@ -17,10 +17,9 @@ from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.rules.mps_admission import Clients
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.model.contract import keys as wire
-from gpu_device_plugin.model.contract.frameworks import VARIABLES
 from gpu_device_plugin.model.contract.keys import SWITCH_LABEL
-from gpu_device_plugin.model.contract.nodelabels import node_labels, our_annotations, our_labels
-from gpu_device_plugin.model.contract.nodelimits import NodeLimits
+from gpu_device_plugin.model.contract.nodelabels import NodeLimits, node_labels, our_annotations, our_labels
+from gpu_device_plugin.model.contract.variables import OF_FRAMEWORKS
 from gpu_device_plugin.model.gpus import Gpu, Inventory
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.mig import MigMode
@@ -139,7 +138,7 @@ def test_variables_are_those_that_the_agent_sets() -> None:
     shares = Shares(1024).with_inventory(card)
     placements = (Placement(Demand(Kind.MEMORY, 3), ((0, 3),)), Placement(Demand(Kind.COUNT, 1), ((0, 15),)))
     daemon = MpsGpu(MpsStatus.READY, pipe_directory="/run/gpushare/mps/a")
-    every = GrantOwner(frameworks=tuple(VARIABLES))
+    every = GrantOwner(frameworks=tuple(OF_FRAMEWORKS))
 
     clients = Clients({"GPU-a": daemon}, "/run/gpushare/mps/shm", compute=True)
 
@@ -159,7 +158,7 @@ def test_variables_are_those_that_the_agent_sets() -> None:
             Delivery(methods=frozenset({way}), cgpu_disable=True),
             owner=every,
         ).envs
-    } - {variable for variable, _ in VARIABLES.values()}
+    } - {variable for variable, _ in OF_FRAMEWORKS.values()}
     assert quoted(variable("gpushare-variables", "ours")) == set_by_us
 
 
@@ -377,7 +376,7 @@ async def test_the_agent_itself_needs_no_more_than_its_role_and_the_policies_lea
         assert made.phase == "Running"
         await until(world, f"{PODS}/served", lambda found: notes(found)[wire.ASSIGNED] == "true")
         await lasting(world, PERSON, switch(None))
-        await agent.cluster.announce_shutdown()
+        await agent.cluster.published.announce_shutdown()
         await node.stop_agent()
         await agent.cluster.cleanup.run()
     left = await lasting(world, PERSON, Request("GET", "/api/v1/nodes/node-a", {}))

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from gpu_device_plugin.features.claims import contract as dra
+from gpu_device_plugin.features.claims.contract import Claim, Parameters
 from gpu_device_plugin.features.claims.rules.preparing import share_config
-from gpu_device_plugin.model.resource_claims import Claim, Parameters
 from tests.docs.pages import DOCS, ROOT, blocks, sections, text_of
 
 PAGE = text_of(DOCS / "dra.md")

@@ -7,7 +7,7 @@ import pytest
 from gpu_device_plugin.hardware.gpu_health_tracker import GpuHealthTracker, HealthChange
 from gpu_device_plugin.hardware.messages import Listing
 from gpu_device_plugin.model.gpus import Gpu, MigInstance
-from gpu_device_plugin.node.rules.health.gpu_health import HealthRules, Probe, Xid
+from gpu_device_plugin.node.rules.gpu_health import HealthRules, Probe, Xid
 
 
 def instance(uuid: str, parent: str, gi: int, ci: int = 0) -> Gpu:

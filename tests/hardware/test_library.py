@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.core.report.findings.condition_checks import condition_here
+from gpu_device_plugin.core.report.findings.node_checks import CHECKS
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
 from gpu_device_plugin.model.gpus import Closeness
 from gpu_device_plugin.model.memory import shares_of
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpu_device_plugin.hardware.monitor import MonitorTimings
-    from gpu_device_plugin.node.rules.health.gpu_health import Xid
+    from gpu_device_plugin.node.rules.gpu_health import Xid
     from tests.hardware.conftest import Watching
 
 
@@ -186,7 +186,7 @@ async def test_a_real_library_tells_of_heat_slowed_clocks_a_narrow_link_and_erro
     assert broken.temperature_c == before[5].temperature_c
     expected = {"ecc-uncorrected", "pcie-narrow", "slowed-by-heat"}
     expected |= {"nvlink-errors"} if broken.nvlink_errors is not None else set()  # a T4 has no NVLinks
-    codes = {finding.code for finding in condition_here(replace(WELL, telemetry=tuple(telemetry)))}
+    codes = {finding.code for finding in CHECKS["GPU condition"](replace(WELL, telemetry=tuple(telemetry)))}
     assert codes >= expected
 
 

@@ -30,7 +30,7 @@ from gpu_device_plugin.hardware.messages import (
 )
 from gpu_device_plugin.model.gpus import Closeness, Gpu, Link, MigInstance
 from gpu_device_plugin.model.telemetry import SLOWING, GpuProcess, GpuReading, GpuTelemetry, Throttle
-from gpu_device_plugin.node.rules.health.gpu_health import Probe, Xid
+from gpu_device_plugin.node.rules.gpu_health import Probe, Xid
 
 GPU = {"uuid": "GPU-a", "index": 0, "product": "Tesla T4", "total_mib": 15360}
 PARENT = {**GPU, "uuid": "GPU-m", "mig": True}

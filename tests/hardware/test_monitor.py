@@ -20,7 +20,7 @@ from gpu_device_plugin.hardware.messages import MOST_BYTES, CgroupLimit
 from gpu_device_plugin.hardware.monitor import Hardware, HardwareContextLost, MonitorTimings
 from gpu_device_plugin.model.gpus import Closeness
 from gpu_device_plugin.model.telemetry import GpuReading
-from gpu_device_plugin.node.rules.health.gpu_health import GpuHealth, HealthRules, Xid
+from gpu_device_plugin.node.rules.gpu_health import GpuHealth, HealthRules, Xid
 from tests.patience import eventually, patience, stretched
 
 if TYPE_CHECKING:

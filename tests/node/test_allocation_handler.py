@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -27,9 +28,8 @@ from tests.resources import MEM
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gpu_device_plugin.node.allocation_handler import Starts
     from gpu_device_plugin.node.extension import StartRequest
-    from gpu_device_plugin.node.waiting_pods import WaitingPods
+    from gpu_device_plugin.node.feature_context import NodeContext
 
 FREE = (*ids(0, range(8)), *ids(1, range(8)))
 """Of two GPUs of 8 shares."""
@@ -58,17 +58,15 @@ class Queue:
 
 def answering(waiting: Queue, folder: Path) -> AllocationHandler:
     state = NodeState(node(8, 8))
-    return AllocationHandler(
-        state,
-        cast("WaitingPods", waiting),
-        m.Metrics(),
+    there = SimpleNamespace(
+        state=state,
+        api=SimpleNamespace(waiting=waiting),
+        metrics=m.Metrics(),
         config=Observable(NodeConfig(shares=state.node.shares)),
         dev=folder,
-        on_refusal=lambda *_: None,
-        on_grant=lambda: None,
         features=Features(MpsLink(folder / "no supervisor", state, Observable(()), lambda *_: None)),
-        starts=cast("Starts", None),
     )
+    return AllocationHandler(cast("NodeContext", there), on_refusal=lambda *_: None, on_grant=lambda: None)
 
 
 async def test_the_pod_that_was_matched_when_the_kubelet_asked_is_served(tmp_path: Path) -> None:

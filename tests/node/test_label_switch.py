@@ -36,7 +36,7 @@ async def stop(there: Cluster) -> None:
     agent = there.node.agent
     assert agent is not None
     assert agent.cluster is not None
-    await agent.cluster.announce_shutdown()
+    await agent.cluster.published.announce_shutdown()
     await there.node.stop_agent()
     await agent.cluster.cleanup.run()
 
@@ -64,7 +64,7 @@ async def cleaning_up(there: Cluster, forgotten_within_s: float) -> AsyncIterato
     offer(there, 28)
     label(there, None)
     ours = there.cluster
-    await ours.announce_shutdown(5)
+    await ours.published.announce_shutdown(5)
     await there.node.stop_agent()
     before = there.api.count("get", "nodes")
     cleanup = asyncio.create_task(ours.cleanup.run(5, forgotten_within_s), name="cleanup")
@@ -113,7 +113,7 @@ async def test_a_pod_that_is_being_bound_when_the_agent_ends_gets_its_gpu() -> N
     async with cluster(node_labels=SWITCHED_ON) as there:
         await published(there)
         there.cluster.published.linger_s = 60
-        shutdown = asyncio.create_task(there.cluster.announce_shutdown(5), name="announce shutdown")
+        shutdown = asyncio.create_task(there.cluster.published.announce_shutdown(5), name="announce shutdown")
         await there.node.until(lambda: "away" in there.said_of_node())
         made = await there.run(pod("late", mem=4), promise(1, 4))
         assert there.positions(made) == {1: 4}
@@ -126,7 +126,7 @@ async def test_an_agent_that_ends_invites_no_pod_again_whatever_it_learns_meanwh
         agent, ours = there.node.launch(), there.cluster
         ours.published.linger_s, ours.look_s = 0, 0.05
         await there.node.until(there.takes_pods)
-        await ours.announce_shutdown(5)
+        await ours.published.announce_shutdown(5)
         assert there.said_of_node()["away"]
 
         there.node.hardware(T4, {**T4, "error": "Unknown Error"})
@@ -135,7 +135,7 @@ async def test_an_agent_that_ends_invites_no_pod_again_whatever_it_learns_meanwh
         await there.node.until(lambda: there.said_of_node()["policy"] == "spread")
         there.api.patch("nodes", NODE, {"metadata": {"annotations": {"gpu-device-plugin/gpus": None}}})
         await there.node.until(lambda: bool(there.said_of_node()))
-        ours.announce_ready()
+        ours.published.announce_ready()
         there.node.hardware(T4, T4)
         await there.node.until(lambda: there.said_of_node()["gpus"][1]["healthy"])
         assert there.said_of_node()["away"]
@@ -145,7 +145,7 @@ async def test_an_agent_that_is_told_to_end_before_it_knows_its_gpus_never_invit
     async with cluster(node_labels=SWITCHED_ON) as there:
         there.api.fail(Hang(), verbs=["get"], resources=["nodes"])
         await there.start_agent()
-        await there.cluster.announce_shutdown(5)
+        await there.cluster.published.announce_shutdown(5)
         there.api.heal()
         await there.node.until(lambda: bool(there.said_of_node()))
         assert there.said_of_node()["away"]
@@ -156,7 +156,7 @@ async def test_an_agent_that_cannot_say_that_it_ends_ends_all_the_same(caplog: p
     async with cluster(node_labels=SWITCHED_ON) as there:
         await published(there)
         there.api.fail(Hang(), resources=["nodes"])
-        await there.cluster.announce_shutdown(0.05)
+        await there.cluster.published.announce_shutdown(0.05)
         assert "could not be announced on its node: no answer within 0.05 s" in caplog.text
         there.api.heal()
 

@@ -31,7 +31,7 @@ from gpu_device_plugin.model.contract.cordons import Cordon, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS, MEMORY_GUARANTEE, RESIZE_BOUND
 from gpu_device_plugin.model.pods import ContainerKind
 from gpu_device_plugin.model.shares import SHARES
-from gpu_device_plugin.node.node_program import RESTART_AFTER, main
+from gpu_device_plugin.programs.agent.node_program import RESTART_AFTER, main
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.sources import Sources
 from tests.features.mps.mps_supervisor import Supervisor

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 from gpu_device_plugin.aio.observable import Observable
@@ -18,7 +19,7 @@ from gpu_device_plugin.node.rules.ledger import Ledger
 from tests.nodes import ids, node
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.node.node_api import NodeApi
+    from gpu_device_plugin.node.feature_context import NodeContext
 
 IDS = ids(0, range(3))
 FORMER, NEW = Pod("former", "default", "former", deleting=True), Pod("new", "default", "new")
@@ -44,7 +45,8 @@ async def test_a_container_with_the_devices_of_one_that_ended_is_not_taken_for_t
     """The kubelet may start it before we have read the checkpoint that names it; the last one names the former."""
     state, api = NodeState(node(14)), Api()
     entries: Observable[tuple[Allocation, ...]] = Observable((own(FORMER),))
-    starts = Starts(state, entries, cast("NodeApi", api), listed)
+    there = SimpleNamespace(state=state, entries=entries, api=api, records=SimpleNamespace(listed=listed))
+    starts = Starts(cast("NodeContext", there))
     state.update(Ledger.granted, IDS, time.monotonic())
     assert await starts.lost_by_now(await starts.began(IDS)) == ""
     beginning = asyncio.create_task(starts.began(IDS))

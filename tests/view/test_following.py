@@ -17,8 +17,8 @@ from gpu_device_plugin.model.contract.keys import ALLOCATION, INSTANCES, NODE_GP
 from gpu_device_plugin.model.contract.nodegpus import NodeGpus, write_node_gpus
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.testing.builders import container, node, pod
-from gpu_device_plugin.view.following import FollowedCluster, FollowedNode, FollowedPod
-from gpu_device_plugin.view.reading import cluster, gpu_pods
+from gpu_device_plugin.view.following import FollowedCluster, FollowedNode, FollowedPod, cluster
+from gpu_device_plugin.view.objects import gpu_pods
 from tests.claim_values import claim_json, part_json, serving, whole_json
 from tests.reports import part, written
 from tests.views import WHOLE, listed_instance
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import FrameType
 
-    from gpu_device_plugin.model.resource_claims import Claim
+    from gpu_device_plugin.features.claims.contract import Claim
 
 RESOURCES = ResourceSettings().offered
 NOW_S = 1_800_000_000.0

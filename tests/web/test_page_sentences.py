@@ -16,8 +16,7 @@ from gpu_device_plugin.core.report.finding import note
 from gpu_device_plugin.core.report.text.plan_texts import verdict
 from gpu_device_plugin.core.report.why.explanations import Kept, answers, what_makes_room, why_waits
 from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
-from gpu_device_plugin.core.report.why.pod_use import of_pod
-from gpu_device_plugin.core.report.why.resizing import resizes
+from gpu_device_plugin.core.report.why.pod_use import of_pod, resizes
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_LIMIT, MEMORY_PROMISED
 from gpu_device_plugin.model.limits import CHOOSABLE
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod

@@ -28,10 +28,9 @@ from gpu_device_plugin.cluster.objects.requests import (
 from gpu_device_plugin.model.contract.keys import GPU_CONDITION, OVER_USE, kept
 from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.model.mig import is_mig_resource
-from gpu_device_plugin.model.pods import Container, ContainerKind, Owner, Pod
+from gpu_device_plugin.model.pods import Container, ContainerKind, Owner, Pod, Taint
 from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts
 from gpu_device_plugin.model.sharing import Shared, weight
-from gpu_device_plugin.model.taints import Taint  # noqa: TC001 - msgspec reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
     from gpu_device_plugin.model.contract.cordons import Cordon
-    from gpu_device_plugin.node.rules.health.node_condition import NodeCondition
+    from gpu_device_plugin.node.rules.gpu_health import NodeCondition
 
 _log = logging.getLogger(__name__)
 

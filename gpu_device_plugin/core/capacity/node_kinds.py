@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.capacity.terms import Terms
     from gpu_device_plugin.core.cluster.pod_demand import Ask
-    from gpu_device_plugin.model.taints import Taint
+    from gpu_device_plugin.model.pods import Taint
 
     Steps = Generator[None, None, "tuple[Candidate, Counter[int]]"]
 

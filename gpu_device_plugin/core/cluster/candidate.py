@@ -6,13 +6,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.usage import Usage
-from gpu_device_plugin.model.contract.nodegpus import NO_GPUS, with_cordons
-from gpu_device_plugin.model.placing import Room
+from gpu_device_plugin.model.contract.cordons import cordon_of, cordons_of
+from gpu_device_plugin.model.contract.keys import NODE_GPUS, PLACEMENT_LABEL, MalformedAnnotationError
+from gpu_device_plugin.model.contract.nodegpus import AWAY, BY_CLAIMS, NO_GPUS, ListedGpu, NodeGpus, read_node_gpus
+from gpu_device_plugin.model.gpus import MOST_GPUS
+from gpu_device_plugin.model.placing import POLICIES, Room
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 
-    from gpu_device_plugin.model.contract.nodegpus import NodeGpus
+    from gpu_device_plugin.model.gpus import Links
     from gpu_device_plugin.model.resources import Amounts
 
 
@@ -165,3 +168,56 @@ def _numbers(rooms: Sequence[Room]) -> Summary:
 
 def _most_first(shares: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted(shares, reverse=True))
+
+
+# --- The GPUs of a node as the API shows them -------------------------------------------------------------------------
+
+
+def gpus_of_node(
+    annotations: Mapping[str, str],
+    labels: Mapping[str, str],
+    memory: int,
+    count: int,
+    known: MutableMapping[str, Links] | None = None,
+) -> NodeGpus:
+    """Return the GPUs of a node by its annotations, its labels, and the shares and GPUs in its capacity.
+
+    The agent's list takes precedence over the capacity, and the policy's label over the agent's list; `known` is that
+    of `read_node_gpus`.
+    """
+    if NODE_GPUS in annotations:
+        try:
+            gpus = read_node_gpus(annotations[NODE_GPUS], known)
+        except MalformedAnnotationError as error:
+            gpus = NodeGpus(problem=str(error))
+    else:
+        gpus = by_division(memory, count)
+    gpus = with_cordons(gpus, annotations, by_agent=True)
+    policy = next((name for name in (labels.get(PLACEMENT_LABEL), gpus.policy) if name in POLICIES), None)
+    problem = AWAY if gpus.away else BY_CLAIMS if gpus.claims else gpus.problem
+    unchanged = (policy, problem) == (gpus.policy, gpus.problem)
+    return gpus if unchanged else replace(gpus, policy=policy, problem=problem)
+
+
+def with_cordons(node: NodeGpus, annotations: Mapping[str, str], *, by_agent: bool = False) -> NodeGpus:
+    """Return the GPUs of a node with the cordons in its annotations; `by_agent`: and those that its agent keeps."""
+    cordons, fault = cordons_of(annotations)
+    listed = (*node.gpus, *node.instances)
+    if not cordons and fault == node.cordons_fault and (by_agent or all(gpu.cordon is None for gpu in listed)):
+        return node
+
+    def marked(gpus: tuple[ListedGpu, ...]) -> tuple[ListedGpu, ...]:
+        pairs = [(gpu, cordon_of(cordons, gpu.uuid, gpu.card)) for gpu in gpus]
+        return tuple([replace(gpu, cordon=new or (gpu.cordon if by_agent else None)) for gpu, new in pairs])
+
+    return replace(node, gpus=marked(node.gpus), instances=marked(node.instances), cordons_fault=fault)
+
+
+def by_division(memory: int, count: int) -> NodeGpus:
+    """Return the GPUs of a node that reports only their number and their total memory.
+
+    Gpushare's device plugin reports no more, and treats all GPUs of a node as equal.
+    """
+    if not 0 < count <= min(memory, MOST_GPUS):
+        return NO_GPUS
+    return NodeGpus(tuple(ListedGpu(position, memory // count) for position in range(count)), divided=True)

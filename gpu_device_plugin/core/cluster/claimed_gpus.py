@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.cluster.held_instances import InstancePod
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.usage import NOTHING, Occupant, Usage
-from gpu_device_plugin.features.claims.contract import (
-    DRIVER,
-    MIG_CLASS,
-    SHARED_CLASS,
-    WHOLE_CLASS,
-    parse_device_name,
-)
+from gpu_device_plugin.features.claims.contract import DRIVER, MIG_CLASS, SHARED_CLASS, WHOLE_CLASS, parse_device_name
 from gpu_device_plugin.model.memory import MIB_PER_GIB
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Kind
@@ -28,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
+    from gpu_device_plugin.features.claims.contract import Claim, Device, DeviceRequest
     from gpu_device_plugin.model.contract.nodegpus import NodeGpus
-    from gpu_device_plugin.model.resource_claims import Claim, Device, DeviceRequest
 
 BY_LIMITS = "its GPUs are given to limits of pods, not to ResourceClaims (DRA)"
 """Why no claim can have devices of a node."""

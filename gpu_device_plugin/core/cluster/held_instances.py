@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.pod_demand import amount_of
 from gpu_device_plugin.core.cluster.usage import NOTHING, Occupant
+from gpu_device_plugin.features.mig.rules import read_instances
 from gpu_device_plugin.model.contract.keys import INSTANCES, MalformedAnnotationError
-from gpu_device_plugin.model.contract.promises import read_instances
 from gpu_device_plugin.model.mig import is_mig_resource
 from gpu_device_plugin.model.resources import Kind, Resource
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.held_instances import InstancePod, Instances
     from gpu_device_plugin.features.use.contract import ContainerUse, NodeReport
     from gpu_device_plugin.model.contract.nodegpus import ListedGpu
-    from gpu_device_plugin.model.taints import Taint
+    from gpu_device_plugin.model.pods import Taint
 
 
 @dataclass(frozen=True, slots=True)

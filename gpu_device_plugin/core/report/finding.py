@@ -108,6 +108,17 @@ def sentence(text: str, parameters: Mapping[str, Parameter]) -> str:
 
 S = TypeVar("S")
 K = TypeVar("K")
+V = TypeVar("V")
+
+
+def known(field: str, check: Callable[[S, Any], Iterable[Finding]]) -> Callable[[S], Iterable[Finding]]:
+    """Return the check that gets a field of the symptoms too, or tells why that is not known."""
+
+    def checked(symptoms: S) -> Iterable[Finding]:
+        value = getattr(symptoms, field)
+        return [value] if isinstance(value, Unknown) else check(symptoms, value)
+
+    return checked
 
 
 def examine(checks: Mapping[str, Callable[[S], Iterable[Finding]]], symptoms: S) -> tuple[Finding, ...]:
@@ -119,12 +130,12 @@ def examine(checks: Mapping[str, Callable[[S], Iterable[Finding]]], symptoms: S)
     )
 
 
-def names_by(pairs: Iterable[tuple[K, str]]) -> dict[K, tuple[str, ...]]:
-    """Return the names by what they have in common."""
-    names: dict[K, tuple[str, ...]] = {}
-    for common, name in pairs:
-        names[common] = (*names.get(common, ()), name)
-    return names
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, tuple[V, ...]]:
+    """Return the second parts of pairs by what they have in common, the first."""
+    found: dict[K, list[V]] = {}
+    for common, each in pairs:
+        found.setdefault(common, []).append(each)
+    return {common: tuple(those) for common, those in found.items()}
 
 
 def worst(findings: Iterable[Finding]) -> Severity:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from gpu_device_plugin.core.report.exposition import Gauge
 from gpu_device_plugin.features.use.contract import GpuUse, NodeUse, idle_s, to_return
-from gpu_device_plugin.model.contract.nodelimits import NO_LIMITS, NodeLimits
+from gpu_device_plugin.model.contract.nodelabels import NO_LIMITS, NodeLimits
 from gpu_device_plugin.model.gpus import Inventory
 from gpu_device_plugin.model.limits import LimitStatus
 from gpu_device_plugin.model.telemetry import Throttle
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
-    from gpu_device_plugin.core.report.exposition import Gauges, Value
     from gpu_device_plugin.features.use.contract import ContainerUse
     from gpu_device_plugin.model.shares import SharedGpu
     from gpu_device_plugin.model.telemetry import GpuTelemetry
@@ -26,6 +23,23 @@ if TYPE_CHECKING:
 
     Row = tuple[Sequence[str], Sequence[float | None]]
     """Labels, and a value for each gauge; None: unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    """A value that is read at each scrape."""
+
+    name: str
+    help: str
+    """What it means, for people."""
+    labels: tuple[str, ...] = ()
+    grows: bool = False
+    """It is a counter, which never decreases; its name on the page ends in ``_total``."""
+
+
+Value: TypeAlias = "tuple[Sequence[str], float]"
+"""Labels in the order of ``Gauge.labels``, and the value."""
+Gauges: TypeAlias = "Iterable[tuple[Gauge, Iterable[Value]]]"
 
 
 def _columns(gauges: Iterable[Gauge], rows: Sequence[Row]) -> Gauges:
@@ -173,7 +187,12 @@ class NodeMetrics:
 
     def gauges(self) -> Gauges:
         """Return its gauges with their values."""
-        gpus = self._counted()
+        # Those that containers can get, or have: no GPU in MIG mode, so that sums count its memory once.
+        gpus = [
+            shared
+            for shared in self.node.shares.gpus
+            if (shared.offered and not shared.gpu.mig) or (use := self.node.use(shared)).shares or use.whole
+        ]
         healthy = sum(not self.node.block(shared.gpu.uuid).everyone for shared in gpus)
         if self.containers_over is not None:
             yield _OVER, [((), self.containers_over)]
@@ -201,23 +220,13 @@ class NodeMetrics:
             yield from self._of_containers(self.use)
 
     def _of_containers(self, use: NodeUse) -> Gauges:
-        places = [(self._place(part), part) for part in use.parts]
+        gpus = self.node.shares.gpus
+        places = [((part.namespace, part.pod, part.container, gpus[part.gpu].gpu.uuid), part) for part in use.parts]
         yield from _columns(_CONTAINER, [(place, _container(part)) for place, part in places])
         yield _LIMIT, [_limit(place, part) for place, part in places if part.enforcement is not None]
         yield _ASKED, [(place, 1) for place, part in places if to_return(part)]
         yield _IDLE, [(place, idle) for place, part in places if (idle := idle_s(use, part)) is not None]
         yield _SHORT, [((), len({part.needed_by for part in use.parts if part.needed_by}))]
-
-    def _counted(self) -> Sequence[SharedGpu]:
-        """Return the GPUs and MIG instances that containers can get, or have.
-
-        A GPU in MIG mode is not among them, so that the sums of all series count its memory once.
-        """
-        return [
-            shared
-            for shared in self.node.shares.gpus
-            if (shared.offered and not shared.gpu.mig) or (use := self.node.use(shared)).shares or use.whole
-        ]
 
     def _info(self, shared: SharedGpu) -> Sequence[str]:
         gpu, enforcement, instance = shared.gpu, self.limits.gpus.get(shared.position), shared.gpu.instance
@@ -248,9 +257,6 @@ class NodeMetrics:
             given_mib << 20,
         )
 
-    def _place(self, part: ContainerUse) -> Sequence[str]:
-        return part.namespace, part.pod, part.container, self.node.shares.gpus[part.gpu].gpu.uuid
-
 
 def _container(part: ContainerUse) -> Sequence[float | None]:
     # What processes of a container that is not known may use is shown with the pod's containers already.
@@ -278,24 +284,6 @@ def _condition(telemetry: Sequence[GpuTelemetry]) -> Gauges:
 
 # --- The extender -----------------------------------------------------------------------------------------------------
 
-_EXTENDER = {
-    "leader": Gauge("gpushare_extender_leader", "1 while this extender may bind pods."),
-    "pods": Gauge("gpushare_extender_pods", "Pods that hold GPUs or GPU memory."),
-    "pending": Gauge("gpushare_extender_pods_pending", "Pods that wait for a GPU."),
-    "oldest_s": Gauge("gpushare_extender_pods_waiting_oldest_seconds", "Age of the oldest pod that waits for a GPU."),
-    "claims": Gauge("gpushare_extender_claims", "Pods that are being bound."),
-    "in_doubt": Gauge("gpushare_extender_claims_in_doubt", "Pods whose binding has an unknown outcome."),
-    "learned": Gauge(
-        "gpushare_extender_learned", "1 while the policy fit goes by what it learned; else it is binpack."
-    ),
-    "distrusted": Gauge(
-        "gpushare_extender_namespaces_distrusted",
-        "Namespaces whose pods count little in what the policy fit learns.",
-    ),
-    "wanted": Gauge("gpushare_extender_nodes_wanted", "New nodes that waiting pods need, GPU by GPU."),
-    "kept": Gauge("gpushare_extender_nodes_kept", "Nodes that autoscalers are kept from."),
-    "held": Gauge("gpushare_extender_rooms_held", "Pods for whose replacements room is held."),
-}
 _NODES = (
     Gauge("gpushare_extender_nodes", "Nodes with GPUs."),
     Gauge("gpushare_extender_memory_bytes", "GPU memory of all nodes."),
@@ -338,21 +326,32 @@ class WaitingReason(StrEnum):
     """There was a node for it; something else holds it up."""
 
 
+def _shown(name: str, meaning: str) -> Any:
+    """Return a field whose value has a gauge of its own."""
+    return field(default=0, metadata={"gauge": Gauge(name, meaning)})
+
+
 @dataclass(frozen=True, slots=True)
 class ExtenderMetrics:
     """The cluster at one moment, as the extender sees it."""
 
-    leader: bool = False
-    pods: int = 0
-    pending: int = 0
-    oldest_s: float = 0.0
-    claims: int = 0
-    in_doubt: int = 0
-    learned: bool = False
-    distrusted: int = 0
-    wanted: int = 0
-    kept: int = 0
-    held: int = 0
+    leader: bool = _shown("gpushare_extender_leader", "1 while this extender may bind pods.")
+    pods: int = _shown("gpushare_extender_pods", "Pods that hold GPUs or GPU memory.")
+    pending: int = _shown("gpushare_extender_pods_pending", "Pods that wait for a GPU.")
+    oldest_s: float = _shown(
+        "gpushare_extender_pods_waiting_oldest_seconds", "Age of the oldest pod that waits for a GPU."
+    )
+    claims: int = _shown("gpushare_extender_claims", "Pods that are being bound.")
+    in_doubt: int = _shown("gpushare_extender_claims_in_doubt", "Pods whose binding has an unknown outcome.")
+    learned: bool = _shown(
+        "gpushare_extender_learned", "1 while the policy fit goes by what it learned; else it is binpack."
+    )
+    distrusted: int = _shown(
+        "gpushare_extender_namespaces_distrusted", "Namespaces whose pods count little in what the policy fit learns."
+    )
+    wanted: int = _shown("gpushare_extender_nodes_wanted", "New nodes that waiting pods need, GPU by GPU.")
+    kept: int = _shown("gpushare_extender_nodes_kept", "Nodes that autoscalers are kept from.")
+    held: int = _shown("gpushare_extender_rooms_held", "Pods for whose replacements room is held.")
     watches: Mapping[str, tuple[bool, float, int, int]] = field(default_factory=dict)
     """By kind, for example ``pods``: the values of the gauges of a watch."""
     waiting: Mapping[WaitingReason, int] = field(default_factory=dict)
@@ -364,14 +363,13 @@ class ExtenderMetrics:
 
     def gauges(self) -> Gauges:
         """Return its gauges with their values; those of nodes are made one by one."""
-        yield from _columns(_EXTENDER.values(), [((), attrgetter(*_EXTENDER)(self))])
+        yield from ((gauge, [((), getattr(self, one.name))]) for one in fields(self) for gauge in one.metadata.values())
         yield from _columns(_WATCH, [((kind,), watch) for kind, watch in self.watches.items()])
         yield _WAITING, [((reason.value,), self.waiting.get(reason, 0)) for reason in WaitingReason]
         with_gpus = [node for node in self.nodes if node.rooms]
-        # Added up while the nodes are written, in slices: adding up thousands of them at once would hold up a decision.
-        sums = {"total": 0, "used": 0}
-        yield _MEMORY, _bytes(with_gpus, "total", sums)
-        yield _ALLOCATED, _bytes(with_gpus, "used", sums)
+        sized = [(node, mib << 20) for node in with_gpus if (mib := node.gpus.share_mib) is not None]
+        yield _MEMORY, (((node.name,), node.summary.total * size) for node, size in sized)
+        yield _ALLOCATED, (((node.name,), node.summary.used * size) for node, size in sized)
         yield (
             _STRANDED,
             (
@@ -380,13 +378,5 @@ class ExtenderMetrics:
                 if node.gpus.share_mib is not None and not node.gpus.claims
             ),
         )
-        yield from _columns(_NODES, [((), (len(with_gpus), *sums.values()))])
-
-
-def _bytes(nodes: Iterable[Candidate], shares: str, sums: dict[str, int]) -> Iterator[Value]:
-    """Yield shares of each node in bytes, `total` or `used`, where the size of a share is known, and add them up."""
-    for node in nodes:
-        if node.gpus.share_mib is not None:
-            amount = getattr(node.summary, shares) * node.gpus.share_mib << 20
-            sums[shares] += amount
-            yield (node.name,), amount
+        total, used = (sum(getattr(node.summary, key) * size for node, size in sized) for key in ("total", "used"))
+        yield from _columns(_NODES, [((), (len(with_gpus), total, used))])

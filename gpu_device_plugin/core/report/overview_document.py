@@ -17,10 +17,10 @@ from gpu_device_plugin.core.cluster.usage import Occupant
 from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan, added_for_limits
 from gpu_device_plugin.features.use.contract import ContainerUse, GpuUse, trespasses
 from gpu_device_plugin.model.contract import variables
-from gpu_device_plugin.model.contract.frameworks import read_frameworks
 from gpu_device_plugin.model.contract.keys import FRAMEWORKS, POD
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu
 from gpu_device_plugin.model.contract.promises import readable_promises
+from gpu_device_plugin.model.contract.variables import read_frameworks
 from gpu_device_plugin.model.gpus import Gpu, MigInstance
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.placing import Demand, Placement
@@ -150,7 +150,12 @@ def _gpu(view: GpuView, report: NodeReport, *, brief: bool) -> Fields:
         "limits": None if enforcement is None else enforcement.enforcement.value,
         "refusal": None if enforcement is None else enforcement.refusal or None,
         "pods": [_held(held, brief=brief) for held in view.held],
-        "strangers": [_stranger(parts, brief=brief) for parts in view.strangers],
+        "strangers": [
+            (known if brief else dict)(
+                _named(parts[0].namespace, name=parts[0].pod) | {"trespassing": True} | _sum(parts)
+            )
+            for parts in view.strangers
+        ],
     }
     if brief:
         return known(fields)
@@ -214,11 +219,6 @@ def _held(held: PodShare, *, brief: bool) -> Fields:
     return fields | ({"claims": list(pod.claims), "pods": list(pod.pods)} if pod.claims else {})
 
 
-def _stranger(parts: Sequence[ContainerUse], *, brief: bool) -> Fields:
-    fields = _named(parts[0].namespace, name=parts[0].pod) | {"trespassing": True} | _sum(parts)
-    return known(fields) if brief else fields
-
-
 _WEAKEST_FIRST = tuple(sorted(Enforcement, key=lambda enforcement: enforcement.strength))
 
 
@@ -232,45 +232,34 @@ def _sum(parts: Sequence[ContainerUse]) -> Fields:
     worst = max((part.held for part in parts if part.held), key=lambda state: state.severity, default=None)
     # 0 percent is said only where it is known of all.
     percent = min(100, sum(percents)) if sum(percents) or len(percents) == len(parts) else None
-    return {
+    fields: Fields = {
         "usedMiB": sum(amounts) if len(amounts) == len(parts) else None,
         "smPercent": percent,
         "overSince": min((part.over_since for part in parts if part.over_since), default=None),
         "idleSince": min((part.idle_since for part in parts if part.idle_since), default=None),
         "enforcement": next((enforcement.value for enforcement in _WEAKEST_FIRST if enforcement in enforcements), None),
         "held": None if worst is None else worst.value,
-    } | _elastic(parts)
-
-
-def _elastic(parts: Iterable[ContainerUse]) -> Fields:
-    """Return what containers with a limit of their own may use and borrow together; nothing where none has one."""
-    elastic = [part for part in parts if part.limit_mib is not None]
-    if not elastic:
-        return {}
-    borrowed = [part.borrowed_mib for part in elastic if part.borrowed_mib is not None]
-    return {
-        "limitMiB": sum(part.most_mib for part in parts),
-        "borrowedMiB": sum(borrowed) if len(borrowed) == len(elastic) else None,
-        "askedAt": min((part.asked_at for part in elastic if part.asked_at), default=None),
-        "returnBy": min((part.return_by for part in elastic if part.return_by), default=None),
-        "neededBy": next((part.needed_by for part in elastic if part.needed_by), None),
     }
+    if elastic := [part for part in parts if part.limit_mib is not None]:
+        borrowed = [part.borrowed_mib for part in elastic if part.borrowed_mib is not None]
+        fields |= {
+            "limitMiB": sum(part.most_mib for part in parts),
+            "borrowedMiB": sum(borrowed) if len(borrowed) == len(elastic) else None,
+            "askedAt": min((part.asked_at for part in elastic if part.asked_at), default=None),
+            "returnBy": min((part.return_by for part in elastic if part.return_by), default=None),
+            "neededBy": next((part.needed_by for part in elastic if part.needed_by), None),
+        }
+    return fields
 
 
 def _container_use(part: ContainerUse) -> Fields:
     """Return what one container uses of one GPU."""
     return {
         "grantedMiB": part.granted_mib,
-        "usedMiB": part.used_mib,
-        "smPercent": part.sm_percent,
         "trespassing": trespasses(part),
-        "overSince": part.over_since or None,
-        "idleSince": part.idle_since or None,
-        "enforcement": None if part.enforcement is None else part.enforcement.value,
-        "held": None if part.held is None else part.held.value,
         "foundMiB": part.found_mib,
         "why": part.why or None,
-    } | _elastic([part])
+    } | _sum([part])
 
 
 # --- The containers of one pod ----------------------------------------------------------------------------------------
@@ -297,7 +286,10 @@ def containers_of(pod: Pod, resources: Sequence[Resource], node: NodeView | None
             for resource in resources
             if (promise := promised.get((container.name, resource.kind))) is not None
         ]
-        placements += _instances(container, held, node)
+        instances = {} if node is None else {gpu.uuid: gpu for gpu in node.candidate.gpus.instances}
+        own_instances = [instances[uuid] for uuid in held.get(container.name, ()) if uuid in instances]
+        if given := sorted((gpu.position, gpu.shares) for gpu in own_instances):
+            placements.append(Placement(Demand(Kind.INSTANCE, len(given)), tuple(given)))
         found.append(
             {
                 "name": container.name,
@@ -318,16 +310,6 @@ def containers_of(pod: Pod, resources: Sequence[Resource], node: NodeView | None
         {"name": name, "kind": "app", "use": [_use_of(part) for part in parts if part.container == name]}
         for name in others
     ]
-
-
-def _instances(container: Container, held: Mapping[str, tuple[str, ...]], node: NodeView | None) -> Iterable[Placement]:
-    """Yield the whole MIG instances of a container, as far as its node lists them."""
-    listed = {} if node is None else {gpu.uuid: gpu for gpu in node.candidate.gpus.instances}
-    found = sorted(
-        (listed[uuid].position, listed[uuid].shares) for uuid in held.get(container.name, ()) if uuid in listed
-    )
-    if found:
-        yield Placement(Demand(Kind.INSTANCE, len(found)), tuple(found))
 
 
 def _gpus(placement: Placement, node: NodeView | None) -> Iterable[Fields]:
@@ -355,8 +337,12 @@ def _variables(
     if not known or gpus.share_mib is None:
         return {}
     # MIG instances that exist no more leave gaps.
-    every = (listed.get(at) or ListedGpu(at, 0) for at in range(max(listed) + 1))
-    shares = Shares(gpus.share_mib, gpus=tuple(map(_shared, every)))
+    shared = []
+    for gpu in (listed.get(at) or ListedGpu(at, 0) for at in range(max(listed) + 1)):
+        of = None if (at := gpu.instance) is None else MigInstance(at.parent, at.number, at.profile, at.gi, 0)
+        described = Gpu(gpu.uuid, gpu.position, gpu.model, gpu.memory_mib or 0, gpu.reserved_mib or 0, instance=of)
+        shared.append(SharedGpu(described, gpu.position, ("",) * gpu.shares))
+    shares = Shares(gpus.share_mib, gpus=tuple(shared))
     # The means with which the container was started, which the node's present one may differ from.
     started = next((part.enforcement for part in own if part.enforcement is not None), None)
     enforcements: dict[str, GpuEnforcement] = {}
@@ -385,13 +371,6 @@ def _variables(
             (each.enforcement for each in enforcements.values()), key=lambda enforcement: enforcement.strength
         ).value
     return envs
-
-
-def _shared(gpu: ListedGpu) -> SharedGpu:
-    place = gpu.instance
-    instance = None if place is None else MigInstance(place.parent, place.number, place.profile, place.gi, 0)
-    described = Gpu(gpu.uuid, gpu.position, gpu.model, gpu.memory_mib or 0, gpu.reserved_mib or 0, instance=instance)
-    return SharedGpu(described, gpu.position, ("",) * gpu.shares)
 
 
 def _use_of(part: ContainerUse) -> Fields:

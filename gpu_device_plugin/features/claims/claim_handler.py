@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.node_pods import NodePods
     from gpu_device_plugin.features.claims.claim_store import ClaimStore
+    from gpu_device_plugin.features.claims.contract import Claim
     from gpu_device_plugin.features.claims.resource_slices import ClaimsApi
     from gpu_device_plugin.kubelet._proto import dra_v1_pb2
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resource_claims import Claim
     from gpu_device_plugin.node.node_state import NodeState
     from gpu_device_plugin.node.rules.container_grants import Delivery, Grant, Mount
 

@@ -9,9 +9,18 @@ import msgspec
 from gpu_device_plugin.cluster.objects.bounds import LONGEST_NAME, LONGEST_UID, fits
 from gpu_device_plugin.cluster.objects.decoding import ObjectKind, ObjectMeta, decoded, named
 from gpu_device_plugin.cluster.objects.quantity import whole_quantity
-from gpu_device_plugin.features.claims.contract import COMPUTE, DRIVER, MEMORY, TAKE_WHOLE
+from gpu_device_plugin.features.claims.contract import (
+    COMPUTE,
+    DRIVER,
+    MEMORY,
+    TAKE_WHOLE,
+    Claim,
+    Consumer,
+    Device,
+    DeviceRequest,
+    Parameters,
+)
 from gpu_device_plugin.features.claims.rules.pool import Content, Present
-from gpu_device_plugin.model.resource_claims import Claim, Consumer, Device, DeviceRequest, Parameters
 
 GROUP = "resource.k8s.io"
 CLAIMS = ObjectKind("resourceclaims", group=GROUP)

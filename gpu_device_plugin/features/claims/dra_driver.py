@@ -210,7 +210,7 @@ class DraDriver:
         published = self.offer.slices.published
         while self.unmet():  # a registration is no change of the slices
             await wait_within(0.5, published.after(published.version))
-        self.cluster.announce_ready()
+        self.cluster.published.announce_ready()
 
     async def _read_records(self) -> NoReturn:
         """Read the kubelet's records again while containers hold, or get, GPUs through resources that are not ours."""

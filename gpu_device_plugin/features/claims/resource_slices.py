@@ -15,12 +15,7 @@ from gpu_device_plugin.aio.waiting import together, wait_within
 from gpu_device_plugin.cluster.client.api_client import PatchType
 from gpu_device_plugin.cluster.client.backoff import Backoff
 from gpu_device_plugin.cluster.client.errors import ApiError, ConflictError, ForbiddenError, InvalidError, NotFoundError
-from gpu_device_plugin.cluster.objects.decoding import (
-    NODES,
-    UnreadableObjectError,
-    read_metadata,
-    version_number,
-)
+from gpu_device_plugin.cluster.objects.decoding import NODES, UnreadableObjectError, read_metadata, version_number
 from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
 from gpu_device_plugin.cluster.store import Store
 from gpu_device_plugin.cluster.writers.own_node import keep_written
@@ -33,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from gpu_device_plugin.cluster.client.api_client import Client
+    from gpu_device_plugin.features.claims.contract import Claim
     from gpu_device_plugin.features.claims.rules.prepared import PreparedClaim
-    from gpu_device_plugin.model.resource_claims import Claim
 
 _log = logging.getLogger(__name__)
 

@@ -98,9 +98,9 @@ class Faults:
             return Faults(answered=self.answered)
         since = {
             (uuid, code): self.since.get((uuid, code), now)
-            for uuid, condition in telemetry.items()
+            for uuid, gpu in telemetry.items()
             for code in codes
-            if FAULTS[code][1](condition)
+            if FAULTS[code][1](gpu)
         }
         return Faults(since, self.answered & since.keys())
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.node.rules.health.node_condition import failure
+from gpu_device_plugin.node.rules.gpu_health import failure
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.node.rules.health.gpu_health import GpuHealth
+    from gpu_device_plugin.node.rules.gpu_health import GpuHealth
 
 CRITICAL_PRIORITY = 2_000_000_000
 """Pods of this priority or a higher one keep a cluster or a node alive: `system-cluster-critical` and up

@@ -20,7 +20,6 @@ from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.extension import NodeFeature
 from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode
-from gpu_device_plugin.node.rules.preferred_allocation import spread_over
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
@@ -278,7 +277,7 @@ class MpsLink(NodeFeature):
         ids, node, last = frozenset(device_ids), self._state.node, self._files.last
         given = [allocation for allocation in self._allocations if allocation.device_ids & ids]
         client = bool(given) and given[-1].enforcement is Enforcement.MPS
-        for position in sorted(spread_over(node, ids)):
+        for position in sorted(node.shares.spread(ids)):
             uuid = node.shares.gpus[position].gpu.uuid
             why = mps.why_not_start(
                 f"GPU {position}",

@@ -12,8 +12,8 @@ from collections.abc import Mapping  # noqa: TC003 - msgspec looks it up in inci
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpu_device_plugin.model.contract.keys import NODE_LIMITS, NODE_USE, MalformedAnnotationError
-from gpu_device_plugin.model.contract.nodelimits import VERSION, NodeLimits, compact, read_node_limits, reading, text_in
+from gpu_device_plugin.model.contract.keys import NODE_LIMITS, NODE_USE, MalformedAnnotationError, compact, text_in
+from gpu_device_plugin.model.contract.nodelabels import VERSION, NodeLimits, read_node_limits, reading
 from gpu_device_plugin.model.gpus import MOST_GPUS
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.model.times import epoch_s

@@ -79,7 +79,7 @@ ACTIONS = (
     *("none", "gpu-reset", "node-reboot", "drain-p2p"),
     *("drain-and-reset", "recover-imex", "bus-reset", "system-reboot"),
 )
-"""By the numbers that `node.rules.health.gpu_health` explains, as NVML calls them."""
+"""By the numbers that `node.rules.gpu_health` explains, as NVML calls them."""
 _SHORT = re.compile(r"(?P<count>[0-9]+)x(?P<model>[A-Za-z0-9]+)(?:-(?P<memory>[^:]+))?(?::mig=(?P<mig>.+))?", re.ASCII)
 _PROFILES = re.compile(r"(?P<profile>[0-9][^*\s]*)(?:\*(?P<count>[0-9]{1,3}))?", re.ASCII)
 

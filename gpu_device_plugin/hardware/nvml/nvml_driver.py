@@ -12,7 +12,7 @@ from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.driver import HardwareError
 from gpu_device_plugin.hardware.nvml import nvml_calls, nvml_use
 from gpu_device_plugin.hardware.nvml.nvml_calls import LOST, MIB, NO_PERMISSION, NOT_SUPPORTED, text
-from gpu_device_plugin.hardware.nvml.nvml_telemetry import ConditionReader, links
+from gpu_device_plugin.hardware.nvml.nvml_telemetry import TelemetryReader, links
 
 TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Nvml:
         self._worked = False
         self._sampled_us: dict[str, int] = {}
         """When the newest known sample of each GPU's use was taken, by NVML's clock."""
-        self._telemetry = ConditionReader(nvml)
+        self._telemetry = TelemetryReader(nvml)
         try:
             nvml.nvmlInit()
         except nvml.NVMLError as error:

@@ -107,7 +107,7 @@ _WHOLE = {1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVa
 """The parts of nvmlValue_t that are whole numbers, by nvmlValueType_t."""
 
 
-class ConditionReader:
+class TelemetryReader:
     """Reads the condition of GPUs, and does not ask again for what a GPU does not support."""
 
     def __init__(self, nvml: Any) -> None:

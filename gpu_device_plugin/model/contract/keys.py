@@ -6,8 +6,9 @@ the annotations of this plugin; `ALLOCATION` is the one that its successor ACK w
 
 from __future__ import annotations
 
+import json
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,7 +54,7 @@ USE_UUID = "gpu-device-plugin/use-uuid"
 AVOID_UUID = "gpu-device-plugin/avoid-uuid"
 FRAMEWORKS = "gpu-device-plugin/frameworks"
 """Frameworks of the pod's programs that its containers' variables keep within their parts, separated by commas: names
-in `model.contract.frameworks`."""
+in `model.contract.variables.OF_FRAMEWORKS`."""
 WISHES = frozenset({GPU_POLICY, NODE_POLICY, USE_MODEL, AVOID_MODEL, USE_UUID, AVOID_UUID})
 
 # --- On a pod: memory that changes while it runs (`elastic`) ----------------------------------------------------------
@@ -75,7 +76,7 @@ ELASTIC = frozenset({MEMORY_LIMIT, MEMORY_GUARANTEE, MEMORY_PROMISED, MEMORY_HEL
 
 INSTANCES = "gpu-device-plugin/mig-instances"
 """The UUIDs of the MIG instances that each container was given whole, as JSON ``{"<container>": ["MIG-..."]}``
-(`promises`)."""
+(`features.mig.rules`)."""
 OVER_USE = "gpu-device-plugin/over-use"
 """While the pod uses more GPU memory than it was granted: how much, since when, and what will happen; a sentence."""
 
@@ -145,7 +146,7 @@ MODEL_LABELS = f"{NODE_LABELS}product."
 """Prefix of the labels that name one GPU model each."""
 NODE_LIMITS = "gpu-device-plugin/limits"
 """Label: how the memory limits of this node are enforced (`model.limits.Enforcement`), the weakest of its GPUs'.
-Annotation: the means of each GPU with its reason, as JSON (`nodelimits`)."""
+Annotation: the means of each GPU with its reason, as JSON (`nodelabels`)."""
 NODE_USE = "gpu-device-plugin/use"
 """Annotation: who uses what on the node's GPUs, as JSON (`features.use.contract`)."""
 GPU_CONDITION = "GPUHealthy"
@@ -242,3 +243,14 @@ def kept(key: str, text: str, containers: int) -> str:
 
 def _length(text: str) -> int:
     return len(text) if text.isascii() else 4 * len(text)
+
+
+compact = json.JSONEncoder(separators=(",", ":")).encode
+"""Returns a document as JSON without blanks; `json.dumps` would make an encoder for every text."""
+
+
+def text_in(fields: Mapping[str, Any], key: str) -> str:
+    """Return a printable text among the fields of a document; empty if there is none."""
+    value = fields.get(key)
+    # JSON can hold lone surrogates, which answers in UTF-8 cannot.
+    return value if isinstance(value, str) and value.isprintable() else ""

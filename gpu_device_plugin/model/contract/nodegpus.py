@@ -1,7 +1,4 @@
-"""The GPUs of a node as its agent lists them for schedulers; without that list, equal parts of the node's capacity.
-
-In one piece, as each field is written and read here.
-"""
+"""The GPUs of a node as its agent lists them for schedulers."""
 
 from __future__ import annotations
 
@@ -10,11 +7,10 @@ import sys
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.model.contract.cordons import Cordon, cordon_of, cordons_of
-from gpu_device_plugin.model.contract.keys import NODE_GPUS, PLACEMENT_LABEL, MalformedAnnotationError
+from gpu_device_plugin.model.contract.cordons import Cordon
+from gpu_device_plugin.model.contract.keys import NODE_GPUS, MalformedAnnotationError, compact, text_in
 from gpu_device_plugin.model.gpus import MOST_GPUS, MOST_POSITIONS, MOST_SHARES, NO_LINKS, Closeness, Links
 from gpu_device_plugin.model.mig import resource_name
-from gpu_device_plugin.model.placing import POLICIES
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import SHARES
 
@@ -181,56 +177,6 @@ class NodeGpus:
 NO_GPUS = NodeGpus()
 
 
-def gpus_of_node(
-    annotations: Mapping[str, str],
-    labels: Mapping[str, str],
-    memory: int,
-    count: int,
-    known: MutableMapping[str, Links] | None = None,
-) -> NodeGpus:
-    """Return the GPUs of a node by its annotations, its labels, and the shares and GPUs in its capacity.
-
-    The agent's list takes precedence over the capacity, and the policy's label over the agent's list; `known` is that
-    of `read_node_gpus`.
-    """
-    if NODE_GPUS in annotations:
-        try:
-            gpus = read_node_gpus(annotations[NODE_GPUS], known)
-        except MalformedAnnotationError as error:
-            gpus = NodeGpus(problem=str(error))
-    else:
-        gpus = by_division(memory, count)
-    gpus = with_cordons(gpus, annotations, by_agent=True)
-    policy = next((name for name in (labels.get(PLACEMENT_LABEL), gpus.policy) if name in POLICIES), None)
-    problem = AWAY if gpus.away else BY_CLAIMS if gpus.claims else gpus.problem
-    unchanged = (policy, problem) == (gpus.policy, gpus.problem)
-    return gpus if unchanged else replace(gpus, policy=policy, problem=problem)
-
-
-def with_cordons(node: NodeGpus, annotations: Mapping[str, str], *, by_agent: bool = False) -> NodeGpus:
-    """Return the GPUs of a node with the cordons in its annotations; `by_agent`: and those that its agent keeps."""
-    cordons, fault = cordons_of(annotations)
-    listed = (*node.gpus, *node.instances)
-    if not cordons and fault == node.cordons_fault and (by_agent or all(gpu.cordon is None for gpu in listed)):
-        return node
-
-    def marked(gpus: tuple[ListedGpu, ...]) -> tuple[ListedGpu, ...]:
-        pairs = [(gpu, cordon_of(cordons, gpu.uuid, gpu.card)) for gpu in gpus]
-        return tuple([replace(gpu, cordon=new or (gpu.cordon if by_agent else None)) for gpu, new in pairs])
-
-    return replace(node, gpus=marked(node.gpus), instances=marked(node.instances), cordons_fault=fault)
-
-
-def by_division(memory: int, count: int) -> NodeGpus:
-    """Return the GPUs of a node that reports only their number and their total memory.
-
-    Gpushare's device plugin reports no more, and treats all GPUs of a node as equal.
-    """
-    if not 0 < count <= min(memory, MOST_GPUS):
-        return NO_GPUS
-    return NodeGpus(tuple(ListedGpu(position, memory // count) for position in range(count)), divided=True)
-
-
 def node_gpus(
     shares: Shares,
     inventory: Inventory,
@@ -327,7 +273,7 @@ def write_node_gpus(node: NodeGpus) -> str:
         fields["unread"] = [sentence[:_LONGEST_SENTENCE] for sentence in node.unread[:_MOST_UNREAD]]
     fields["links"] = [(a, b, closeness.name.lower(), nvlinks) for a, b, closeness, nvlinks in node.links.pairs]
     rare = {"away": node.away, "claims": node.claims}
-    return json.dumps(fields | {key: True for key, value in rare.items() if value}, separators=(",", ":"))
+    return compact(fields | {key: True for key, value in rare.items() if value})
 
 
 def _fields(gpu: ListedGpu) -> Mapping[str, object]:
@@ -379,8 +325,8 @@ def read_node_gpus(text: str, known: MutableMapping[str, Links] | None = None) -
         share_mib=_whole(node, "shareMiB", 1),
         away=node.get("away") is True,
         claims=node.get("claims") is True,
-        policy=_text(node, "policy") or None,
-        driver=_text(node, "driver") or None,
+        policy=text_in(node, "policy") or None,
+        driver=text_in(node, "driver") or None,
         unread=_sentences(node.get("unread")),
         links=_links(node.get("links", []), text.rpartition('"links":')[2], {} if known is None else known),
     )
@@ -401,13 +347,13 @@ def _gpu(fields: Any, least: int) -> ListedGpu:
     return ListedGpu(
         position=_whole(fields, "index", 0, MOST_GPUS + MOST_POSITIONS),
         shares=_whole(fields, "shares", least),
-        uuid=_text(fields, "uuid"),
-        model=sys.intern(_text(fields, "model")),
+        uuid=text_in(fields, "uuid"),
+        model=sys.intern(text_in(fields, "model")),
         memory_mib=_whole(fields, "memoryMiB", 0, _MOST_MIB) if "memoryMiB" in fields else None,
-        unhealthy="" if healthy else _text(fields, "reason") or _UNEXPLAINED,
+        unhealthy="" if healthy else text_in(fields, "reason") or _UNEXPLAINED,
         numa=_whole(fields, "numa", 0) if "numa" in fields else None,
         reserved_mib=_whole(fields, "reservedMiB", 0, _MOST_MIB) if "reservedMiB" in fields else None,
-        pci=sys.intern(_text(fields, "pci")),
+        pci=sys.intern(text_in(fields, "pci")),
         instance=_instance(fields["mig"]) if "mig" in fields else None,
         cordon=NOT_READ_YET if fields.get("cordoned") is True else None,
     )
@@ -423,12 +369,12 @@ def _instance(fields: Any) -> ListedInstance:
     if not isinstance(fields, dict):
         raise _malformed("has a mig that is not a JSON object")
     return ListedInstance(
-        parent=_text(fields, "parent"),
+        parent=text_in(fields, "parent"),
         gpu=_whole(fields, "gpu", 0),
         number=_whole(fields, "number", 0),
-        profile=sys.intern(_text(fields, "profile")),
+        profile=sys.intern(text_in(fields, "profile")),
         gi=_whole(fields, "gi", 0),
-        resource=sys.intern(_text(fields, "resource")),
+        resource=sys.intern(text_in(fields, "resource")),
     )
 
 
@@ -457,12 +403,6 @@ def _whole(fields: Mapping[str, Any], key: str, least: int, most: int = MOST_SHA
     if type(value) is not int or not least <= value <= most:
         raise _malformed(f"has no whole number from {least} to {most} for {key}")
     return value
-
-
-def _text(fields: Mapping[str, Any], key: str) -> str:
-    value = fields.get(key)
-    # JSON can hold lone surrogates, which our answers, in UTF-8, cannot.
-    return value if isinstance(value, str) and value.isprintable() else ""
 
 
 def _malformed(why: str) -> MalformedAnnotationError:

@@ -1,8 +1,11 @@
-"""The labels that the agent writes on its node, and which labels and annotations of a node are the agent's."""
+"""What the agent writes on its node beside the list of its GPUs: labels, and an annotation on memory limits."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.contract.keys import (
@@ -13,21 +16,95 @@ from gpu_device_plugin.model.contract.keys import (
     NODE_LIMITS,
     SWITCH_LABEL,
     SWITCHED_ON,
+    MalformedAnnotationError,
+    compact,
+    text_in,
 )
-from gpu_device_plugin.model.contract.nodelimits import NO_LIMITS
+from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.mig import is_mig_resource, resource_name
 from gpu_device_plugin.model.shares import WHOLE_GPUS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from gpu_device_plugin.model.contract.nodelimits import NodeLimits
     from gpu_device_plugin.model.gpus import Inventory
     from gpu_device_plugin.model.shares import Shares
 
 _DOMAIN = NODE_LABELS.removesuffix("/")
 _LONGEST = 63
 """Most characters of a label's value, and of its name after the slash."""
+
+
+VERSION = 1
+"""Version of this annotation and of the one on use. A minor release of the agent may add fields, which older readers
+ignore."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLimits:
+    """The means of limiting on each GPU of a node, by position."""
+
+    gpus: Mapping[int, GpuEnforcement]
+
+    @property
+    def enforcement(self) -> Enforcement:
+        """The weakest of them: the one that every container of the node gets at least."""
+        return min(
+            (gpu.enforcement for gpu in self.gpus.values()),
+            key=lambda enforcement: enforcement.strength,
+            default=Enforcement.ADVISORY,
+        )
+
+    @property
+    def why(self) -> str:
+        """The reason of the weakest, as a sentence without a full stop."""
+        return next((gpu.why for gpu in self.gpus.values() if gpu.enforcement is self.enforcement), "there is no GPU")
+
+
+NO_LIMITS = NodeLimits({})
+"""Of a node without GPUs, or of an agent that does not tell."""
+
+
+def write_node_limits(limits: NodeLimits) -> str:
+    """Return the value of the annotation `NODE_LIMITS`, as compact JSON."""
+    gpus = [
+        {"index": position, "enforcement": gpu.enforcement, "why": gpu.why}
+        | ({"refusal": gpu.refusal} if gpu.refusal else {})
+        for position, gpu in sorted(limits.gpus.items())
+    ]
+    return compact({"version": VERSION, "gpus": gpus})
+
+
+def read_node_limits(text: str) -> NodeLimits:
+    """Parse the annotation `NODE_LIMITS` of a node.
+
+    Raises:
+        MalformedAnnotationError: it cannot be parsed; the message names the fault.
+    """
+    with reading(NODE_LIMITS):
+        return NodeLimits(
+            {
+                gpu["index"]: GpuEnforcement(
+                    Enforcement(gpu["enforcement"]), text_in(gpu, "why"), text_in(gpu, "refusal")
+                )
+                for gpu in json.loads(text)["gpus"]
+                if type(gpu["index"]) is int
+            }
+        )
+
+
+@contextmanager
+def reading(annotation: str) -> Iterator[None]:
+    """Translate whatever a text of another kind raises."""
+    try:
+        yield
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise MalformedAnnotationError(
+            f"the node's annotation {annotation} is not of version {VERSION}; upgrade the older of agent and reader"
+        ) from error
+
+
+# --- Labels -----------------------------------------------------------------------------------------------------------
 
 
 def node_labels(shares: Shares, inventory: Inventory, policy: str, limits: NodeLimits = NO_LIMITS) -> Mapping[str, str]:

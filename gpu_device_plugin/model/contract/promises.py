@@ -1,14 +1,12 @@
 """The GPUs of a pod's containers in the pod's annotations: promised by a scheduler, then reported by the agent.
 
-Both write a `PodAllocation`; each reads a `Promise` for every container from it. Whole MIG instances
-are not promised: their number is kube-scheduler's affair, and the choice of them the kubelet's. The agent writes them
-for people and their tools.
+Both write a `PodAllocation`; each reads a `Promise` for every container from it. Whole MIG instances are not promised:
+their number is kube-scheduler's affair, and the choice of them the kubelet's.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -20,19 +18,19 @@ from gpu_device_plugin.model.contract.keys import (
     DEV,
     IDX,
     INIT_ALLOCATION,
-    INSTANCES,
     LONGEST,
     LONGEST_OF_CONTAINER,
     PLACES,
     POD,
     MalformedAnnotationError,
+    compact,
     too_long,
 )
 from gpu_device_plugin.model.pods import ContainerKind
 from gpu_device_plugin.model.resources import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.model.pods import Container, Pod
     from gpu_device_plugin.model.resources import Resource
@@ -41,9 +39,6 @@ MOST_CONTAINERS = 64
 """Most containers of one pod that request our resources. Each is placed, and has its entry in `ALLOCATION`."""
 
 _LARGEST = 1 << 20  # no node has more GPUs, no GPU more shares
-_INSTANCE = re.compile(r"MIG-[0-9A-Za-z/-]{1,92}", re.ASCII)
-"""A UUID of NVML, of older drivers too: ``MIG-GPU-<UUID>/<GPU instance>/<compute instance>``."""
-_compact = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would make an encoder for every text
 
 
 # --- The codec --------------------------------------------------------------------------------------------------------
@@ -73,7 +68,7 @@ class PodAllocation:
 def write_allocation(allocation: PodAllocation) -> Mapping[str, str]:
     """Return the annotations of an allocation. One that is too long is left out: every reader refuses it."""
     lists = {ALLOCATION: allocation.app, INIT_ALLOCATION: allocation.init}
-    texts = {key: _compact(by_index) for key, by_index in lists.items() if by_index}
+    texts = {key: compact(by_index) for key, by_index in lists.items() if by_index}
     if allocation.single is not None:
         texts[IDX] = str(allocation.single)
     return {key: text for key, text in texts.items() if not too_long(key, text)}
@@ -270,33 +265,3 @@ def _kept(
         if name in names and (shares.keys() != gpus.keys() or (kind is Kind.MEMORY and shares != gpus)):
             return False
     return True
-
-
-# --- MIG instances that containers have whole -------------------------------------------------------------------------
-
-
-def write_instances(instances: Mapping[str, Collection[str]]) -> str:
-    """Return the annotation `INSTANCES` for the UUIDs of each container's instances, by its name.
-
-    Containers without instances are left out. A text that no reader would accept, because it is too long, becomes
-    ``{}``.
-    """
-    text = _compact({name: sorted(uuids) for name, uuids in sorted(instances.items()) if uuids})
-    return "{}" if too_long(INSTANCES, text) else text
-
-
-def read_instances(text: str) -> Mapping[str, tuple[str, ...]]:
-    """Parse the annotation `INSTANCES` of a pod: the UUIDs of each container's instances, by its name.
-
-    Raises:
-        MalformedAnnotationError: the value is too long, or not what `write_instances` writes.
-    """
-    if too_long(INSTANCES, text):
-        raise MalformedAnnotationError(f"{INSTANCES} is longer than {LONGEST[INSTANCES]} characters")
-    parsed = _parsed(INSTANCES, text)
-    if not isinstance(parsed, dict) or not all(
-        isinstance(uuids, list) and all(isinstance(uuid, str) and _INSTANCE.fullmatch(uuid) for uuid in uuids)
-        for uuids in parsed.values()
-    ):
-        raise MalformedAnnotationError(f'{INSTANCES} is not of the form {{"container": ["MIG-..."]}}')
-    return {name: tuple(uuids) for name, uuids in parsed.items()}

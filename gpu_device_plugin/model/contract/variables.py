@@ -1,5 +1,15 @@
 """The environment variables of a container with GPUs; `node.rules.container_grants` sets their values."""
 
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.model.contract.keys import FRAMEWORKS, LONGEST, too_long
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 """UUIDs of its GPUs, separated by commas: NVIDIA's container runtime exposes these and no others."""
 MEMORY_LIMIT = "GPUSHARE_MEMORY_LIMIT_MIB"
@@ -42,3 +52,32 @@ DEV = "ALIYUN_COM_GPU_MEM_DEV"
 """Total shares of its first GPU."""
 CGPU_DISABLE = "CGPU_DISABLE"
 """``"true"`` turns the isolation by Alibaba's cGPU off."""
+
+# --- Of frameworks, which keep their caches within a part if a variable says how large it is --------------------------
+
+OF_FRAMEWORKS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        # Older versions of PyTorch refuse an option that they do not know, so a pod has to ask for this.
+        "pytorch": ("PYTORCH_CUDA_ALLOC_CONF", "per_process_memory_fraction:"),
+        # JAX refuses this one beside the XLA_PYTHON_CLIENT_MEM_FRACTION that it replaces.
+        "jax": ("XLA_CLIENT_MEM_FRACTION", ""),
+    }
+)
+"""By the name of the framework: the variable, and the beginning of its value; the end is a fraction of the memory that
+the framework sees."""
+
+
+def read_frameworks(text: str) -> tuple[tuple[str, ...], str]:
+    """Return the frameworks that a pod's annotation `FRAMEWORKS` names, and why the others are ignored, in a sentence.
+
+    The sentence does not repeat the annotation, which anyone who creates a pod can write. It is empty if none is
+    ignored.
+    """
+    words = [word.strip().lower() for word in text[: LONGEST[FRAMEWORKS]].split(",")]
+    known = tuple(name for name in OF_FRAMEWORKS if name in words)
+    ignored = too_long(FRAMEWORKS, text) or any(word and word not in OF_FRAMEWORKS for word in words)
+    return known, (
+        f"the annotation {FRAMEWORKS} names more than is known, which is ignored; known are {', '.join(OF_FRAMEWORKS)}"
+        if ignored
+        else ""
+    )

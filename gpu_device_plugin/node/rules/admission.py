@@ -17,7 +17,6 @@ from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.model.placing import POLICIES, Demand, Placement, Unplaceable, place
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.rules.container_grants import CONTROL_NODES
-from gpu_device_plugin.node.rules.preferred_allocation import spread_over
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -95,7 +94,7 @@ def admit(
             f"device {unknown[0]} is not on this node (any more), although the kubelet still knows it; "
             "delete the pod so that it is scheduled again",
         )
-    wanted = spread_over(node, device_ids)
+    wanted = node.shares.spread(device_ids)
     gpus = [node.shares.gpus[position] for position in sorted(wanted)]
     closed = next((refusal for shared in gpus if (refusal := _closed(node, kind, shared)) is not None), None)
     if closed is not None:
@@ -180,7 +179,7 @@ def _given_otherwise(node: Node, kind: Kind, shared: SharedGpu) -> Refusal | Non
 def _unproven(node: Node, device_ids: Collection[str]) -> Refusal | None:
     """Refuse devices that are free for the kubelet, which does not know of all the containers that run."""
     if lost := node.ledger.forgotten.intersection(device_ids):
-        where = ", ".join(f"GPU {position}" for position in sorted(spread_over(node, lost)))
+        where = ", ".join(f"GPU {position}" for position in sorted(node.shares.spread(lost)))
         return Refusal(
             RefusalCode.FORGOTTEN,
             f"the kubelet chose devices of {where} that running containers use: its record of them was lost with its "
@@ -202,7 +201,7 @@ def _exceeding(node: Node, gpus: Sequence[SharedGpu], device_ids: Collection[str
     """
     if not node.ledger.reservations:
         return None
-    new = spread_over(node, [name for name in device_ids if name not in node.ledger.id_states])
+    new = node.shares.spread([name for name in device_ids if name not in node.ledger.id_states])
     for shared in gpus:
         use, asked, mib = node.use(shared), new.get(shared.position, 0), node.shares.share_mib
         left = max(0, len(shared.shares) - use.taken)
@@ -232,7 +231,7 @@ def _scattered(node: Node, demand: Demand, device_ids: Collection[str], *, after
     reused = [name for name in device_ids if name in node.ledger.id_states]
     # An ID in our ledger may also belong to a pod that has just ended: the kubelet knows of that end before us.
     if reused and after_init is not False:
-        where = ", ".join(f"GPU {position}" for position in sorted(spread_over(node, reused)))
+        where = ", ".join(f"GPU {position}" for position in sorted(node.shares.spread(reused)))
         took = "an init container of this pod took" if after_init else "an init container of this pod seems to have had"
         return Refusal(
             RefusalCode.SCATTERED,

@@ -42,7 +42,7 @@ class GrantOwner:
     """Empty: unknown."""
     container: str = ""
     frameworks: tuple[str, ...] = ()
-    """The frameworks of its programs, names in `model.contract.frameworks`."""
+    """The frameworks of its programs, names in `model.contract.variables.OF_FRAMEWORKS`."""
     limit_shares: int | None = None
     """The most shares of its GPU that it may use; None: those that it was given."""
 

@@ -6,10 +6,14 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from gpu_device_plugin.model.mig import is_mig_resource, resource_name
 from gpu_device_plugin.model.shares import parse_id
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
+
+    from gpu_device_plugin.model.allocations import Allocation
+    from gpu_device_plugin.model.shares import SharedGpu, Shares
 
 SETTLING_S = 10.0
 """How long after our answer to Allocate the kubelet's own records may still lack the IDs. The kubelet adds them within
@@ -260,3 +264,28 @@ def _quiet(reading: Reading | None, since: float) -> bool:
         return True
     # A process that started after the reading is not in it.
     return reading.began >= since and not reading.processes
+
+
+def held_through_others(allocations: Iterable[Allocation], shares: Shares) -> dict[str, str]:
+    """Return the GPUs (by UUID) that containers hold through resources that are not ours, or not theirs any more.
+
+    Each with the name of the resource. The driver may give a MIG instance of another profile the UUID of an earlier
+    one, which a container may still hold: the kubelet counts the ID in each resource for itself.
+    """
+    held = (
+        (shares.by_uuid(parse_id(name)[0]), allocation)
+        for allocation in allocations
+        for name in (*allocation.device_ids, *sorted(allocation.gpus or ()))
+    )
+    return {
+        shared.gpu.uuid: allocation.through
+        for shared, allocation in held
+        if shared is not None and (allocation.kind is None or _is_of_another_profile(shared, allocation))
+    }
+
+
+def _is_of_another_profile(shared: SharedGpu, allocation: Allocation) -> bool:
+    instance = shared.gpu.instance
+    if instance is None or shared.gone or not is_mig_resource(allocation.through):
+        return False
+    return allocation.through.partition("/")[2] != resource_name(instance.profile)

@@ -55,7 +55,7 @@ class WaitingPod:
     policy: str | None = None
     """The owner's policy for the choice of a GPU, a key of `POLICIES`; None: the node's policy."""
     frameworks: tuple[str, ...] = ()
-    """The frameworks that its owner names, see `model.contract.frameworks`."""
+    """The frameworks that its owner names, see `model.contract.variables`."""
     annotations: Mapping[str, str] = field(default_factory=dict)
     """Those by which its owner wants other memory than it requests, see `features.elastic.contract`."""
 

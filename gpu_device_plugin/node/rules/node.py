@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.gpus import NO_LINKS
 from gpu_device_plugin.model.placing import Room
+from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import OF_GPU, SHARES
 from gpu_device_plugin.node.rules.ledger import Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from gpu_device_plugin.model.allocations import Slot
     from gpu_device_plugin.model.gpus import Links
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.model.shares import SharedGpu, Shares
     from gpu_device_plugin.node.rules.ledger import Use
 
@@ -99,3 +103,26 @@ class Node:
     def rooms(self) -> tuple[Room, ...]:
         """Return the state of every GPU that is shared, or given whole, for a demand, by our own ledger."""
         return tuple(self.room(shared) for shared in self.shares.gpus if shared.listed & OF_GPU)
+
+
+def assigned_shares(
+    pod: Pod, records: Mapping[Slot, frozenset[str]], node: Node, resources: Sequence[Resource]
+) -> Mapping[tuple[str, Kind], Mapping[int, int]]:
+    """Return the shares by GPU position of each container and kind of a pod; empty unless all of them are known.
+
+    `records` are the device IDs in the kubelet's checkpoint.
+    """
+    found = {}
+    for container in pod.containers:
+        for resource in resources:
+            if container.limits.get(resource.name, 0) > 0:
+                ids = records.get((pod.kubelet_uid, container.name, resource.kind), frozenset())
+                places = node.shares.spread(ids)
+                if not ids or sum(places.values()) < len(ids):
+                    return {}
+                whole = resource.kind is Kind.COUNT
+                found[container.name, resource.kind] = {
+                    position: len(node.shares.gpus[position].shares) if whole else count
+                    for position, count in places.items()
+                }
+    return found

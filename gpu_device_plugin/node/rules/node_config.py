@@ -15,7 +15,7 @@ from gpu_device_plugin.model.contract.keys import (
     SERVE_LABEL,
     SET_LIMITS_LABEL,
 )
-from gpu_device_plugin.model.contract.nodelimits import NodeLimits
+from gpu_device_plugin.model.contract.nodelabels import NodeLimits
 from gpu_device_plugin.model.gpus import Inventory
 from gpu_device_plugin.model.limits import LIMITS, LimitMeans, summary
 from gpu_device_plugin.model.mig import MigMode
@@ -23,8 +23,7 @@ from gpu_device_plugin.model.placing import FIT, POLICIES
 from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.model.shares import TooManySharesError, misread_exclusions, unknown_exclusions
 from gpu_device_plugin.node.rules.container_grants import DEVICE_SPECS, ENVVAR, Delivery
-from gpu_device_plugin.node.rules.health.gpu_health import GpuHealth, with_cards
-from gpu_device_plugin.node.rules.health.node_condition import gpu_condition
+from gpu_device_plugin.node.rules.gpu_health import GpuHealth, gpu_condition, with_cards
 from gpu_device_plugin.node.rules.node import OPEN, Block
 from gpu_device_plugin.node.rules.serving_mode import AUTO, SERVING_MODES, Serving, ServingMode, wanted_mode
 
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.model.contract.cordons import Cordon
     from gpu_device_plugin.model.shares import Shares
-    from gpu_device_plugin.node.rules.health.node_condition import NodeCondition
+    from gpu_device_plugin.node.rules.gpu_health import NodeCondition
 
 GONE = "the MIG instance exists no more"
 IN_MIG_MODE = "it is in MIG mode now"

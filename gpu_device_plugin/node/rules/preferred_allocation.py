@@ -143,13 +143,3 @@ def _gives(node: Node, shared: SharedGpu, amount: int) -> bool:
 
 def _without(numbers: list[int], fenced: frozenset[int]) -> list[int]:
     return [number for number in numbers if number not in fenced]
-
-
-def spread_over(node: Node, device_ids: Iterable[str]) -> Mapping[int, int]:
-    """Return how many of these IDs lie on each GPU (by position). IDs that are not ours are left out."""
-    spread: dict[int, int] = {}  # a Counter takes three times as long, of the kubelet's time
-    place_of = node.shares.place_of
-    for name in device_ids:
-        if (found := place_of(name)) is not None:
-            spread[found[0]] = spread.get(found[0], 0) + 1
-    return spread

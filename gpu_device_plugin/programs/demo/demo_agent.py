@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin import logs
 from gpu_device_plugin.features.node_features import NODE_FEATURES, NODE_SETTINGS
 from gpu_device_plugin.features.use.node import UseReports
-from gpu_device_plugin.node import node_program as program
 from gpu_device_plugin.node.agent import NodeAgent
+from gpu_device_plugin.programs.agent import node_program as program
 from gpu_device_plugin.programs.commandline import ending
 from gpu_device_plugin.settings.sources import Sources
 

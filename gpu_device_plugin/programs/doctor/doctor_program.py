@@ -20,6 +20,7 @@ from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.client.config import ClusterConfigError, config_if_any
 from gpu_device_plugin.cluster.client.errors import ApiError, Call
 from gpu_device_plugin.cluster.writers.own_node import OwnNode
+from gpu_device_plugin.core.cluster.candidate import gpus_of_node
 from gpu_device_plugin.core.report.finding import Unknown, examine, exit_code, report
 from gpu_device_plugin.core.report.findings.node_checks import CHECKS
 from gpu_device_plugin.core.report.findings.symptoms import NO_PROFILES, ApiSeen, NodeSeen, NodeSymptoms, Profiles
@@ -49,19 +50,20 @@ from gpu_device_plugin.kubelet.sockets import (
 )
 from gpu_device_plugin.kubelet.statefile import PROFILE, SHARE_SIZE, StateFile
 from gpu_device_plugin.model.contract.keys import MIG_LABEL
-from gpu_device_plugin.model.contract.nodegpus import gpus_of_node
+from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.node.rules.container_grants import CONTROL_NODES
 from gpu_device_plugin.node.rules.node_config import mig_mode
 from gpu_device_plugin.node.rules.serving_mode import ServingMode
-from gpu_device_plugin.programs.doctor import node_reading, runtime_reading
+from gpu_device_plugin.programs.doctor import node_reading
 from gpu_device_plugin.programs.terminal import show
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from gpu_device_plugin.model.allocations import Allocation
     from gpu_device_plugin.model.gpus import Inventory
     from gpu_device_plugin.model.telemetry import GpuTelemetry
     from gpu_device_plugin.settings.node import NodeSettings
@@ -107,6 +109,7 @@ _API_UNREACHABLE = Unknown(
 )
 
 
+_CAPABILITIES = "proc/driver/nvidia/capabilities"
 _LIBRARIES = (
     "usr/lib/x86_64-linux-gnu",
     "usr/lib/aarch64-linux-gnu",
@@ -227,9 +230,13 @@ async def examined(
     invented, limits, mps_dir = settings.gpus != "nvml", settings.of(LimitSettings), settings.of(MpsSettings).mps_dir
     mps, mps_left = node_reading.mps_state((root or Path("/")) / mps_dir.relative_to("/"))
     device_nodes, unlinked = ({}, ()) if invented else _device_nodes(where, view.inventory)
+    allocations, checkpoint_problem = checkpoint_read(settings)
     names = {resource.kind: resource.name for resource in settings.managed}
     labels, engine = ({}, "") if isinstance(seen, Unknown) else (seen.node.labels, seen.node.runtime)
-    resources = (*settings.offered, *_of_profiles(settings, view.inventory, labels))
+    instances = (gpu.instance for gpu in view.inventory.gpus if gpu.instance is not None and gpu.instance.alone)
+    one_by_one = mig_mode(settings.mig, labels.get(MIG_LABEL, "")) is MigMode.WHOLE
+    names_of_mig = sorted({instance.profile for instance in instances}) if one_by_one else ()
+    resources = (*settings.offered, *(Resource.of_profile(name, settings.domain_of_mig) for name in names_of_mig))
     return NodeSymptoms(
         resources=resources,
         memory_resource=names[Kind.MEMORY],
@@ -240,7 +247,11 @@ async def examined(
         unified_mib=settings.unified_memory_mib,
         exclude_gpus=settings.exclude_gpus,
         mig=settings.mig,
-        mig_present=_instances_present(root or Path("/"), view.inventory),
+        mig_present={
+            gpu.uuid: sum(1 for _ in (root or Path("/")).glob(f"{_CAPABILITIES}/gpu{gpu.minor}/mig/gi*"))
+            for gpu in view.inventory.gpus
+            if gpu.mig
+        },
         devices=settings.devices,
         cdi_kind=settings.cdi_kind,
         allow_other_plugins=settings.of(ConflictSettings).allow_other_plugins,
@@ -262,25 +273,23 @@ async def examined(
         telemetry=telemetry,
         device_nodes=device_nodes,
         unlinked_nodes=unlinked,
-        runtimes=_HIDDEN if root is None else runtime_reading.runtimes(root, engine),
-        cdi_devices=_HIDDEN if root is None else runtime_reading.cdi_devices(root),
-        toolkit=_HIDDEN if root is None else runtime_reading.toolkit(root, run=root == Path("/")),
-        obeys_images=_HIDDEN if root is None else runtime_reading.obeys_images(root),
-        cgroup=runtime_reading.cgroup(root or Path("/")),
+        runtimes=_HIDDEN if root is None else node_reading.runtimes(root, engine),
+        cdi_devices=_HIDDEN if root is None else node_reading.cdi_devices(root),
+        toolkit=_HIDDEN if root is None else node_reading.toolkit(root, run=root == Path("/")),
+        obeys_images=_HIDDEN if root is None else node_reading.obeys_images(root),
+        cgroup=node_reading.cgroup(root or Path("/")),
         directory=str(folder),
         directory_problem=_problem(partial(check_directory, folder), DirectoryError),
         kubelet_listens=is_listened_to(folder / KUBELET_SOCKET),
         pod_resources_problem=held.result(),
-        checkpoint_problem=_problem(
-            partial(checkpoint.read, folder / checkpoint.NAME, settings.names), checkpoint.CheckpointUnreadableError
-        ),
-        with_driver_limits=node_reading.with_driver_limits(folder / checkpoint.NAME, names[Kind.MEMORY]),
+        checkpoint_problem=checkpoint_problem,
+        with_driver_limits=with_driver_limits(allocations),
         others=sightings(
             listened_to(folder, PLUGIN_SOCKETS),
             listened_to(settings.plugins_registry, DRIVER_SOCKETS),
             {} if isinstance(seen, Unknown) else seen.node.allocatable,
             {resource.name for resource in resources},
-            _given_by_others(settings),
+            frozenset(each.through for each in allocations if each.gpus is not None),
         ),
         agent=agent.result(),
         agents_running=agents_running,
@@ -340,32 +349,21 @@ def _device_nodes(where: DoctorPlace, inventory: Inventory) -> tuple[dict[str, s
     return nodes, tuple(unlinked)
 
 
-def _instances_present(root: Path, inventory: Inventory) -> dict[str, int]:
-    """Return the number of GPU instances of each GPU in MIG mode, by its UUID; see `NodeSymptoms.mig_present`."""
-    found = {}
-    for gpu in inventory.gpus:
-        if gpu.mig:
-            folder = root / f"proc/driver/nvidia/capabilities/gpu{gpu.minor}/mig"
-            found[gpu.uuid] = sum(1 for _ in folder.glob("gi*"))
-    return found
-
-
-def _given_by_others(settings: NodeSettings) -> frozenset[str]:
-    """Return the resources by which other plugins have given containers GPUs, as far as the checkpoint can be read."""
+def checkpoint_read(settings: NodeSettings) -> tuple[Sequence[Allocation], str]:
+    """Return what the kubelet's checkpoint says of the devices of containers, and why it cannot be read."""
     try:
-        allocations = checkpoint.read(settings.device_plugin_dir / checkpoint.NAME, settings.names).allocations
-    except checkpoint.CheckpointUnreadableError:
-        return frozenset()  # another check tells of it
-    return frozenset(allocation.through for allocation in allocations if allocation.gpus is not None)
+        return checkpoint.read(settings.device_plugin_dir / checkpoint.NAME, settings.names).allocations, ""
+    except checkpoint.CheckpointUnreadableError as problem:
+        return (), str(problem)
 
 
-def _of_profiles(settings: NodeSettings, inventory: Inventory, labels: Mapping[str, str]) -> tuple[Resource, ...]:
-    """Return the resources of the MIG profiles whose instances are given one by one."""
-    if mig_mode(settings.mig, labels.get(MIG_LABEL, "")) is not MigMode.WHOLE:
-        return ()
-    instances = [gpu.instance for gpu in inventory.gpus if gpu.instance is not None and gpu.instance.alone]
-    profiles = sorted({instance.profile for instance in instances})
-    return tuple(Resource.of_profile(profile, settings.domain_of_mig) for profile in profiles)
+def with_driver_limits(allocations: Iterable[Allocation]) -> tuple[str, ...]:
+    """Return the containers whose answers carry the driver's limits, as ``<pod's UID>/<name>``, sorted.
+
+    The kubelet keeps each answer, and gives it to the container again when it restarts.
+    """
+    carrying = (each for each in allocations if each.kind is Kind.MEMORY and each.enforcement is Enforcement.DRIVER)
+    return tuple(sorted(f"{each.pod_uid}/{each.container}" for each in carrying))
 
 
 # --- The kubelet ------------------------------------------------------------------------------------------------------

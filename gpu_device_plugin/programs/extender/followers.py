@@ -9,9 +9,9 @@ import msgspec
 
 from gpu_device_plugin.cluster.objects.decoding import NodeRecord
 from gpu_device_plugin.cluster.store import Store
+from gpu_device_plugin.core.cluster.candidate import gpus_of_node
 from gpu_device_plugin.core.cluster.other_pods import OtherPod
 from gpu_device_plugin.model.contract.keys import NODE_USE
-from gpu_device_plugin.model.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.model.gpus import MOST_GPUS
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind

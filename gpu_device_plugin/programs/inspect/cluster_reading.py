@@ -17,6 +17,7 @@ from gpu_device_plugin.cluster.objects.decoding import (
     UnreadableObjectError,
 )
 from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE
+from gpu_device_plugin.core.cluster.candidate import gpus_of_node
 from gpu_device_plugin.core.report.findings.component_checks import group_of
 from gpu_device_plugin.core.report.findings.symptoms import (
     ClusterSymptoms,
@@ -39,7 +40,6 @@ from gpu_device_plugin.model.contract.keys import (
     SWITCH_LABEL,
     MalformedAnnotationError,
 )
-from gpu_device_plugin.model.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.model.contract.nodelabels import our_annotations, our_labels, switched_on
 from gpu_device_plugin.model.contract.promises import promises
 from gpu_device_plugin.model.contract.variables import VISIBLE_DEVICES
@@ -48,8 +48,16 @@ from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.programs.inspect.agent_answers import histories
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, items, unread
-from gpu_device_plugin.view.objects import ApiObject, Condition, ConfigMap, Container, Named, PodSpec, decoded
-from gpu_device_plugin.view.reading import readable_claims
+from gpu_device_plugin.view.objects import (
+    ApiObject,
+    Condition,
+    ConfigMap,
+    Container,
+    Named,
+    PodSpec,
+    decoded,
+    readable_claims,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

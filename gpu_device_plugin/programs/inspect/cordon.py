@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.objects.decoding import NODES, NodeReader
 from gpu_device_plugin.core.capacity.plans import drain, on_gpus
+from gpu_device_plugin.core.cluster.candidate import gpus_of_node, with_cordons
 from gpu_device_plugin.core.report.text.plan_texts import staying_lines
 from gpu_device_plugin.core.report.text.printing import counted, first, gpu_names, short_uuid
 from gpu_device_plugin.model.contract.cordons import Cordon, cordon_of, read_cordons, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS, MalformedAnnotationError
-from gpu_device_plugin.model.contract.nodegpus import gpus_of_node, with_cordons
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.programs.commandline import FAILED, OK
 from gpu_device_plugin.programs.inspect.plan import arranged, confirmed, details

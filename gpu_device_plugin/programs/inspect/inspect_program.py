@@ -29,7 +29,6 @@ from gpu_device_plugin.core.report.tables.terminal_tables import (
     rows_waiting,
 )
 from gpu_device_plugin.core.report.text.columns import Line, columns
-from gpu_device_plugin.core.report.text.prices import price_document, price_lines
 from gpu_device_plugin.core.report.text.use_texts import at_a_glance
 from gpu_device_plugin.core.report.why.explanations import explain, explain_briefly
 from gpu_device_plugin.features.claims.claim_objects import CLAIMS
@@ -55,10 +54,10 @@ from gpu_device_plugin.programs.kubectl import (
 )
 from gpu_device_plugin.programs.terminal import discard_output, say, show, width
 from gpu_device_plugin.settings.knobs import UsageError, nearest
-from gpu_device_plugin.view.learned_mix import lesson_of
-from gpu_device_plugin.view.objects import ConfigMap
+from gpu_device_plugin.view.following import cluster
+from gpu_device_plugin.view.learned_mix import lesson_of, price_document, price_lines
+from gpu_device_plugin.view.objects import ABSENT, ConfigMap, gpu_pods, readable_claims, unseen
 from gpu_device_plugin.view.poddetails import events
-from gpu_device_plugin.view.reading import ABSENT, cluster, gpu_pods, readable_claims, unseen
 from gpu_device_plugin.view.why_pod import CONFIGURATION, assumed, on_gpus, policy_in, why, with_slowness
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.report.tables.terminal_tables import PodRow
-    from gpu_device_plugin.model.resource_claims import Claim
+    from gpu_device_plugin.features.claims.contract import Claim
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.view.following import FollowedCluster
     from gpu_device_plugin.view.why_pod import Policy
@@ -213,7 +212,7 @@ def _add_claims(cluster: FollowedCluster, kubectl: Kubectl, namespace: str = "")
         return []
     raw, why = _raw_claims(kubectl, namespace)
     claims, warnings = readable_claims(raw)
-    cluster.replace_claims(claims)
+    cluster.claims.replace(claims)
     return [unseen(why)] if why else warnings
 
 

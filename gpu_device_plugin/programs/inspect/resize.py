@@ -11,7 +11,7 @@ import msgspec
 from gpu_device_plugin.core.cluster.resizing import sizes
 from gpu_device_plugin.core.cluster.usage import growable
 from gpu_device_plugin.core.report.text.printing import counted
-from gpu_device_plugin.core.report.why.resizing import (
+from gpu_device_plugin.core.report.why.pod_use import (
     gpu_of,
     not_resizable,
     of_size,
@@ -23,9 +23,9 @@ from gpu_device_plugin.features.elastic.contract import IN_CONTAINER, Allowance,
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_LIMIT, RESIZE_BOUND
 from gpu_device_plugin.programs.commandline import FAILED, OK
 from gpu_device_plugin.programs.kubectl import MISSING_RIGHT, ClusterUnreadableError, unread
+from gpu_device_plugin.view.following import cluster
 from gpu_device_plugin.view.objects import Named, decoded
 from gpu_device_plugin.view.poddetails import pod_and_status
-from gpu_device_plugin.view.reading import cluster
 
 if TYPE_CHECKING:
     import argparse

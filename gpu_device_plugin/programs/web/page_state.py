@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.report.why.explanations import NodeAnswer
+    from gpu_device_plugin.features.claims.contract import Claim
     from gpu_device_plugin.features.use.contract import NodeUse
-    from gpu_device_plugin.model.resource_claims import Claim
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.web.callers import CallerScope
     from gpu_device_plugin.programs.web.figures import FiguresState

@@ -14,14 +14,14 @@ from gpu_device_plugin.cluster.objects.decoding import NODES, PODS
 from gpu_device_plugin.cluster.reflector import Reflector
 from gpu_device_plugin.features.claims.claim_objects import CLAIMS
 from gpu_device_plugin.view.following import FollowedCluster
-from gpu_device_plugin.view.reading import ABSENT, unseen
+from gpu_device_plugin.view.objects import ABSENT, unseen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.cluster.reflector import ReflectorTiming
-    from gpu_device_plugin.model.resource_claims import Claim
+    from gpu_device_plugin.features.claims.contract import Claim
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.view.following import FollowedNode, FollowedPod
 

@@ -21,7 +21,7 @@ from gpu_device_plugin.core.capacity.asks import (
 from gpu_device_plugin.core.capacity.node_kinds import Needs, NodeKind
 from gpu_device_plugin.core.capacity.terms import NO_TERMS, Alternative, Requirement, Terms, Toleration
 from gpu_device_plugin.model.contract.keys import STAND_IN
-from gpu_device_plugin.model.taints import Taint
+from gpu_device_plugin.model.pods import Taint
 from tests.core.cluster.test_fitting import asking, mem, node
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"

@@ -6,22 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_device_plugin.core.capacity.node_kinds import (
-    MACHINE,
-    PRODUCT,
-    Needs,
-    kind_of,
-    likely_labels,
-    unlike,
-)
+from gpu_device_plugin.core.capacity.node_kinds import MACHINE, PRODUCT, Needs, kind_of, likely_labels, unlike
 from gpu_device_plugin.core.capacity.terms import NO_TERMS, Terms, Toleration
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
 from gpu_device_plugin.model.contract.keys import HOSTNAME, STARTUP_TAINT
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
+from gpu_device_plugin.model.pods import Taint
 from gpu_device_plugin.model.resources import Amounts
-from gpu_device_plugin.model.taints import Taint
 from tests.core.cluster.test_fitting import asking, mem, node, whole
 
 LABELS = {HOSTNAME: "n1", "pool": "gpus", MACHINE: "g4dn.12xlarge"}

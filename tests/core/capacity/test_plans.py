@@ -11,14 +11,14 @@ import pytest
 from gpu_device_plugin.core.capacity.movable import Resident, Site, Stays, after
 from gpu_device_plugin.core.capacity.places import Fits, NodesFree
 from gpu_device_plugin.core.capacity.plans import Drain, Plan, drain, on_gpus, plan, planning
-from gpu_device_plugin.core.cluster.candidate import candidate
+from gpu_device_plugin.core.cluster.candidate import candidate, with_cordons
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.usage import Occupant, Usage
 from gpu_device_plugin.model.contract.cordons import Cordon, write_cordons
 from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
 from gpu_device_plugin.model.contract.keys import CORDONS
-from gpu_device_plugin.model.contract.nodegpus import NodeGpus, with_cordons
+from gpu_device_plugin.model.contract.nodegpus import NodeGpus
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Kind
 from tests.core.capacity.clusters import cheapest, node, random_world, resident

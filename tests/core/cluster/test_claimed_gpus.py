@@ -20,21 +20,11 @@ from gpu_device_plugin.core.cluster.claimed_gpus import (
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.pod_demand import Part
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage
-from gpu_device_plugin.features.claims.contract import DRIVER
+from gpu_device_plugin.features.claims.contract import DRIVER, Device, DeviceRequest
 from gpu_device_plugin.model.contract.nodegpus import AWAY, ListedInstance
 from gpu_device_plugin.model.placing import Demand
-from gpu_device_plugin.model.resource_claims import Device, DeviceRequest
 from gpu_device_plugin.model.resources import Amounts, Kind
-from tests.claim_values import (
-    INSTANCES,
-    claim,
-    part,
-    serving,
-    serving_view,
-    whole,
-    whole_instance,
-    with_instances,
-)
+from tests.claim_values import INSTANCES, claim, part, serving, serving_view, whole, whole_instance, with_instances
 from tests.views import holder, node_view, pod_on
 
 if TYPE_CHECKING:

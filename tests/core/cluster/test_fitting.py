@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.cluster.candidate import Candidate, candidate, summary
+from gpu_device_plugin.core.cluster.candidate import Candidate, by_division, candidate, summary
 from gpu_device_plugin.core.cluster.fitting import (
     Fit,
     Unfit,
@@ -23,14 +23,7 @@ from gpu_device_plugin.core.cluster.packing import Packer, Packing, groups
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuPreferences
-from gpu_device_plugin.model.contract.nodegpus import (
-    AWAY,
-    BY_CLAIMS,
-    ListedGpu,
-    ListedInstance,
-    NodeGpus,
-    by_division,
-)
+from gpu_device_plugin.model.contract.nodegpus import AWAY, BY_CLAIMS, ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.model.gpus import Closeness, Links
 from gpu_device_plugin.model.placing import POLICIES, Demand
 from gpu_device_plugin.model.resources import Amounts, Kind

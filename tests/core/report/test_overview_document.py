@@ -13,7 +13,7 @@ from gpu_device_plugin.core.cluster.node_report import NodeView
 from gpu_device_plugin.core.report.overview_document import document, node_document, redacted
 from gpu_device_plugin.features.use.contract import GpuUse, NodeReport
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
-from gpu_device_plugin.model.contract.nodelimits import NodeLimits
+from gpu_device_plugin.model.contract.nodelabels import NodeLimits
 from gpu_device_plugin.model.gpus import Closeness, Links
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from tests.claim_values import claim, part, serving, serving_view, whole

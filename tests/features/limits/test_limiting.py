@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.features.limits.node import Limits
-from gpu_device_plugin.model.contract.nodelimits import NodeLimits, read_node_limits
+from gpu_device_plugin.model.contract.nodelabels import NodeLimits, read_node_limits
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.settings.knobs import UsageError
 from tests.node.cluster_harness import Cluster, cluster

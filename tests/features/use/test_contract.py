@@ -27,7 +27,7 @@ from gpu_device_plugin.features.use.contract import (
     write_node_use,
 )
 from gpu_device_plugin.model.contract.keys import NODE_LIMITS, NODE_USE, MalformedAnnotationError
-from gpu_device_plugin.model.contract.nodelimits import NodeLimits, read_node_limits, write_node_limits
+from gpu_device_plugin.model.contract.nodelabels import NodeLimits, read_node_limits, write_node_limits
 from gpu_device_plugin.model.gpus import MOST_GPUS
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitStatus
 

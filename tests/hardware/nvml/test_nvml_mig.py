@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpu_device_plugin.hardware.monitor import MonitorTimings
-    from gpu_device_plugin.node.rules.health.gpu_health import Xid
+    from gpu_device_plugin.node.rules.gpu_health import Xid
     from tests.hardware.conftest import Watching
 
 

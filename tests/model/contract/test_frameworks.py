@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_device_plugin.model.contract.frameworks import read_frameworks
+from gpu_device_plugin.model.contract.variables import read_frameworks
 
 
 @pytest.mark.parametrize(

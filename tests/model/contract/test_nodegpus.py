@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_device_plugin.core.cluster.candidate import by_division, gpus_of_node, with_cordons
 from gpu_device_plugin.model.contract.cordons import Cordon, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS, NODE_GPUS, PLACEMENT_LABEL, MalformedAnnotationError
 from gpu_device_plugin.model.contract.nodegpus import (
@@ -20,11 +21,8 @@ from gpu_device_plugin.model.contract.nodegpus import (
     ListedGpu,
     ListedInstance,
     NodeGpus,
-    by_division,
-    gpus_of_node,
     node_gpus,
     read_node_gpus,
-    with_cordons,
     write_node_gpus,
 )
 from gpu_device_plugin.model.gpus import Closeness, Gpu, Inventory, Link, Links, MigInstance

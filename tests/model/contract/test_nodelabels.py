@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.model.contract.nodelabels import label_value, node_labels
-from gpu_device_plugin.model.contract.nodelimits import NodeLimits
+from gpu_device_plugin.model.contract.nodelabels import NodeLimits, label_value, node_labels
 from gpu_device_plugin.model.gpus import Gpu, Inventory
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.mig import MigMode

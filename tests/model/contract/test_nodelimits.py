@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.model.contract.nodelimits import NO_LIMITS, NodeLimits, read_node_limits, write_node_limits
+from gpu_device_plugin.model.contract.nodelabels import NO_LIMITS, NodeLimits, read_node_limits, write_node_limits
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 
 MIXED = NodeLimits(

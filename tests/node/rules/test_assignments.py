@@ -9,7 +9,8 @@ from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.node.rules.advertised_devices import offers
-from gpu_device_plugin.node.rules.assignments import assigned_shares, held_through_others
+from gpu_device_plugin.node.rules.ledger import held_through_others
+from gpu_device_plugin.node.rules.node import assigned_shares
 from tests.mig import inventory, mig_node
 from tests.names import COUNT, MEM, OURS
 from tests.nodes import ids, node, uuid

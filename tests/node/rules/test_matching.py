@@ -12,7 +12,7 @@ from gpu_device_plugin.model.contract.promises import Promise
 from gpu_device_plugin.model.placing import POLICIES
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.rules.matching import Call, ContainerRequest, Match, Matched, WaitingPod, expected, match
-from gpu_device_plugin.node.rules.preferred_allocation import PreferredAllocationRequest, spread_over
+from gpu_device_plugin.node.rules.preferred_allocation import PreferredAllocationRequest
 from tests.nodes import node
 
 MEMORY, COUNT = Kind.MEMORY, Kind.COUNT
@@ -344,7 +344,7 @@ class World:
             mine |= given
             reusable = reusable | given if wanted.init else reusable - given
             assert wanted.promise is not None
-            kept.append(tuple(sorted(spread_over(self.node, given).items())) == wanted.promise.shares)
+            kept.append(tuple(sorted(self.node.shares.spread(given).items())) == wanted.promise.shares)
             served = tuple(replace(w, served=True) if n <= number else w for n, w in enumerate(pod.requests))
             waiting = [replace(other, requests=served) if other.uid == pod.uid else other for other in waiting]
             begun = pod.uid
@@ -402,7 +402,7 @@ def test_a_pod_with_wishes_gets_a_wanted_gpu_where_the_order_is_right(
         given = question.answer(world.node, POLICIES["binpack"], matched)
         allowed = each.requests[0].allowed
         if allowed is not None and any(question.call.free.get(position, 0) >= 2 for position in allowed):
-            assert spread_over(world.node, given).keys() <= allowed
+            assert world.node.shares.spread(given).keys() <= allowed
         world.taken[each.uid] = set(given)
         # The records show that it was this one, and the pod chosen for it inherits its promise.
         heir, left = (
@@ -427,10 +427,10 @@ def test_swapping_equals_costs_nothing(positions: list[int], amount: int, data: 
         matched = match(question.call, waiting)
         assert matched.match is not None
         given = question.answer(world.node, POLICIES["binpack"], matched)
-        assert len(spread_over(world.node, given)) == 1
+        assert len(world.node.shares.spread(given)) == 1
         world.taken[each.uid] = set(given)
         waiting = [other for other in waiting if other.uid != matched.match.pod.uid]
-    assert spread_over(world.node, set().union(*world.taken.values())) == {
+    assert world.node.shares.spread(set().union(*world.taken.values())) == {
         position: amount * positions.count(position) for position in set(positions)
     }
 

@@ -21,7 +21,7 @@ from gpu_device_plugin.model.shares import SHARES, WHOLE_GPUS, Listing, parse_id
 from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode, admit
 from gpu_device_plugin.node.rules.advertised_devices import offers
 from gpu_device_plugin.node.rules.container_grants import NOBODY, Delivery, grant
-from gpu_device_plugin.node.rules.health.gpu_health import Cause, GpuHealth, Problem, with_cards
+from gpu_device_plugin.node.rules.gpu_health import Cause, GpuHealth, Problem, with_cards
 from gpu_device_plugin.node.rules.node import Block, Node
 from gpu_device_plugin.node.rules.node_config import out_of_service
 from gpu_device_plugin.node.rules.preferred_allocation import PreferredAllocationRequest

@@ -15,7 +15,7 @@ from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.model.shares import OF_GPU, WHOLE_GPUS, Shares, TooManySharesError
 from gpu_device_plugin.node.rules.container_grants import Delivery
-from gpu_device_plugin.node.rules.health.gpu_health import Cause, GpuHealth, Problem
+from gpu_device_plugin.node.rules.gpu_health import Cause, GpuHealth, Problem
 from gpu_device_plugin.node.rules.node import Block
 from gpu_device_plugin.node.rules.node_config import (
     NodeChoices,

@@ -28,7 +28,7 @@ from gpu_device_plugin.node.rules.ended_pods import EndedPods, PodsInApi, pods_i
 from gpu_device_plugin.node.rules.ledger import SETTLING_S, Ledger, Reading, ReleaseEvidence
 from gpu_device_plugin.node.rules.matching import ContainerRequest, Match, Matched, WaitingPod
 from gpu_device_plugin.node.rules.node import Block
-from gpu_device_plugin.node.rules.preferred_allocation import UNMATCHED, PreferredAllocationRequest, spread_over
+from gpu_device_plugin.node.rules.preferred_allocation import UNMATCHED, PreferredAllocationRequest
 from tests.nodes import node, uuid
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ class Kubelet:
     def _promise(self, amount: int, random: Random) -> Promise:
         """Promise any shares of any GPUs: a scheduler need not be right."""
         names = [name for shared in self.agent.node.shares.gpus for name in shared.shares]
-        on = spread_over(self.agent.node, random.sample(names, min(amount, len(names))))
+        on = self.agent.node.shares.spread(random.sample(names, min(amount, len(names))))
         return Promise(tuple(sorted(on.items())))
 
 
@@ -499,7 +499,7 @@ class OneNode(RuleBasedStateMachine):
         """They may be others than the promised ones if their number and the shares of each are the same."""
         for pod in self.in_use():
             for (number, kind), some in pod.devices.items():
-                on = spread_over(self.agent.node, some)
+                on = self.agent.node.shares.spread(some)
                 promise = pod.promises.get(number)
                 promised = promise is not None and promise.shares == tuple(sorted(on.items()))
                 as_many = promise is not None and promise.split(len(some)) == len(on) and len(set(on.values())) == 1

@@ -15,7 +15,7 @@ from gpu_device_plugin.model.placing import POLICIES
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import parse_id
 from gpu_device_plugin.node.rules.matching import Call, ContainerRequest, Match, Matched, WaitingPod
-from gpu_device_plugin.node.rules.preferred_allocation import UNMATCHED, PreferredAllocationRequest, spread_over
+from gpu_device_plugin.node.rules.preferred_allocation import UNMATCHED, PreferredAllocationRequest
 from tests.nodes import ids, node, uuid
 
 if TYPE_CHECKING:
@@ -314,7 +314,7 @@ def test_a_promise_is_kept_exactly_whenever_it_can_be(world: tuple[Node, list[st
     amount = sum(parts.values())
     answer = memory(there, available, amount).answer(there, BINPACK, promised(*sorted(parts.items())))
     room = Counter(parse_id(name)[0] for name in available)
-    found = spread_over(there, answer)
+    found = there.shares.spread(answer)
     if all(room[uuid(position)] >= n for position, n in parts.items()):
         assert found == parts
         return

@@ -13,9 +13,18 @@ from gpu_device_plugin.core.report.findings.symptoms import Runtime
 from gpu_device_plugin.features.mps.contract import STATE_FILE, MpsGpu, MpsState, MpsStatus
 from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
 from gpu_device_plugin.features.mps.rules.mps_admission import NOT_THERE, SILENT
+from gpu_device_plugin.kubelet import checkpoint
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
-from gpu_device_plugin.programs.doctor.node_reading import mps_state, with_driver_limits
-from gpu_device_plugin.programs.doctor.runtime_reading import cdi_devices, cgroup, obeys_images, runtimes, toolkit
+from gpu_device_plugin.programs.doctor.doctor_program import checkpoint_read, with_driver_limits
+from gpu_device_plugin.programs.doctor.node_reading import (
+    cdi_devices,
+    cgroup,
+    mps_state,
+    obeys_images,
+    runtimes,
+    toolkit,
+)
+from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.testing.kubelet.kubelet_files import Grant, write_checkpoint
 from tests.names import COUNT, MEM
 
@@ -187,7 +196,6 @@ def entry(pod: str, container: str, resource: str, **envs: str) -> Grant:
 
 
 def test_containers_that_carry_the_pair_are_those_of_the_kubelets_record(tmp_path: Path) -> None:
-    file = tmp_path / "checkpoint"
     pair = {"NVIDIA_GPU_MEMORY_LIMIT": "4096", "NVIDIA_GPU_MEMORY_REQUEST": "4096"}
     entries = [
         entry("b", "main", MEM, **pair),
@@ -195,8 +203,9 @@ def test_containers_that_carry_the_pair_are_those_of_the_kubelets_record(tmp_pat
         entry("a", "main", MEM, OTHER="1"),
         entry("a", "other", COUNT, **pair),
     ]
-    write_checkpoint(file, entries, {})
-    assert with_driver_limits(file, MEM) == ("a/side", "b/main")
+    write_checkpoint(tmp_path / checkpoint.NAME, entries, {})
+    allocations, problem = checkpoint_read(NodeSettings(device_plugin_dir=tmp_path))
+    assert (with_driver_limits(allocations), problem) == (("a/side", "b/main"), "")
 
 
 @pytest.mark.parametrize(
@@ -206,8 +215,9 @@ def test_containers_that_carry_the_pair_are_those_of_the_kubelets_record(tmp_pat
 )
 def test_of_an_unreadable_record_nothing_is_said(tmp_path: Path, content: str | None) -> None:
     if content is not None:
-        (tmp_path / "checkpoint").write_text(content)
-    assert with_driver_limits(tmp_path / "checkpoint", MEM) == ()
+        (tmp_path / checkpoint.NAME).write_text(content)
+    allocations, problem = checkpoint_read(NodeSettings(device_plugin_dir=tmp_path))
+    assert (allocations, bool(problem)) == ((), content is not None)
 
 
 LEFT = {"GPU-b": MpsGpu(MpsStatus.FAILED), "GPU-a": MpsGpu(MpsStatus.READY), "GPU-c": MpsGpu(MpsStatus.STOPPED)}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.programs.doctor.runtime_reading import cdi_devices, inside, runtimes
+from gpu_device_plugin.programs.doctor.node_reading import cdi_devices, inside, runtimes
 from tests.programs.doctor.test_node_files import CONTAINERD_1, CONTAINERD_2, CRI_O, DOCKER, put
 
 if TYPE_CHECKING:

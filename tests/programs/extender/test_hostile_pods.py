@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from bench.hostile import CLEARLY_REFUSED, PODS, pod
 from gpu_device_plugin.cluster.objects.decoding import PodReader
+from gpu_device_plugin.core.cluster.candidate import gpus_of_node
 from gpu_device_plugin.core.cluster.fitting import fit
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.cluster.usage import usage_of
@@ -30,7 +31,6 @@ from gpu_device_plugin.model.contract.keys import (
     SPLIT_LABEL,
     WISHES,
 )
-from gpu_device_plugin.model.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.model.contract.promises import assignment
 from gpu_device_plugin.model.pods import ContainerKind
 from gpu_device_plugin.model.resources import Kind

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.cluster.client.errors import Call, ForbiddenError, NotFoundError
+from gpu_device_plugin.core.cluster.candidate import gpus_of_node
 from gpu_device_plugin.metrics import SAMPLE_MISSES
 from gpu_device_plugin.model.contract.keys import ALLOCATION, NODE_GPUS
-from gpu_device_plugin.model.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Amounts
 from gpu_device_plugin.programs.extender import nominating

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.cluster.objects.decoding import PodReader
+from gpu_device_plugin.core.cluster.candidate import gpus_of_node
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.metrics import VERDICTS, Count, Metrics
 from gpu_device_plugin.model.contract.keys import ALLOCATION, IDX, NODE_GPUS, POD
-from gpu_device_plugin.model.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.programs.extender.nominating import Nominator
 from gpu_device_plugin.programs.extender.verbs import Verbs
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, Json, container, pod

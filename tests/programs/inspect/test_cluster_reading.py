@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from gpu_device_plugin.core.report.finding import Unknown
-from gpu_device_plugin.core.report.findings.cluster_checks import ADMISSION_POLICIES
+from gpu_device_plugin.core.report.findings.component_checks import ADMISSION_POLICIES
 from gpu_device_plugin.core.report.findings.symptoms import Karpenter, Lease
 from gpu_device_plugin.model.contract.keys import MEMORY_LIMIT
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement

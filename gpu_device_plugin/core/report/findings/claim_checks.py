@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.claimed_gpus import pools
-from gpu_device_plugin.core.report.finding import Unknown, error, names_by, note, ok, warning
+from gpu_device_plugin.core.report.finding import Unknown, error, grouped, note, ok, warning
 from gpu_device_plugin.features.claims.contract import DRIVER, MIG_CLASS, SHARED_CLASS, WHOLE_CLASS
 from gpu_device_plugin.model.contract.keys import SERVE_LABEL
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from gpu_device_plugin.core.report.finding import Finding
-    from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, NodeSeen, SliceSeen
+    from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, NodeSeen
 
 _CLASSES = frozenset({SHARED_CLASS, WHOLE_CLASS, MIG_CLASS})
 BY_CLAIMS = "dra"
@@ -30,9 +29,20 @@ _LOG = "see the log of its agent"
 def claims(cluster: ClusterSymptoms) -> Iterator[Finding]:
     """Yield what keeps claims from being served."""
     serving = [node for node in cluster.nodes if node.gpus.claims]
-    yield from _waiting(cluster.nodes)
+    asked_to = [node for node in cluster.nodes if node.labels.get(SERVE_LABEL) == BY_CLAIMS]
+    if not_yet := tuple(node.name for node in asked_to if not node.gpus.claims):
+        text = f"{{nodes}}: labelled {SERVE_LABEL}={BY_CLAIMS}, and no claims are served yet"
+        advice = "an agent changes over when no pod of its node holds a GPU by its limits; its log names those that do"
+        yield warning("not-serving-yet", text, advice, nodes=not_yet)
     yield from _orphans(cluster, {node.name for node in serving})
-    yield from _unallocated(cluster)
+    known = () if isinstance(cluster.claims, Unknown) else cluster.claims
+    ours = [claim for claim in known if any(request.device_class in _CLASSES for request in claim.requests)]
+    if pending := tuple(str(claim) for claim in ours if not claim.allocated):
+        text = "{claims:ResourceClaim waits|ResourceClaims wait} for GPUs: {claims}"
+        advice = (
+            "kubectl inspect gpushare why POD, with a pod that uses it, names the reason; without a pod it stays so"
+        )
+        yield note("claims-pending", text, advice, claims=pending)
     if not serving:
         return
     found = [
@@ -46,30 +56,18 @@ def claims(cluster: ClusterSymptoms) -> Iterator[Finding]:
         yield ok("claims", "{nodes:node serves|nodes serve} claims, with complete ResourceSlices", nodes=len(serving))
 
 
-def _waiting(nodes: Iterable[NodeSeen]) -> Iterator[Finding]:
-    """Yield the nodes that shall serve claims, and do not."""
-    if waiting := tuple(
-        node.name for node in nodes if node.labels.get(SERVE_LABEL) == BY_CLAIMS and not node.gpus.claims
-    ):
-        text = f"{{nodes}}: labelled {SERVE_LABEL}={BY_CLAIMS}, and no claims are served yet"
-        advice = "an agent changes over when no pod of its node holds a GPU by its limits; its log names those that do"
-        yield warning("not-serving-yet", text, advice, nodes=waiting)
-
-
 def _slices(cluster: ClusterSymptoms, serving: Sequence[NodeSeen]) -> Iterator[Finding]:
     if isinstance(cluster.slices, Unknown):
         yield cluster.slices
         return
-    by_pool: dict[str, list[SliceSeen]] = defaultdict(list)
-    for each in cluster.slices:
-        by_pool[each.pool].append(each)
+    by_pool = grouped((each.pool, each) for each in cluster.slices)
     if missing := tuple(node.name for node in serving if node.name not in by_pool):
         text = f"{{nodes}}: no ResourceSlice of {DRIVER}, so kube-scheduler knows none of the GPUs"
         advice = f"{_LOG}: it publishes them within seconds, unless a right of deploy/optional/dra.yaml is missing"
         yield error("no-slices", text, advice, nodes=missing)
     cut: list[str] = []
     for node in serving:
-        slices = by_pool[node.name]
+        slices = by_pool.get(node.name, ())
         newest = max((each.generation for each in slices), default=0)
         current = [each for each in slices if each.generation == newest]
         wanted = max((each.of for each in current), default=0)
@@ -117,7 +115,7 @@ def _classes(cluster: ClusterSymptoms, serving: Iterable[NodeSeen]) -> Iterator[
 
 
 def _runtimes(serving: Iterable[NodeSeen]) -> Iterator[Finding]:
-    for runtime, names in sorted(names_by((node.runtime, node.name) for node in serving).items()):
+    for runtime, names in sorted(grouped((node.runtime, node.name) for node in serving).items()):
         release = _CONTAINERD.match(runtime)
         version = tuple(map(int, release.groups())) if release else _FIRST_WITH_CDI_ON
         if version < _FIRST_WITH_CDI:
@@ -147,29 +145,13 @@ def _remembered(cluster: ClusterSymptoms, serving: Iterable[NodeSeen]) -> Iterat
         )
 
 
-def _unallocated(cluster: ClusterSymptoms) -> Iterator[Finding]:
-    """Yield the claims of our DeviceClasses that are not allocated."""
-    known = () if isinstance(cluster.claims, Unknown) else cluster.claims
-    if waiting := tuple(
-        str(claim)
-        for claim in known
-        if not claim.allocated and any(request.device_class in _CLASSES for request in claim.requests)
-    ):
-        yield note(
-            "claims-pending",
-            "{claims:ResourceClaim waits|ResourceClaims wait} for GPUs: {claims}",
-            "kubectl inspect gpushare why POD, with a pod that uses it, names the reason; without a pod it stays so",
-            claims=waiting,
-        )
-
-
 def _orphans(cluster: ClusterSymptoms, serving: set[str]) -> Iterator[Finding]:
     """Yield the claims with devices of nodes that do not serve claims (any more)."""
     if isinstance(cluster.claims, Unknown):
         if serving:
             yield cluster.claims
         return
-    left = names_by((node, str(claim)) for claim in cluster.claims for node in pools(claim) - serving)
+    left = grouped((node, str(claim)) for claim in cluster.claims for node in pools(claim) - serving)
     for node, names in sorted(left.items()):
         text = "{claims:ResourceClaim has|ResourceClaims have} GPUs of {node}, which serves no claims: {claims}"
         advice = "no other agent there can prepare or release them: end their pods, and delete claims that stay"

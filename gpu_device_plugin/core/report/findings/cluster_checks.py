@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.report.finding import Finding, Unknown, error, examine, names_by, note, ok, warning
-from gpu_device_plugin.core.report.findings.claim_checks import claims
-from gpu_device_plugin.core.report.findings.component_checks import (
-    agents,
-    extender,
-    groups,
-    original,
-    scheduler_versions,
-    versions,
-)
-from gpu_device_plugin.core.report.findings.condition_checks import condition_seen
-from gpu_device_plugin.core.report.findings.container_checks import UNREAD_ADVICE
-from gpu_device_plugin.core.report.findings.limit_checks import held, limits, supervisors, use, wishes
-from gpu_device_plugin.core.report.findings.node_amounts import gpushare_count, mismatches
+from gpu_device_plugin.core.report.finding import Finding, Unknown, error, examine, grouped, known, note, ok, warning
+from gpu_device_plugin.core.report.findings import claim_checks, component_checks, container_checks, limit_checks
 from gpu_device_plugin.core.report.text.printing import gpu_names, listed
 from gpu_device_plugin.core.report.why.pod_use import told_over_use
 from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, SWITCH_LABEL, SWITCHED_ON
@@ -27,42 +16,9 @@ from gpu_device_plugin.model.memory import format_mib
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, NodeSeen, PodSeen
-    from gpu_device_plugin.model.contract.nodegpus import ListedGpu
+    from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, NodeSeen
+    from gpu_device_plugin.model.contract.nodegpus import NodeGpus
     from gpu_device_plugin.model.pods import Pod
-
-_UNSEEN_S = 30.0
-"""A running scheduler sets a condition on its pods within this time."""
-
-_STALE_S = 60.0
-"""A lease that expired longer ago than this has no live holder, even if our clock is wrong."""
-
-_CONFIGURATION = "kubescheduler.config.k8s.io/v1"
-
-ADMISSION_POLICIES = frozenset(
-    {
-        "gpushare-variables",
-        "gpushare-size",
-        "gpushare-devices",
-        "gpushare-one-resource",
-        "gpushare-no-zero",
-        "gpushare-units",
-        "gpushare-node-name",
-        "gpushare-placement",
-        "gpushare-mirror-pods",
-        "gpushare-guarantee",
-        "gpushare-own-promise",
-        "gpushare-own-scheduling",
-        "gpushare-own-evictions",
-        "gpushare-moves",
-        "gpushare-own-node",
-        "gpushare-own-events",
-    }
-)
-"""The policies of deploy/policies.yaml."""
-
-_SWITCHED_OFF = "false"
-"""The other valid value of the label."""
 
 
 def _installed(cluster: ClusterSymptoms) -> Iterator[Finding]:
@@ -90,8 +46,8 @@ def _installed(cluster: ClusterSymptoms) -> Iterator[Finding]:
     if labelled and not silent and not deserted:
         yield ok("nodes", "{nodes:labelled node} with an agent", nodes=len(labelled))
     switches = [(node.labels[SWITCH_LABEL], node.name) for node in cluster.nodes if SWITCH_LABEL in node.labels]
-    for value, names in sorted(names_by(switches).items()):
-        if value in {SWITCHED_ON, _SWITCHED_OFF}:
+    for value, names in sorted(grouped(switches).items()):
+        if value in {SWITCHED_ON, "false"}:
             continue
         text = "gpushare={value} on {nodes} switches nothing on: only true does, in small letters"
         advice = (
@@ -122,16 +78,13 @@ def _unread(node: NodeSeen) -> Iterator[Finding]:
         advice = "upgrade the older of agent and scheduler"
         yield error("node-unreadable", "{node}: {problem}", advice, node=node.name, problem=fault)
     for why in node.gpus.unread:
-        yield error("gpu-unread", "{node}: {why}", UNREAD_ADVICE, node=node.name, why=why)
+        yield error("gpu-unread", "{node}: {why}", container_checks.UNREAD_ADVICE, node=node.name, why=why)
 
 
 def _gpus(cluster: ClusterSymptoms) -> Iterator[Finding]:
     for node in cluster.nodes:
         yield from _unread(node)
-        ill: dict[str, list[ListedGpu]] = {}
-        for gpu in node.gpus.all:
-            if gpu.unhealthy:
-                ill.setdefault(gpu.unhealthy, []).append(gpu)
+        ill = grouped((gpu.unhealthy, gpu) for gpu in node.gpus.all if gpu.unhealthy)
         for why, gpus in ill.items():
             text = f"{{node}}: {{gpus}} {'is' if len(gpus) == 1 else 'are'} out of service: {{why}}"
             advice = "docs/operations.md has the remedy (A GPU is out of service)"
@@ -158,7 +111,7 @@ def _gpus(cluster: ClusterSymptoms) -> Iterator[Finding]:
 
 
 def _allocatable(cluster: ClusterSymptoms) -> Iterator[Finding]:
-    ready = {agent.node for agent in cluster.agents if agent.ready}
+    ready = cluster.ready
     resource = cluster.memory_resource
     sharing = [
         node
@@ -179,11 +132,12 @@ def _allocatable(cluster: ClusterSymptoms) -> Iterator[Finding]:
         yield ok("offered", "{resource} is offered by {nodes:node}", resource=resource, nodes=len(sharing))
 
 
-def _capacity(cluster: ClusterSymptoms) -> Iterator[Finding]:
+def capacity(cluster: ClusterSymptoms, *, counted: bool | None = None) -> Iterator[Finding]:
+    """Check that the amounts of kubelets match the GPUs; `counted`: the agent offers whole GPUs, None: not known."""
     memory, count = cluster.memory_resource, cluster.count_resource
     ready = {agent.node for agent in cluster.agents if agent.ready and not agent.original}
     gpushare = {agent.node for agent in cluster.agents if agent.original}
-    by_number = any(part.original for part in cluster.extenders)
+    by_number = counted or any(part.original for part in cluster.extenders)
     # The kubelet of a node that serves claims knows no amounts.
     checked = [node for node in cluster.nodes if node.name in ready | gpushare and not node.gpus.claims]
     findings: list[Finding] = []
@@ -192,6 +146,8 @@ def _capacity(cluster: ClusterSymptoms) -> Iterator[Finding]:
             findings += gpushare_count(node.name, node.capacity, node.allocatable, memory, count)
         elif node.gpus.all:
             findings += mismatches(node.name, node.gpus, node.capacity, memory, count, counted_on=by_number)
+        if counted is False and not findings:
+            findings += unoffered(node.name, node.capacity, count)
     yield from findings
     if checked and not findings:
         yield ok("capacity", "matches the GPUs on {nodes:node}", nodes=len(checked))
@@ -201,7 +157,7 @@ def _share_sizes(cluster: ClusterSymptoms) -> Iterator[Finding]:
     sized = [
         (size, node) for node in cluster.nodes if (size := node.gpus.share_mib) is not None and not node.gpus.claims
     ]
-    sizes = names_by((size, node.name) for size, node in sized)
+    sizes = grouped((size, node.name) for size, node in sized)
     profiles = [(size, node.labels.get(CONFIG_LABEL, "")) for size, node in sized]
     of_profiles = {(size, "" if profile == DEFAULT_PROFILE else profile) for size, profile in profiles}
     where = "; ".join(f"{format_mib(size)} on {listed(names)}" for size, names in sorted(sizes.items()))
@@ -223,7 +179,7 @@ def _share_sizes(cluster: ClusterSymptoms) -> Iterator[Finding]:
 
 def _others(cluster: ClusterSymptoms) -> Iterator[Finding]:
     labelled = [node for node in cluster.nodes if node.labelled]
-    others = names_by((sighting.other, node.name) for node in labelled for sighting in node.others)
+    others = grouped((sighting.other, node.name) for node in labelled for sighting in node.others)
     for other, nodes in others.items():
         text = "{other} hands out GPUs too, on {nodes}"
         yield error("other-plugin", text, other.off, other=other.name, nodes=nodes)
@@ -243,137 +199,36 @@ def _leftovers(cluster: ClusterSymptoms) -> Iterator[Finding]:
         yield note("leftovers", "{nodes}: annotations or capacity remain, though sharing is off", advice, nodes=left)
 
 
-# --- Scheduling -------------------------------------------------------------------------------------------------------
-
-
-def _leases(cluster: ClusterSymptoms) -> Iterator[Finding]:
-    if isinstance(cluster.leases, Unknown):
-        yield cluster.leases
-        return
-    for name, lease in cluster.leases.items():
-        advice = "see whether the pods above run, and their logs"
-        if not lease.holder:
-            yield error("no-leader", "{lease}: no replica holds it, so no replica schedules", advice, lease=name)
-        elif lease.age_s > lease.lasts_s + _STALE_S:
-            text = "{lease}: {holder} has not renewed it for {seconds} s, so no replica schedules"
-            yield error("leader-lost", text, advice, lease=name, holder=lease.holder, seconds=round(lease.age_s))
-        else:
-            yield ok("leader", "{lease} is held by {holder}", lease=name, holder=lease.holder)
-    if cluster.own_scheduler and not cluster.leases:
-        text = "the scheduler's lease does not exist: no replica has ever led"
-        yield error("no-lease", text, "see the lines above, and the log of kube-scheduler in its pods")
-
-
-def _configuration(cluster: ClusterSymptoms) -> Iterator[Finding]:
-    if isinstance(cluster.configurations, Unknown):
-        yield cluster.configurations
-        return
-    for where, version in cluster.configurations.items():
-        if version == _CONFIGURATION:
-            yield ok("configuration", "{file} has version v1", file=where)
-        else:
-            text = "{file} has version {version}, which no supported kube-scheduler reads"
-            advice = f"set apiVersion: {_CONFIGURATION}"
-            yield error("configuration-version", text, advice, file=where, version=version or "(none)")
-
-
-def _placement(cluster: ClusterSymptoms) -> Iterator[Finding]:
-    # On nodes that serve claims kube-scheduler itself allocates, for limits too.
-    serving = {node.name for node in cluster.nodes if node.gpus.claims}
-    bound = [pod for pod in cluster.pods if pod.node and pod.node not in serving]
-    by_scheduler = _by_scheduler(pod for pod in bound if not pod.promised)
-    for scheduler, pods in by_scheduler.items():
-        text = "{scheduler} bound {pods:GPU pod} without asking the extender: {pods}"
-        advice = (
-            "configure {scheduler} to call it (docs/scheduler.md), or set schedulerName: gpushare-scheduler; no "
-            "scheduler is asked about pods that set nodeName themselves"
-        )
-        yield warning("extender-not-asked", text, advice, scheduler=scheduler, pods=pods)
-    if bound and not by_scheduler:
-        yield ok("placement", "{pods:GPU pod} on nodes, each with a GPU chosen by a scheduler", pods=len(bound))
-
-
-def _by_scheduler(pods: Iterable[PodSeen]) -> Mapping[str, tuple[str, ...]]:
-    return names_by((pod.scheduler, pod.name) for pod in sorted(pods, key=lambda pod: pod.scheduler))
-
-
-def _pending(cluster: ClusterSymptoms) -> Iterator[Finding]:
-    pending = [pod for pod in cluster.pods if not pod.node]
-    ignored = [pod for pod in pending if not pod.seen and pod.age_s > _UNSEEN_S]
-    for scheduler, pods in _by_scheduler(ignored).items():
-        yield error(
-            "pods-ignored",
-            "{scheduler} has not looked at {pods:GPU pod}: {pods}",
-            "start a scheduler of that name (deploy/scheduler.yaml is gpushare-scheduler), or correct schedulerName",
-            scheduler=scheduler,
-            pods=pods,
-        )
-    if waiting := tuple(pod.name for pod in pending if pod not in ignored):
-        advice = "kubectl inspect gpushare why POD names the reason"
-        yield note("pods-pending", "{pods:GPU pod} pending: {pods}", advice, pods=waiting)
-    if not pending:
-        yield ok("none-pending", "no GPU pod is pending")
-
-
-def _variables(cluster: ClusterSymptoms) -> Iterator[Finding]:
-    if cluster.meddling:
-        text = "{pods} set NVIDIA_VISIBLE_DEVICES themselves, and may see GPUs of others"
-        advice = "remove it from their env; deploy/policies.yaml refuses it in pods that ask for GPUs"
-        yield warning("variable-set-by-pod", text, advice, pods=cluster.meddling)
-    else:
-        yield ok("variables", "no pod on a sharing node sets NVIDIA_VISIBLE_DEVICES itself")
-
-
-def _policies(cluster: ClusterSymptoms) -> Iterator[Finding]:
-    if isinstance(cluster.policies, Unknown):
-        yield cluster.policies
-    elif missing := tuple(ADMISSION_POLICIES - cluster.policies):
-        names = "" if len(missing) == len(ADMISSION_POLICIES) else " ({policies})"
-        text = (
-            "{policies:admission policy is|admission policies are} not installed" + names + ": pods may set requests "
-            "and variables that break the sharing"
-        )
-        advice = "kubectl apply -f deploy/policies.yaml (Kubernetes 1.30 or newer)"
-        yield note("policies-missing", text, advice, policies=missing)
-    else:
-        yield ok("policies", "all admission policies are installed")
-
-
-def _server(cluster: ClusterSymptoms) -> Iterator[Finding]:
-    version = cluster.version
-    yield version if isinstance(version, Unknown) else ok("api", "Kubernetes {version}", version=version)
-
-
 CHECKS: Mapping[str, Callable[[ClusterSymptoms], Iterable[Finding]]] = MappingProxyType(
     {
-        "API server": _server,
+        "API server": known("version", lambda _, version: [ok("api", "Kubernetes {version}", version=version)]),
         "nodes": _installed,
-        "node groups": groups,
-        "agents": agents,
+        "node groups": component_checks.groups,
+        "agents": component_checks.agents,
         "runtime class": _runtime_class,
         "GPUs": _gpus,
-        "GPU condition": condition_seen,
+        "GPU condition": known("histories", container_checks.condition_seen),
         "allocatable": _allocatable,
-        "capacity": _capacity,
+        "capacity": capacity,
         "share size": _share_sizes,
-        "ResourceClaims": claims,
+        "ResourceClaims": claim_checks.claims,
         "other plugins": _others,
         "leftovers": _leftovers,
-        "extender": extender,
-        "scheduler version": scheduler_versions,
-        "leader": _leases,
-        "scheduler configuration": _configuration,
-        "placement": _placement,
-        "pending pods": _pending,
-        "variables": _variables,
-        "memory limits": limits,
-        "MPS": supervisors,
-        "limits held": held,
-        "memory use": use,
-        "memory wishes": wishes,
-        "versions": versions,
-        "policies": _policies,
-        "gpushare's own parts": original,
+        "extender": component_checks.extender,
+        "scheduler version": component_checks.scheduler_versions,
+        "leader": known("leases", component_checks.leaders),
+        "scheduler configuration": known("configurations", component_checks.configuration),
+        "placement": component_checks.placement,
+        "pending pods": component_checks.pending,
+        "variables": component_checks.variables,
+        "memory limits": limit_checks.limits,
+        "MPS": limit_checks.supervisors,
+        "limits held": limit_checks.held,
+        "memory use": limit_checks.use,
+        "memory wishes": limit_checks.wishes,
+        "versions": component_checks.versions,
+        "policies": known("policies", component_checks.policies),
+        "gpushare's own parts": component_checks.original,
     }
 )
 """A check comes after those on which it depends."""
@@ -413,3 +268,81 @@ def _over_use(pods: Iterable[Pod], namespace: str) -> Iterable[Finding]:
         warning(told.code, f"{{pod}}: {told.text}", advice, pod=f"{pod.namespace}/{pod.name}", **told.parameters)
         for pod, told in over
     ] or [ok("use", within, namespace=namespace)]
+
+
+_REMEMBERED = "the kubelet keeps the amount of a stopped plugin for five minutes, then sets it to 0"
+_LATER = "five minutes after the last plugin that offered it has stopped"
+_SOON = "the kubelet updates its node every 10 seconds; if this persists, see the logs of both"
+_WHERE_OFFERED = (
+    "where its agent offers it, the kubelet corrects it within 10 seconds, or its log says why not; else "
+    f"{_LATER} ({_REMEMBERED}): {{command}}"
+)
+
+
+def set_count(node: str, count: str, number: int | str | None) -> str:
+    """Return the command that sets the number of GPUs on a node; None removes it."""
+    value = "null" if number is None else f'"{number}"'
+    patch = f'{{"status":{{"capacity":{{"{count}":{value}}}}}}}'
+    return f"kubectl patch node {node} --subresource=status --type=merge -p '{patch}'"
+
+
+def mismatches(
+    node: str, gpus: NodeGpus, capacity: Mapping[str, int], memory: str, count: str, *, counted_on: bool
+) -> Iterator[Finding]:
+    """Yield the amounts that do not match the GPUs of a node on which an agent is ready.
+
+    `memory` and `count` name the resources of shares and of GPUs. 0 GPUs are wrong only if pods or schedulers use that
+    number (`counted_on`).
+    """
+    shares, number = sum(gpu.shares for gpu in gpus.gpus), sum(gpu.instance is None for gpu in gpus.gpus)
+    # The kubelet keeps the devices of instances that were shared before, and are not now.
+    before = sum(gpu.shares for gpu in (*gpus.instances, *gpus.gone))
+    instances = Counter(gpu.instance.resource for gpu in gpus.instances if gpu.instance is not None)
+    reported = capacity.get(count, number)
+    differs = [(resource, capacity.get(resource, 0), there) for resource, there in sorted(instances.items())]
+    wrong = [each for each in differs if each[1] < each[2]]
+    if not shares <= capacity.get(memory, shares) <= shares + before:
+        wrong.insert(0, (memory, capacity[memory], shares))
+    if reported != number and (reported or counted_on):
+        wrong.append((count, reported, number))
+    for resource, kubelet, agent in wrong:
+        command, advice = (set_count(node, count, number), _WHERE_OFFERED) if resource == count else ("", _SOON)
+        text = "{node} has {kubelet} {resource} by its kubelet, but {agent} by its agent"
+        yield warning("capacity-differs", text, advice, node=node, resource=resource, kubelet=kubelet, agent=agent,
+                      command=command)  # fmt: skip
+
+
+def unoffered(node: str, capacity: Mapping[str, int], count: str) -> Iterator[Finding]:
+    """Yield a note if a node has a number of GPUs, though its agent offers no whole ones."""
+    if capacity.get(count):
+        yield note(
+            "count-not-offered",
+            "{node} has {kubelet} {resource}, and its agent offers none: pods that ask for it get no GPU here",
+            "gpushare's own extender needs the number (docs/operations.md); where that does not run, remove it, "
+            f"{_LATER}: {{command}}",
+            node=node,
+            resource=count,
+            kubelet=capacity[count],
+            command=set_count(node, count, None),
+        )
+
+
+def gpushare_count(
+    node: str, capacity: Mapping[str, int], allocatable: Mapping[str, int], memory: str, count: str
+) -> Iterator[Finding]:
+    """Check the number of GPUs on a node of gpushare's own device plugin; `count` is gpushare's name for it."""
+    again = "{command} with N for its number of GPUs, or restart gpushare's plugin there"
+    command = set_count(node, count, "N")
+    if capacity.get(memory) and not capacity.get(count):
+        text = "{node} has no {resource}, without which gpushare's extender finds room on none of its GPUs"
+        yield warning("no-count", text, again, node=node, resource=count, command=command)
+    elif capacity.get(count) and allocatable.get(count) == 0:
+        yield warning(
+            "count-remembered",
+            f"{{node}} has {{kubelet}} {{resource}} only because its kubelet remembers an agent: {_REMEMBERED}",
+            f"wait until it is 0, and then {again}",
+            node=node,
+            resource=count,
+            kubelet=capacity[count],
+            command=command,
+        )

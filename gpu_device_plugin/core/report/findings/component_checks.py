@@ -10,15 +10,15 @@ from collections import Counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.report.finding import Finding, Unknown, error, names_by, note, ok, warning
+from gpu_device_plugin.core.report.finding import Finding, Unknown, error, grouped, note, ok, warning
 from gpu_device_plugin.core.report.text.printing import MOST_NAMED
 from gpu_device_plugin.model.contract.keys import GROUP_LABELS, NODE_POOL, SWITCH_LABEL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from gpu_device_plugin.core.report.finding import Finding
-    from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, PartSeen
+    from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, Lease, PartSeen, PodSeen
 
 _IMAGE = (
     "correct image: in the manifest, push the image there, or load it on the node (docs/install-image.md); "
@@ -213,7 +213,7 @@ def group_of(labels: Mapping[str, str]) -> str:
 def groups(cluster: ClusterSymptoms) -> Iterator[Finding]:
     """Yield the node groups whose new nodes would share no GPUs, and those that Karpenter takes for useless."""
     sharing = {group_of(node.labels) for node in cluster.nodes if node.labelled}
-    plain = names_by((group_of(node.labels), node.name) for node in cluster.nodes if SWITCH_LABEL not in node.labels)
+    plain = grouped((group_of(node.labels), node.name) for node in cluster.nodes if SWITCH_LABEL not in node.labels)
     for group in sorted((plain.keys() & sharing) - {""}):
         yield warning(
             "group-partly-labelled",
@@ -241,3 +241,124 @@ def groups(cluster: ClusterSymptoms) -> Iterator[Finding]:
             resource=cluster.memory_resource,
             pools=found.pools,
         )
+
+
+# --- Scheduling ------------------------------------------------------------------------------------------------------
+
+_UNSEEN_S = 30.0
+"""A running scheduler sets a condition on its pods within this time."""
+_STALE_S = 60.0
+"""A lease that expired longer ago than this has no live holder, even if our clock is wrong."""
+_CONFIGURATION = "kubescheduler.config.k8s.io/v1"
+ADMISSION_POLICIES = frozenset(
+    {
+        "gpushare-variables",
+        "gpushare-size",
+        "gpushare-devices",
+        "gpushare-one-resource",
+        "gpushare-no-zero",
+        "gpushare-units",
+        "gpushare-node-name",
+        "gpushare-placement",
+        "gpushare-mirror-pods",
+        "gpushare-guarantee",
+        "gpushare-own-promise",
+        "gpushare-own-scheduling",
+        "gpushare-own-evictions",
+        "gpushare-moves",
+        "gpushare-own-node",
+        "gpushare-own-events",
+    }
+)
+"""The policies of deploy/policies.yaml."""
+
+
+def leaders(cluster: ClusterSymptoms, leases: Mapping[str, Lease]) -> Iterator[Finding]:
+    """Check that a replica leads."""
+    for name, lease in leases.items():
+        advice = "see whether the pods above run, and their logs"
+        if not lease.holder:
+            yield error("no-leader", "{lease}: no replica holds it, so no replica schedules", advice, lease=name)
+        elif lease.age_s > lease.lasts_s + _STALE_S:
+            text = "{lease}: {holder} has not renewed it for {seconds} s, so no replica schedules"
+            yield error("leader-lost", text, advice, lease=name, holder=lease.holder, seconds=round(lease.age_s))
+        else:
+            yield ok("leader", "{lease} is held by {holder}", lease=name, holder=lease.holder)
+    if cluster.own_scheduler and not leases:
+        text = "the scheduler's lease does not exist: no replica has ever led"
+        yield error("no-lease", text, "see the lines above, and the log of kube-scheduler in its pods")
+
+
+def configuration(_: ClusterSymptoms, configurations: Mapping[str, str]) -> Iterator[Finding]:
+    """Check that kube-scheduler can read its configuration."""
+    for where, version in configurations.items():
+        if version == _CONFIGURATION:
+            yield ok("configuration", "{file} has version v1", file=where)
+        else:
+            text = "{file} has version {version}, which no supported kube-scheduler reads"
+            advice = f"set apiVersion: {_CONFIGURATION}"
+            yield error("configuration-version", text, advice, file=where, version=version or "(none)")
+
+
+def placement(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    """Check that bound pods have the GPUs that a scheduler chose."""
+    # On nodes that serve claims kube-scheduler itself allocates, for limits too.
+    serving = {node.name for node in cluster.nodes if node.gpus.claims}
+    bound = [pod for pod in cluster.pods if pod.node and pod.node not in serving]
+    by_scheduler = _by_scheduler(pod for pod in bound if not pod.promised)
+    for scheduler, pods in by_scheduler.items():
+        text = "{scheduler} bound {pods:GPU pod} without asking the extender: {pods}"
+        advice = (
+            "configure {scheduler} to call it (docs/scheduler.md), or set schedulerName: gpushare-scheduler; no "
+            "scheduler is asked about pods that set nodeName themselves"
+        )
+        yield warning("extender-not-asked", text, advice, scheduler=scheduler, pods=pods)
+    if bound and not by_scheduler:
+        yield ok("placement", "{pods:GPU pod} on nodes, each with a GPU chosen by a scheduler", pods=len(bound))
+
+
+def _by_scheduler(pods: Iterable[PodSeen]) -> Mapping[str, tuple[str, ...]]:
+    return grouped((pod.scheduler, pod.name) for pod in sorted(pods, key=lambda pod: pod.scheduler))
+
+
+def pending(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    """Check that schedulers look at the pods that wait."""
+    pending = [pod for pod in cluster.pods if not pod.node]
+    ignored = [pod for pod in pending if not pod.seen and pod.age_s > _UNSEEN_S]
+    for scheduler, pods in _by_scheduler(ignored).items():
+        yield error(
+            "pods-ignored",
+            "{scheduler} has not looked at {pods:GPU pod}: {pods}",
+            "start a scheduler of that name (deploy/scheduler.yaml is gpushare-scheduler), or correct schedulerName",
+            scheduler=scheduler,
+            pods=pods,
+        )
+    if waiting := tuple(pod.name for pod in pending if pod not in ignored):
+        advice = "kubectl inspect gpushare why POD names the reason"
+        yield note("pods-pending", "{pods:GPU pod} pending: {pods}", advice, pods=waiting)
+    if not pending:
+        yield ok("none-pending", "no GPU pod is pending")
+
+
+def variables(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    """Check that no pod sets the variable by which containers see GPUs."""
+    if cluster.meddling:
+        text = "{pods} set NVIDIA_VISIBLE_DEVICES themselves, and may see GPUs of others"
+        advice = "remove it from their env; deploy/policies.yaml refuses it in pods that ask for GPUs"
+        yield warning("variable-set-by-pod", text, advice, pods=cluster.meddling)
+    else:
+        yield ok("variables", "no pod on a sharing node sets NVIDIA_VISIBLE_DEVICES itself")
+
+
+def policies(_: ClusterSymptoms, installed: frozenset[str]) -> Iterator[Finding]:
+    """Check that the admission policies are installed."""
+    if missing := tuple(ADMISSION_POLICIES - installed):
+        names = "" if len(missing) == len(ADMISSION_POLICIES) else " ({policies})"
+        text = (
+            "{policies:admission policy is|admission policies are} not installed" + names + ": pods may set requests "
+            "and variables that break the sharing"
+        )
+        advice = "kubectl apply -f deploy/policies.yaml (Kubernetes 1.30 or newer)"
+        yield note("policies-missing", text, advice, policies=missing)
+    else:
+        yield ok("policies", "all admission policies are installed")

@@ -7,12 +7,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.resizing import sizes
-from gpu_device_plugin.core.report.finding import Finding, Unknown, error, names_by, note, ok, warning
+from gpu_device_plugin.core.report.finding import Finding, Unknown, error, grouped, note, ok, warning
 from gpu_device_plugin.core.report.findings.container_checks import name
 from gpu_device_plugin.core.report.text.printing import first
 from gpu_device_plugin.core.report.text.use_texts import age, container, does_not_hold, uses
-from gpu_device_plugin.core.report.why.pod_use import refusals
-from gpu_device_plugin.core.report.why.resizing import why_not
+from gpu_device_plugin.core.report.why.pod_use import refusals, why_not
 from gpu_device_plugin.features.elastic.contract import MemoryRequests, is_elastic
 from gpu_device_plugin.features.limits.rules.enforcement import REFUSE, Abilities, enforcements, wanted_enforcement
 from gpu_device_plugin.features.mps.contract import MpsStatus
@@ -85,7 +84,7 @@ def limits(cluster: ClusterSymptoms) -> Iterator[Finding]:
             )
         elif not refused:
             present.append(((reported.enforcement, reported.why), node.name))
-    for (enforcement, why), nodes in sorted(names_by(present).items()):
+    for (enforcement, why), nodes in sorted(grouped(present).items()):
         firm = enforcement in {Enforcement.PARTITION, Enforcement.DRIVER, Enforcement.MPS}
         text = "{limits} on {nodes}: {why}"
         yield (
@@ -190,20 +189,18 @@ def _numbers(version: str) -> tuple[int, ...]:
 def supervisors(cluster: ClusterSymptoms) -> Iterator[Finding]:
     """Check that a supervisor is ready on each node whose limits are to be those of MPS."""
     ready = {part.node for part in cluster.supervisors if part.ready}
-    wanting = {node.name for node in cluster.nodes if node.labelled and _by_mps(node, cluster)}
+    wanting = set[str]()
+    for node in cluster.nodes:
+        present = None if node.report.limits is None else node.report.limits.enforcement
+        # ACK's label cgpu prefers the driver's limits.
+        asked = _asked_of(node, cluster) is Enforcement.MPS and present is not Enforcement.DRIVER
+        if node.labelled and (asked or present is Enforcement.MPS):
+            wanting.add(node.name)
     if missing := wanting - ready:
         text = "no MPS supervisor is ready on {nodes}, whose limits are to be those of MPS"
         yield error("no-supervisor", text, _START_MPS, nodes=tuple(missing))
     elif wanting:
         yield ok("supervisors", "a supervisor is ready on {nodes:node}", nodes=len(wanting))
-
-
-def _by_mps(node: NodeSeen, cluster: ClusterSymptoms) -> bool:
-    present = None if node.report.limits is None else node.report.limits.enforcement
-    # ACK's label cgpu prefers the driver's limits.
-    return present is Enforcement.MPS or (
-        _asked_of(node, cluster) is Enforcement.MPS and present is not Enforcement.DRIVER
-    )
 
 
 def supervisor(node: NodeSymptoms) -> Iterator[Finding]:
@@ -243,7 +240,22 @@ def supervisor(node: NodeSymptoms) -> Iterator[Finding]:
 
 def held(cluster: ClusterSymptoms) -> Iterator[Finding]:
     """Check that the driver has the limits that containers were granted."""
-    findings = [finding for node in cluster.nodes for finding in _held(node.name, node.report)]
+    findings: list[Finding] = []
+    for node in cluster.nodes:
+        if broken := [part for part in node.report.current if not_held(part)]:
+            advice = (
+                "a container keeps the limit that it was started with: correct what the line names, and delete the "
+                "pod; docs/guide.md has more (How a memory limit is enforced)"
+            )
+            findings.append(warning("limits-not-held", _DETAILS, advice, **_details(node.name, broken, does_not_hold)))
+        unread = [
+            (part.why, container(part))
+            for part in node.report.current
+            if part.enforcement is Enforcement.DRIVER and part.held is LimitStatus.UNVERIFIED
+        ]
+        for why, names in sorted(grouped(unread).items()):
+            text = "{node}: whether the limit holds is not known of {containers}" + (": {why}" if why else "")
+            findings.append(note("limits-unverified", text, node=node.name, containers=names, why=why))
     yield from findings
     if findings:
         return
@@ -256,28 +268,6 @@ def held(cluster: ClusterSymptoms) -> Iterator[Finding]:
         yield ok("limits-held", text, by="the driver", containers=by_driver)
     if instances:
         yield ok("limits-held", text, by="the hardware (MIG)", containers=instances)
-
-
-def _held(node: str, report: NodeReport) -> Iterator[Finding]:
-    if usage_outside_grants := [part for part in report.current if not_held(part)]:
-        advice = (
-            "a container keeps the limit that it was started with: correct what the line names, and delete the pod; "
-            "docs/guide.md has more (How a memory limit is enforced)"
-        )
-        yield warning("limits-not-held", _DETAILS, advice, **_details(node, usage_outside_grants, does_not_hold))
-    unread = [
-        part
-        for part in report.current
-        if part.enforcement is Enforcement.DRIVER and part.held is LimitStatus.UNVERIFIED
-    ]
-    for why in sorted({part.why for part in unread}):
-        yield note(
-            "limits-unverified",
-            "{node}: whether the limit holds is not known of {containers}" + (": {why}" if why else ""),
-            node=node,
-            containers=tuple(container(part) for part in unread if part.why == why),
-            why=why,
-        )
 
 
 def wishes(cluster: ClusterSymptoms) -> Iterator[Finding]:
@@ -317,48 +307,25 @@ def _unfulfilled(pod: Pod, resources: Sequence[Resource], shares: Mapping[tuple[
 def use(cluster: ClusterSymptoms) -> Iterator[Finding]:
     """Check that the use of GPU memory is known, and that no container uses more than it was granted."""
     for node in cluster.nodes:
-        yield from _unreadable(node.name, node)
+        for problem in node.report_problems:
+            advice = "upgrade the older of agent and reader"
+            yield warning("report-unreadable", "{node}: {problem}", advice, node=node.name, problem=problem)
     reading = [(use, node) for node in cluster.nodes if (use := node.report.use) is not None]
-    for why, names in sorted(names_by((use.blind, node.name) for use, node in reading if use.blind).items()):
-        yield _blind(names, why)
-    ready = {agent.node for agent in cluster.agents if agent.ready}
+    for why, names in sorted(grouped((use.blind, node.name) for use, node in reading if use.blind).items()):
+        text = "which container uses how much GPU memory is not known on {nodes}: {why}"
+        advice = (
+            "hostPID: true in the agent's DaemonSet lets NVML name processes of other pods; without it neither "
+            "over-use nor trespassing is seen"
+        )
+        yield note("use-unknown", text, advice, nodes=names, why=why)
     seeing = [node for use, node in reading if not use.blind]
-    findings = [finding for node in seeing for finding in _used(node.name, node.report, agent_ready=node.name in ready)]
+    findings = [
+        finding for node in seeing for finding in _used(node.name, node.report, agent_ready=node.name in cluster.ready)
+    ]
     yield from findings
     current = sum(not node.report.stale for node in seeing)
     if current and not findings:
         yield ok("use", "read on {nodes:node}: every container keeps within its part", nodes=current)
-
-
-def use_here(node: NodeSymptoms) -> Iterator[Finding]:
-    """Check the same on one node, whose agent is not down; and that its limits hold."""
-    if isinstance(node.api, Unknown):
-        return
-    report = node.api.node.report
-    yield from _unreadable(node.node_name, node.api.node)
-    if report.use is None:
-        return
-    if report.use.blind:
-        yield _blind((), report.use.blind)
-    findings = [*_held(node.node_name, report), *_used(node.node_name, report, agent_ready=True)]
-    yield from findings
-    if not findings and not report.use.blind:
-        yield ok("use", "{containers:container} on GPUs, each within its part", containers=len(report.use.parts))
-
-
-def _unreadable(name: str, node: NodeSeen) -> Iterator[Finding]:
-    for problem in node.report_problems:
-        advice = "upgrade the older of agent and reader"
-        yield warning("report-unreadable", "{node}: {problem}", advice, node=name, problem=problem)
-
-
-def _blind(nodes: tuple[str, ...], why: str) -> Finding:
-    text = f"which container uses how much GPU memory is not known {'on {nodes}' if nodes else 'here'}: {{why}}"
-    advice = (
-        "hostPID: true in the agent's DaemonSet lets NVML name processes of other pods; without it neither over-use "
-        "nor trespassing is seen"
-    )
-    return note("use-unknown", text, advice, nodes=nodes, why=why)
 
 
 def _used(node: str, report: NodeReport, *, agent_ready: bool) -> Iterator[Finding]:

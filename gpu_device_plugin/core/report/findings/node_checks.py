@@ -6,21 +6,9 @@ from collections import Counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.report.finding import Finding, Unknown, error, note, ok, warning
-from gpu_device_plugin.core.report.findings.condition_checks import condition_here
-from gpu_device_plugin.core.report.findings.container_checks import (
-    cdi,
-    cgroups,
-    device_nodes,
-    driver,
-    gpus,
-    images,
-    mig,
-    name,
-    runtime,
-)
-from gpu_device_plugin.core.report.findings.limit_checks import limits_here, supervisor, use_here
-from gpu_device_plugin.core.report.findings.node_amounts import mismatches, unoffered
+from gpu_device_plugin.core.report.finding import Finding, Unknown, error, known, note, ok, warning
+from gpu_device_plugin.core.report.findings import container_checks, limit_checks
+from gpu_device_plugin.core.report.findings.cluster_checks import capacity
 from gpu_device_plugin.core.report.findings.symptoms import AgentSeen, ApiSeen, NodeSymptoms
 from gpu_device_plugin.core.report.text.printing import counted
 from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
@@ -73,7 +61,7 @@ def _shares(node: NodeSymptoms) -> Iterator[Finding]:
     for gpu, why in shares.left_out:
         if gpu in node.given or gpu.uuid in node.exclude_gpus or gpu.label in node.exclude_gpus:
             yield note(
-                "gpu-left-out", "{gpu} is not shared: {why}", gpu=name(gpu, node), why=why
+                "gpu-left-out", "{gpu} is not shared: {why}", gpu=container_checks.name(gpu, node), why=why
             )  # `mig` tells of the others
     yield from _given_as(node, shares, format_mib(in_force))
 
@@ -95,7 +83,7 @@ def _given_as(node: NodeSymptoms, shares: Shares, size: str) -> Iterator[Finding
         )
     for shared in unified:
         text = "{gpu} is given whole, as its memory is the machine's; --unified-memory says how much of that is shared"
-        yield ok("unified", text, gpu=name(shared.gpu, node))
+        yield ok("unified", text, gpu=container_checks.name(shared.gpu, node))
     if instances := len(whole) - len(unified):
         yield ok("whole-instances", "{instances:MIG instance} one by one", instances=instances)
 
@@ -276,19 +264,8 @@ def _offered(node: NodeSymptoms) -> Iterator[Finding]:
             yield error("not-offered", "the node has no {resource}", advice, resource=resource.name)
 
 
-def _capacity(node: NodeSymptoms) -> Iterator[Finding]:
-    if isinstance(node.api, Unknown) or not isinstance(node.agent, AgentSeen) or node.agent.missing:
-        return
-    seen, listed, count = node.api.node, node.api.node.gpus, node.count_resource
-    offered = count in {resource.name for resource in node.resources}
-    findings: list[Finding] = []
-    if listed.all:
-        findings += mismatches(node.node_name, listed, seen.capacity, node.memory_resource, count, counted_on=offered)
-    if not findings and not offered:
-        findings += unoffered(node.node_name, seen.capacity, count)
-    yield from findings
-    if listed.all and not findings:
-        yield ok("capacity", "matches the GPUs")
+def _capacity(node: NodeSymptoms) -> Iterable[Finding]:
+    return capacity(node.alone, counted=any(each.name == node.count_resource for each in node.resources))
 
 
 def _clock(node: NodeSymptoms) -> Iterator[Finding]:
@@ -309,17 +286,17 @@ def _clock(node: NodeSymptoms) -> Iterator[Finding]:
 
 CHECKS: Mapping[str, Callable[[NodeSymptoms], Iterable[Finding]]] = MappingProxyType(
     {
-        "driver": driver,
-        "GPUs": gpus,
-        "GPU condition": condition_here,
-        "MIG": mig,
-        "device nodes": device_nodes,
-        "container runtime": runtime,
-        "CDI": cdi,
-        "images": images,
-        "cgroups": cgroups,
-        "memory limits": limits_here,
-        "MPS": supervisor,
+        "driver": container_checks.driver,
+        "GPUs": container_checks.gpus,
+        "GPU condition": known("telemetry", container_checks.condition_here),
+        "MIG": container_checks.mig,
+        "device nodes": container_checks.device_nodes,
+        "container runtime": container_checks.runtime,
+        "CDI": container_checks.cdi,
+        "images": known("obeys_images", container_checks.images),
+        "cgroups": known("cgroup", container_checks.cgroups),
+        "memory limits": limit_checks.limits_here,
+        "MPS": limit_checks.supervisor,
         "shares": _shares,
         "kubelet directory": _directory,
         "kubelet": _kubelet,
@@ -334,7 +311,8 @@ CHECKS: Mapping[str, Callable[[NodeSymptoms], Iterable[Finding]]] = MappingProxy
         "allocatable": _offered,
         "capacity": _capacity,
         "clock": _clock,
-        "memory use": use_here,
+        "limits held": lambda node: limit_checks.held(node.alone),
+        "memory use": lambda node: limit_checks.use(node.alone),
     }
 )
 """A check comes after those on which it depends."""

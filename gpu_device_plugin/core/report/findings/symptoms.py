@@ -16,6 +16,7 @@ from gpu_device_plugin.node.rules.node_config import mig_mode
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gpu_device_plugin.features.claims.contract import Claim
     from gpu_device_plugin.features.conflicts.rules import Detection
     from gpu_device_plugin.features.history.contract import NodeHistory
     from gpu_device_plugin.features.mps.contract import MpsGpu
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.contract.nodegpus import NodeGpus
     from gpu_device_plugin.model.gpus import Gpu, Inventory
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resource_claims import Claim
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.model.telemetry import GpuTelemetry
 
@@ -170,6 +170,11 @@ class ClusterSymptoms:
     karpenter: Karpenter | Unknown = Karpenter()
     histories: Mapping[str, NodeHistory | str] | Unknown = field(default_factory=dict)
     """What agents remember of the last hour, by node, or why it cannot be read, of some nodes at most."""
+
+    @property
+    def ready(self) -> frozenset[str]:
+        """The nodes on which an agent is ready."""
+        return frozenset(agent.node for agent in self.agents if agent.ready)
 
 
 # --- A node, read on it -----------------------------------------------------------------------------------------------
@@ -325,6 +330,18 @@ class NodeSymptoms:
     def labels(self) -> Mapping[str, str]:
         """The labels of the node; empty if they could not be read."""
         return {} if isinstance(self.api, Unknown) else self.api.node.labels
+
+    @property
+    def alone(self) -> ClusterSymptoms:
+        """A cluster of this node and its agent, as far as they are known here."""
+        node = NodeSeen(name="") if isinstance(self.api, Unknown) else self.api.node
+        ready = isinstance(self.agent, AgentSeen) and not self.agent.missing
+        return ClusterSymptoms(
+            memory_resource=self.memory_resource,
+            count_resource=self.count_resource,
+            nodes=(node,) if node.name else (),
+            agents=(PartSeen(name="", node=node.name, ready=ready),),
+        )
 
     @property
     def mig_in_force(self) -> MigMode:

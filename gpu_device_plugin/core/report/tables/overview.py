@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.report.finding import grouped
 from gpu_device_plugin.core.report.tables.terminal_tables import CLAIMS
 from gpu_device_plugin.core.report.text.columns import aligned
 from gpu_device_plugin.core.report.text.printing import place, short_uuid
 from gpu_device_plugin.core.report.text.use_texts import age, at_a_glance, memory_in_use, mib
-from gpu_device_plugin.core.report.why.mig_explanations import holders
+from gpu_device_plugin.core.report.why.resource_requests import holders
 from gpu_device_plugin.features.use.contract import not_held
 from gpu_device_plugin.model.gpus import short_model
 from gpu_device_plugin.model.memory import MIB_PER_GIB, format_mib
@@ -162,28 +163,20 @@ def _instances(nodes: Iterable[NodeView], amount: Callable[[NodeView, int], int]
 
 def _instance_lines(node: NodeView, amount: Callable[[NodeView, int], int], *, pods: bool) -> Iterator[str]:
     """Yield the lines of one node; `pods`: with the pods that hold whole instances."""
-    cards: dict[int, list[GpuView]] = {}
-    for view in node.gpus():
-        if view.gpu.instance is not None:
-            cards.setdefault(view.gpu.instance.gpu, []).append(view)
+    cards = grouped((view.gpu.instance.gpu, view) for view in node.gpus() if view.gpu.instance is not None)
     for index, views in sorted(cards.items()):
-        yield f"{node.name}: GPU {index} (MIG): {', '.join(_shared_instance(node, view, amount) for view in views)}"
+        shared = []
+        for view in views:
+            named = "" if (of := view.gpu.instance) is None else f"{of.label} {of.profile} "
+            # Out of service or put aside, or a container has it whole since before the way was changed.
+            closed = " (not available)" if view.gpu.closed else ""
+            used = f"{amount(node, view.used)}/{amount(node, view.gpu.shares)}"
+            shared.append(f"{named}(GPU{view.gpu.position}) {used}{closed}")
+        yield f"{node.name}: GPU {index} (MIG): {', '.join(shared)}"
     for each in node.instances():
         held = f": {found}" if pods and (found := holders(each)) else ""
         closed = f", {len(each.closed)} not available" if each.closed else ""
         yield f"{node.name}: {each.resource}: {each.used}/{len(each.instances)} in use{closed}{held}"
-
-
-def _shared_instance(node: NodeView, view: GpuView, amount: Callable[[NodeView, int], int]) -> str:
-    """Return one instance: its number and profile, its column in the table, and the memory that is given of it.
-
-    One that is not available is out of service or put aside, or a container has it whole since before the way was
-    changed.
-    """
-    instance = view.gpu.instance
-    named = "" if instance is None else f"{instance.label} {instance.profile} "
-    closed = " (not available)" if view.gpu.closed else ""
-    return f"{named}(GPU{view.gpu.position}) {amount(node, view.used)}/{amount(node, view.gpu.shares)}{closed}"
 
 
 # --- One line for each GPU --------------------------------------------------------------------------------------------

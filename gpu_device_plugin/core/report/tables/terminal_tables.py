@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.held_instances import Instances
     from gpu_device_plugin.core.cluster.node_report import GpuView, NodeView, PodShare
     from gpu_device_plugin.core.cluster.usage import Usage
+    from gpu_device_plugin.features.claims.contract import Claim
     from gpu_device_plugin.features.use.contract import ContainerUse
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resource_claims import Claim
     from gpu_device_plugin.model.resources import Resource
 
 _NOTHING = "-"
@@ -85,7 +85,6 @@ def _alike(node: NodeView, view: GpuView) -> tuple[object, ...]:
         gpu.closed,
         _enforcement(node, view),
         _trouble(node, view),
-        _returning(node, view),
     )
 
 
@@ -96,20 +95,15 @@ def _enforcement(node: NodeView, view: GpuView) -> str:
     return enforcement.enforcement.value + (", refused" if enforcement.refusal else "")
 
 
-def _trouble(node: NodeView, view: GpuView) -> str:
-    """Return what somebody should look at on a GPU, from figures of the present."""
+def _trouble(node: NodeView, view: GpuView) -> tuple[str, str]:
+    """Return what somebody should look at on a GPU, from figures of the present; and who is asked to return memory."""
     parts = [] if node.report.stale else node.report.parts(view.gpu.position)
     over = sum(exceeds(part) and not trespasses(part) for part in parts)
-    strangers, usage_outside_grants = sum(map(trespasses, parts)), sum(map(not_held, parts))
-    words = ((over, "over"), (strangers, "not given"), (usage_outside_grants, "not held"))
-    return ", ".join(f"{number} {word}" for number, word in words if number)
-
-
-def _returning(node: NodeView, view: GpuView) -> str:
-    """Return how many containers on a GPU are asked to return what they borrow; empty: none."""
-    parts = [] if node.report.stale else node.report.parts(view.gpu.position)
-    number = sum(map(to_return, parts))
-    return f"{number} to return memory" if number else ""
+    strangers, not_limited = sum(map(trespasses, parts)), sum(map(not_held, parts))
+    words = ((over, "over"), (strangers, "not given"), (not_limited, "not held"))
+    returning = sum(map(to_return, parts))
+    trouble = ", ".join(f"{number} {word}" for number, word in words if number)
+    return trouble, f"{returning} to return memory" if returning else ""
 
 
 def _group_row(node: NodeView, name: str, state: str, group: Sequence[GpuView]) -> Row:
@@ -119,7 +113,7 @@ def _group_row(node: NodeView, name: str, state: str, group: Sequence[GpuView]) 
     known = [amount for amount in used if amount is not None] if not node.report.stale else []
     most = max(known, default=None)
     differs = len(known) > 1 and min(known) != most
-    trouble, returning = _trouble(node, first), _returning(node, first)
+    trouble, returning = _trouble(node, first)
     words = [*filter(None, (state, first.gpu.closed, trouble, returning)), *(["whole"] if first.whole else [])]
     watch = first.gpu.closed or returning or state not in {"", CLAIMS}
     tone = Tone.BAD if first.gpu.unhealthy or trouble else Tone.WARNING if watch else Tone.PLAIN

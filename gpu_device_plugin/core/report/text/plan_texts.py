@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.capacity.movable import Stays
@@ -38,17 +37,13 @@ def verdict(found: Plan, goal: str) -> str:
     if not found.moves:
         return f"No move is needed to {goal}."
     number = len(found.moves)
-    moves = f"{counted(number, 'move')} {_third(goal) if number == 1 else goal}"
+    verb, _, rest = goal.partition(" ")
+    moves = f"{counted(number, 'move')} {verb}{'s' if number == 1 else ''} {rest}"
     if found.exact:
         return f"{moves}. No plan has fewer moves, or as many that are cheaper."
     if found.fewest:
         return f"{moves}. No plan has fewer moves; there may be one with as many that is cheaper."
     return f"{moves}. There may be a plan with fewer, though none with fewer than {found.bound}."
-
-
-def _third(goal: str) -> str:
-    verb, _, rest = goal.partition(" ")
-    return f"{verb}s {rest}"
 
 
 def move_lines(moves: Sequence[Move], width: int) -> list[Line]:
@@ -112,14 +107,9 @@ def _amount(site: Site, shares: int) -> str:
 
 def staying_lines(sites: Iterable[Site]) -> list[str]:
     """Return the pods that are not moved, by reason."""
-    by_reason: dict[Stays, list[str]] = defaultdict(list)
-    for site in sites:
-        for pod in site.residents:
-            if pod.stays in _BLOCKING:
-                by_reason[pod.stays].append(str(pod))
-    return [
-        f"  {why}: {first(sorted(by_reason[why]))}" for why in Stays if why in by_reason
-    ]  # fmt: skip
+    pods = [pod for site in sites for pod in site.residents if pod.stays in _BLOCKING]
+    by_reason = {why: sorted(str(pod) for pod in pods if pod.stays is why) for why in Stays}
+    return [f"  {why}: {first(names)}" for why, names in by_reason.items() if names]
 
 
 def plan_document(plans: Sequence[tuple[str, Plan]], before: Sequence[Site], after: Sequence[Site]) -> Json:

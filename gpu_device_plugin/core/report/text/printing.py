@@ -51,11 +51,11 @@ def gpu_names(gpus: Iterable[ListedGpu]) -> str:
 
     ``0:2`` is the number of an instance in nvidia-smi.
     """
-    return f"GPU {', '.join(f'{gpu.position}{_detail(gpu)}' for gpu in gpus)}"
-
-
-def _detail(gpu: ListedGpu) -> str:
-    return "" if gpu.instance is None else f" (MIG {gpu.instance.label} {gpu.instance.profile})"
+    each = (
+        f"{gpu.position}" + ("" if gpu.instance is None else f" (MIG {gpu.instance.label} {gpu.instance.profile})")
+        for gpu in gpus
+    )
+    return f"GPU {', '.join(each)}"
 
 
 def place(gpu: ListedGpu) -> str:

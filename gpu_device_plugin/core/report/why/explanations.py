@@ -8,12 +8,15 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.capacity.terms import obstacles
 from gpu_device_plugin.core.cluster.fitting import Fit, Unfit, fit, gpu_policy_of
 from gpu_device_plugin.core.cluster.victims import ends_needed
+from gpu_device_plugin.core.report.finding import Finding, grouped, note
 from gpu_device_plugin.core.report.text.columns import aligned
 from gpu_device_plugin.core.report.text.printing import counted, ranges, short_uuid, shortened
 from gpu_device_plugin.core.report.text.printing import place as place_of
 from gpu_device_plugin.core.report.why.pod_causes import scheduler_says, scheduler_silent
+from gpu_device_plugin.core.report.why.pod_use import refusals
 from gpu_device_plugin.model.gpus import short_model
 from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.model.placing import FIT, POLICIES, Demand, Obstacle, Unplaceable, fits_kind, place
@@ -22,14 +25,15 @@ from gpu_device_plugin.model.resources import Kind
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.core.cluster.node_report import GpuView, NodeView, PodShare
-    from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
-    from gpu_device_plugin.core.cluster.usage import Occupant
+    from gpu_device_plugin.core.capacity.terms import Terms
+    from gpu_device_plugin.core.cluster.node_report import GpuView, NodeView
+    from gpu_device_plugin.core.cluster.pod_demand import Ask
     from gpu_device_plugin.core.cluster.victims import Ends
     from gpu_device_plugin.core.report.finding import Finding
     from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
+
 
 _WEIGHED = 20
 """For this many of the nodes that lack least, the pods that would have to end are computed; the best come first."""
@@ -47,6 +51,7 @@ _WORDS = {
     Obstacle.FULL: "too little free",
     Obstacle.OTHER_KIND: "only a MIG instance",
 }
+_NOT_ALLOWED = "not allowed by its annotations"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +115,7 @@ def _lacking(ask: Ask, node: NodeView) -> int:
     numbers = node.candidate.summary
     largest = max(numbers.sizes, default=0)
     return sum(
-        max(0, _each(part.demand) - numbers.best)
+        max(0, part.demand.amount // part.demand.gpus - numbers.best)
         if part.demand.kind is Kind.MEMORY
         else largest * max(0, part.demand.amount - len(numbers.unused))
         for part in ask.parts
@@ -125,15 +130,14 @@ def describe(ask: Ask, resources: Iterable[Resource], nodes: Iterable[NodeView])
     sizes = {node.candidate.gpus.share_mib for node in nodes if node.total}
     (share_mib,) = sizes if len(sizes) == 1 else (None,)
     names = {resource.kind: resource.name for resource in resources}
-    return " and ".join(_part(part, names, share_mib) for part in ask.parts)
-
-
-def _part(part: Part, names: Mapping[Kind, str], share_mib: int | None) -> str:
-    demand = part.demand
-    if demand.kind is Kind.COUNT:
-        return "one whole GPU" if demand.amount == 1 else f"{demand.amount} whole GPUs"
-    memory = f"{names[Kind.MEMORY]}: {demand.amount}" if share_mib is None else format_mib(demand.amount * share_mib)
-    return f"{memory} {'of one GPU' if demand.gpus == 1 else f'in equal parts of {demand.gpus} GPUs'}"
+    parts = []
+    for amount, gpus, kind in ((part.demand.amount, part.demand.gpus, part.demand.kind) for part in ask.parts):
+        if kind is Kind.COUNT:
+            parts.append("one whole GPU" if amount == 1 else f"{amount} whole GPUs")
+        else:
+            memory = f"{names[Kind.MEMORY]}: {amount}" if share_mib is None else format_mib(amount * share_mib)
+            parts.append(f"{memory} {'of one GPU' if gpus == 1 else f'in equal parts of {gpus} GPUs'}")
+    return " and ".join(parts)
 
 
 def explain(found: Sequence[NodeAnswer], most: int) -> list[str]:
@@ -161,7 +165,9 @@ def explain_briefly(found: Sequence[NodeAnswer], height: int) -> list[str]:
     lines = [] if len(found) == 1 else ["", f"{len(found)} nodes share GPUs:", *aligned(rows)]
     told = 0
     for answer in found:
-        block = ["", *_block(answer, _gpus_briefly(answer))]
+        alike = grouped((_gpu_facts(answer, view), view.gpu.position) for view in answer.node.gpus())
+        gpus = [(f"  GPU {ranges(at)}", model, f"{free} free", said) for (model, free, said), at in alike.items()]
+        block = ["", *_block(answer, aligned(gpus))]
         if told and len(lines) + len(block) + 2 > height:
             break
         lines += block
@@ -203,15 +209,8 @@ def _block(answer: NodeAnswer, gpus: Sequence[str]) -> Iterator[str]:
         amount = " and ".join(node.amounts(usage))
         yield f"  {pod} has {amount} on an unknown GPU, and counts on every GPU that it may be on."
     if isinstance(answer.found, Unfit):
-        yield f"  {_what_would_help(answer)}"
-
-
-def _gpus_briefly(answer: NodeAnswer) -> list[str]:
-    kinds: dict[tuple[str, str, str], list[int]] = {}
-    for view in answer.node.gpus():
-        model, free, verdict = _gpu_facts(answer, view)
-        kinds.setdefault((model, f"{free} free", verdict), []).append(view.gpu.position)
-    return aligned([(f"  GPU {ranges(positions)}", *kind) for kind, positions in kinds.items()])
+        none = "Even if all its pods ended, there would be no room"
+        yield f"  {none if answer.ends is None else _room_without(node, answer.ends)}."
 
 
 def _gpus(answer: NodeAnswer) -> list[str]:
@@ -220,7 +219,12 @@ def _gpus(answer: NodeAnswer) -> list[str]:
             f"  {place_of(view.gpu)}",
             short_uuid(view.gpu.uuid),
             *_gpu_facts(answer, view),
-            ", ".join(_held(answer.node, held) for held in view.held) or "-",
+            ", ".join(
+                f"{held.pod} ({'whole' if held.whole else answer.node.amount(held.shares)}"
+                f"{', being deleted' if held.pod.terminating else ''})"
+                for held in view.held
+            )
+            or "-",
         )
         for view in answer.node.gpus()
     ]
@@ -233,69 +237,54 @@ def _gpu_facts(answer: NodeAnswer, view: GpuView) -> tuple[str, str, str]:
     return short_model(view.gpu.model) or "-", free, _verdict(answer, view)
 
 
-def _held(node: NodeView, held: PodShare) -> str:
-    ending = ", being deleted" if held.pod.terminating else ""
-    return f"{held.pod} ({'whole' if held.whole else node.amount(held.shares)}{ending})"
-
-
 def _verdict(answer: NodeAnswer, view: GpuView) -> str:
     """Return why one GPU cannot serve even the smallest part of the pod, or that it can."""
     ask = answer.ask
     placements = answer.found.placements if isinstance(answer.found, Fit) else ()
     chosen = {position for placement in placements for position in placement.positions}
-    if view.gpu.position in chosen and not (answer.learned and len(_open(answer)) > len(chosen)):
-        return "would be chosen"
-    if not _allowed(ask, view):
-        return "not allowed by its annotations"
-    if view.gpu.closed:
-        return view.gpu.closed
-    obstacles = [obstacle for part in ask.parts if (obstacle := _obstacle(part, view)) is not None]
-    if len(obstacles) == len(ask.parts):
-        return _WORDS[obstacles[0]]
-    return "has room" if not obstacles else "has room for a part of it"
+    obstacles = _obstacles(ask, view)
+    if view.gpu.position in chosen:
+        able = [each for each in answer.node.gpus() if len(_obstacles(ask, each)) < len(ask.parts)]
+        if not answer.learned or len(able) <= len(chosen):
+            return "would be chosen"
+    if len(obstacles) < len(ask.parts):
+        return "has room for a part of it" if obstacles else "has room"
+    return _NOT_ALLOWED if obstacles[0] == _NOT_ALLOWED else view.gpu.closed or obstacles[0]
 
 
-def _open(answer: NodeAnswer) -> list[GpuView]:
-    """Return the GPUs that have room for some part of the pod."""
-    ask, gpus = answer.ask, answer.node.gpus()
-    return [view for view in gpus if _allowed(ask, view) and not all(_obstacle(part, view) for part in ask.parts)]
+def _obstacles(ask: Ask, view: GpuView) -> list[str]:
+    """Return for each part of a pod that one GPU cannot serve why."""
+    if not (ask.wishes.allow_model(view.gpu.model) and ask.wishes.allow_uuid(view.gpu.uuid, view.gpu.card)):
+        return [_NOT_ALLOWED] * len(ask.parts)
+    obstacles = []
+    for demand in (part.demand for part in ask.parts):
+        each = Demand(demand.kind, 1 if demand.kind is Kind.COUNT else demand.amount // demand.gpus)
+        found = place(each, [view.room], next(iter(POLICIES.values())))
+        if not fits_kind(demand, view.room):
+            obstacles.append(_WORDS[Obstacle.OTHER_KIND])
+        elif isinstance(found, Unplaceable):
+            obstacles.append(_WORDS.get(found.reasons[0][1], view.gpu.closed))
+    return obstacles
 
 
-def _allowed(ask: Ask, view: GpuView) -> bool:
-    return ask.wishes.allow_model(view.gpu.model) and ask.wishes.allow_uuid(view.gpu.uuid, view.gpu.card)
-
-
-def _obstacle(part: Part, view: GpuView) -> Obstacle | None:
-    """Return why one GPU cannot serve its share of a part, None if it can."""
-    kind = part.demand.kind
-    if not fits_kind(part.demand, view.room):
-        return Obstacle.OTHER_KIND
-    demand = Demand(kind, 1 if kind is Kind.COUNT else _each(part.demand))
-    answer = place(demand, [view.room], next(iter(POLICIES.values())))
-    return answer.reasons[0][1] if isinstance(answer, Unplaceable) else None
-
-
-def _each(demand: Demand) -> int:
-    return demand.amount // demand.gpus
-
-
-def _what_would_help(answer: NodeAnswer) -> str:
-    if answer.ends is None:
-        return "Even if all its pods ended, there would be no room."
-    pods = answer.ends.pods
-    names = ", ".join(_ending(answer.node, pod) for pod in pods)
-    fewer = "" if answer.ends.fewest else " (fewer may do: there are too many to compare)"
-    return f"There would be room if {_these(pods)} ended{fewer}: {names}."
-
-
-def _these(pods: Sequence[Occupant]) -> str:
-    return "this pod" if len(pods) == 1 else f"these {len(pods)} pods"
-
-
-def _ending(node: NodeView, pod: Occupant) -> str:
-    ending = ["being deleted"] if pod.terminating else []
-    facts = [*node.amounts(pod.usage), f"priority {pod.priority}", *ending]
-    return f"{pod} ({', '.join(facts)})"
+def _room_without(
+    node: NodeView, ends: Ends, where: str = "", may_see: Callable[[str], bool] | None = None, most: int | None = None
+) -> str:
+    """Say which pods would have to end; those that the reader may not see are counted, and those beyond `most`."""
+    named = [
+        f"{pod} ({', '.join(facts)})"
+        for pod in ends.pods
+        if may_see is None or may_see(pod.namespace)
+        for facts in [
+            [*node.amounts(pod.usage), f"priority {pod.priority}", *(["being deleted"] if pod.terminating else [])]
+        ]
+    ][:most]
+    what = ("other pod", "") if named else ("pod that you may not see", "pods that you may not see")
+    more = len(ends.pods) - len(named)
+    these = "this pod" if len(ends.pods) == 1 else f"these {len(ends.pods)} pods"
+    fewer = "" if ends.fewest or most else " (fewer may do: there are too many to compare)"
+    names = ", ".join([*named, *([counted(more, *what)] if more else [])])
+    return f"There would be room{where} if {these} ended{fewer}: {names}"
 
 
 # --- In one sentence each ---------------------------------------------------------------------------------------------
@@ -345,15 +334,70 @@ def what_makes_room(found: Sequence[NodeAnswer], may_see: Callable[[str], bool])
             return f"The GPUs of {answer.node.name} have room, but {kept}."
         if answer.ends is not None and answer.ends.pods:
             besides = f", but for the pod: {kept}" if kept else ""
-            return f"{_ends(answer.node, answer.ends.pods, may_see)}{besides}."
+            where = f" on {answer.node.name}"
+            return f"{_room_without(answer.node, answer.ends, where, may_see, _MOST_PODS)}{besides}."
     if all(not isinstance(answer.found, Fit) and answer.found.unresolvable for answer in found):
         return "Even if all pods of the nodes ended, none would have room."
     return "Pods would have to end; see the node's GPUs."
 
 
-def _ends(node: NodeView, pods: Sequence[Occupant], may_see: Callable[[str], bool]) -> str:
-    named = [_ending(node, pod) for pod in pods if may_see(pod.namespace)]
-    more = len(pods) - min(len(named), _MOST_PODS)
-    what = ("other pod", "") if named else ("pod that you may not see", "pods that you may not see")
-    names = [*named[:_MOST_PODS], *([counted(more, *what)] if more else [])]
-    return f"There would be room on {node.name} if {_these(pods)} ended: {', '.join(names)}"
+_EXCLUSIONS: Mapping[str, str] = {
+    "cordoned": "it is cordoned",
+    "not-ready": "it is not ready",
+    "taint": "the pod does not tolerate its taint {taint}",
+    "label": "the pod requires the node label {label}",
+    "affinity": "the pod's node affinity requires {condition}",
+    "affinity-terms": "it matches none of the {terms} terms of the pod's node affinity",
+}
+
+
+def exclusions(node: NodeView, pod: Terms) -> Iterator[Finding]:
+    """Yield why kube-scheduler does not consider a node for a pod at all, as clauses about the node."""
+    for code, parameters in obstacles(node, pod):
+        yield note(code, _EXCLUSIONS[code], **parameters)
+
+
+def besides(node: NodeView, ask: Ask, resources: Iterable[Resource]) -> tuple[Finding, ...]:
+    """Return further reasons against a node that kube-scheduler considers, as clauses about the node.
+
+    Compares only the GPU resources that its kubelet knows; neither CPU nor memory.
+    """
+    shares = any(part.demand.kind is Kind.MEMORY for part in ask.parts)
+    return (
+        *(why for resource in resources for why in _too_little(node, ask, resource)),
+        *(refusals(node.report) if shares else ()),
+    )
+
+
+def _too_little(node: NodeView, ask: Ask, resource: Resource) -> Iterator[Finding]:
+    """Yield why the kubelet's amounts are too small for the pod, unless the GPUs show it."""
+    asked = sum(part.demand.amount for part in ask.parts if part.demand.kind is resource.kind)
+    if not asked or node.candidate.gpus.problem:
+        return
+    if resource.name not in node.capacity:
+        text = "its kubelet knows no {resource}: no agent has registered there since it started"
+        yield note("not-registered", text, resource=resource.name)
+        return
+    offered = node.allocatable.get(resource.name, 0)
+    memory = resource.kind is Kind.MEMORY
+    # The agent withholds a GPU that is in use as the other resource, as intended.
+    rooms = [
+        room
+        for room in node.candidate.rooms
+        if room.healthy and not (room.whole if memory else room.shared or room.card is not None)
+    ]
+    if not offered:
+        if rooms:
+            text = "its agent offers no {resource} at the moment; see the agent's log"
+            yield note("not-offered", text, resource=resource.name)
+        return
+    taken = sum(
+        usage.unplaced_shares + sum(shares for _, shares in usage.shares)
+        if memory
+        else usage.unplaced_gpus + len(usage.whole)
+        for usage in (pod.usage for pod in node.pods)
+    )
+    free = sum(room.free for room in rooms) if memory else sum(not room.whole for room in rooms)
+    if offered - taken < asked <= free:  # with less free the GPUs show the reason
+        text = "{taken} of {offered} allocatable {resource} are in use"
+        yield note("in-use", text, taken=taken, offered=offered, resource=resource.name)

@@ -22,15 +22,15 @@ from gpu_device_plugin.core.cluster.pod_demand import Ask, Impossible, ask
 from gpu_device_plugin.core.cluster.usage import usage_of
 from gpu_device_plugin.core.report.finding import Finding, note
 from gpu_device_plugin.core.report.text.printing import counted, first
-from gpu_device_plugin.core.report.why.mig_explanations import held_instances, out_of_service
-from gpu_device_plugin.core.report.why.mistaken_requests import (
+from gpu_device_plugin.core.report.why.pod_use import lent, of_pod, refusals, resizes, told_over_use, unreadable_wishes
+from gpu_device_plugin.core.report.why.resource_requests import (
     annotated_for_others,
     asks_for_others,
     asks_for_several,
     asks_in_mib,
+    held_instances,
+    out_of_service,
 )
-from gpu_device_plugin.core.report.why.pod_use import lent, of_pod, refusals, told_over_use
-from gpu_device_plugin.core.report.why.resizing import resizes, unreadable_wishes
 from gpu_device_plugin.features.claims.contract import DRIVER, MIG_CLASS, SHARED_CLASS, WHOLE_CLASS, parse_device_name
 from gpu_device_plugin.model.contract.keys import ASSIGNED, ASSUME_TIME, MalformedAnnotationError
 from gpu_device_plugin.model.contract.promises import promises
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.node_report import NodeView
+    from gpu_device_plugin.features.claims.contract import Claim, Device, DeviceRequest, PodClaim
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resource_claims import Claim, Device, DeviceRequest, PodClaim
     from gpu_device_plugin.model.resources import Resource
 
 SCHEDULER = "gpushare-scheduler"
@@ -110,14 +110,15 @@ def causes(
         where = f" (on node {pod.node_name})" if pod.node_name else ""
         text = "{pod}{where} asks for GPUs that no node can provide: {why}."
         facts = [note("impossible", text, pod=_name(pod), where=where, why=asked.sentence)]
-    elif not asked.parts and asked_instances(pod):
-        facts = [*_with_instances(pod, status, nodes), *instead]
-    elif not asked.parts:
-        facts = [*(_nothing(pod, resources) or _no_gpu(pod, resources, instead)), *scheduler_says(status)]
-    elif pod.node_name:
-        facts = list(_location(pod, status, resources, nodes))
+    elif not asked.parts and not asked_instances(pod):
+        text = "{pod} asks for neither {resources}" + ("." if instead else ", so it is not waiting for GPUs.")
+        names = " nor ".join(resource.name for resource in resources)
+        neither = [note("asks-for-none", text, pod=_name(pod), resources=names), *instead]
+        facts = [*(_nothing(pod, resources) or neither), *scheduler_says(status)]
     else:
-        facts = [_deleted(pod)]
+        placed = _location(pod, status, resources, nodes) if pod.node_name else waiting_facts(status)
+        facts = [_deleted(pod)] if pod.deleting and not pod.node_name else [*placed]
+        facts += [] if asked.parts else instead
     return [*facts, *ignored, *_events(status)], None
 
 
@@ -185,17 +186,6 @@ def scheduler_silent(status: SchedulingStatus) -> Finding:
 # --- Pods with limits -------------------------------------------------------------------------------------------------
 
 
-def _with_instances(pod: Pod, status: SchedulingStatus, nodes: Mapping[str, NodeView] | None) -> Iterator[Finding]:
-    if pod.node_name:
-        yield _on_node(pod)
-        yield from held_instances(_name(pod), pod.uid, (nodes or {}).get(pod.node_name))
-        yield from _status_says(status)
-    elif pod.deleting:
-        yield _deleted(pod)
-    else:
-        yield from waiting_facts(status)
-
-
 def _nothing(pod: Pod, resources: tuple[Resource, ...]) -> list[Finding]:
     text = (
         "Container {container} of {pod} asks for 0 of {resource}, which is nothing, so it is not waiting for GPUs. "
@@ -207,12 +197,6 @@ def _nothing(pod: Pod, resources: tuple[Resource, ...]) -> list[Finding]:
         for resource in resources
         if container.limits.get(resource.name) == 0
     ]
-
-
-def _no_gpu(pod: Pod, resources: tuple[Resource, ...], instead: Sequence[Finding]) -> list[Finding]:
-    text = "{pod} asks for neither {resources}" + ("." if instead else ", so it is not waiting for GPUs.")
-    names = " nor ".join(resource.name for resource in resources)
-    return [note("asks-for-none", text, pod=_name(pod), resources=names), *instead]
 
 
 def _waiting(
@@ -260,8 +244,9 @@ def _location(
         yield from of_pod(pod, node, [position for position, _ in usage.shares])
     if usage.unplaced:
         yield _why_unplaced(pod, status, resources)
-    if since := _moment(pod.annotations.get(ASSUME_TIME, "")):
-        yield note("placed", "Placed at {time}.", time=since)
+    since_ns = pod.annotations.get(ASSUME_TIME, "")
+    if since_ns.isascii() and since_ns.isdigit() and len(since_ns) < 20:
+        yield note("placed", "Placed at {time}.", time=rfc3339(int(since_ns) // 10**9))
     if pod.annotations.get(ASSIGNED) == "false":
         yield note("not-allocated", "Its node has not allocated the GPU yet.")
     yield from _status_says(status)
@@ -279,13 +264,6 @@ def _why_unplaced(pod: Pod, status: SchedulingStatus, resources: tuple[Resource,
         else "{scheduler} did not call the extender, or the pod's nodeName was set by hand."
     )
     return note("not-promised", f"Its annotations name no GPU: {why}", scheduler=status.scheduler)
-
-
-def _moment(nanoseconds: str) -> str:
-    """Format the timestamp of an annotation in UTC; empty if it is malformed."""
-    if not (nanoseconds.isascii() and nanoseconds.isdigit() and len(nanoseconds) < 20):
-        return ""
-    return rfc3339(int(nanoseconds) // 10**9)
 
 
 # --- Pods with ResourceClaims -----------------------------------------------------------------------------------------
@@ -394,19 +372,12 @@ def _asked(request: DeviceRequest) -> str:
             f"devices of the class {request.device_class}, which is none of ours ({SHARED_CLASS}, {WHOLE_CLASS}, "
             f"{MIG_CLASS}), so that its nodes are not explained here"
         )
-    number = "every GPU that matches" if not request.count else f"each of {request.count} GPUs"
-    if request.device_class == WHOLE_CLASS:
-        return "one whole GPU" if request.count == 1 else number if not request.count else f"{request.count} whole GPUs"
-    if asks_for_instances(request):
-        return (
-            f"{request.count} whole MIG instances"
-            if request.count > 1
-            else "one whole MIG instance"
-            if request.count
-            else "every MIG instance that matches"
-        )
+    count, kind = request.count, "MIG instance" if asks_for_instances(request) else "GPU"
+    every = f"every {kind} that matches"
+    if request.device_class == WHOLE_CLASS or asks_for_instances(request):
+        return f"one whole {kind}" if count == 1 else f"{count} whole {kind}s" if count else every
     memory = "the smallest part" if request.memory_mib is None else format_mib(request.memory_mib)
-    return f"{memory} of {'one GPU' if request.count == 1 else number}"
+    return f"{memory} of {'one GPU' if count == 1 else f'each of {count} GPUs' if count else every}"
 
 
 def asked_by_claims(claims: Iterable[Claim]) -> str:

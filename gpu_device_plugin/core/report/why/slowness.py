@@ -7,7 +7,7 @@ from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, TypeAlias
 
-from gpu_device_plugin.core.report.finding import Finding, Unknown, note, warning
+from gpu_device_plugin.core.report.finding import Finding, Unknown, grouped, note, warning
 from gpu_device_plugin.core.report.text.printing import counted, first, ranges
 from gpu_device_plugin.core.report.text.use_texts import duration, mib
 from gpu_device_plugin.core.report.why.gpu_window import LEAST_S, RECENT_S, Held, windows
@@ -172,10 +172,11 @@ def _memory_full(window: GpuWindow, may_see: MaySee) -> Verdict:
 
 def _largest(window: GpuWindow, held: Held, may_see: MaySee, field: str, shown: Callable[[float], str]) -> str:
     """Return the neighbours with the largest means of a series while something held."""
-    by_pod: dict[str, list[Series]] = {}
-    for each in window.others:
-        name = f"{each.namespace}/{each.pod}" if may_see(each.namespace) else "pods that you may not see"
-        by_pod.setdefault(name, []).append(getattr(each, field))
+    hidden = "pods that you may not see"
+    by_pod = grouped(
+        (f"{each.namespace}/{each.pod}" if may_see(each.namespace) else hidden, getattr(each, field))
+        for each in window.others
+    )
     means = {name: _mean(window.total(*theirs), held.at) for name, theirs in by_pod.items()}
     order = sorted((name for name in means if means[name] >= 1), key=lambda name: (-means[name], name))
     return first([f"{name} {shown(means[name])}" for name in order])
@@ -363,10 +364,8 @@ def slowness(
 
 def _merged(causes: Iterable[Cause]) -> Iterator[Finding]:
     """Yield the causes, the one that explains most first, each of the GPU that it slows most, with the other GPUs."""
-    by_code: dict[str, list[Finding]] = {}
-    for _, finding in sorted(causes, key=lambda cause: (-cause[0], cause[1].code)):
-        by_code.setdefault(finding.code, []).append(finding)
-    for strongest, *others in by_code.values():
+    strongest_first = sorted(causes, key=lambda cause: (-cause[0], cause[1].code))
+    for strongest, *others in grouped((finding.code, finding) for _, finding in strongest_first).values():
         gpus = ranges(sorted(int(str(each.parameters["gpu"])) for each in others))
         text = f"{strongest.text} Likewise on GPU {{likewise}}." if gpus else strongest.text
         yield replace(strongest, text=text, parameters={**strongest.parameters, "likewise": gpus})

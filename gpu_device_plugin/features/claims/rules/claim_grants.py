@@ -16,9 +16,9 @@ from gpu_device_plugin.node.rules.container_grants import NOTHING, OPTIONAL_NODE
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from gpu_device_plugin.features.claims.contract import Claim
     from gpu_device_plugin.features.claims.rules.preparing import Preparation
     from gpu_device_plugin.model.limits import GpuEnforcement
-    from gpu_device_plugin.model.resource_claims import Claim
     from gpu_device_plugin.model.shares import Shares
     from gpu_device_plugin.node.rules.container_grants import Delivery, Grant
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from gpu_device_plugin.features.claims.contract import DRIVER, is_instance
+from gpu_device_plugin.features.claims.contract import DRIVER, Consumer, is_instance
 from gpu_device_plugin.model.allocations import Allocation, AllocationSource
 from gpu_device_plugin.model.limits import Enforcement  # noqa: TC001 - msgspec reads it
-from gpu_device_plugin.model.resource_claims import Consumer  # noqa: TC001 - msgspec reads it
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import parse_id
 

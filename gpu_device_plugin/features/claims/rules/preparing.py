@@ -15,7 +15,7 @@ from gpu_device_plugin.features.claims.contract import (
     parse_monitor_name,
 )
 from gpu_device_plugin.features.claims.rules.prepared import PreparedDevice
-from gpu_device_plugin.model.contract.frameworks import VARIABLES
+from gpu_device_plugin.model.contract.variables import OF_FRAMEWORKS
 from gpu_device_plugin.model.limits import CHOOSABLE, Enforcement
 from gpu_device_plugin.model.memory import InvalidSizeError, format_mib, parse_mib
 from gpu_device_plugin.model.placing import Demand, Placement
@@ -26,9 +26,9 @@ from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
+    from gpu_device_plugin.features.claims.contract import Claim, Device
     from gpu_device_plugin.features.claims.rules.prepared import PreparedClaim
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resource_claims import Claim, Device
     from gpu_device_plugin.model.shares import SharedGpu, Shares
     from gpu_device_plugin.node.rules.node import Node
 
@@ -55,7 +55,7 @@ class ShareConfig:
     compute: int | None = None
     """Percent of the multiprocessors; None: what the claim took of them, or no limit."""
     frameworks: tuple[str, ...] = ()
-    """Names in `model.contract.frameworks`."""
+    """Names in `model.contract.variables.OF_FRAMEWORKS`."""
     memory_limit_mib: int | None = None
     """The most memory of its GPU that a container of the claim may use; None: what was allocated."""
 
@@ -374,9 +374,11 @@ def _fields(values: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _frameworks(names: object, where: str) -> tuple[str, ...]:
-    if not isinstance(names, list) or not all(isinstance(name, str) and name in VARIABLES for name in names):
-        raise ParametersError(f"{where} has frameworks {_said(names)}; write a list of some of {', '.join(VARIABLES)}")
-    return tuple(name for name in VARIABLES if name in names)
+    if not isinstance(names, list) or not all(isinstance(name, str) and name in OF_FRAMEWORKS for name in names):
+        raise ParametersError(
+            f"{where} has frameworks {_said(names)}; write a list of some of {', '.join(OF_FRAMEWORKS)}"
+        )
+    return tuple(name for name in OF_FRAMEWORKS if name in names)
 
 
 def _memory(value: object, where: str) -> int:

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.limits.rules.extra_grant import Part
 from gpu_device_plugin.model.contract import variables
-from gpu_device_plugin.model.contract.frameworks import VARIABLES
+from gpu_device_plugin.model.contract.variables import OF_FRAMEWORKS
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode
 from gpu_device_plugin.node.rules.container_grants import NOBODY, NOTHING, Grant
-from gpu_device_plugin.node.rules.preferred_allocation import spread_over
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -93,7 +92,7 @@ def refuse_unlimited(
     """
     if not (plan.refuse or plan.refusals):  # as on most nodes, whose answers need not wait for what follows
         return None
-    given = sorted(spread_over(node, device_ids).items()) if kind is Kind.MEMORY else []
+    given = sorted(node.shares.spread(device_ids).items()) if kind is Kind.MEMORY else []
     if not given or not (why := refusal(parts(given, node.shares), plan, owner)):
         return None
     gpus = [node.shares.gpus[position] for position, _ in given]
@@ -162,7 +161,7 @@ _STEPS = 10_000
 
 
 def framework_envs(frameworks: Iterable[str], enforcement: Enforcement, parts: Sequence[Part]) -> Mapping[str, str]:
-    """Return the variables of these frameworks, names in `VARIABLES`, for a container.
+    """Return the variables of these frameworks, names in `OF_FRAMEWORKS`, for a container.
 
     A framework has one fraction for all GPUs, so it is that of the smallest limit. A variable in the container's own
     env takes its place: the kubelet puts it after ours (kubelet_pods.go).
@@ -172,4 +171,4 @@ def framework_envs(frameworks: Iterable[str], enforcement: Enforcement, parts: S
     steps = min(part.limit_mib * _STEPS // max(part.visible_mib, 1) for part in parts)
     # Neither framework accepts zero.
     fraction = f"{min(max(steps, 1), _STEPS) / _STEPS:.4f}"
-    return {name: f"{begin}{fraction}" for name, begin in (VARIABLES[framework] for framework in frameworks)}
+    return {name: f"{begin}{fraction}" for name, begin in (OF_FRAMEWORKS[framework] for framework in frameworks)}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.waiting import wait_within
-from gpu_device_plugin.core.report.exposition import Gauge
+from gpu_device_plugin.core.report.gauges import Gauge
 from gpu_device_plugin.features.mps.contract import SHM_DIRECTORY, MpsGpu, MpsState, MpsStatus
 from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
 from gpu_device_plugin.features.mps.rules.mps_daemon import QUIT_S
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from gpu_device_plugin.core.report.exposition import Gauges
+    from gpu_device_plugin.core.report.gauges import Gauges
     from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
     from gpu_device_plugin.settings.sources import Sources, Texts
 

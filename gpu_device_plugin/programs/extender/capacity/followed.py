@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     import msgspec
 
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
-    from gpu_device_plugin.model.pods import Owner, Pod
-    from gpu_device_plugin.model.taints import Taint
+    from gpu_device_plugin.model.pods import Owner, Pod, Taint
     from gpu_device_plugin.programs.extender.capacity.holds import Holds
 
 _KEPT = frozenset({KEPT_NODE, *KEEPS})

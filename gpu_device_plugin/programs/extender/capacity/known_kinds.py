@@ -17,8 +17,8 @@ from gpu_device_plugin.core.capacity.node_kinds import NodeKind, kind_of, lastin
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.model.contract.keys import GROUP_LABELS, HOSTNAME, MalformedAnnotationError
 from gpu_device_plugin.model.contract.nodegpus import read_node_gpus, write_node_gpus
+from gpu_device_plugin.model.pods import Taint  # noqa: TC001 - msgspec reads it
 from gpu_device_plugin.model.resources import Amounts  # noqa: TC001 - msgspec reads it
-from gpu_device_plugin.model.taints import Taint  # noqa: TC001 - msgspec reads it
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -10,12 +10,12 @@ import msgspec
 from gpu_device_plugin.cluster.objects.decoding import NodeReader, PodReader, UnreadableObjectError, decoded
 from gpu_device_plugin.cluster.objects.other_pods import OtherPodReader
 from gpu_device_plugin.cluster.objects.requests import OwnerReference  # noqa: TC001 - msgspec reads it
+from gpu_device_plugin.core.cluster.candidate import gpus_of_node
 from gpu_device_plugin.core.cluster.pod_demand import Ask, amount_of, ask
 from gpu_device_plugin.core.value.marginal_value import left_on, shape_of
 from gpu_device_plugin.core.value.workload_mix import kinds_of
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.model.contract.keys import NODE_GPUS, READ_ON_NODES, READ_ON_PODS
-from gpu_device_plugin.model.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.programs.simulate.inputs import nvidia_labels as nvidia
 from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Start

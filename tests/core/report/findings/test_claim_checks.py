@@ -10,7 +10,7 @@ import pytest
 from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.core.report.findings.cluster_checks import CHECKS
 from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, NodeSeen, PartSeen, PodSeen, SliceSeen
-from gpu_device_plugin.model.resource_claims import DeviceRequest
+from gpu_device_plugin.features.claims.contract import DeviceRequest
 from tests.claim_values import claim, part, serving, whole, with_instances
 from tests.findings import told
 from tests.names import COUNT, MEM

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from gpu_device_plugin.core.report.finding import Unknown, examine, worst
-from gpu_device_plugin.core.report.findings.cluster_checks import ADMISSION_POLICIES, CHECKS, examine_partly
-from gpu_device_plugin.core.report.findings.node_amounts import set_count
+from gpu_device_plugin.core.report.findings.cluster_checks import CHECKS, examine_partly, set_count
+from gpu_device_plugin.core.report.findings.component_checks import ADMISSION_POLICIES
 from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, Lease, NodeSeen, PartSeen, PodSeen
 from gpu_device_plugin.features.conflicts.rules import sightings
 from gpu_device_plugin.model.contract.cordons import Cordon

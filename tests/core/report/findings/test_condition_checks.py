@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.core.report.finding import Unknown, sentence
 from gpu_device_plugin.core.report.findings.cluster_checks import CHECKS as CLUSTER_CHECKS
-from gpu_device_plugin.core.report.findings.condition_checks import condition_here, condition_seen
 from gpu_device_plugin.core.report.findings.node_checks import CHECKS as NODE_CHECKS
 from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms
 from gpu_device_plugin.features.history.contract import GpuHistory, NodeHistory
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.report.finding import Finding
 
+condition_here, condition_seen = NODE_CHECKS["GPU condition"], CLUSTER_CHECKS["GPU condition"]
 GPU = GpuTelemetry(
     "GPU-a",
     temperature_c=64,
@@ -304,8 +304,3 @@ def test_whatever_an_agent_remembers_can_be_put_in_words(
     findings = [*condition_seen(cluster)]
     assert findings
     assert all("{" not in sentence(finding.text, finding.parameters) + finding.advice for finding in findings)
-
-
-def test_both_doctors_check_it() -> None:
-    assert NODE_CHECKS["GPU condition"] is condition_here
-    assert CLUSTER_CHECKS["GPU condition"] is condition_seen

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpu_device_plugin.core.report.finding import Unknown, examine, worst
-from gpu_device_plugin.core.report.findings.node_amounts import set_count
+from gpu_device_plugin.core.report.findings.cluster_checks import set_count
 from gpu_device_plugin.core.report.findings.node_checks import CHECKS
 from gpu_device_plugin.core.report.findings.symptoms import (
     AgentSeen,
@@ -115,7 +115,7 @@ def test_the_sentences_of_a_node_that_is_well() -> None:
         "node: node-a is labelled gpushare=true",
         "allocatable: 30 aliyun.com/gpu-mem can be allocated",
         "allocatable: 2 aliyun.com/gpu-count can be allocated",
-        "capacity: matches the GPUs",
+        "capacity: matches the GPUs on 1 node",
         "clock: agrees with the API server's",
     ]
     assert worst(findings) == "note"
@@ -322,7 +322,7 @@ def test_the_supervisor_of_a_node_is_examined_where_mps_is_wanted(changes: dict[
     [
         (HIDDEN, []),
         (api(report=NO_REPORT), []),
-        (api(report=report(HELD, HELD)), ["ok use"]),
+        (api(report=report(HELD, HELD)), ["ok limits-held", "ok use"]),
         (api(report=NO_REPORT, report_problems=("it is no JSON; upgrade",)), ["warning report-unreadable"]),
         (api(report=report(HOG, MISSING)), ["warning limits-not-held", "warning over-use"]),
         (api(report=report(blind="no hostPID")), ["note use-unknown"]),
@@ -330,7 +330,7 @@ def test_the_supervisor_of_a_node_is_examined_where_mps_is_wanted(changes: dict[
     ],
 )
 def test_a_node_tells_of_its_own_containers(seen: ApiSeen | Unknown, expected: list[str]) -> None:
-    assert of("memory use", api=seen) == expected
+    assert of("limits held", api=seen) + of("memory use", api=seen) == expected
 
 
 # --- Shares, the kubelet and the agent --------------------------------------------------------------------------------

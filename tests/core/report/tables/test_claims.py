@@ -7,8 +7,8 @@ from dataclasses import replace
 from gpu_device_plugin.core.report.tables.overview import wide
 from gpu_device_plugin.core.report.tables.terminal_tables import folded, pod_rows, rows_claimed, rows_waiting
 from gpu_device_plugin.core.report.text.columns import Tone
+from gpu_device_plugin.features.claims.contract import DeviceRequest
 from gpu_device_plugin.model.contract.nodegpus import AWAY
-from gpu_device_plugin.model.resource_claims import DeviceRequest
 from tests.claim_values import claim, part, serving, serving_view, whole
 from tests.reports import part as used
 from tests.reports import report

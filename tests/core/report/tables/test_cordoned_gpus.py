@@ -9,7 +9,7 @@ from gpu_device_plugin.core.report.overview_document import node_document
 from gpu_device_plugin.core.report.tables.overview import details, summary, wide
 from gpu_device_plugin.core.report.tables.terminal_tables import folded
 from gpu_device_plugin.core.report.text.columns import Tone
-from gpu_device_plugin.core.report.why.mig_explanations import instance_facts
+from gpu_device_plugin.core.report.why.resource_requests import instance_facts
 from gpu_device_plugin.features.use.contract import NodeReport, NodeUse
 from tests.views import WHOLE, mig_view, node_view, pod_on, put_aside
 

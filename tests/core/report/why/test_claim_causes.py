@@ -14,9 +14,9 @@ from gpu_device_plugin.core.report.why.pod_causes import (
     by_claim_instead,
     claim_causes,
 )
+from gpu_device_plugin.features.claims.contract import Device, DeviceRequest, PodClaim
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Pod
-from gpu_device_plugin.model.resource_claims import Device, DeviceRequest, PodClaim
 from gpu_device_plugin.model.resources import Kind
 from tests.claim_values import (
     INSTANCES,
@@ -35,7 +35,7 @@ from tests.views import node_view
 
 if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.node_report import NodeView
-    from gpu_device_plugin.model.resource_claims import Claim
+    from gpu_device_plugin.features.claims.contract import Claim
 
 GIB = 1024
 GPU = PodClaim("gpu", "c")

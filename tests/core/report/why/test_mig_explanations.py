@@ -9,7 +9,7 @@ import pytest
 
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.report.finding import note
-from gpu_device_plugin.core.report.why.mig_explanations import (
+from gpu_device_plugin.core.report.why.resource_requests import (
     asked_by_profile,
     held_instances,
     holders,

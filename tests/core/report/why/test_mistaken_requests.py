@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
-from gpu_device_plugin.core.report.why.mistaken_requests import (
+from gpu_device_plugin.core.report.why.resource_requests import (
     annotated_for_others,
     annotations_of_others,
     asks_for_others,

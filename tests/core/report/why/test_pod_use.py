@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
+from gpu_device_plugin.core.report.why.explanations import besides
 from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus, causes
 from gpu_device_plugin.core.report.why.pod_use import of_pod, refusals, told_over_use
-from gpu_device_plugin.core.report.why.scheduler_checks import besides
 from gpu_device_plugin.features.use.contract import GpuUse, NodeReport, asked_s
 from gpu_device_plugin.model.contract.keys import ALLOCATION, OVER_USE
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitStatus

@@ -9,7 +9,7 @@ import pytest
 
 from gpu_device_plugin.core.cluster.resizing import sizes
 from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus, causes
-from gpu_device_plugin.core.report.why.resizing import not_resizable, resizes, settled, why_not
+from gpu_device_plugin.core.report.why.pod_use import not_resizable, resizes, settled, why_not
 from gpu_device_plugin.features.elastic.contract import Answer, write_answer
 from gpu_device_plugin.model.contract.keys import (
     ALLOCATION,

@@ -9,10 +9,10 @@ import pytest
 
 from gpu_device_plugin.core.capacity.terms import CORDON, NO_TERMS, Alternative, Requirement, Terms, Toleration
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
-from gpu_device_plugin.core.report.why.scheduler_checks import besides, exclusions
+from gpu_device_plugin.core.report.why.explanations import besides, exclusions
 from gpu_device_plugin.model.placing import Demand
+from gpu_device_plugin.model.pods import Taint
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.model.taints import Taint
 from tests.findings import facts
 from tests.names import COUNT, MEM
 from tests.resources import RESOURCES

@@ -29,7 +29,7 @@ from tests.claims import NODE, claim, config, device, instance, mig_node, mig_uu
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpu_device_plugin.model.resource_claims import Claim
+    from gpu_device_plugin.features.claims.contract import Claim
     from gpu_device_plugin.node.rules.node import Node
 
 

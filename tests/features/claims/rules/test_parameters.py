@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from gpu_device_plugin.features.claims.contract import Parameters
 from gpu_device_plugin.features.claims.rules.preparing import NO_CONFIG, ParametersError, ShareConfig, share_config
 from gpu_device_plugin.model.limits import Enforcement
-from gpu_device_plugin.model.resource_claims import Parameters
 from tests.claims import claim, config, device
 
 

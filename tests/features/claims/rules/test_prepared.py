@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_device_plugin.features.claims.contract import Consumer
 from gpu_device_plugin.features.claims.rules.prepared import (
     PreparedClaim,
     PreparedDevice,
@@ -23,7 +24,6 @@ from gpu_device_plugin.features.claims.rules.prepared import (
 from gpu_device_plugin.model.allocations import Allocation, AllocationSource
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.pods import Pod
-from gpu_device_plugin.model.resource_claims import Consumer
 from gpu_device_plugin.model.resources import Kind
 from tests.claims import ids, mig_uuid, uuid
 

@@ -22,22 +22,10 @@ from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode
 from gpu_device_plugin.node.rules.ledger import Ledger, Reservation
-from tests.claims import (
-    NODE,
-    claim,
-    config,
-    device,
-    ids,
-    instance,
-    mig_inventory,
-    mig_node,
-    mig_uuid,
-    node,
-    uuid,
-)
+from tests.claims import NODE, claim, config, device, ids, instance, mig_inventory, mig_node, mig_uuid, node, uuid
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.model.resource_claims import Claim
+    from gpu_device_plugin.features.claims.contract import Claim
     from gpu_device_plugin.node.rules.node import Node
 
 

@@ -9,11 +9,13 @@ import pytest
 from gpu_device_plugin.features.eviction.rules import Candidate, Failed, failures, lasting, on_failed
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.model.pods import Pod
-from gpu_device_plugin.node.rules.health.gpu_health import Cause, GpuHealth, Problem
-from gpu_device_plugin.node.rules.health.node_condition import (
+from gpu_device_plugin.node.rules.gpu_health import (
     MOST_MESSAGE,
     OWN_CAUSES,
+    Cause,
+    GpuHealth,
     NodeCondition,
+    Problem,
     failure,
     gpu_condition,
 )

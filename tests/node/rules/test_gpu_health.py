@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.node.rules.health.gpu_health import (
+from gpu_device_plugin.node.rules.gpu_health import (
     Cause,
     Cleared,
     Gone,
@@ -22,7 +22,7 @@ from gpu_device_plugin.node.rules.health.gpu_health import (
     judge,
     step,
 )
-from gpu_device_plugin.node.rules.health.xids import XIDS, Verdict
+from gpu_device_plugin.node.rules.xids import XIDS, Verdict
 
 GPU = "GPU-a"
 GOOD = Probe(GPU, ecc_uncorrected=0, remap_pending=False, remap_failed=False, recovery_action=0)

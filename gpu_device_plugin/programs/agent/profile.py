@@ -15,7 +15,7 @@ from gpu_device_plugin.cluster.client.errors import ApiError
 from gpu_device_plugin.cluster.writers.events import EventWriter, about_node
 from gpu_device_plugin.cluster.writers.own_node import OwnNode
 from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
-from gpu_device_plugin.node.notes.cleanup import Cleanup
+from gpu_device_plugin.node.node_publisher import Cleanup
 from gpu_device_plugin.probes import serving_probes
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.node import settings_for

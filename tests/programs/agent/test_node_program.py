@@ -15,7 +15,7 @@ import pytest
 
 from gpu_device_plugin.features.node_features import NODE_FEATURES, NODE_SETTINGS
 from gpu_device_plugin.node.agent import NodeAgent
-from gpu_device_plugin.node.node_program import NodeProgram
+from gpu_device_plugin.programs.agent.node_program import NodeProgram
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Hang
 from tests.configmap import mount

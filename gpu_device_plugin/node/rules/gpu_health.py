@@ -1,4 +1,4 @@
-"""The health of a GPU, and how each observation changes it."""
+"""The health of a GPU, how each observation changes it, and the node condition that follows."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
-from gpu_device_plugin.node.rules.health.xids import UNKNOWN, XIDS, Verdict
+from gpu_device_plugin.node.rules.xids import UNKNOWN, XIDS, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from gpu_device_plugin.model.gpus import Gpu
-    from gpu_device_plugin.node.rules.health.xids import XidMeaning
+    from gpu_device_plugin.node.rules.xids import XidMeaning
 
 
 # The actions that the driver asks for a GPU, by NVML's field 230 (``NVML_FI_DEV_GET_GPU_RECOVERY_ACTION``).
@@ -326,3 +326,55 @@ def _with_problems(health: GpuHealth, problems: Iterable[Problem]) -> GpuHealth:
     # Sorted, so that the health does not depend on the order in which two problems were observed.
     ordered = sorted(problems, key=lambda problem: (_ORDER[problem.cause], problem.what))
     return replace(health, problems=tuple(ordered))
+
+
+# --- The node condition GPUHealthy, by which tools that repair nodes see failed GPUs ----------------------------------
+
+OWN_CAUSES = frozenset(Cause) - {Cause.UNWATCHED, Cause.RESET}
+"""The causes that lie in the GPU itself and last."""
+
+
+def failure(health: GpuHealth) -> str:
+    """Return why a GPU has failed, as a clause; empty if it has not, or if that is not known."""
+    if any(problem.cause is Cause.UNWATCHED for problem in health.problems):
+        return ""
+    return "; ".join(problem.what for problem in health.problems if problem.cause in OWN_CAUSES)
+
+
+MOST_MESSAGE = 1024
+"""Characters of the message. The API has no limit of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCondition:
+    """The condition's value."""
+
+    status: str
+    """``True``, ``False``, or ``Unknown``, which no tool repairs a node for."""
+    reason: str
+    message: str
+
+
+def gpu_condition(gpus: Iterable[tuple[int, GpuHealth]], *, watched: bool, sentence: str) -> NodeCondition:
+    """Return the condition of a node with these shared GPUs, by position; `watched`: the driver answers.
+
+    `sentence` is the message while no GPU is shared or watched.
+    """
+    gpus = tuple(gpus)
+    if not watched:
+        return _of("Unknown", "NotWatched", sentence)
+    if not gpus:
+        return _of("Unknown", "NoGPU", sentence)
+    failed = [f"GPU {position}: {why}" for position, health in gpus if (why := failure(health))]
+    if failed:
+        return _of("False", "GPUUnhealthy", ". ".join(failed))
+    unsure = [f"GPU {position}: {'; '.join(health.reasons)}" for position, health in gpus if not health.healthy]
+    if unsure:
+        return _of("Unknown", "NotWatched", ". ".join(unsure))
+    return _of("True", "GPUsHealthy", f"{len(gpus)} of {len(gpus)} GPUs are healthy")
+
+
+def _of(status: str, reason: str, message: str) -> NodeCondition:
+    return NodeCondition(
+        status, reason, message if len(message) <= MOST_MESSAGE else f"{message[: MOST_MESSAGE - 3]}..."
+    )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
     from gpu_device_plugin.node.feature_context import FeatureSpec
-    from gpu_device_plugin.node.profile import ProfileChoice
+    from gpu_device_plugin.programs.agent.profile import ProfileChoice
     from gpu_device_plugin.settings.sources import Sources, Texts
 
 _log = logging.getLogger(__name__)
@@ -135,8 +135,8 @@ class NodeProgram:
 
     async def announce_shutdown(self) -> None:
         """Announce to schedulers that the agent is about to end. To be awaited before `run` is cancelled."""
-        if self.agent is not None:
-            await self.agent.api.announce_shutdown()
+        if self.agent is not None and self.agent.api.published is not None:
+            await self.agent.api.published.announce_shutdown()
 
     async def cleanup(self) -> None:
         """Remove the agents' labels and annotations from a node that no longer shares GPUs. After `run` has ended."""
@@ -149,7 +149,7 @@ class NodeProgram:
         config = reach_api(self._settings)
         if config is None:
             return None
-        from gpu_device_plugin.node.profile import ProfileChoice  # noqa: PLC0415 - see reach_api
+        from gpu_device_plugin.programs.agent.profile import ProfileChoice  # noqa: PLC0415 - see reach_api
 
         return ProfileChoice(self._sources, self._settings, config, self._remembered)
 

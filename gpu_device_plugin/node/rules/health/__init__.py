@@ -1,1 +1,0 @@
-"""Whether a GPU is healthy, and what an XID means."""
