@@ -13,12 +13,7 @@ RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
  && $pip --python /opt/gpu-device-plugin/bin/python install --no-compile --no-deps --only-binary=:all: --require-hashes \
       --requirement requirements.lock \
  && $pip --python /opt/build/bin/python install --no-deps --only-binary=:all: --require-hashes \
-      --requirement requirements-build.lock \
-# Of numpy what tests and builds of its own need: 8 MB less.
- && cd /opt/gpu-device-plugin/lib/python3*/site-packages/numpy \
- && find . -depth -type d -name tests -exec rm -r {} + \
- && find . -name '*.pyi' -delete \
- && rm -r f2py testing _core/include _core/lib _core/_simd.*.so
+      --requirement requirements-build.lock
 COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY gpu_device_plugin gpu_device_plugin
 RUN pip="python3 -m pip --disable-pip-version-check --no-cache-dir" \

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import aiohttp
 
 from bench import hostile, synthetic
+from bench.policies import nodes_to_find
 from bench.scheduler import arguments
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.writers.binder import PodRef
@@ -25,7 +26,6 @@ from gpu_device_plugin.core.cluster.usage import usage_of
 from gpu_device_plugin.metrics import PrometheusMetrics
 from gpu_device_plugin.programs.extender.binding import Binding
 from gpu_device_plugin.programs.extender.extender_program import Extender
-from gpu_device_plugin.programs.simulate.rooms import nodes_to_find
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.sources import Sources
 

@@ -24,20 +24,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
-import numpy as np
 from aiohttp import web
 
 from bench.extender import running
 from bench.kubeapi import KubeApi, binaries, free_ports, shipped
 from bench.node_agent import machine
+from bench.openb import TRACE_SHARES, trace
+from bench.policies import placed as placed_by
 from bench.scheduler import PREFIX
 from gpu_device_plugin.core.value.node_types import NodeType
 from gpu_device_plugin.core.value.workload_mix import PodKind
 from gpu_device_plugin.model.contract.keys import NODE_GPUS, USE_MODEL
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus, write_node_gpus
-from gpu_device_plugin.programs.simulate.inputs.entries import TRACE_SHARES, nodes_in_trace, pods_in_trace
-from gpu_device_plugin.programs.simulate.model import Arrivals, Start, Workload, capacity_of, shares_of, unit_of, until
-from gpu_device_plugin.programs.simulate.run import run
+from gpu_device_plugin.programs.simulate.model import Start, Workload, capacity_of, demand_of, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -67,25 +66,22 @@ class Cluster:
 
     nodes: Sequence[Start]
     workload: Workload
-    arrivals: Arrivals
+    arrivals: Sequence[int]
+    """Pods in the order in which they come, as places in `Workload.kinds`."""
     percentage: int = 100
     """kube-scheduler's `percentageOfNodesToScore`."""
 
     @property
     def demand(self) -> list[float]:
         """Shares that each arrival asks for."""
-        unit = unit_of(self.nodes)
-        return [shares_of(self.workload.kinds[kind], unit) for kind in self.arrivals.pods]
+        demand = demand_of(self.workload, self.nodes)
+        return [demand[kind] for kind in self.arrivals]
 
 
-def cluster(nodes: int, trace: str, seed: int, percentage: int = 100) -> Cluster:
+def cluster(nodes: int, pods: str, seed: int, percentage: int = 100) -> Cluster:
     """Return the cluster: a sample of openb, or one that is made up."""
-    folder = os.environ.get("OPENB")
-    if folder:
-        with (Path(folder) / "openb_node_list_gpu_node.csv").open() as file:
-            every = nodes_in_trace(file)
-        with (Path(folder) / f"openb_pod_list_{trace}.csv").open() as file:
-            workload = pods_in_trace(file)
+    if os.environ.get("OPENB"):
+        every, workload = trace(pods)
         chosen = random.Random(seed).sample(every, min(nodes, len(every)))  # noqa: S311 - the same sample every time
     else:
         chosen, workload = _made_up(nodes)
@@ -261,7 +257,7 @@ async def placed(api: KubeApi, there: Cluster, scheduler: str, ledger: Ledger | 
         following = asyncio.create_task(pods.watch())
         found = []
         try:
-            for number, place in enumerate(there.arrivals.pods):
+            for number, place in enumerate(there.arrivals):
                 kind = there.workload.kinds[place]
                 where = await pods.place(number, kind, only_shares=ledger is not None)
                 took = bool(where) and (ledger is None or ledger.take(where, kind))
@@ -346,16 +342,16 @@ def alone(there: Cluster) -> str:
 
 def simulated(there: Cluster, policy: str, seed: int, *, every: bool = False) -> str:
     """Place all pods in the simulator; return a line of the table."""
-    outcome = run(
+    outcome, missed = placed_by(
         policy, there.nodes, there.workload, there.arrivals, seed,
         cold=policy == "fit", others_apart=not every, percentage=there.percentage,
     )  # fmt: skip
-    what = f"simulator, {policy}{', for every pod' if every else ''}, {outcome.missed.sum()} outside the sample"
-    return _row(what, there, outcome.accepted.tolist(), "-", outcome.cpu_s)
+    what = f"simulator, {policy}{', for every pod' if every else ''}, {sum(missed)} outside the sample"
+    return _row(what, there, outcome.accepted, "-", outcome.cpu_s)
 
 
 def _row(what: str, there: Cluster, accepted: Sequence[bool], won: str, took_s: float) -> str:
-    rejected = len(accepted) - int(np.sum(accepted))
+    rejected = len(accepted) - sum(accepted)
     return f"| {what} | {allocated(there, accepted):.2f} % | {rejected} | {won} | {took_s:.0f} s |"
 
 
@@ -388,7 +384,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise SystemExit("set KUBE_BIN to a folder with etcd, kube-apiserver and kube-scheduler")
     there = cluster(options.nodes, options.trace, options.seed, options.percentage_of_nodes_to_score)
     gpus = sum(len(node.shape.sizes) for node in there.nodes)
-    print(machine(f"{len(there.nodes)} nodes, {gpus} GPUs, {len(there.arrivals.pods):,} pods") + "\n")
+    print(machine(f"{len(there.nodes)} nodes, {gpus} GPUs, {len(there.arrivals):,} pods") + "\n")
     print("| | GPU allocated | rejected pods | best node won | took |\n|---|---|---|---|---|", flush=True)
     for row in rows(there, options.weights, options.seed):
         print(row, flush=True)

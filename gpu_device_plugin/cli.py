@@ -179,8 +179,7 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
-    low_memory_imports.with_one_thread(os.environ)
-    from gpu_device_plugin.programs.simulate import simulate_program as program  # noqa: PLC0415 - a third of a second that --help need not take
+    from gpu_device_plugin.programs.simulate import simulate_program as program  # noqa: PLC0415 - a quarter of a second that --help need not take
 
     return program.main(arguments, os.environ)
 

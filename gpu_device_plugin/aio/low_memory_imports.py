@@ -5,10 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import MutableMapping
 
 _NONE = {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull}
 
@@ -19,14 +15,6 @@ def without_tls() -> None:
     For an agent that speaks over unix sockets only. To be called before asyncio is imported.
     """
     sys.modules.setdefault("ssl", None)  # type: ignore[arg-type]  # None forbids an import (The import system, 5.3.1)
-
-
-def with_one_thread(environ: MutableMapping[str, str]) -> None:
-    """Have numpy compute in the thread that calls it: on import it would start a thread for each core of the machine.
-
-    To be called before numpy is imported.
-    """
-    environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def import_aiohttp() -> None:

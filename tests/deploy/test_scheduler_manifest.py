@@ -11,7 +11,6 @@ import yaml
 
 from gpu_device_plugin import cli
 from gpu_device_plugin.programs.extender.extender_routes import PREFIX
-from gpu_device_plugin.programs.simulate.arguments import SHIPPED_PERCENTAGE
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from tests.configmap import FOLDER, texts_of
 from tests.deploy import manifests
@@ -179,7 +178,7 @@ def test_nothing_is_placed_without_the_extender_and_only_what_concerns_it_is_ask
         "preempt": "preempt",
         "bind": "bind",
     }
-    assert config["percentageOfNodesToScore"] == SHIPPED_PERCENTAGE
+    assert config["percentageOfNodesToScore"] == 2
 
 
 @every_manifest

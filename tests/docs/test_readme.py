@@ -13,8 +13,9 @@ import yaml
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
-from gpu_device_plugin.programs.demo.demo_program import DemoStage, play
+from gpu_device_plugin.programs.demo.demo_program import play
 from gpu_device_plugin.programs.demo.scenes import DEFAULT_GPUS, SCENES
+from gpu_device_plugin.programs.demo.stage import DemoStage
 from gpu_device_plugin.settings.sources import Sources
 from tests.docs import pages
 from tests.docs.pages import DOCS, ROOT, blocks, text_of

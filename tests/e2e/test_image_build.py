@@ -166,7 +166,7 @@ def test_every_program_can_be_imported(image: Image) -> None:
 
 
 def test_it_is_less_than_110_mb_compressed(image: Image) -> None:
-    """37 MB of ours, half of it numpy; the slim image of Python is smaller than the base that debootstrap makes."""
+    """23 MB of ours; the slim image of Python is smaller than the base that debootstrap makes."""
     assert sum(image.layers.values()) < 110_000_000, image.layers
     assert list(image.layers.values())[-1] < 40_000_000, image.layers
 

@@ -14,8 +14,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn, Self
 
+from bench.policies import nodes_to_find
 from gpu_device_plugin.model.times import rfc3339
-from gpu_device_plugin.programs.simulate.rooms import nodes_to_find
 from gpu_device_plugin.testing.cluster.cluster_kinds import NODES, PODS
 from gpu_device_plugin.testing.cluster.cluster_served import StatusError
 from tests.scheduler_double.events import may_help

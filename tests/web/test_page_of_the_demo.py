@@ -7,8 +7,9 @@ import io
 import json
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.programs.demo.demo_program import DemoStage, play
+from gpu_device_plugin.programs.demo.demo_program import play
 from gpu_device_plugin.programs.demo.scenes import DEFAULT_GPUS, WITH_PAGE
+from gpu_device_plugin.programs.demo.stage import DemoStage
 from tests.patience import eventually, patience
 
 if TYPE_CHECKING:

@@ -1,26 +1,29 @@
-"""The pods of the demo, in the API server and on the kubelet, and their fake processes on fake GPUs."""
+"""The pods of the demo, in the API server and on the kubelet, and the fake GPUs with the pods' fake processes."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import os
 import shutil
 import socket
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING
-from uuid import uuid4
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from gpu_device_plugin.kubelet.procfs import boot_time
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.pod_specs import ContainerSpec, PodSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-    from pathlib import Path
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from typing import NoReturn
 
+    from gpu_device_plugin.model.shares import SharedGpu
     from gpu_device_plugin.testing.builders import Json
     from gpu_device_plugin.testing.cluster.api_server import ApiServer
     from gpu_device_plugin.testing.kubelet.device_manager import Amount
@@ -66,8 +69,7 @@ class Pods:
 
     def wait(self, name: str, resource: str, amount: int, namespace: str = _NAMESPACE) -> None:
         """Add a pod that requests `amount` of a resource and has no node, until `admit` is called with its name."""
-        container = builders.container(_CONTAINER, limits={resource: str(amount)})
-        pod = builders.pod(name, container, namespace=namespace)
+        pod = _pod(name, resource, amount, namespace)
         pod["spec"]["schedulerName"] = "gpushare-scheduler"
         self._api.add(pod)
 
@@ -98,20 +100,12 @@ class Pods:
 
         One of this name that waits for a node is bound as it is.
         """
-        limits = {resource: amount}
         waiting = self._without_node().get(name)
-        if waiting is not None:
-            namespace, uid = waiting["metadata"]["namespace"], waiting["metadata"]["uid"]
-            binding = {"metadata": {"name": name}, "target": {"name": self._kubelet.node}}
-            self._api.store.bind((namespace, name), binding)
-        else:
-            uid = str(uuid4())
-            container = builders.container(_CONTAINER, limits={resource: str(amount)})
-            node = self._kubelet.node
-            self._api.add(
-                builders.pod(name, container, namespace=namespace, uid=uid, node=node, annotations=annotations)
-            )
-        pod = await self._kubelet.admit(PodSpec(name, (ContainerSpec(_CONTAINER, limits),), namespace, uid))
+        meta = (waiting or self._api.add(_pod(name, resource, amount, namespace, annotations)))["metadata"]
+        binding = {"metadata": {"name": name}, "target": {"name": self._kubelet.node}}
+        self._api.store.bind((meta["namespace"], name), binding)
+        container = ContainerSpec(_CONTAINER, {resource: amount})
+        pod = await self._kubelet.admit(PodSpec(name, (container,), meta["namespace"], meta["uid"]))
         if pod.phase == "Running":
             running = {
                 "name": _CONTAINER,
@@ -119,7 +113,7 @@ class Pods:
                 "state": {"running": {}},
             }
             status = {"phase": "Running", "containerStatuses": [running]}
-            self._api.patch("pods", name, {"status": status}, namespace, "status")
+            self._api.patch("pods", name, {"status": status}, meta["namespace"], "status")
         return pod
 
     async def end(self, pod: Pod) -> None:
@@ -161,12 +155,9 @@ class Pods:
 
     def event(self, pod: Pod, reason: str) -> str | None:
         """Return the note of the newest Event about a pod for this reason, None if there is none."""
-        notes = [
-            event["note"]
-            for event in self._api.all("events")
-            if (event["regarding"].get("uid"), event["reason"]) == (pod.uid, reason)
-        ]
-        return notes[-1] if notes else None
+        events = reversed(self._api.all("events"))
+        about = pod.uid, reason
+        return next((each["note"] for each in events if (each["regarding"].get("uid"), each["reason"]) == about), None)
 
     @property
     def evictions(self) -> int:
@@ -174,7 +165,12 @@ class Pods:
         return self._api.count("create", "pods/eviction")
 
 
-# --- The fake processes of pods on fake GPUs, with a folder that tells whose they are as /proc does -------------------
+def _pod(name: str, resource: str, amount: int, namespace: str, annotations: Mapping[str, str] | None = None) -> Json:
+    container = builders.container(_CONTAINER, limits={resource: str(amount)})
+    return builders.pod(name, container, namespace=namespace, annotations=annotations)
+
+
+# --- Fake GPUs, and the fake processes of pods there ------------------------------------------------------------------
 
 _NODES_NAMESPACE = "pid:[4026531836]"
 """The PID namespace that the kernel starts with; an agent in it sees the processes of all pods."""
@@ -185,42 +181,52 @@ def container_id(pod: Pod) -> str:
     return hashlib.sha256(f"{pod.uid}/{pod.only.name}".encode()).hexdigest()
 
 
-class FakeProcesses:
-    """At most one process for each pod, on all of its GPUs."""
+class FakeGpus:
+    """The description of fake GPUs, to which faults and processes are added, and whose the processes are.
 
-    def __init__(self, proc: Path) -> None:
-        self.proc = proc
+    A pod has at most one process, on all of its GPUs; a folder tells that it is the pod's, as /proc does.
+    """
+
+    def __init__(self, root: Path, gpus: str) -> None:
+        """Describe `gpus`, the source of an agent's GPUs, in `root`."""
+        self.proc = root / "proc"
         self._pids: dict[str, int] = {}
         """By UID of the pod."""
         self._free = count(10_001)
-        namespaces = proc / "self" / "ns"
+        namespaces = self.proc / "self" / "ns"
         namespaces.mkdir(parents=True)
         (namespaces / "pid").symlink_to(_NODES_NAMESPACE)
+        self._file = root / "gpus.json"
+        self._description = _description(gpus)
+        self.source = str(self._file) if self.scripted else gpus
+        """The source with what is added."""
+        if self.scripted:
+            self.publish()
 
-    def keep(self, pods: Mapping[str, Pod]) -> None:
-        """Start a process for each of these pods (by UID) that has none, and end those of all other pods."""
+    @property
+    def scripted(self) -> bool:
+        """Whether the GPUs do what the demo says: they are fake, and their description has no events of its own."""
+        return self._description is not None
+
+    def publish(
+        self, faults: Iterable[Mapping[str, object]] = (), used: Sequence[tuple[Pod, SharedGpu, int]] = ()
+    ) -> None:
+        """Make these the only faults of the GPUs, and these MiB all that processes use; the agent sees both at once."""
+        pods = {pod.uid: pod for pod, _, _ in used}
         for uid in self._pids.keys() - pods.keys():
             shutil.rmtree(self.proc / str(self._pids.pop(uid)))
-        for uid, pod in pods.items():
-            if uid not in self._pids:
-                self._pids[uid] = self._start(pod)
-
-    def events(self, used: Mapping[tuple[str, str], int], parents: Mapping[str, str]) -> list[dict[str, object]]:
-        """Return the events of a description of GPUs that put the processes on them.
-
-        `used` has MiB by UID of the pod and UUID of the GPU or MIG instance, `parents` the GPU of each instance.
-        """
-        by_gpu: dict[str, list[dict[str, object]]] = {}
-        for (uid, uuid), mib in used.items():
-            by_gpu.setdefault(uuid, []).append({"pid": self._pids[uid], "used": f"{mib}MiB"})
-        return [
-            {
-                "at": 0,
-                **({"gpu": parents[uuid], "instance": uuid} if uuid in parents else {"gpu": uuid}),
-                "processes": listed,
-            }
-            for uuid, listed in by_gpu.items()
-        ]
+        for uid in pods.keys() - self._pids.keys():
+            self._pids[uid] = self._start(pods[uid])
+        by_gpu: dict[str, dict[str, Any]] = {}
+        for pod, shared, mib in used:
+            gpu, instance = shared.gpu, shared.gpu.instance
+            where = {"gpu": gpu.uuid} if instance is None else {"gpu": instance.parent, "instance": gpu.uuid}
+            event = by_gpu.setdefault(gpu.uuid, {"at": 0, **where, "processes": []})
+            event["processes"].append({"pid": self._pids[pod.uid], "used": f"{mib}MiB"})
+        new = self._file.with_suffix(".new")
+        events = [*faults, *by_gpu.values()]
+        new.write_text(json.dumps({**(self._description or {}), "events": events}), encoding="utf-8")
+        new.replace(self._file)
 
     def _start(self, pod: Pod) -> int:
         pid = next(self._free)
@@ -232,3 +238,13 @@ class FakeProcesses:
         slices = f"kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{pod.uid.replace('-', '_')}.slice"
         (folder / "cgroup").write_text(f"0::/{slices}/cri-containerd-{container_id(pod)}.scope\n", encoding="ascii")
         return pid
+
+
+def _description(gpus: str) -> dict[str, Any] | None:
+    """Return the description of fake GPUs without events of their own, None for all other GPUs."""
+    if gpus == "nvml":
+        return None
+    if gpus.startswith("fake:"):
+        return {"gpus": gpus.removeprefix("fake:")}
+    found: dict[str, Any] = yaml.safe_load(Path(gpus).read_text(encoding="utf-8"))
+    return None if found.get("events") else found

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import sys
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
-from textwrap import wrap
-from typing import TYPE_CHECKING, TextIO
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from typing import TYPE_CHECKING
 
-from gpu_device_plugin.programs.demo.node_table import Look, ShareTone, table
+from gpu_device_plugin.cluster.client.api_client import Client
+from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.programs.demo.scenes import DEFAULT_GPUS, SCENES, WITH_PAGE
-from gpu_device_plugin.programs.demo.story import Story
+from gpu_device_plugin.programs.demo.stage import DemoStage, no_pause
+from gpu_device_plugin.programs.demo.story import DemoPage, Story
 from gpu_device_plugin.programs.demo.world import DemoError, world
-from gpu_device_plugin.programs.terminal import discard_output, encodes
+from gpu_device_plugin.programs.terminal import discard_output
+from gpu_device_plugin.programs.web.callers import LocalCallers
+from gpu_device_plugin.programs.web.figures import AgentFigures, FiguresTiming
+from gpu_device_plugin.programs.web.web_program import PageServer
+from gpu_device_plugin.programs.web.web_routes import AboutPage
+from gpu_device_plugin.settings.forms import Address
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Sequence
 
-    from gpu_device_plugin.programs.demo.demo_page import DemoPage
+    from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.demo.scenes import Scenes
-    from gpu_device_plugin.programs.demo.story import SceneContent
     from gpu_device_plugin.programs.demo.world import World
-
-_NARROWEST, _WIDEST = 80, 120
 
 
 def main(gpus: str | None, *, once: bool, page: bool = False) -> int:
@@ -89,11 +91,9 @@ async def play(gpus: str, stage: DemoStage, scenes: Scenes | None = None, *, pag
 
         made = await visit("node-1", gpus)
         stage.introduce(gpus)
-        serving: AbstractAsyncContextManager[DemoPage | None] = nullcontext()
-        if page:
-            from gpu_device_plugin.programs.demo.demo_page import page_of  # noqa: PLC0415 - a tenth of a second
-
-            serving = page_of(api, made.resources, used=made.scripted)
+        serving: AbstractAsyncContextManager[DemoPage | None] = (
+            page_of(api, made.resources, used=made.scripted) if page else nullcontext()
+        )
         async with serving as served:
             if served is not None:
                 stage.point_to(served.url)
@@ -111,121 +111,24 @@ async def play(gpus: str, stage: DemoStage, scenes: Scenes | None = None, *, pag
     return 1 if failed else 0
 
 
-async def no_pause(_seconds: float) -> None:
-    """Pause for nobody: the output is not read while it is written."""
+# --- The page of the demo's cluster -----------------------------------------------------------------------------------
+
+_HOST = "127.0.0.1"
+_OFTEN = FiguresTiming(every_s=0.3, longest_s=1.0, round_s=0.3, pods_s=1.0, idle_s=0.1)
+"""As often as the demo's agents read who uses what. A page asks its two agents alone, and not those of a cluster."""
 
 
-class DemoStage:
-    """The output of the scenes: redrawn in place on a terminal, printed once everywhere else."""
+@asynccontextmanager
+async def page_of(api: ApiServer, resources: Sequence[Resource], *, used: bool) -> AsyncIterator[DemoPage]:
+    """Serve the page on this machine while the block runs; `used`: the agents know who uses what.
 
-    def __init__(
-        self,
-        stream: TextIO,
-        *,
-        live: bool,
-        colour: bool,
-        pause: Callable[[float], Awaitable[None]] = no_pause,
-    ) -> None:
-        """Show on `stream`; if it is a terminal and `live`, every change, and in colour if wanted.
-
-        `pause` waits so many seconds for a reader.
-        """
-        self.pause = pause
-        self._stream = stream
-        self._live = live
-        self._colour = live and colour
-        self._drawn: list[str] = []
-        self._marks = ("█", "░") if stream.encoding and encodes(stream, "█░") else ("#", ".")
-
-    def introduce(self, gpus: str) -> None:
-        """Describe the parts of the demo."""
-        source = "the GPUs of this machine" if gpus == "nvml" else f"fake GPUs ({gpus})"
-        lines = _paragraph(
-            f"A simulated kubelet, a simulated API server, {source}, and between them the agent as it runs in a "
-            "cluster. All data below is read from these three; pods are real to all, and run no program: what they use "
-            "of fake GPUs is fake, too.",
-            self._look().width,
-        )
-        self._write(*lines, "")
-
-    def point_to(self, url: str) -> None:
-        """Say where the page is, on a line of its own, so that terminals make it a link."""
-        self._write("The page of this cluster; the scenes begin when it is open in a browser:", url, "")
-
-    async def stay(self, url: str) -> None:
-        """Leave the page served until the demo is cancelled."""
-        self._write("The page stays until Ctrl-C:", url)
-        with suppress(asyncio.CancelledError):
-            await asyncio.Event().wait()
-
-    def conclude(self, failed: list[str]) -> None:
-        """Summarize the checks."""
-        if failed:
-            text, tone = f"Not every check held: see NO in scene {', '.join(failed)}.", ShareTone.BAD
-        else:
-            text, tone = "Every check held, and no device was allocated twice in any scene.", ShareTone.GOOD
-        look = self._look()
-        self._write(*(look.paint(line, tone) for line in _paragraph(text, look.width)))
-
-    @asynccontextmanager
-    async def showing(self, number: str, story: Story) -> AsyncIterator[None]:
-        """Show the scene that is being played in the body."""
-        painter = asyncio.create_task(self._keep_drawing(number, story), name="draw") if self._live else None
-        try:
-            yield
-        finally:
-            if painter is not None:
-                painter.cancel()
-                await asyncio.gather(painter, return_exceptions=True)
-            self._draw(frame(number, story.look(), self._look()))
-            self._write("")
-            self._drawn = []
-
-    async def _keep_drawing(self, number: str, story: Story) -> None:
-        while True:
-            size = shutil.get_terminal_size()
-            lines = frame(number, story.look(), self._look())
-            # A terminal wraps wider lines, and its cursor cannot move up into lines that have scrolled away.
-            if size.columns >= _NARROWEST and len(lines) < size.lines:
-                self._draw(lines)
-            await asyncio.sleep(0.1)
-
-    def _draw(self, lines: list[str]) -> None:
-        if lines == self._drawn:
-            return
-        if self._drawn:
-            self._stream.write(f"\x1b[{len(self._drawn)}A\x1b[J")
-        self._write(*lines)
-        self._drawn = lines
-
-    def _write(self, *lines: str) -> None:
-        self._stream.write("".join(f"{line}\n" for line in lines))
-        self._stream.flush()
-
-    def _look(self) -> Look:
-        width = shutil.get_terminal_size().columns if self._live else _NARROWEST
-        return Look(min(max(width, _NARROWEST), _WIDEST), *self._marks, self._colour)
-
-
-def frame(number: str, shown: SceneContent, look: Look) -> list[str]:
-    """Draw one scene as lines of text."""
-    rule = "─" if look.full == "█" else "-"
-    lines = [look.paint(f"{number} {shown.title} ".ljust(look.width, rule), ShareTone.HEADING)]
-    lines += [*_paragraph(shown.caption, look.width), ""]
-    if shown.left_out:
-        return lines[:-1]
-    lines += [*table(shown.node, shown.held, look, shown.used, shown.unknown), ""]
-    lines += _paragraph(f"Allocatable: {shown.allocatable}", look.width)
-    for who, what in shown.quotes:
-        lines += _paragraph(f"{who}: {what}", look.width, "    ")
-    for sentence, held in shown.checks:
-        mark, tone = ("ok", ShareTone.GOOD) if held else ("NO", ShareTone.BAD)
-        first, *rest = _paragraph(sentence, look.width - 4)
-        lines += [f"{look.paint(mark, tone)}  {first}", *(f"    {line}" for line in rest)]
-    return lines
-
-
-def _paragraph(text: str, width: int, indent: str = "") -> list[str]:
-    together = text.replace(" GiB", "\N{NO-BREAK SPACE}GiB")  # an amount stays on one line
-    lines = wrap(together, width, subsequent_indent=indent, break_on_hyphens=False)
-    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
+    Raises:
+        ListenError: no port is free.
+    """
+    callers = LocalCallers("")
+    about = AboutPage("kubeconfig", "demo", frozenset({_HOST, "localhost"}))
+    async with Client(ClusterConfig(api.url)) as client:
+        figures = AgentFigures(client, timing=_OFTEN) if used else None
+        server = PageServer(client, resources, callers, about=about, figures=figures)
+        async with server.serving(Address(_HOST, 0)) as port:
+            yield DemoPage(server, f"http://{_HOST}:{port}/#token={callers.token}")

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin.core.report.text.printing import counted
-from gpu_device_plugin.features.over_use.settings import OverUseSettings
-from gpu_device_plugin.model.contract.keys import OVER_USE
 from gpu_device_plugin.model.contract.variables import LIMITS, MEMORY_LIMIT, VISIBLE_DEVICES
 from gpu_device_plugin.model.limits import Enforcement
-from gpu_device_plugin.model.memory import MIB_PER_GIB, format_mib
+from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.model.mig import MigMode
-from gpu_device_plugin.programs.demo.borrowing_scenes import borrow_and_go, borrow_and_return
+from gpu_device_plugin.programs.demo.memory_scenes import (
+    borrow_and_go,
+    borrow_and_return,
+    exceed,
+    neighbours_on,
+    run_short,
+    show_excess,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from gpu_device_plugin.model.shares import SharedGpu
     from gpu_device_plugin.programs.demo.story import Story
-    from gpu_device_plugin.programs.demo.world import World
-    from gpu_device_plugin.testing.pod_specs import Pod
 
 DEFAULT_GPUS = "fake:1xP4,3xT4"
 """A card of 7 GiB (the part of a P4 that containers can use) and three larger ones."""
@@ -56,7 +58,7 @@ async def _share(story: Story) -> None:
     )
     pods = [await story.admit(f"web-{n}", world.memory, each) for n in range(1, number + 1)]
     story.check(f"All {number} run.", all(pod.phase == "Running" for pod in pods))
-    story.check("They share one GPU.", len(story.gpus_of(*pods)) == 1)
+    story.check("They share one GPU.", len(story.world.gpus_of(*pods)) == 1)
     envs = [pod.only.received.envs for pod in pods]
     limit = str(each * world.shares.share_mib)
     story.check(
@@ -64,137 +66,12 @@ async def _share(story: Story) -> None:
         all(
             env.get(VISIBLE_DEVICES) == shared.gpu.uuid and env.get(MEMORY_LIMIT) == limit
             for pod, env in zip(pods, envs, strict=True)
-            for shared in story.gpus_of(pod)
+            for shared in story.world.gpus_of(pod)
         ),
     )
     names = (VISIBLE_DEVICES, MEMORY_LIMIT)
     story.quote("environment of web-1", " ".join(f"{name}={envs[0].get(name, '')}" for name in names))
     world.use({pod.name: world.granted_mib(pod) // 2 for pod in pods})
-
-
-# --- A service takes more than it was given, is named, and goes when its GPU runs short -------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Neighbours:
-    """A pod, and the others on its GPU."""
-
-    world: World
-    shared: SharedGpu
-    pod: Pod
-    others: tuple[Pod, ...]
-
-    @property
-    def capacity_mib(self) -> int:
-        """What containers can use of the GPU."""
-        return self.shared.gpu.capacity_mib
-
-    @property
-    def granted_mib(self) -> int:
-        """What the pod was given."""
-        return self.world.granted_mib(self.pod)
-
-    @property
-    def spare_mib(self) -> int:
-        """What the pod can take without taking what the others were given."""
-        return self.capacity_mib - sum(map(self.world.granted_mib, self.others))
-
-    def ended(self) -> set[str]:
-        """Return the UIDs of those that run no more."""
-        return {pod.uid for pod in (self.pod, *self.others)} - {pod.uid for pod in self.world.kubelet.running}
-
-
-async def _exceed(story: Story) -> None:
-    if (neighbours := _neighbours(story)) is None:
-        return
-    world = story.world
-    taken = neighbours.spare_mib
-    if not world.over_use.exceeded(taken, neighbours.granted_mib):
-        story.leave_out(
-            "beside their parts the services' GPU has too little memory for one to take more and hurt nobody"
-        )
-        return
-    name = neighbours.pod.name
-    story.say(
-        f"{name} takes {_gib(taken)} and was given {format_mib(neighbours.granted_mib)}. The agent reads which "
-        "container uses what: it names the service, and evicts nobody while the GPU has what the others were given."
-    )
-    await _exceeds(story, neighbours, taken)
-    story.check("Nobody is evicted, and every service runs.", not world.pods.evictions and not neighbours.ended())
-
-
-async def _exceeds(story: Story, neighbours: _Neighbours, taken_mib: int) -> None:
-    """Let the pod use so much, more than it was given, and wait until it is named."""
-    world, name, pod = story.world, neighbours.pod.name, neighbours.pod
-    world.use({name: taken_mib})
-    told = f"uses {taken_mib:,} MiB of GPU {neighbours.shared.position}, was given {neighbours.granted_mib:,} MiB"
-    await story.expect(
-        f"An Event names {name}, what it uses and what it was given.",
-        lambda: told in (world.pods.event(pod, "GPUMemoryExceeded") or ""),
-    )
-    story.quote(f"Event of {name}: GPUMemoryExceeded", world.pods.event(pod, "GPUMemoryExceeded"))
-    await story.expect(
-        "So does an annotation of the pod.", lambda: told in world.pods.annotations(name).get(OVER_USE, "")
-    )
-
-
-async def _run_short(story: Story) -> None:
-    if (neighbours := _neighbours(story)) is None:
-        return
-    world = story.world
-    name, pod, other = neighbours.pod.name, neighbours.pod, neighbours.others[0]
-    halves = {each.name: world.granted_mib(each) // 2 for each in neighbours.others}
-    everything = neighbours.capacity_mib - sum(halves.values())
-    story.say(
-        f"{name} takes the rest of the GPU, {_gib(everything)}: {other.name} could not take its whole part any more. "
-        f"Over-use is set to {world.settings.of(OverUseSettings).over_use}, so the agent asks the API server to evict "
-        f"{name}."
-    )
-    story.check("It was not evicted before.", not world.pods.evictions and not neighbours.ended())
-    world.pods.grace = story.linger
-    world.use({name: everything})
-    await story.expect(
-        f"{name} ends, and no other service does.",
-        lambda: neighbours.ended() == {pod.uid},
-    )
-    await story.expect("An Event says why.", lambda: world.pods.event(pod, "GPUMemoryEvicted") is not None)
-    story.quote(f"Event of {name}: GPUMemoryEvicted", world.pods.event(pod, "GPUMemoryEvicted"))
-    story.check("The API server was asked once.", world.pods.evictions == 1)
-    free = neighbours.capacity_mib - sum(
-        mib for (_, uuid), mib in world.used.items() if uuid == neighbours.shared.gpu.uuid
-    )
-    story.check(
-        f"The GPU has room for the whole part of {other.name} again.",
-        free >= neighbours.granted_mib - halves[other.name],
-    )
-    world.use({other.name: neighbours.granted_mib})
-
-
-def _neighbours(story: Story) -> _Neighbours | None:
-    """Return the newest pod that shares a GPU, with the others there; None, and the scene is left out, if none does."""
-    neighbours = _neighbours_on(story) if story.world.scripted else None
-    if neighbours is None:
-        story.leave_out(
-            "no two services share a GPU"
-            if story.world.scripted
-            else "the demo has processes only on fake GPUs whose description has no events of its own"
-        )
-    return neighbours
-
-
-def _neighbours_on(story: Story, name: str = "") -> _Neighbours | None:
-    """Return the newest pod that shares a GPU with others, or that of this name, and those; None if there is none."""
-    running = story.world.kubelet.running
-    for pod in reversed(running):
-        for shared in story.gpus_of(pod) if name in {"", pod.name} else ():
-            others = tuple(each for each in running if each != pod and shared in story.gpus_of(each))
-            if others:
-                return _Neighbours(story.world, shared, pod, others)
-    return None
-
-
-def _gib(mib: int) -> str:
-    return f"{mib / MIB_PER_GIB:.1f} GiB"
 
 
 async def _take_whole(story: Story) -> None:
@@ -209,7 +86,7 @@ async def _take_whole(story: Story) -> None:
     before = world.healthy(world.memory)
     pod = await story.admit("training", world.count, 1, "training", busy=0.9)
     story.check("The pod runs.", pod.phase == "Running")
-    taken = sum(len(shared.shares) for shared in story.gpus_of(pod))
+    taken = sum(len(shared.shares) for shared in story.world.gpus_of(pod))
     await story.expect(
         f"The {counted(taken, 'share')} of its GPU {'is' if taken == 1 else 'are'} no longer offered.",
         lambda: taken > 0 and world.healthy(world.memory) == before - taken,
@@ -261,7 +138,7 @@ async def _fail(story: Story) -> None:
     if not world.scripted:
         story.leave_out("the demo breaks only fake GPUs whose description has no events of its own")
         return
-    before, in_use = world.held(), story.gpus_of(*world.kubelet.running)
+    before, in_use = world.held(), story.world.gpus_of(*world.kubelet.running)
     if not in_use:
         story.check("A GPU is in use.", held=False)
         return
@@ -273,7 +150,10 @@ async def _fail(story: Story) -> None:
     others = bool(story.open())
     pod = await story.admit("newcomer", world.memory, 1, busy=0.5)
     if others:
-        story.check("The new pod runs on another GPU.", bool(story.gpus_of(pod)) and broken not in story.gpus_of(pod))
+        story.check(
+            "The new pod runs on another GPU.",
+            bool(story.world.gpus_of(pod)) and broken not in story.world.gpus_of(pod),
+        )
     else:
         story.quote(f"status of newcomer: {pod.phase}, {pod.reason}", pod.message)
         story.check("The new pod is refused: no other GPU has free memory.", pod.phase == "Failed")
@@ -364,7 +244,7 @@ async def _stay(story: Story) -> None:
         f"Pods fill the GPUs of the first node, {also}and a pod waits for {_GPUS_ASKED} whole GPUs. So the cluster "
         "stays, for the page."
     )
-    candidates = (_neighbours_on(story, pod.name) for pod in world.kubelet.running if world.scripted)
+    candidates = (neighbours_on(story, pod.name) for pod in world.kubelet.running if world.scripted)
     able = [each for each in candidates if each and world.over_use.exceeded(each.spare_mib, each.granted_mib)]
     greedy = max(able, key=lambda each: each.granted_mib, default=None)
     number = 0
@@ -373,9 +253,10 @@ async def _stay(story: Story) -> None:
             number += 1
             await story.admit(f"batch-{number}", world.memory, room.free, "training", busy=0.8)
     await story.wait("pretrain", world.count, _GPUS_ASKED, "training")
-    if greedy is not None and (crowded := _neighbours_on(story, greedy.pod.name)) is not None:
-        await _exceeds(story, crowded, crowded.spare_mib)
-    broken = [shared for shared in story.gpus_of(*world.kubelet.running) if not greedy or shared != greedy.shared]
+    if greedy is not None and (crowded := neighbours_on(story, greedy.pod.name)) is not None:
+        await show_excess(story, crowded, crowded.spare_mib)
+        await story.linger()  # else the page may show the next trouble first
+    broken = [shared for shared in story.world.gpus_of(*world.kubelet.running) if not greedy or shared != greedy.shared]
     if broken and world.scripted:
         await _strike(story, broken[-1], 95)
 
@@ -402,7 +283,7 @@ async def _divide(story: Story) -> None:
         "tuning has an instance to itself: its limit is held by the hardware.",
         (envs.get(VISIBLE_DEVICES), envs.get(LIMITS)) == (largest.gpu.uuid, Enforcement.PARTITION.value),
     )
-    on = story.gpus_of(*chats)
+    on = story.world.gpus_of(*chats)
     story.check("Both chats share one of the small ones.", len(on) == 1 and on[0].gpu.uuid != largest.gpu.uuid)
     await story.linger()
     before = there.held()
@@ -426,8 +307,8 @@ Scenes: TypeAlias = "Mapping[str, Callable[[Story], Awaitable[None]]]"
 SCENES: Scenes = {
     "The agent finds the GPUs": _begin,
     "Services share a GPU": _share,
-    "A service takes more than it was given": _exceed,
-    "The GPU runs short, and the service goes": _run_short,
+    "A service takes more than it was given": exceed,
+    "The GPU runs short, and the service goes": run_short,
     "A notebook borrows memory and returns it": borrow_and_return,
     "Another does not, and goes": borrow_and_go,
     "A pod gets a whole GPU": _take_whole,

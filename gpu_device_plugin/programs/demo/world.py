@@ -10,12 +10,9 @@ import sys
 from collections import Counter
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
-
-import yaml
 
 from gpu_device_plugin.aio.children import signal_child
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
@@ -30,7 +27,7 @@ from gpu_device_plugin.node.rules.advertised_devices import offers
 from gpu_device_plugin.node.rules.ledger import Ledger
 from gpu_device_plugin.node.rules.node import Block, Node
 from gpu_device_plugin.node.rules.node_config import GONE
-from gpu_device_plugin.programs.demo.demo_pods import FakeProcesses, Pods
+from gpu_device_plugin.programs.demo.demo_pods import FakeGpus, Pods
 from gpu_device_plugin.settings.knobs import ENVIRONMENT_PREFIX, UsageError
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing.kubelet.kubelet_double import Kubelet
@@ -39,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
     from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView
+    from gpu_device_plugin.model.shares import SharedGpu
     from gpu_device_plugin.settings.node import NodeSettings
     from gpu_device_plugin.testing.cluster.api_server import ApiServer
     from gpu_device_plugin.testing.pod_specs import Pod
@@ -148,20 +146,16 @@ class World:
     kubelet: Kubelet
     pods: Pods
     agent: Agent
-    processes: FakeProcesses
+    fake: FakeGpus
     settings: NodeSettings
     shares: Shares
-    gpus: str
-    """The source of the GPUs."""
-    describe: Callable[..., None] | None
-    """Makes these the only events of the GPUs so far; the agent sees them at once. None if the GPUs are real, or if
-    their description has events of its own."""
     used: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """The MiB that the processes of pods use, by name of the pod and UUID of the GPU; see `use`."""
     _faults: tuple[Mapping[str, object], ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
-        self.pods.on_end = self._end_processes
+        self.pods.on_end = lambda pod: self.use({pod.name: 0})
+        self.scripted = self.fake.scripted
         self.resources = self.settings.offered
         self.memory, self.count = (resource.name for resource in self.settings.offered)
         self.policy = self.settings.policy
@@ -186,53 +180,39 @@ class World:
         """Return the devices of every pod that runs, by its name."""
         return {pod.name: self.devices(pod) for pod in self.kubelet.running}
 
-    @property
-    def scripted(self) -> bool:
-        """Whether the GPUs do what the demo says: they are fake, and their description has no events of its own."""
-        return self.describe is not None
-
     def use(self, amounts: Mapping[str, int]) -> None:
         """Have a process of each of these pods use so many MiB of each of its GPUs; 0: it has none any more.
 
         Other pods go on as before. Without effect on GPUs that are not `scripted`.
         """
-        if not self.scripted:
-            return
         wanted = {name: mib for (name, _), mib in self.used.items()} | dict(amounts)
-        pods = {pod.uid: pod for pod in self.kubelet.running if wanted.get(pod.name)}
         # A process on an instance of MIG that exists no more cannot be described.
-        by_uid = {
-            (uid, uuid): wanted[pod.name]
-            for uid, pod in pods.items()
-            for uuid in sorted({parse_id(device)[0] for device in self.devices(pod)})
-            if (shared := self.shares.by_uuid(uuid)) is not None and not shared.gone
-        }
-        self.used = {(pods[uid].name, uuid): mib for (uid, uuid), mib in by_uid.items()}
-        self.processes.keep(pods)
-        self._publish(by_uid)
+        using = [
+            (pod, shared, wanted[pod.name])
+            for pod in self.kubelet.running
+            for shared in (self.gpus_of(pod) if wanted.get(pod.name) else ())
+            if not shared.gone
+        ]
+        if self.scripted:
+            self.used = {(pod.name, shared.gpu.uuid): mib for pod, shared, mib in using}
+            self.fake.publish(self._faults, using)
 
     def strike(self, *faults: Mapping[str, object]) -> None:
-        """Make these the only faults of the GPUs; without any all are well again."""
+        """Make these the only faults of the GPUs, which are `scripted`; without any all are well again."""
         self._faults = faults
-        pods = {pod.name: pod.uid for pod in self.kubelet.running}
-        self._publish({(pods[name], uuid): mib for (name, uuid), mib in self.used.items()})
+        self.use({})
 
-    def _publish(self, used: Mapping[tuple[str, str], int]) -> None:
-        if self.describe is None:
-            raise DemoError("The GPUs of this node do not do what the demo says.")
-        parents = {
-            shared.gpu.uuid: shared.gpu.instance.parent
-            for shared in self.shares.gpus
-            if shared.gpu.instance is not None
-        }
-        self.describe(*self._faults, *self.processes.events(used, parents))
+    def gpus_of(self, *pods: Pod) -> list[SharedGpu]:
+        """Return the GPUs on which pods have devices."""
+        uuids = {parse_id(name)[0] for pod in pods for name in self.devices(pod)}
+        return [shared for shared in self.shares.gpus if shared.gpu.uuid in uuids]
 
     async def divide(self, instances: str) -> None:
         """Divide GPU 0, which is fake and in MIG mode, into other instances."""
         used = {name: mib for (name, _), mib in self.used.items()}
         self.use(dict.fromkeys(used, 0))  # no driver takes an instance away from a process
         self.strike({"at": "0s", "gpu": 0, "mig": instances})
-        view = await _look(self.gpus)
+        view = await _look(self.fake.source)
         self.shares = self.shares.with_inventory(view.inventory, mig=MigMode(self.settings.mig))
         self.use(used)
 
@@ -246,23 +226,16 @@ class World:
             numbers[uuid] += 1
         return max(numbers.values(), default=0) * self.shares.share_mib
 
-    def _end_processes(self, pod: Pod) -> None:
-        if any(name == pod.name for name, _ in self.used):
-            self.use({pod.name: 0})
-
     def devices(self, pod: Pod) -> frozenset[str]:
         """Return all devices of a pod, of both resources."""
         return pod.devices(self.memory) | pod.devices(self.count)
 
-    def _health(self) -> Mapping[str, Mapping[str, bool]]:
+    def offered(self, *, sick: bool = False) -> Mapping[str, frozenset[str]]:
+        """Return the devices that the kubelet believes healthy, by resource; they may be in use. `sick`: others too."""
         known = self.kubelet.health if self.kubelet.up else {}
-        return {resource.name: known.get(resource.name, {}) for resource in self.resources}
-
-    def offered(self) -> Mapping[str, frozenset[str]]:
-        """Return the devices that the kubelet believes healthy, by resource; they may be in use."""
         return {
-            resource: frozenset(name for name, healthy in devices.items() if healthy)
-            for resource, devices in self._health().items()
+            resource.name: frozenset(name for name, healthy in known.get(resource.name, {}).items() if healthy or sick)
+            for resource in self.resources
         }
 
     def healthy(self, resource: str) -> int:
@@ -271,7 +244,7 @@ class World:
 
     def complete(self) -> bool:
         """Return whether the kubelet knows all devices, healthy or not."""
-        return {resource: frozenset(devices) for resource, devices in self._health().items()} == self.devices_listed
+        return self.offered(sick=True) == self.devices_listed
 
     def settled(self) -> bool:
         """Return whether the kubelet knows every fence that the pods' devices require."""
@@ -290,7 +263,7 @@ class World:
     @property
     def unknown(self) -> frozenset[str]:
         """The UUIDs of the GPUs of which this kubelet, since it started, was told nothing."""
-        told = {parse_id(name)[0] for devices in self._health().values() for name in devices}
+        told = {parse_id(name)[0] for devices in self.offered(sick=True).values() for name in devices}
         return frozenset(shared.gpu.uuid for shared in self.shares.gpus if shared.gpu.uuid not in told)
 
     def _blocks(self) -> dict[str, Block]:
@@ -341,39 +314,26 @@ async def world(api: ApiServer, node: str, gpus: str, *, metrics: bool = False, 
         raise DemoError(f"No GPUs to share: {why}")
     with TemporaryDirectory(prefix="gs") as folder:
         root = Path(folder)
-        file, document = root / "gpus.json", _document(gpus)
-        describe = None if document is None else partial(_describe, file, document)
-        if describe is not None:
-            describe()
         try:
             kubelet = Kubelet(root, node=node)
         except ValueError as error:
             raise UsageError(f"{error}; set TMPDIR=/tmp") from error
-        processes = FakeProcesses(root / "proc")
+        fake = FakeGpus(root, gpus)
         async with kubelet:
             pods = Pods(api, kubelet)
             flags = {
                 **_QUICK,
-                **({} if describe is None else _WITH_PROCESSES),
+                **(_WITH_PROCESSES if fake.scripted else {}),
                 **({"http": pods.add_agent()} if metrics else {}),
                 "api": api.url,
                 "node_name": node,
-                "gpus": gpus if describe is None else str(file),
+                "gpus": fake.source,
                 "device_plugin_dir": str(kubelet.device_plugin_dir),
                 "pod_resources_socket": str(kubelet.pod_resources_socket),
                 "memory_dir": str(root / "memory"),
                 **more,
             }
-            made = World(
-                kubelet,
-                pods,
-                Agent(flags, root / "agent.log", processes.proc),
-                processes,
-                settings,
-                shares,
-                flags["gpus"],
-                describe,
-            )
+            made = World(kubelet, pods, Agent(flags, root / "agent.log", fake.proc), fake, settings, shares)
             tasks = [
                 asyncio.create_task(pods.end_deleted(), name="end deleted pods"),
                 asyncio.create_task(pods.publish_node(), name="publish the node's status"),
@@ -400,19 +360,3 @@ async def _look(gpus: str) -> HardwareView:
         _, view = await hardware.view.after(0)
         looking.cancel()
     return view
-
-
-def _describe(file: Path, document: Mapping[str, Any], *events: Mapping[str, object]) -> None:
-    new = file.with_suffix(".new")
-    new.write_text(json.dumps({**document, "events": events}), encoding="utf-8")
-    new.replace(file)
-
-
-def _document(gpus: str) -> dict[str, Any] | None:
-    """Return the description of fake GPUs without events of their own, None for all other GPUs."""
-    if gpus == "nvml":
-        return None
-    if gpus.startswith("fake:"):
-        return {"gpus": gpus.removeprefix("fake:")}
-    found: dict[str, Any] = yaml.safe_load(Path(gpus).read_text(encoding="utf-8"))
-    return None if found.get("events") else found

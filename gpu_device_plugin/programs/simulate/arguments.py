@@ -11,22 +11,19 @@ from gpu_device_plugin.settings.knobs import knobs_of
 if TYPE_CHECKING:
     import argparse
 
-USAGE = """%(prog)s [--nodes NODES] [--pods PODS] [--policy NAMES] [--seeds N] [--cold] [--from-empty] [--skip-misfits]
-       [--until rejected|PERCENT | --departures PERCENT [--rebalance PERCENT] | --nodes-needed [NODE]]
+USAGE = """%(prog)s [--nodes NODES] [--pods PODS] [--policy NAMES] [--seeds N] [--from-empty] [--skip-misfits]
+       [--until rejected|PERCENT | --departures PERCENT | --nodes-needed [NODE]]
        [--burst [PERCENTS]] [-o table|json]"""
 DESCRIPTION = (
     "Answer before you buy or change: what would fit, what would another policy have done, how many nodes do these "
     "pods need. Nothing in the cluster is changed."
 )
 EPILOG = (
-    "NODES and PODS are a file (JSON of kubectl get nodes,pods -A -o json; a Deployment, Job or Pod in YAML; a CSV "
-    "trace of openb; for --burst pods with their recorded use), the word cluster, or entries such as "
+    "NODES and PODS are a file (JSON of kubectl get nodes,pods -A -o json; a Deployment, Job or Pod in YAML; for "
+    "--burst pods with their recorded use), the word cluster, or entries such as "
     "'10x gpus=4 mem=24 cpu=64 memory=256Gi', '10x 8x H100' and '40x mem=8 cpu=4; 5x count=2'. "
     "Exit code 0: simulated; 1: the cluster cannot be read; 2: the input cannot be used."
 )
-
-SHIPPED_PERCENTAGE = 2
-"""`percentageOfNodesToScore` of the scheduler's configuration that is shipped."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--pods", metavar="PODS", help="a file, entries, or the cluster: its waiting pods [the source of the nodes]"
     )
     parser.add_argument(
-        "--policy", default="fit,binpack", metavar="NAMES", help="of fit, binpack, spread, fgd, bestfit [fit,binpack]"
+        "--policy", default="fit,binpack", metavar="NAMES", help="of fit, binpack, spread [fit,binpack]"
     )
     parser.add_argument("--seeds", default="3", metavar="N", help="how many orders of pods and nodes to try [3]")
     question = parser.add_mutually_exclusive_group()
@@ -48,11 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     question.add_argument(
         "--departures", metavar="PERCENT", help="let pods leave again; those that run ask for PERCENT of the free GPUs"
-    )
-    parser.add_argument(
-        "--rebalance",
-        metavar="PERCENT",
-        help="with --departures: also move up to this part of the pods, so that others find room",
     )
     question.add_argument(
         "--nodes-needed",
@@ -77,13 +69,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--skip-misfits", action="store_true", help="leave out the pods that fit on no node, not even on an empty one"
     )
     parser.add_argument("--from-empty", action="store_true", help="the pods that run with GPUs come again, too")
-    parser.add_argument("--cold", action="store_true", help="fit and fgd learn only from the pods that have come")
-    parser.add_argument(
-        "--percentage-of-nodes-to-score",
-        default=str(SHIPPED_PERCENTAGE),
-        metavar="PERCENT",
-        help=f"of kube-scheduler, at least 100 nodes; 0: its adaptive default [{SHIPPED_PERCENTAGE}, as shipped]",
-    )
     parser.add_argument("-o", "--output", default="table", choices=("table", "json"), help="the form of the result")
     for name in ("context", "kubeconfig"):
         parser.add_argument(f"--{name}", metavar="VALUE", help="passed on to kubectl")

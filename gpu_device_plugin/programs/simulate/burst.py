@@ -8,14 +8,14 @@ returns memory when its recorded use falls.
 
 from __future__ import annotations
 
-import sys
+import random
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from itertools import cycle, islice
+from operator import sub
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from gpu_device_plugin.core.report.text import columns
 from gpu_device_plugin.core.report.text.columns import Line, Tone
 from gpu_device_plugin.features.elastic.rules.reclaiming import ReclaimPolicy, ReclaimState
 from gpu_device_plugin.features.eviction.rules import next_victims
@@ -23,16 +23,17 @@ from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseR
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.programs.simulate.experiment import arrivals_of
 from gpu_device_plugin.programs.simulate.model import counted
-from gpu_device_plugin.programs.simulate.run import run
+from gpu_device_plugin.programs.simulate.placing import run
+from gpu_device_plugin.programs.simulate.results import aligned
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from gpu_device_plugin.core.value.workload_mix import PodKind
     from gpu_device_plugin.programs.simulate.experiment import Plan
-    from gpu_device_plugin.programs.simulate.inputs.sources import Inputs
-    from gpu_device_plugin.programs.simulate.model import Bools, Ints, Recording, SimulationOutcome, Workload
+    from gpu_device_plugin.programs.simulate.model import Recording, SimulationOutcome, Workload
+    from gpu_device_plugin.programs.simulate.sources import Inputs
 
     Json = dict[str, Any]
 
@@ -58,32 +59,18 @@ class Replayed:
 
 
 @dataclass(frozen=True, slots=True)
-class BurstOutcome:
-    """What came of one choice of guarantees."""
-
-    percent: int | None
-    """A pod is guaranteed what it did not exceed for this part of the time; None: what it asks for."""
-    guaranteed: int
-    """Shares of all pods of the list together."""
-    ran: tuple[int, ...]
-    """Pods that found room, by seed."""
-    replayed: tuple[Replayed, ...]
-    """By seed."""
-
-
-@dataclass(frozen=True, slots=True)
 class Borrower:
     """A pod on one GPU."""
 
     guaranteed_mib: int
     limit_mib: int
-    use_mib: Ints
+    use_mib: Sequence[int]
     """At each step."""
     priority: int = 0
 
 
-def simulate_burst(plan: Plan, inputs: Inputs, progress: Callable[[str, float], None]) -> tuple[BurstOutcome, ...]:
-    """Return the outcome of each choice of guarantees, beginning with what the pods ask for.
+def simulate_burst(plan: Plan, inputs: Inputs, progress: Callable[[str, float], None]) -> Json:
+    """Return what came of each choice of guarantees, beginning with what the pods ask for; means over the seeds.
 
     With each choice the same pods come in the same order.
 
@@ -96,20 +83,37 @@ def simulate_burst(plan: Plan, inputs: Inputs, progress: Callable[[str, float], 
     if any(node.shape.whole < len(node.shape.sizes) for node in inputs.nodes):
         raise UsageError("--burst: MIG instances neither lend nor borrow; give nodes without them")
     policy = plan.policies[0]
-    outcomes: list[BurstOutcome] = []
-    choices = (None, *plan.burst)
-    for number, percent in enumerate(choices):
+    steps = max(len(each.use_gib) for each in workload.recordings)
+    gpus = sum(node.shape.whole for node in inputs.nodes)
+    choices: list[Json] = []
+    for percent in (None, *plan.burst):
         chosen = replace(workload, kinds=guarantees(workload, percent))
         ran, replayed = list[int](), list[Replayed]()
         for seed in range(plan.seeds):
-            progress(policy, (number + seed / plan.seeds) / len(choices))
-            arrivals = arrivals_of(plan, inputs, seed)
-            outcome = run(policy, inputs.nodes, chosen, arrivals, seed, percentage=plan.percentage)
-            ran.append(int(outcome.accepted.sum()))
+            progress(policy, (len(choices) + seed / plan.seeds) / (1 + len(plan.burst)))
+            outcome = run(policy, inputs.nodes, chosen, arrivals_of(plan, inputs, seed), seed)
+            ran.append(sum(outcome.accepted))
             replayed.append(_replay_all(outcome, chosen, workload.kinds, plan.return_grace_s, seed))
-        guaranteed = sum(chosen.kinds[pod].shares for pod in workload.pods)
-        outcomes.append(BurstOutcome(percent, guaranteed, tuple(ran), tuple(replayed)))
-    return tuple(outcomes)
+        choices.append(
+            {
+                "percent": percent,
+                "guaranteedShares": round(
+                    sum(chosen.kinds[pod].shares for pod in workload.pods) / len(workload.pods), 2
+                ),
+                "run": round(fmean(ran), 2),
+                "asked": round(fmean(each.asked for each in replayed), 2),
+                "evicted": round(fmean(each.evicted for each in replayed), 2),
+                "short": round(fmean(each.short for each in replayed) / (steps * gpus), 5),
+            }
+        )
+    return {
+        "policy": policy,
+        "answer": _answer(policy, choices, steps * workload.step_s),
+        "seconds": steps * workload.step_s,
+        "stepSeconds": workload.step_s,
+        "returnGraceSeconds": plan.return_grace_s,
+        "choices": choices,
+    }
 
 
 def guarantees(workload: Workload, percent: int | None) -> tuple[PodKind, ...]:
@@ -131,7 +135,7 @@ def _replay_all(
     outcome: SimulationOutcome, chosen: Workload, limits: Sequence[PodKind], grace_s: float, seed: int
 ) -> Replayed:
     """Let the pods that were placed use what they used, GPU by GPU."""
-    rng = np.random.default_rng(seed)
+    rng = random.Random(seed)  # noqa: S311 - the same steps every time
     steps = max(len(each.use_gib) for each in chosen.recordings)
     came: set[int] = set()
     gpus: dict[tuple[int, int], list[Borrower]] = defaultdict(list)
@@ -140,19 +144,13 @@ def _replay_all(
             continue
         recording = chosen.recordings[kind]
         # The first pod of a recording plays it as it was; the others are not in step with it.
-        begin = 0 if kind not in came else int(rng.integers(len(recording.use_gib)))
+        begin = 0 if kind not in came else rng.randrange(len(recording.use_gib))
         came.add(kind)
         limit = limits[kind].shares * _SHARE_MIB
-        use = np.rint(np.roll(np.array(recording.use_gib), -begin) * _SHARE_MIB).astype(np.int64)
+        use = islice(cycle([min(limit, round(gib * _SHARE_MIB)) for gib in recording.use_gib]), begin, begin + steps)
         row, (gpu, *_) = place
-        gpus[row, gpu].append(
-            Borrower(
-                chosen.kinds[kind].shares * _SHARE_MIB,
-                limit,
-                np.minimum(np.resize(use, steps), limit),
-                recording.priority,
-            )
-        )
+        guaranteed = chosen.kinds[kind].shares * _SHARE_MIB
+        gpus[row, gpu].append(Borrower(guaranteed, limit, list(use), recording.priority))
     total = Replayed()
     for (row, gpu), pods in gpus.items():
         # Other pods on the GPU count as using exactly what they were granted.
@@ -166,15 +164,15 @@ def replay(pods: Sequence[Borrower], capacity_mib: int, grace_s: float, step_s: 
 
     A pod that is evicted does not come again.
     """
-    uses = np.array([pod.use_mib for pod in pods])
-    guaranteed = np.array([pod.guaranteed_mib for pod in pods])
     members = [Pod(f"{at}", "simulated", f"{at}", priority=pod.priority) for at, pod in enumerate(pods)]
-    there = np.ones(len(pods), np.bool_)
-    short = _short(uses, guaranteed, there, capacity_mib)
+    there = set(range(len(pods)))
+    # By the rules of reclaiming a GPU is short where what is used, and what of the guarantees is not, exceeds it.
+    needs = [[max(pod.guaranteed_mib, use) for use in pod.use_mib] for pod in pods]
+    needed = [sum(step) for step in zip(*needs, strict=True)]
     policy = ReclaimPolicy(grace_s, evicts=True)
     state, asked, evictions, short_steps, last = ReclaimState(), 0, 0, 0, -1
-    for step in range(uses.shape[1]):
-        if not short[step]:
+    for step in range(len(needed)):
+        if needed[step] <= capacity_mib:
             continue
         short_steps += 1
         if 0 <= last < step - 1:  # the shortage before was over with the next step
@@ -182,73 +180,33 @@ def replay(pods: Sequence[Borrower], capacity_mib: int, grace_s: float, step_s: 
             state = state.after(over, {}, {}, policy)
         last = step
         for moment in range(len(pods) + 1):
-            reading = UseReading(step * step_s + moment * _MOMENT_S, (), {_GPU: int(uses[there, step].sum())})
+            in_use = {_GPU: sum(pods[at].use_mib[step] for at in there)}
+            reading = UseReading(step * step_s + moment * _MOMENT_S, (), in_use)
             before, state = state, state.after(
-                reading, _uses(pods, members, there, step), {_GPU: capacity_mib}, policy
+                reading, {_GPU: _uses(pods, members, there, step)}, {_GPU: capacity_mib}, policy
             )  # fmt: skip
             asked += sum(each.mib > 0 and place not in before.requests for place, each in state.requests.items())
             victims = next_victims(state.candidates(), most_grace_s=0, going={})
             if not victims:
                 break
             evictions += len(victims)
-            there[list(map(int, victims))] = False
-            short = _short(uses, guaranteed, there, capacity_mib)
+            for victim in map(int, victims):
+                there.remove(victim)
+                needed = list(map(sub, needed, needs[victim]))
     return Replayed(asked, evictions, short_steps)
 
 
 def _uses(
-    pods: Sequence[Borrower], members: Sequence[Pod], there: Bools, step: int
-) -> Mapping[str, tuple[AttributedUse, ...]]:
-    return {
-        _GPU: tuple(
-            AttributedUse(
-                member.uid, "", _GPU, pod.guaranteed_mib, int(pod.use_mib[step]), pod=member, limit_mib=pod.limit_mib
-            )
-            for pod, member, still in zip(pods, members, there.tolist(), strict=True)
-            if still
-        )
-    }
+    pods: Sequence[Borrower], members: Sequence[Pod], there: Collection[int], step: int
+) -> tuple[AttributedUse, ...]:
+    return tuple(
+        AttributedUse(member.uid, "", _GPU, pod.guaranteed_mib, pod.use_mib[step], pod=member, limit_mib=pod.limit_mib)
+        for at, (pod, member) in enumerate(zip(pods, members, strict=True))
+        if at in there
+    )
 
 
-def _short(uses: Ints, guaranteed: Ints, there: Bools, capacity_mib: int) -> Bools:
-    """Return at which steps the rules of reclaiming find a GPU short: all at once, as most steps are not."""
-    untaken = np.maximum(guaranteed[there, None] - uses[there], 0).sum(0)
-    found: Bools = untaken > capacity_mib - uses[there].sum(0)
-    return found
-
-
-# --- What it gains and costs, for machines and for people -------------------------------------------------------------
-
-
-def burst_document(outcomes: Sequence[BurstOutcome], inputs: Inputs, plan: Plan) -> Json:
-    """Return what came of each choice of guarantees; all figures are means over the seeds."""
-    workload = inputs.workload
-    steps = max(len(each.use_gib) for each in workload.recordings)
-    gpus = sum(node.shape.whole for node in inputs.nodes)
-    choices = [
-        {
-            "percent": each.percent,
-            "guaranteedShares": round(each.guaranteed / len(workload.pods), 2),
-            "run": _mean(each.ran),
-            "asked": _mean(seed.asked for seed in each.replayed),
-            "evicted": _mean(seed.evicted for seed in each.replayed),
-            "short": round(_mean(seed.short for seed in each.replayed) / (steps * gpus), 5),
-        }
-        for each in outcomes
-    ]
-    return {
-        "policy": plan.policies[0],
-        "answer": _answer(plan.policies[0], choices, steps * workload.step_s),
-        "seconds": steps * workload.step_s,
-        "stepSeconds": workload.step_s,
-        "returnGraceSeconds": plan.return_grace_s,
-        "choices": choices,
-    }
-
-
-def _mean(numbers: Iterable[int]) -> float:
-    found = list(numbers)
-    return round(sum(found) / len(found), 2)
+# --- What it gains and costs, for people ------------------------------------------------------------------------------
 
 
 def _answer(policy: str, choices: Sequence[Json], seconds: float) -> str:
@@ -289,15 +247,9 @@ _COLUMNS: dict[str, Callable[[Json, Json], str]] = {
 def burst_table(document: Json) -> list[Line]:
     """Return the answer, and a row for each choice of guarantees."""
     choices = document["choices"]
-    rows = [columns.Row(tuple(cell(each, choices[0]) for cell in _COLUMNS.values())) for each in choices]
-    first, *numbers = _COLUMNS
+    rows = [tuple(cell(each, choices[0]) for cell in _COLUMNS.values()) for each in choices]
     about = (
         "a pod is guaranteed what it did not exceed for that part of the time, and may use what it asks for; shares: "
         "the mean guarantee; short: part of the GPUs' time"
     )
-    return [
-        Line(document["answer"]),
-        Line(""),
-        *columns.table(columns.Layout((first, *numbers), frozenset(numbers)), rows, sys.maxsize),
-        Line(about, Tone.FAINT),
-    ]
+    return [Line(document["answer"]), Line(""), *aligned(tuple(_COLUMNS), rows), Line(about, Tone.FAINT)]

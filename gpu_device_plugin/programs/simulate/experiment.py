@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from gpu_device_plugin.core.value.node_types import needs_gpus
-from gpu_device_plugin.programs.simulate.model import Arrivals, Start, departing, shares_of, told, until
-from gpu_device_plugin.programs.simulate.run import run
+from gpu_device_plugin.programs.simulate.model import Start, departing, shares_of, told, until
+from gpu_device_plugin.programs.simulate.placing import run
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
@@ -18,8 +17,8 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.value.node_types import NodeType
     from gpu_device_plugin.core.value.workload_mix import PodKind
-    from gpu_device_plugin.programs.simulate.inputs.sources import Inputs
     from gpu_device_plugin.programs.simulate.model import SimulationOutcome
+    from gpu_device_plugin.programs.simulate.sources import Inputs
 
 REJECTED = "rejected"
 _BEYOND = 1.01
@@ -38,15 +37,10 @@ class Plan:
     the list comes once."""
     departures: float | None = None
     """The load under which pods come and leave, as a part of the GPUs; None: nobody leaves."""
-    cold: bool = False
-    percentage: int = 100
-    """kube-scheduler's `percentageOfNodesToScore`."""
     skip_misfits: bool = False
     """The nodes needed are those for the pods that fit on them; others may find no room."""
     burst: tuple[int, ...] = ()
     """The guarantees to try, in % of the recorded time."""
-    rebalance: float = 0.0
-    """The part of the pods that may be moved, in runs beside those without moves; 0: there are none."""
     return_grace_s: float = 30.0
     """How long a borrower has to return memory."""
 
@@ -54,60 +48,51 @@ class Plan:
 def simulate(
     plan: Plan, inputs: Inputs, progress: Callable[[str, float], None]
 ) -> Mapping[str, tuple[SimulationOutcome, ...]]:
-    """Return the outcome of each seed, by policy, those with moves as ``fit+moves``.
-
-    `progress` gets the policy, and which part of all is done.
+    """Return the outcome of each seed, by policy; `progress` gets the policy, and which part of all is done.
 
     Raises:
         UsageError: the pods ask for too little.
     """
     found: dict[str, tuple[SimulationOutcome, ...]] = {}
-    ways = [(policy, moved) for policy in plan.policies for moved in dict.fromkeys((0.0, plan.rebalance))]
-    total = len(ways) * plan.seeds
-    for policy, moved in ways:
-        name = f"{policy}+moves" if moved else policy
+    total = len(plan.policies) * plan.seeds
+    for policy in plan.policies:
         outcomes: list[SimulationOutcome] = []
         for seed in range(plan.seeds):
-            arrivals = arrivals_of(plan, inputs, seed)
+            pods, stays = (
+                (arrivals_of(plan, inputs, seed), ())
+                if plan.departures is None
+                else departing(inputs.workload, inputs.nodes, seed, plan.departures)
+            )
             done = len(found) * plan.seeds + seed
 
-            def advance(came: int, all_: int = len(arrivals.pods), done: int = done, name: str = name) -> None:
-                progress(name, (done + came / max(1, all_)) / total)
+            def advance(came: int, all_: int = len(pods), done: int = done, policy: str = policy) -> None:
+                progress(policy, (done + came / max(1, all_)) / total)
 
-            outcome = run(
-                policy, inputs.nodes, inputs.workload, arrivals, seed,
-                cold=plan.cold, percentage=plan.percentage, rebalance=moved, progress=advance,
-            )  # fmt: skip
-            outcome = replace(outcome, policy=name)
+            outcome = run(policy, inputs.nodes, inputs.workload, pods, seed, stays=stays, progress=advance)
             outcomes.append(_to_first_rejected(outcome) if plan.until == REJECTED else outcome)
-        found[name] = tuple(outcomes)
+        found[policy] = tuple(outcomes)
     return found
 
 
-def arrivals_of(plan: Plan, inputs: Inputs, seed: int) -> Arrivals:
-    """Return the pods in the order in which they come with this seed.
+def arrivals_of(plan: Plan, inputs: Inputs, seed: int) -> Sequence[int]:
+    """Return the pods in the order in which they come with this seed, as places in `Workload.kinds`; they stay.
 
     Raises:
         UsageError: the pods ask for too little.
     """
-    workload, nodes = inputs.workload, inputs.nodes
-    if plan.departures is not None:
-        return departing(workload, nodes, seed, plan.departures)
+    workload = inputs.workload
     if plan.until is not None:
-        over = _BEYOND if isinstance(plan.until, str) else plan.until
-        return until(workload, nodes, seed, over)
+        return until(workload, inputs.nodes, seed, _BEYOND if isinstance(plan.until, str) else plan.until)
     if inputs.ordered:
-        return Arrivals(workload.pods)
-    return Arrivals(np.random.default_rng(seed).permutation(np.array(workload.pods, np.int64)).tolist())
+        return workload.pods
+    return random.Random(seed).sample(workload.pods, len(workload.pods))  # noqa: S311 - the same order every time
 
 
 def _to_first_rejected(outcome: SimulationOutcome) -> SimulationOutcome:
     """Return what came before the first pod that found no room, and this pod."""
-    accepted = outcome.accepted
-    end = len(accepted) if accepted.all() else int(accepted.argmin()) + 1
-    missed, shares, places = outcome.missed[:end], outcome.shares[:end], outcome.places[:end]
-    pods = outcome.pods[:end]
-    return replace(outcome, pods=pods, accepted=accepted[:end], missed=missed, shares=shares, places=places)
+    end = [*outcome.accepted, False].index(False) + 1
+    columns = ("pods", "accepted", "shares", "places")
+    return replace(outcome, **{name: getattr(outcome, name)[:end] for name in columns})
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +145,11 @@ class _Search:
                 "as in --nodes-needed '4x H100 cpu=64'"
             )
         (self._shape,) = shapes
-        fits = np.array([self._shape.hosts(kind) for kind in workload.kinds], np.bool_)
+        fits = [self._shape.hosts(kind) for kind in workload.kinds]
         self._misfits = [kind for kind, fit in zip(workload.kinds, fits, strict=True) if not fit]
         if self._misfits and not self._there:
             raise _misfit("does not fit on an empty node", self._misfits)
-        self._may_fail = ~fits if plan.skip_misfits else np.zeros(len(fits), np.bool_)
+        self._may_fail = [plan.skip_misfits and not fit for fit in fits]
         self.least = _least(self._shape, self._there, [workload.kinds[pod] for pod in workload.pods if fits[pod]])
         # With a node for each pod no pod is rejected but those that fit on no such node.
         self._most = min(MOST_NODES, max(self.least, len(workload.pods)))
@@ -172,7 +157,7 @@ class _Search:
     def fewest(self, policy: str, seed: int) -> int:
         def enough(number: int) -> bool:
             outcome = self._run(policy, seed, number)
-            return bool((outcome.accepted | self._may_fail[np.array(outcome.pods, np.int64)]).all())
+            return all(ok or self._may_fail[pod] for ok, pod in zip(outcome.accepted, outcome.pods, strict=True))
 
         number = fewest(enough, self.least, self._most)
         if number is None and self._misfits:
@@ -182,13 +167,12 @@ class _Search:
         return number
 
     def runs(self, policy: str, number: int) -> int:
-        return int(self._run(policy, 0, number).accepted.sum())
+        return sum(self._run(policy, 0, number).accepted)
 
     def _run(self, policy: str, seed: int, number: int) -> SimulationOutcome:
         nodes = [*self._there, *[Start.empty(f"node-{at + 1}", self._shape) for at in range(number)]]
-        arrivals = arrivals_of(self._plan, self._inputs, seed)
-        plan, workload = self._plan, self._inputs.workload
-        return run(policy, nodes, workload, arrivals, seed, cold=plan.cold, percentage=plan.percentage)
+        pods = arrivals_of(self._plan, self._inputs, seed)
+        return run(policy, nodes, self._inputs.workload, pods, seed)
 
 
 def _misfit(why: str, kinds: Sequence[PodKind]) -> UsageError:
@@ -215,10 +199,10 @@ def fewest(enough: Callable[[int], bool], least: int, most: int = MOST_NODES) ->
 def _least(shape: NodeType, there: Sequence[Start], kinds: Sequence[PodKind]) -> int:
     """Return how many nodes of a shape the sums alone need for pods of these kinds, beside the room that is there."""
     whole = min((gpu.size for gpu in shape.gpus if not gpu.instance), default=0)
-    asked = np.array([_amounts(kind, whole) for kind in kinds], float).reshape(-1, 5).sum(0)
-    room = np.array([_room(node) for node in there], float).reshape(-1, 5).sum(0)
-    each = _room(Start.empty("", shape))
-    missing: list[float] = (asked - room).tolist()
+    none, each = (0,) * 5, _room(Start.empty("", shape))
+    asked = map(sum, zip(none, *[_amounts(kind, whole) for kind in kinds], strict=True))
+    room = map(sum, zip(none, *map(_room, there), strict=True))
+    missing = [wanted - has for wanted, has in zip(asked, room, strict=True)]
     least = max([0, *[ceil(lacking / more) for lacking, more in zip(missing, each, strict=True) if more]])
     if least > MOST_NODES:
         raise UsageError(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import random
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass
+from itertools import accumulate, chain
 from math import ceil
-from typing import TYPE_CHECKING, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.value.marginal_value import Left
+from gpu_device_plugin.core.value.node_types import needs_gpus
 from gpu_device_plugin.core.value.price_learning import mean_gpu
 from gpu_device_plugin.settings.knobs import UsageError
 
@@ -19,10 +20,6 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.value.node_types import NodeType
     from gpu_device_plugin.core.value.workload_mix import PodKind
-
-Ints: TypeAlias = npt.NDArray[np.int64]
-Floats: TypeAlias = npt.NDArray[np.float64]
-Bools: TypeAlias = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +35,19 @@ class Start:
     def empty(cls, name: str, shape: NodeType) -> Start:
         """Return a node on which nothing runs."""
         return cls(name, shape, Left(shape.sizes, shape.cpu_milli, shape.memory_mib))
+
+
+def gpus_with_room(kind: PodKind, shape: NodeType, left: Left) -> list[int]:
+    """Return the GPUs and instances of a node, by position, each of which has room for a pod's part of it."""
+    allow, only_gpus = kind.wishes.allow_model, needs_gpus(kind)
+    return [
+        at
+        for at, (gpu, free) in enumerate(zip(shape.gpus, left.frees, strict=True))
+        if free > 0
+        and (free >= kind.shares if kind.shares else free == gpu.size)
+        and not (only_gpus and gpu.instance)
+        and allow(gpu.model)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,28 +98,15 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrivals:
-    """Pods in the order in which they come, as places in `Workload.kinds`."""
-
-    pods: Sequence[int]
-    at: Sequence[float] | None = None
-    """When each comes, in mean lifetimes; None: nobody ever leaves."""
-    life: Sequence[float] | None = None
-    """For how long it runs, likewise."""
-
-
-@dataclass(frozen=True, slots=True)
 class SimulationOutcome:
     """What came of one run."""
 
     policy: str
     pods: Sequence[int]
     """Of each arrival, the place of its kind in `Workload.kinds`."""
-    accepted: Bools
+    accepted: Sequence[bool]
     """By arrival."""
-    missed: Bools
-    """By arrival: it fit on no node of kube-scheduler's sample, but on another one, which it then got."""
-    shares: Floats
+    shares: Sequence[float]
     """By arrival, what it asks of all GPUs."""
     capacity: float
     """Shares of all GPUs that were free at first."""
@@ -118,27 +115,26 @@ class SimulationOutcome:
     nodes: tuple[Start, ...] = ()
     """The nodes as they are after the last pod."""
     places: Sequence[tuple[int, Sequence[int]] | None] = ()
-    """By arrival, the place of its node in `nodes` and of its GPUs there, where it came first; None: it found no
-    room."""
-    moves: int = 0
-    """Pods that were moved so that others found room."""
+    """By arrival, the place of its node in `nodes` and of its GPUs there; None: it found no room."""
 
     @property
     def allocated(self) -> float:
         """The accepted part of the capacity; only where nobody leaves it is what is in use at the end."""
-        return float((self.shares * self.accepted).sum()) / self.capacity if self.capacity else 0.0
+        return self._given(len(self.pods)) / self.capacity if self.capacity else 0.0
 
     def allocated_at(self, arrived: float) -> float:
         """Return the same when so much of the capacity had been asked for: 1.0 once, 1.3 nearly a third more."""
-        came = self.shares.cumsum()
-        last = int(came.searchsorted(arrived * self.capacity)) + 1
-        return float((self.shares[:last] * self.accepted[:last]).sum()) / self.capacity if self.capacity else 0.0
+        came = bisect_left(list(accumulate(self.shares)), arrived * self.capacity) + 1
+        return self._given(came) / self.capacity if self.capacity else 0.0
 
     @property
     def rejected(self) -> float:
         """The part of all shares asked for that was not given."""
-        asked = float(self.shares.sum())
-        return 1 - float((self.shares * self.accepted).sum()) / asked if asked else 0.0
+        asked = sum(self.shares)
+        return 1 - self._given(len(self.pods)) / asked if asked else 0.0
+
+    def _given(self, came: int) -> float:
+        return sum([shares for shares, ok in zip(self.shares[:came], self.accepted, strict=False) if ok])
 
 
 def shares_of(kind: PodKind, unit: float) -> float:
@@ -204,61 +200,61 @@ def order(name: str) -> tuple[float, str]:
     return times, name
 
 
-# --- The order in which pods come, and how long they stay ------------------------------------------------------------
+# --- The order in which pods come, and how long they stay -------------------------------------------------------------
 
 MOST_ARRIVALS = 1_000_000
 """A simulation of more would take hours."""
 
 
-def until(workload: Workload, nodes: Sequence[Start], seed: int, over: float = 1.3) -> Arrivals:
-    """Return arrivals that ask for `over` times the GPUs of the nodes: the list shuffled, then pods of it at random.
+def until(workload: Workload, nodes: Sequence[Start], seed: int, over: float = 1.3) -> list[int]:
+    """Return pods that ask for `over` times the GPUs of the nodes: the list shuffled, then pods of it at random.
 
     This is the experiment of "Beware of Fragmentation" (Weng et al., USENIX ATC 2023), in which nobody leaves.
 
     Raises:
         UsageError: the pods ask for too little.
     """
-    rng = np.random.default_rng(seed)
-    listed, demand = np.array(workload.pods), demand_of(workload, nodes)
-    wanted = over * capacity_of(nodes)
-    _check(demand[listed], wanted)
-    found = rng.permutation(listed)
-    came = demand[found].sum()
-    while came < wanted:
-        more = rng.choice(listed, len(listed))
-        found, came = np.concatenate([found, more]), came + demand[more].sum()
-    last = int(np.searchsorted(demand[found].cumsum(), wanted)) + 1
-    return Arrivals(found[:last].tolist())
+    listed, demand, wanted = workload.pods, demand_of(workload, nodes), over * capacity_of(nodes)
+    _check([demand[pod] for pod in listed], wanted)
+    rng = random.Random(seed)  # noqa: S311 - the same order every time
+    found = rng.sample(listed, len(listed))
+    while sum([demand[pod] for pod in found]) < wanted:
+        found += rng.choices(listed, k=len(listed))
+    return found[: bisect_left(list(accumulate([demand[pod] for pod in found])), wanted) + 1]
 
 
-def departing(workload: Workload, nodes: Sequence[Start], seed: int, load: float, lifetimes: float = 5.0) -> Arrivals:
-    """Return arrivals of pods that leave again: the list in ever new orders, evenly spaced, from empty nodes on.
+_LIFETIMES = 5
+"""For so many mean lifetimes pods come that leave again."""
 
-    `load` is what the running pods ask for on average, as a part of the GPUs of the nodes; pods come for `lifetimes`
-    mean lifetimes, and a lifetime is exponentially distributed.
+
+def departing(workload: Workload, nodes: Sequence[Start], seed: int, load: float) -> tuple[list[int], list[int]]:
+    """Return pods that leave again, the list in ever new orders, and how long each stays (as `stays` of `run`).
+
+    `load` is what the running pods ask for on average, as a part of the GPUs of the nodes. Pods come evenly spaced, and
+    a lifetime is exponentially distributed.
 
     Raises:
         UsageError: the pods ask for too little.
     """
-    rng = np.random.default_rng(seed)
-    listed, demand = np.array(workload.pods), demand_of(workload, nodes)
-    wanted = load * capacity_of(nodes)
-    _check(demand[listed], wanted * lifetimes)
-    rate = wanted / demand[listed].mean()
-    number = int(rate * lifetimes)
-    orders = [rng.permutation(listed) for _ in range(number // len(listed) + 1)]
-    pods = np.concatenate(orders)[:number]
-    return Arrivals(pods.tolist(), (np.arange(number) / rate).tolist(), rng.exponential(1.0, number).tolist())
+    demand = demand_of(workload, nodes)
+    listed, wanted = [demand[pod] for pod in workload.pods], load * capacity_of(nodes)
+    _check(listed, wanted * _LIFETIMES)
+    rng = random.Random(seed)  # noqa: S311 - the same order every time
+    each = wanted * len(listed) / sum(listed)  # pods that come in a mean lifetime
+    number = int(each * _LIFETIMES)
+    orders = [rng.sample(workload.pods, len(listed)) for _ in range(number // len(listed) + 1)]
+    pods = [*chain.from_iterable(orders)][:number]
+    return pods, [1 + int(each * rng.expovariate(1.0)) for _ in pods]
 
 
-def demand_of(workload: Workload, nodes: Sequence[Start]) -> Floats:
+def demand_of(workload: Workload, nodes: Sequence[Start]) -> list[float]:
     """Return what each kind asks of all its GPUs together; a whole one counts as the mean GPU of the nodes."""
     unit = unit_of(nodes)
-    return np.array([shares_of(kind, unit) for kind in workload.kinds])
+    return [shares_of(kind, unit) for kind in workload.kinds]
 
 
-def _check(demand: Floats, wanted: float) -> None:
-    asked = float(demand.sum())
+def _check(demand: Sequence[float], wanted: float) -> None:
+    asked = sum(demand)
     if not asked:
         raise UsageError("--pods: no pod asks for a GPU; add pods that do")
     if len(demand) * wanted / asked > MOST_ARRIVALS:

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from gpu_device_plugin.core.report.text import columns
 from gpu_device_plugin.core.report.text.columns import Line, Tone, fitted
 from gpu_device_plugin.core.report.text.printing import printable
 from gpu_device_plugin.programs.simulate.experiment import REJECTED
-from gpu_device_plugin.programs.simulate.model import class_of, counted, order, unit_of
-from gpu_device_plugin.programs.simulate.rooms import Rooms
+from gpu_device_plugin.programs.simulate.model import class_of, counted, gpus_with_room, order, unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.value.workload_mix import PodKind
     from gpu_device_plugin.programs.simulate.experiment import Needed, Plan
-    from gpu_device_plugin.programs.simulate.inputs.sources import Inputs
     from gpu_device_plugin.programs.simulate.model import SimulationOutcome, Start, Workload
+    from gpu_device_plugin.programs.simulate.sources import Inputs
 
     Json = dict[str, Any]
 
@@ -48,8 +46,6 @@ def document(inputs: Inputs, plan: Plan, policies: Sequence[Json]) -> Json:
         "kinds": len(inputs.workload.kinds),
         "until": plan.until,
         "departures": plan.departures,
-        "cold": plan.cold,
-        "percentageOfNodesToScore": plan.percentage,
         "notes": list(inputs.notes),
         "policies": list(policies),
     }
@@ -67,7 +63,7 @@ def policy_document(outcomes: Sequence[SimulationOutcome], inputs: Inputs, plan:
     sizes = [class_of(kind, unit) for kind in workload.kinds]
     names = [workload.name(at) for at in range(len(workload.kinds))]
     by_size = len(set(names)) > _MOST_ROWS
-    full = not leaving and all(outcome.shares.sum() >= outcome.capacity > 0 for outcome in outcomes)
+    full = not leaving and all(sum(outcome.shares) >= outcome.capacity > 0 for outcome in outcomes)
     first = _counts(outcomes[:1], sizes if by_size else names)
     rows = {name: first[name] for name in sorted(first, key=order)} if by_size else first
     classes = _counts(outcomes, sizes)
@@ -78,7 +74,7 @@ def policy_document(outcomes: Sequence[SimulationOutcome], inputs: Inputs, plan:
         "rejected": _mean(outcome.rejected for outcome in outcomes),
         "answer": _answer(outcomes, workload, plan),
         "pods": [{"name": name, "came": came, "accepted": accepted} for name, (came, accepted) in rows.items()],
-        "cpuSeconds": round(float(np.mean([outcome.cpu_s for outcome in outcomes])), 3),
+        "cpuSeconds": round(fmean(outcome.cpu_s for outcome in outcomes), 3),
         "classes": [
             {"class": name, "pods": classes[name][0], "accepted": classes[name][1]}
             for name in sorted(classes, key=order)
@@ -86,8 +82,6 @@ def policy_document(outcomes: Sequence[SimulationOutcome], inputs: Inputs, plan:
         "seeds": [
             {"accepted": round(outcome.allocated, 5), "rejected": round(outcome.rejected, 5)} for outcome in outcomes
         ],
-        "missed": [int(outcome.missed.sum()) for outcome in outcomes],
-        "moves": [outcome.moves for outcome in outcomes],
     }
 
 
@@ -108,26 +102,13 @@ def _counts(outcomes: Sequence[SimulationOutcome], names: Sequence[str]) -> dict
     came: Counter[str] = Counter()
     accepted: Counter[str] = Counter()
     for outcome in outcomes:
-        kinds = np.array(outcome.pods, np.int64)
-        for counts, some in ((came, kinds), (accepted, kinds[outcome.accepted])):
-            for name, number in zip(names, np.bincount(some, minlength=len(names)).tolist(), strict=True):
-                counts[name] += number
+        came.update(names[pod] for pod in outcome.pods)
+        accepted.update(names[pod] for pod, ok in zip(outcome.pods, outcome.accepted, strict=True) if ok)
     return {name: (came[name], accepted[name]) for name in dict.fromkeys(names) if came[name]}
 
 
 def _mean(parts: Iterable[float]) -> float:
-    return round(float(np.mean(list(parts))), 5)
-
-
-def _answer(outcomes: Sequence[SimulationOutcome], workload: Workload, plan: Plan) -> str:
-    if plan.departures is not None:
-        said = _answer_of_departures(outcomes)
-    else:
-        said = (_answer_of_first_rejected if plan.until == REJECTED else answer)(outcomes, workload)
-    missed = int(outcomes[0].missed.sum())
-    return said + f"; {counted(missed, 'pod')} found room only outside kube-scheduler's sample of the nodes" * bool(
-        missed
-    )
+    return round(fmean(parts), 5)
 
 
 # --- For people -------------------------------------------------------------------------------------------------------
@@ -172,7 +153,7 @@ def _rows(policies: Sequence[Json]) -> list[Line]:
         pods = [each.get(name, {"came": 0, "accepted": 0}) for each in counts]
         came = max(each["came"] for each in pods)
         rows.append((fitted(printable(name), 48), f"{came:,}", *(f"{each['accepted']:,}" for each in pods)))
-    return _aligned(("PODS", "CAME", *(each["policy"] for each in policies)), rows)
+    return aligned(("PODS", "CAME", *(each["policy"] for each in policies)), rows)
 
 
 def _means(policies: Sequence[Json], plan: Plan) -> list[Line]:
@@ -188,16 +169,23 @@ def _means(policies: Sequence[Json], plan: Plan) -> list[Line]:
     about = "rejected: of the GPU that pods asked for, in %; means of all seeds"
     if plan.departures is None:
         about = f"at 100 %, at end: GPU allocated, in % of what was free at first; {about}"
-    return [*_aligned(("POLICY", *keys), rows), Line(about, Tone.FAINT), Line("")]
+    return [*aligned(("POLICY", *keys), rows), Line(about, Tone.FAINT), Line("")]
 
 
-def _aligned(heading: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[Line]:
+def aligned(heading: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[Line]:
+    """Return a table whose columns of numbers, all but the first, end at the same place."""
     return columns.table(columns.Layout(heading, frozenset(heading[1:])), list(map(columns.Row, rows)), sys.maxsize)
 
 
 # --- The answer in words, a line for each policy ---------------------------------------------------------------------
 
 _MOST_REASONS = 3
+
+
+def _answer(outcomes: Sequence[SimulationOutcome], workload: Workload, plan: Plan) -> str:
+    if plan.departures is not None:
+        return _answer_of_departures(outcomes)
+    return (_answer_of_first_rejected if plan.until == REJECTED else answer)(outcomes, workload)
 
 
 def answer(outcomes: Sequence[SimulationOutcome], workload: Workload) -> str:
@@ -209,25 +197,23 @@ def answer(outcomes: Sequence[SimulationOutcome], workload: Workload) -> str:
 
 def _answer_of_first_rejected(outcomes: Sequence[SimulationOutcome], workload: Workload) -> str:
     first = outcomes[0]
-    if first.accepted.all():
+    if all(first.accepted):
         return answer(outcomes, workload)
-    ran = int(first.accepted.sum())
+    ran = sum(first.accepted)
     before = "no pod runs" if not ran else f"{counted(ran, 'pod')} {_run(ran)}"
-    allocated = f"{100 * first.allocated:.1f} % of the GPUs that were free"
-    asked = workload.name(first.pods[-1])
-    return f"{first.policy}: {before} before one of {asked} finds no room{_spread(outcomes)}; {allocated} are given out"
+    allocated = f"{100 * _mean(outcome.allocated for outcome in outcomes):.1f} % of the GPUs that were free"
+    asked, spread = workload.name(first.pods[-1]), _spread(outcomes)
+    said = f"{first.policy}: {before} before one of {asked} finds no room{spread}; {allocated} are given out"
+    return said + " on average" * bool(spread)
 
 
 def _answer_of_departures(outcomes: Sequence[SimulationOutcome]) -> str:
     first = outcomes[0]
-    came, ran = len(first.pods), int(first.accepted.sum())
-    found = (
-        f"all {came:,} pods that came found room" if came == ran else f"{ran:,} of {came:,} pods that came found room"
-    )
-    part = 100 * first.moves / max(1, came)
-    moves = f", with {counted(first.moves, 'move')} ({part:.2f} % of the pods)" * bool(first.moves)
-    refused = f"{100 * first.rejected:.1f} % of the GPU asked for was refused"
-    return f"{first.policy}: {found}{_spread(outcomes)}{moves}; {refused}"
+    came, ran = len(first.pods), sum(first.accepted)
+    of = f"all {came:,}" if came == ran else f"{ran:,} of {came:,}"
+    refused = f"{100 * _mean(outcome.rejected for outcome in outcomes):.1f} % of the GPU asked for was refused"
+    spread = _spread(outcomes)
+    return f"{first.policy}: {of} pods that came found room{spread}; {refused}{' on average' * bool(spread)}"
 
 
 def _answer_of_needed(needed: Needed, inputs: Inputs) -> str:
@@ -256,13 +242,13 @@ def _given_out(nodes: Sequence[Start]) -> float:
 
 def _how_many_run(outcomes: Sequence[SimulationOutcome], workload: Workload) -> str:
     first = outcomes[0]
-    came, ran = len(first.pods), int(first.accepted.sum())
+    came, ran = len(first.pods), sum(first.accepted)
     came_kinds = set(first.pods)
     of = f" of {workload.name(next(iter(came_kinds)))}" if len(came_kinds) == 1 else ""
     if ran == came:
         every = f"the pod{of} runs" if came == 1 else f"all {came:,} pods{of} run"
         return f"{every}{_spread(outcomes)}"
-    refused = Counter(pod for pod, accepted in zip(first.pods, first.accepted.tolist(), strict=True) if not accepted)
+    refused = Counter(pod for pod, accepted in zip(first.pods, first.accepted, strict=True) if not accepted)
     some = f"{'none' if not ran else f'{ran:,}'} of {counted(came, 'pod')}{of} {_run(ran)}"
     return f"{some}{_spread(outcomes)}, {_reasons(refused, workload, first.nodes)}"
 
@@ -273,18 +259,17 @@ def _run(number: int) -> str:
 
 def _spread(outcomes: Sequence[SimulationOutcome]) -> str:
     """Return how many pods ran in all orders, in brackets, if these differ."""
-    ran = [int(outcome.accepted.sum()) for outcome in outcomes]
+    ran = [sum(outcome.accepted) for outcome in outcomes]
     return f" ({min(ran):,} to {max(ran):,} by their order)" if min(ran) < max(ran) else ""
 
 
 def _reasons(refused: Mapping[int, int], workload: Workload, nodes: Sequence[Start]) -> str:
-    rooms = Rooms(nodes)
     shapes = list({node.shape: None for node in nodes})
     reasons: Counter[str] = Counter()
     nowhere = 0
     for kind, number in refused.items():
         if any(shape.hosts(workload.kinds[kind]) for shape in shapes):
-            reasons[_lacking(workload.kinds[kind], rooms)] += number
+            reasons[_lacking(workload.kinds[kind], nodes)] += number
         else:
             nowhere += number
     most = reasons.most_common(_MOST_REASONS)
@@ -297,16 +282,17 @@ def _reasons(refused: Mapping[int, int], workload: Workload, nodes: Sequence[Sta
     return ", ".join(parts)
 
 
-def _lacking(kind: PodKind, rooms: Rooms) -> str:
+def _lacking(kind: PodKind, nodes: Sequence[Start]) -> str:
     """Return what a pod waits for that fits on one of the nodes while that is empty."""
-    room = rooms.states_after(kind, np.arange(len(rooms)))[1].any(1)
-    cpu, memory = rooms.cpu >= kind.cpu_milli, rooms.memory >= kind.memory_mib
-    if not room.any():
+    room = [node.left for node in nodes if len(gpus_with_room(kind, node.shape, node.left)) >= kind.gpus]
+    if not room:
         return f"for {_gpu_room(kind)}"
     beside = f" beside {_gpu_room(kind)}" if kind.gpus else ""
-    if (room & memory).any() and not (room & cpu).any():
+    cpu = any(left.cpu_milli >= kind.cpu_milli for left in room)
+    memory = any(left.memory_mib >= kind.memory_mib for left in room)
+    if memory and not cpu:
         return f"for CPU{beside}"
-    if (room & cpu).any() and not (room & memory).any():
+    if cpu and not memory:
         return f"for memory{beside}"
     return f"for CPU and memory{beside}"
 

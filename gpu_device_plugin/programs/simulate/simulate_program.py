@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, TypeVar
 from gpu_device_plugin.core.report.text.columns import Line
 from gpu_device_plugin.programs.commandline import FAILED, OK, resources_in
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, Kubectl
-from gpu_device_plugin.programs.simulate.burst import burst_document, burst_table, simulate_burst
+from gpu_device_plugin.programs.simulate.burst import burst_table, simulate_burst
 from gpu_device_plugin.programs.simulate.experiment import REJECTED, Plan, nodes_needed, simulate
-from gpu_device_plugin.programs.simulate.inputs.sources import inputs_of
+from gpu_device_plugin.programs.simulate.placing import POLICIES
 from gpu_device_plugin.programs.simulate.results import document, heading, needed_document, policy_document, table
-from gpu_device_plugin.programs.simulate.run import POLICIES
+from gpu_device_plugin.programs.simulate.sources import inputs_of
 from gpu_device_plugin.programs.terminal import discard_output, say, show
 from gpu_device_plugin.settings.forms import duration, number, one_of, several
 from gpu_device_plugin.settings.knobs import UsageError
@@ -57,7 +57,7 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str], *, kubectl: 
         if (more := len(inputs.notes) - _MOST_NOTES) > 0:
             say(sys.stderr, f"{_PROG}: {more} more notes like these; -o json has them all")
         if plan.burst:
-            policies = [burst_document(simulate_burst(plan, inputs, bar.show), inputs, plan)]
+            policies = [simulate_burst(plan, inputs, bar.show)]
         elif arguments.nodes_needed is not None:
             policies = [needed_document(each, inputs) for each in nodes_needed(plan, inputs, bar.show)]
         else:
@@ -92,21 +92,13 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         burst = _read("--burst", several("", number(1, 100).read), arguments.burst)
         if until == REJECTED or load is not None or arguments.nodes_needed is not None or not burst:
             raise UsageError("--burst: give percentages, as in 100,95,90, and no other question but --until PERCENT")
-    rebalance = 0.0
-    if arguments.rebalance is not None:
-        if load is None:
-            raise UsageError("--rebalance: pods are moved where others leave; add --departures PERCENT")
-        rebalance = _part("--rebalance", arguments.rebalance, 100, "", least=0.1)
     return Plan(
         policies,
         _read("--seeds", number(1, 100), arguments.seeds),
         until if until in {None, REJECTED} else _part("--until", until, 1000, f"{REJECTED}, or "),
-        None if load is None else _part("--departures", load, 200, ""),
-        cold=arguments.cold,
-        percentage=_read("--percentage-of-nodes-to-score", number(0, 100), arguments.percentage_of_nodes_to_score),
+        None if load is None else _part("--departures", load, 200),
         skip_misfits=arguments.skip_misfits,
         burst=burst,
-        rebalance=rebalance,
         return_grace_s=_read("--return-grace", duration(zero=True), arguments.return_grace),
     )
 
@@ -118,11 +110,11 @@ def _read(flag: str, form: Form[T], text: str) -> T:
         raise UsageError(f"{flag}: {error}") from None
 
 
-def _part(flag: str, text: str, most: float, other: str, least: float = _LEAST_PERCENT) -> float:
+def _part(flag: str, text: str, most: int, other: str = "") -> float:
     percent = text.removesuffix("%").strip()
-    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", percent) or not least <= float(percent) <= most:
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", percent) or not _LEAST_PERCENT <= float(percent) <= most:
         raise UsageError(
-            f"{flag}: {text[:40]!r} is not {other}a percentage from {least:g} to {most}; write 95 for 95 %"
+            f"{flag}: {text[:40]!r} is not {other}a percentage from {_LEAST_PERCENT} to {most}; write 95 for 95 %"
         )
     return float(percent) / 100
 

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Self
 import pytest
 
 from gpu_device_plugin import cli
-from gpu_device_plugin.programs.demo.demo_program import DemoStage, frame, play
-from gpu_device_plugin.programs.demo.node_table import Look
+from gpu_device_plugin.programs.demo.demo_program import play
 from gpu_device_plugin.programs.demo.scenes import SCENES
+from gpu_device_plugin.programs.demo.stage import DemoStage, Look, frame
 from gpu_device_plugin.programs.demo.story import SceneContent
 from gpu_device_plugin.programs.demo.world import DemoError
 from tests.nodes import node

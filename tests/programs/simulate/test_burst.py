@@ -6,7 +6,6 @@ import json
 import random
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 from gpu_device_plugin.cli import parse
@@ -33,7 +32,7 @@ ABOUT = (
 
 
 def borrower(guaranteed: int, limit: int, *use: int, priority: int = 0) -> Borrower:
-    return Borrower(guaranteed, limit, np.array(use), priority)
+    return Borrower(guaranteed, limit, use, priority)
 
 
 def test_the_guarantee_is_what_the_pod_did_not_exceed_for_that_part_of_the_time() -> None:
@@ -154,8 +153,8 @@ def test_pods_that_come_again_are_not_in_step_with_the_first(recorded: str, caps
         (("--burst", "0"), "--burst: '0' is not a whole number from 1 to 100"),
         (("--burst", ","), "--burst: give percentages"),
         (("--burst", "--until", "rejected"), "--burst: give percentages"),
-        (("--burst", "--departures", "80"), "--burst: give percentages"),
         (("--burst", "--nodes-needed"), "--burst: give percentages"),
+        (("--burst", "--departures", "80"), "--burst: give percentages"),
         (("--burst", "--return-grace", "soon"), "--return-grace: 'soon' is not a duration"),
         (("--burst", "--nodes", "mem=80 mig=1g.10gb*7"), "--burst: MIG instances neither lend nor borrow"),
     ],
@@ -175,10 +174,3 @@ def test_pods_that_fit_nowhere_keep_the_recordings_of_the_others(
     assert simulated("--nodes", "mem=10", "--pods", str(path), "--burst", "50", "--skip-misfits", "-o", "json") == 0
     (found,) = json.loads(capsys.readouterr().out)["policies"]
     assert [each["guaranteedShares"] for each in found["choices"]] == [4, 1]
-
-
-def test_the_gpus_of_a_trace_have_no_gib(recorded: str, tmp_path: Path) -> None:
-    trace = tmp_path / "nodes.csv"
-    trace.write_text("sn,cpu_milli,memory_mib,gpu,model\na,64000,262144,2,T4\n", encoding="utf-8")
-    with pytest.raises(UsageError, match="no memory in GiB"):
-        simulated("--nodes", str(trace), "--pods", recorded, "--burst")

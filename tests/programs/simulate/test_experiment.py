@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpu_device_plugin.programs.simulate.entries import nodes_in, pods_in
 from gpu_device_plugin.programs.simulate.experiment import (
     MOST_NODES,
     Plan,
@@ -11,9 +12,8 @@ from gpu_device_plugin.programs.simulate.experiment import (
     nodes_needed,
     simulate,
 )
-from gpu_device_plugin.programs.simulate.inputs.entries import nodes_in, pods_in
-from gpu_device_plugin.programs.simulate.inputs.sources import Inputs
 from gpu_device_plugin.programs.simulate.model import Workload
+from gpu_device_plugin.programs.simulate.sources import Inputs
 from gpu_device_plugin.settings.knobs import UsageError
 
 
@@ -30,17 +30,17 @@ def test_pods_with_an_order_come_in_it() -> None:
         "binpack"
     ]
     assert list(outcome.pods) == [0, 1, 2]
-    assert outcome.accepted.tolist() == [True, False, True]
+    assert outcome.accepted == [True, False, True]
     assert outcome.allocated == 1.0
     assert outcome.rejected == pytest.approx(5 / 15)
 
 
 def test_progress_goes_from_nothing_to_everything() -> None:
     seen: list[tuple[str, float]] = []
-    simulate(Plan(("fit", "fgd"), seeds=2), inputs("mem=10", "mem=3"), lambda *each: seen.append(each))
+    simulate(Plan(("fit", "spread"), seeds=2), inputs("mem=10", "mem=3"), lambda *each: seen.append(each))
     parts = [part for _, part in seen]
     assert (parts[0], parts[-1], parts == sorted(parts)) == (0.0, 1.0, True)
-    assert {policy for policy, _ in seen} == {"fit", "fgd"}
+    assert {policy for policy, _ in seen} == {"fit", "spread"}
 
 
 # --- How many nodes ---------------------------------------------------------------------------------------------------

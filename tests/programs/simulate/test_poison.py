@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from bench.policies import BestFit
 from gpu_device_plugin.core.value.fair_learning import studied
 from gpu_device_plugin.core.value.node_types import NodeType
 from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix
 from gpu_device_plugin.programs.simulate.model import Start, Workload, capacity_of, shares_of, until
-from gpu_device_plugin.programs.simulate.policies.extender_policies import ByValue
-from gpu_device_plugin.programs.simulate.policies.fgd import BestFit
-from gpu_device_plugin.programs.simulate.rooms import Placer, Rooms
+from gpu_device_plugin.programs.simulate.placing import ByValue, Placer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -48,7 +47,7 @@ def taught(others: Iterable[tuple[str, Sequence[PodKind], int]], held: Mapping[s
     for namespace, kinds, pods in others:
         for number in range(pods):
             mix.add([kinds[number % len(kinds)]], 0.0, namespace)
-    for pod in until(HONEST, NODES, 7, 1.0).pods:
+    for pod in until(HONEST, NODES, 7, 1.0):
         mix.add([KINDS[pod]], 0.0, "team")
     mix.hold({name: capacity_of(NODES) * percent / 100 for name, percent in held.items()}, 0.0)
     return studied(mix, COUNTS).usable
@@ -58,9 +57,8 @@ def given_out(tables: Tables | None) -> float:
     """Return the part of the GPUs that the honest mix gets when it has asked for all."""
     given = 0.0
     for seed in (0, 1):
-        rooms = Rooms(NODES)
-        placer = Placer(rooms, KINDS, BestFit(rooms) if tables is None else ByValue(rooms, tables))
-        pods = until(HONEST, NODES, seed, 1.0).pods
+        placer = Placer(NODES, KINDS, BestFit(NODES) if tables is None else ByValue(tables))
+        pods = until(HONEST, NODES, seed, 1.0)
         given += sum(shares_of(KINDS[pod], 80) for pod in pods if placer.place(pod) is not None)
     return given / capacity_of(NODES) / 2
 

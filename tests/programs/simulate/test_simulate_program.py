@@ -8,19 +8,17 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 from gpu_device_plugin.cli import parse
 from gpu_device_plugin.core.value.marginal_value import Left
 from gpu_device_plugin.core.value.workload_mix import PodKind
-from gpu_device_plugin.programs.simulate.arguments import SHIPPED_PERCENTAGE
-from gpu_device_plugin.programs.simulate.inputs.entries import nodes_in, pods_in
-from gpu_device_plugin.programs.simulate.inputs.sources import MOST_BYTES
+from gpu_device_plugin.programs.simulate.entries import nodes_in, pods_in
 from gpu_device_plugin.programs.simulate.model import SimulationOutcome, Workload
+from gpu_device_plugin.programs.simulate.placing import POLICIES
 from gpu_device_plugin.programs.simulate.results import answer
-from gpu_device_plugin.programs.simulate.run import POLICIES
 from gpu_device_plugin.programs.simulate.simulate_program import Bar, main
+from gpu_device_plugin.programs.simulate.sources import MOST_BYTES
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.testing.builders import container, node, pod
 
@@ -97,8 +95,8 @@ def test_the_answer_names_the_reasons_of_most_pods_first_and_three_at_most() -> 
     taken = [replace(node, left=replace(node.left, frees=(1,))) for node in (one, two)]
     nodes = (*taken, replace(last, left=Left((6,), 0, 1024)))
     workload = Workload.of(pods_in("mem=4 cpu=1; 9x mem=7; 8x count=1 model=T4; 2x mem=6 memory=1Gi cpu=1; 3x mem=11"))
-    refused = np.zeros(len(workload.pods), np.bool_)
-    outcome = SimulationOutcome("fit", workload.pods, refused, refused, np.ones(len(refused)), 30.0, 0.0, nodes)
+    refused = [False] * len(workload.pods)
+    outcome = SimulationOutcome("fit", workload.pods, refused, [1.0] * len(refused), 30.0, 0.0, nodes)
     assert answer([outcome], workload) == (
         "fit: none of 23 pods run, 9 wait for room on one GPU, 8 for a free GPU of model T4, "
         "3 for CPU beside room on one GPU, 3 fit on no node, not even on an empty one; 73.3 % of the GPUs are given out"
@@ -106,8 +104,8 @@ def test_the_answer_names_the_reasons_of_most_pods_first_and_three_at_most() -> 
     more = Workload(
         (*workload.kinds, PodKind(0, 1)), (*workload.pods, len(workload.kinds)), (*workload.names, "count=1")
     )
-    refused = np.zeros(len(more.pods), np.bool_)
-    outcome = SimulationOutcome("fit", more.pods, refused, refused, np.ones(len(refused)), 30.0, 0.0, nodes)
+    refused = [False] * len(more.pods)
+    outcome = SimulationOutcome("fit", more.pods, refused, [1.0] * len(refused), 30.0, 0.0, nodes)
     assert ", 3 for CPU beside room on one GPU, 1 for something else, 3 fit on no node" in answer([outcome], more)
 
 
@@ -136,20 +134,18 @@ def test_more_entries_than_people_read_are_sizes(capsys: pytest.CaptureFixture[s
 
 def test_json_has_all_figures(capsys: pytest.CaptureFixture[str]) -> None:
     """Of three pods of 6 one fits."""
-    found = document(capsys, *NODES, "--pods", "3x mem=6", "--policy", "bestfit", "--seeds", "1")
+    found = document(capsys, *NODES, "--pods", "3x mem=6", "--policy", "binpack", "--seeds", "1")
     (policy,) = found["policies"]
     assert policy.pop("cpuSeconds") >= 0
     assert policy == {
-        "policy": "bestfit",
-        "answer": "bestfit: 1 of 3 pods of mem=6 runs, 2 wait for room on one GPU; 60.0 % of the GPUs are given out",
+        "policy": "binpack",
+        "answer": "binpack: 1 of 3 pods of mem=6 runs, 2 wait for room on one GPU; 60.0 % of the GPUs are given out",
         "pods": [{"name": "mem=6", "came": 3, "accepted": 1}],
         "allocatedAt100": 0.6,
         "allocatedAtEnd": 0.6,
         "rejected": 0.66667,
         "classes": [{"class": "0.6 GPU", "pods": 3, "accepted": 1}],
         "seeds": [{"accepted": 0.6, "rejected": 0.66667}],
-        "missed": [0],
-        "moves": [0],
     }
     assert (found["version"], found["nodes"], found["gpus"], found["freeShares"], found["pods"]) == (1, 1, 1, 10, 3)
 
@@ -179,17 +175,24 @@ def test_departures_have_no_allocation_at_an_end(capsys: pytest.CaptureFixture[s
     found = printed(capsys, *NODES, *PODS, "--departures", "90")
     assert "AT END" not in "\n".join(found)
     assert " pods that came found room" in found[2]
-    assert document(capsys, *NODES, "--pods", "count=1", "--departures", "5")["policies"][0]["classes"] == []
+    none = document(capsys, *NODES, "--pods", "count=1", "--departures", "5")
+    assert none["departures"] == 0.05
+    assert none["policies"][0]["classes"] == []
+    assert [none["policies"][0][key] for key in ("allocatedAt100", "allocatedAtEnd")] == [None, None]
 
 
-def test_pods_that_find_room_outside_the_sample_only_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    """The one node with room on a GPU is not among the first 100 of 1,000 whose sum suffices."""
-    words = ("--nodes", "999x gpus=2 mem=5; gpus=1 mem=10", "--pods", "mem=8", "--policy", "fit", "--seeds", "1")
-    said = "fit: the pod of mem=8 runs; 0.1 % of the GPUs are given out"
-    assert printed(capsys, *words)[2] == f"{said}; 1 pod found room only outside kube-scheduler's sample of the nodes"
-    found = document(capsys, *words)
-    assert (found["percentageOfNodesToScore"], found["policies"][0]["missed"]) == (SHIPPED_PERCENTAGE, [1])
-    assert printed(capsys, *words, "--percentage-of-nodes-to-score", "100")[2] == said
+@pytest.mark.parametrize(("flags", "column"), [(("--departures", "150"), "REJECTED"), (("--until", "rejected"), "END")])
+def test_the_sentence_and_the_table_have_the_same_figure(
+    flags: tuple[str, ...], column: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the seeds the figures are different: both have the mean."""
+    words = ("--nodes", "5x mem=10", "--pods", "3x mem=7; 5x mem=3; 2x mem=5; count=1", *flags)
+    found = printed(capsys, *words, "--policy", "fit")
+    (heading, row) = (line.replace("AT ", "").replace(" %", "").split() for line in found[4:6])
+    figure = row[heading.index(column)]
+    assert f"; {figure} % of the GPU" in found[2]
+    assert found[2].endswith(" on average")
+    assert len({seed["rejected"] for seed in document(capsys, *words)["policies"][0]["seeds"]}) == 3
 
 
 # --- How many nodes ---------------------------------------------------------------------------------------------------
@@ -300,33 +303,6 @@ def test_the_cluster_is_read_by_kubectl_with_the_flags_that_select_it(
     assert document(capsys, "--context", "lab", kubectl=kubectl)["pods"] == 2
 
 
-NODES_CSV = "sn,cpu_milli,memory_mib,gpu,model\nn,8000,65536,2,T4\n"
-PODS_CSV = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\na,1000,1,1,500,\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "words", "expected"),
-    [
-        (NODES_CSV, ("--nodes", "FILE", "--pods", "2x mem=50"), (0.5, "mem counts hundredths")),
-        (PODS_CSV, ("--nodes", "gpus=2 mem=24", "--pods", "FILE"), (0.25, "100 shares")),
-    ],
-    ids=["trace of nodes", "trace of pods"],
-)
-def test_nodes_and_pods_may_be_traces(
-    text: str,
-    words: tuple[str, ...],
-    expected: tuple[float, str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Pods of a trace ask for hundredths of GPUs, so that each GPU counts as 100 shares."""
-    file = tmp_path / "file"
-    file.write_text(text, encoding="utf-8")
-    found = document(capsys, *(str(file) if word == "FILE" else word for word in words))
-    assert found["policies"][0]["allocatedAtEnd"] == expected[0]
-    assert expected[1] in " ".join(found["notes"])
-
-
 DEPLOYMENT = """
 apiVersion: apps/v1
 kind: Deployment
@@ -407,7 +383,6 @@ def test_a_pod_that_fits_on_no_empty_node_is_pointed_out(capsys: pytest.CaptureF
         (("--nodes", "mem=4; mem=5", *PODS, "--nodes-needed"), "name the kind that you would add to them, as in"),
         ((*NODES, *PODS, "--seeds", "many"), "--seeds: 'many' is not a whole number from 1 to 100"),
         ((*NODES, *PODS, "--until", "0.9"), "--until: '0.9' is not rejected, or a percentage from 5 to 1000; write 95"),
-        ((*NODES, "--percentage-of-nodes-to-score", "101"), "--percentage-of-nodes-to-score: "),
         ((*NODES, *PODS, "--departures", "x"), "--departures: 'x' is not a percentage from 5 to 200; write 95"),
         ((*NODES, *PODS, "--until", "90", "--nodes-needed"), "--nodes-needed: not allowed with argument --until"),
         ((*NODES, *PODS, "-o", "yaml"), "--output: invalid choice: 'yaml'"),
@@ -427,9 +402,9 @@ def test_a_mistake_is_told_in_one_sentence_with_what_to_do(words: tuple[str, ...
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"name,cpu_milli\n", "has no column memory_mib"),
+        (b"name,cpu_milli\n", "neither JSON nor YAML; give manifests"),
         (b"", "the file is empty"),
-        (b"\xff\xfe\x00", "neither text nor JSON"),
+        (b"\xff\xfe\x00", "neither JSON nor YAML"),
         (b'{"nodes": []}', "not a list as kubectl prints it: it has no items, and no kind"),
         (b"{", "not a list as kubectl prints it"),
         (b'{"kind": "List", "items": []}', "there is no pod to place"),

@@ -11,7 +11,7 @@ from gpu_device_plugin.model.gpus import Gpu, Inventory
 from gpu_device_plugin.model.shares import Shares, share_id
 from gpu_device_plugin.node.rules.ledger import Ledger
 from gpu_device_plugin.node.rules.node import Block, Node
-from gpu_device_plugin.programs.demo.node_table import Look, ShareTone, table
+from gpu_device_plugin.programs.demo.stage import Look, ShareTone, table
 from tests.nodes import ids, node, uuid
 
 

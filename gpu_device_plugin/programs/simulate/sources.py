@@ -7,24 +7,21 @@ import re
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
+from math import ceil, isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
-from gpu_device_plugin.core.value.marginal_value import Left
+from gpu_device_plugin.cluster.objects.quantity import allocatable_amounts
+from gpu_device_plugin.core.value.workload_mix import PodKind
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError
-from gpu_device_plugin.programs.simulate.inputs.clusterlist import read_cluster
-from gpu_device_plugin.programs.simulate.inputs.entries import (
-    TRACE_SHARES,
-    EntryError,
-    nodes_in,
-    nodes_in_trace,
-    pods_in,
-    pods_in_trace,
-)
-from gpu_device_plugin.programs.simulate.inputs.nvidia_labels import known_model
-from gpu_device_plugin.programs.simulate.inputs.recorded import recorded_in
-from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Start, Workload, counted, told
+from gpu_device_plugin.programs.simulate.clusterlist import read_cluster
+from gpu_device_plugin.programs.simulate.entries import EntryError, known_model, nodes_in, pods_in
+from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Recording, Start, Workload, counted, told
+from gpu_device_plugin.settings.forms import duration
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
@@ -43,6 +40,7 @@ _MOST_YAML = 16 << 20
 """Reading YAML takes a second for each MiB."""
 _FIRST = 1 << 16
 """Bytes in which a file of YAML has one of these keys."""
+_FORMATS = "give manifests, or what kubectl get nodes,pods -A -o json prints"
 _NODE_EXAMPLE = "10x gpus=4 mem=24 cpu=64 memory=256Gi"
 _POD_EXAMPLE = "40x mem=8 cpu=4 memory=16Gi; 5x count=2"
 
@@ -68,8 +66,6 @@ class _Source:
     nodes: Callable[[], tuple[Start, ...]]
     workload: Callable[[], Workload]
     ordered: bool = False
-    hundredths: bool = False
-    """A GPU counts as 100 shares, whatever its memory."""
     notes: tuple[str, ...] = ()
 
 
@@ -119,32 +115,8 @@ def inputs_of(
         more = nodes_in(added)
     if added and len({node.shape for node in more}) != 1:
         raise UsageError(f"--nodes-needed: {added[:80]}: name one kind of node, such as '8x H100 cpu=96'")
-    found, more, units = _in_one_unit(of_nodes, of_pods, found, more, recorded=bool(workload.recordings))
     workload, misfits = _misfits((*found, *more), workload, skip=skip_misfits)
-    return Inputs(found, workload, of_pods.ordered, (*notes, *units, *misfits), more[0] if more else None)
-
-
-def _in_one_unit(
-    of_nodes: _Source, of_pods: _Source, found: tuple[Start, ...], more: tuple[Start, ...], *, recorded: bool
-) -> tuple[tuple[Start, ...], tuple[Start, ...], tuple[str, ...]]:
-    """Return the nodes, and those that may be added, in the unit of the pods; with a sentence about it."""
-    if of_nodes.hundredths and recorded:
-        raise UsageError("--nodes: the GPUs of a trace have no memory in GiB, as the recorded use of the pods has it")
-    if of_pods.hundredths and any(node.shape.whole < len(node.shape.sizes) for node in (*found, *more)):
-        raise UsageError(
-            "--pods: the pods of a trace ask for hundredths of GPUs, and --nodes has MIG instances; name pods in "
-            f"words, as in --pods {_POD_EXAMPLE!r}, or nodes without MIG"
-        )
-    if of_pods.hundredths and not of_nodes.hundredths:
-        found, more = tuple(map(_in_hundredths, found)), tuple(map(_in_hundredths, more))
-        return (
-            found,
-            more,
-            (f"each GPU counts as {TRACE_SHARES} shares, as the pods of a trace ask for parts of a GPU",),
-        )
-    if of_nodes.hundredths and not of_pods.hundredths:
-        return found, more, (f"a GPU of a trace has {TRACE_SHARES} shares: mem counts hundredths of a GPU",)
-    return found, more, ()
+    return Inputs(found, workload, of_pods.ordered, (*notes, *misfits), more[0] if more else None)
 
 
 def _opened(text: str, otherwise: str, *, resources: Sequence[Resource], kubectl: Kubectl, from_empty: bool) -> _Source:
@@ -152,8 +124,7 @@ def _opened(text: str, otherwise: str, *, resources: Sequence[Resource], kubectl
         return _Source(lambda: nodes_in(text), lambda: Workload.of(pods_in(text)))
     content = _of_cluster(kubectl) if text == CLUSTER else _read(text, otherwise)
     if not _is_json(content):
-        lines = _lines(content)
-        return _Source(lambda: nodes_in_trace(lines), lambda: pods_in_trace(lines), ordered=True, hundredths=True)
+        raise EntryError(f"the file is neither JSON nor YAML; {_FORMATS}")
     if (recorded := recorded_in(content)) is not None:
         return _Source(lambda: (), lambda: recorded[0], notes=recorded[1])
     cluster = read_cluster(content, resources, from_empty=from_empty)
@@ -195,7 +166,7 @@ def _read(path: str, otherwise: str) -> bytes:
     if len(content) > MOST_BYTES:
         raise EntryError(f"the file is larger than {MOST_BYTES >> 20} MiB; give a smaller one")
     if not content.strip():
-        raise EntryError("the file is empty; give YAML, a trace, or what kubectl get nodes,pods -A -o json prints")
+        raise EntryError(f"the file is empty; {_FORMATS}")
     return _json_of(content) if not _is_json(content) and _YAML.search(content[:_FIRST]) else content
 
 
@@ -239,21 +210,6 @@ def _is_json(content: bytes) -> bool:
     return content.lstrip()[:1] in {b"{", b"["}
 
 
-def _lines(content: bytes) -> Sequence[str]:
-    try:
-        return content.decode("utf-8-sig").splitlines()
-    except UnicodeDecodeError:
-        raise EntryError("the file is neither text nor JSON; give a trace, or JSON") from None
-
-
-def _in_hundredths(node: Start) -> Start:
-    """Return a node whose GPUs have 100 shares each; what is free of a GPU is rounded down."""
-    sizes, most = node.shape.sizes, TRACE_SHARES
-    frees = tuple(free if free < 0 else free * most // size for free, size in zip(node.left.frees, sizes, strict=True))
-    left = Left(frees, node.left.cpu_milli, node.left.memory_mib)
-    return replace(node, shape=replace(node.shape, sizes=(most,) * len(sizes)), left=left)
-
-
 def _misfits(nodes: Sequence[Start], workload: Workload, *, skip: bool) -> tuple[Workload, Sequence[str]]:
     """Return the workload, and a sentence about the pods that fit on no node, were it empty; `skip`: without these."""
     shapes = {node.shape for node in nodes}
@@ -276,3 +232,140 @@ def _misfits(nodes: Sequence[Start], workload: Workload, *, skip: bool) -> tuple
     named = ((workload.name(pod), workload.kinds[pod]) for pod in rest)
     kept = replace(workload, pods=tuple(rest)) if workload.recordings else Workload.of(named)
     return kept, [f"{fits}, and {'is' if one else 'are'} left out; {'it ' if one else ''}{asks}"]
+
+
+# --- Pods with the GPU memory that they used, from a list of ours or from an answer of Prometheus ---------------------
+
+_MOST_VALUES = 5_000_000
+"""Of all recordings together."""
+_GIB = 1 << 30
+_MOST_GIB = 1 << 20
+GRANTED = "granted"
+"""Value of the label `is` by which a query of Prometheus marks what pods were granted."""
+
+
+class _File(msgspec.Struct, gc=False):
+    pods: msgspec.Raw = msgspec.Raw()
+    step: Any = None
+    data: msgspec.Raw = msgspec.Raw()
+
+
+class _Pod(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    mem: int
+    use: list[float]
+    name: str = ""
+    number: int = 1
+    priority: int = 0
+    cpu: str | int = "0"
+    memory: str | int = "0"
+
+
+class _Series(msgspec.Struct, gc=False):
+    metric: dict[str, str]
+    values: list[tuple[float, str]]
+
+
+class _Matrix(msgspec.Struct, gc=False):
+    result: list[_Series]
+
+
+_FILES = msgspec.json.Decoder(_File)
+_PODS = msgspec.json.Decoder(list[_Pod])
+_MATRICES = msgspec.json.Decoder(_Matrix)
+
+
+def recorded_in(content: bytes) -> tuple[Workload, tuple[str, ...]] | None:
+    """Return the pods of a file, with a sentence for each thing left out; None: the file is of another format.
+
+    Raises:
+        EntryError: it is of one of these formats, and cannot be used.
+    """
+    try:
+        file = _FILES.decode(content)
+    except msgspec.DecodeError:
+        return None
+    if not file.pods and not file.data:
+        return None
+    try:
+        workload, notes = _of_prometheus(_MATRICES.decode(file.data)) if file.data else _of_list(file)
+    except msgspec.DecodeError as error:
+        what = "an answer of Prometheus to a range query" if file.data else "a list of pods with their use"
+        raise EntryError(f"it is not {what}: {error}") from None
+    if sum(len(each.use_gib) for each in workload.recordings) > _MOST_VALUES:
+        raise EntryError(f"there are more than {_MOST_VALUES:,} values; record fewer pods, or use a longer step")
+    return workload, notes
+
+
+def _of_list(file: _File) -> tuple[Workload, tuple[str, ...]]:
+    pods: list[int] = []
+    kinds: list[PodKind] = []
+    recordings: list[Recording] = []
+    names: list[str] = []
+    try:
+        step_s = duration().read(str(file.step))
+    except ValueError as error:
+        raise EntryError(f"step: {error}") from None
+    for at, pod in enumerate(_PODS.decode(file.pods)):
+        name = pod.name or f"pod {at + 1}"
+        asked = allocatable_amounts({"cpu": pod.cpu, "memory": pod.memory})
+        if asked is None:
+            raise EntryError(f"{name}: cpu and memory are quantities of Kubernetes, as in cpu: 500m, memory: 16Gi")
+        if not 1 <= pod.mem <= _MOST_GIB or not 1 <= pod.number <= MOST_ARRIVALS:
+            raise EntryError(f"{name}: mem and number are whole numbers from 1 on")
+        if not pod.use or not all(0 <= gib <= _MOST_GIB for gib in pod.use):
+            raise EntryError(f"{name}: use is a list of GiB, one value for each step, such as [3.1, 3.4, 9.8]")
+        names.append(name)
+        kinds.append(PodKind(pod.mem, 1, asked.cpu_milli, asked.memory_mib))
+        recordings.append(Recording(tuple(pod.use), pod.priority))
+        pods += [at] * pod.number
+    return Workload(tuple(kinds), tuple(pods), tuple(names), tuple(recordings), step_s), ()
+
+
+def _of_prometheus(matrix: _Matrix) -> tuple[Workload, tuple[str, ...]]:
+    """Return a pod for each container with a series of its use and one of what it was granted."""
+    used: dict[tuple[str, str, str], list[tuple[float, ...]]] = {}
+    granted: dict[tuple[str, str, str], float] = {}
+    step_s = 0.0
+    for series in matrix.result:
+        values = tuple(_bytes(text) / _GIB for _, text in series.values)
+        if not values:
+            continue
+        metric = series.metric
+        key = metric.get("namespace", ""), metric.get("pod", ""), metric.get("container", "")
+        if metric.get("is") == GRANTED:
+            granted[key] = max(values)
+            continue
+        used.setdefault(key, []).append(values)
+        if len(values) > 1:
+            times = sorted(at for at, _ in series.values)
+            step = min(later - at for at, later in pairwise(times))
+            step_s = min(step_s or step, step)
+    kept = {key: use for key, (use, *others) in sorted(used.items()) if not others and granted.get(key)}
+    if not kept or step_s <= 0:
+        raise EntryError(
+            "no container has its use over several steps, and what it was granted; docs/simulate.md has the query"
+        )
+    left_out = len(used) - len(kept)
+    notes = (
+        [f"{counted(left_out, 'container')} with several GPUs, or without what it was granted, left out"]
+        if left_out
+        else []
+    )
+    workload = Workload(
+        tuple([PodKind(ceil(granted[key]), 1) for key in kept]),
+        tuple(range(len(kept))),
+        tuple(["/".join(key) for key in kept]),
+        tuple([Recording(use) for use in kept.values()]),
+        step_s,
+    )
+    return workload, tuple(notes)
+
+
+def _bytes(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not isfinite(value) or not 0 <= value <= _MOST_GIB * _GIB:
+        raise EntryError(f"{text[:40]!r} is no number of bytes")
+    return value

@@ -1,8 +1,7 @@
-"""Nodes and pods as people write them on the command line, and as traces."""
+"""Nodes and pods as people write them on the command line."""
 
 from __future__ import annotations
 
-import csv
 import re
 from fractions import Fraction
 from math import ceil
@@ -11,12 +10,11 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.cluster.objects.quantity import allocatable_amounts
 from gpu_device_plugin.core.value.node_types import GpuKind, NodeType
 from gpu_device_plugin.core.value.workload_mix import PodKind
-from gpu_device_plugin.hardware.fake.gpu_models import MODELS
+from gpu_device_plugin.hardware.fake.gpu_models import MODELS, UNIFIED
 from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
 from gpu_device_plugin.model.gpus import MOST_GPUS, MOST_SHARES
 from gpu_device_plugin.model.mig import GPU_SLICES
-from gpu_device_plugin.programs.simulate.inputs.nvidia_labels import known_model
-from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Start, Workload, counted, told
+from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Start, counted, told
 from gpu_device_plugin.settings.knobs import nearest
 
 if TYPE_CHECKING:
@@ -24,6 +22,8 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.model.resources import Amounts
 
+SHARE_MIB = 1024
+"""Of a share of GPU memory, by default."""
 _NODE_WORDS = ("gpus", "mem", "model", "mig", "divided", "cpu", "memory")
 _POD_WORDS = ("mem", "count", "split", "model", "cpu", "memory")
 _MOST_AMOUNT = 10**9
@@ -47,6 +47,19 @@ _WRONG_WORDS = {
     "nodes": "a number in front, as in 10x",
 }
 """What people write of a node or a pod, and which word says it; only where that is not a word itself."""
+
+
+def known_model(name: str) -> tuple[str, int] | None:
+    """Return a model of GPUs by its name, such as ``H100`` or ``rtx4090``; None: it is not known.
+
+    It is the product as the driver names it, and the shares that an agent makes of it by default, 1 GiB each.
+    """
+    short = name.strip().upper().replace(" ", "").replace("-", "").removeprefix("NVIDIA")
+    if short not in MODELS:
+        return None
+    product, total_mib, reserved_mib, *_ = MODELS[short]
+    # An agent gives one with the machine's memory whole.
+    return product, 1 if short in UNIFIED else (total_mib - reserved_mib) // SHARE_MIB
 
 
 class EntryError(ValueError):
@@ -230,86 +243,3 @@ def _amounts(name: str, words: Mapping[str, str], default: Mapping[str, str]) ->
 def _bounded(name: str, number: int) -> None:
     if number > MOST_ARRIVALS:
         raise EntryError(f"{name}: that makes more than {MOST_ARRIVALS:,}; give fewer")
-
-
-# --- Traces of Alibaba's GPU clusters of 2023 ("openb"), as they were published ---------------------------------------
-
-# The files are in github.com/hkust-adsl/kubernetes-scheduler-simulator, in data/csv. A GPU is cut into 100 shares, so
-# that the share of a GPU that a pod asks for, in thousandths, is rounded up to a hundredth; a whole GPU, and several,
-# are taken whole. A pod that asks for no CPU counts as asking for a tenth of one, as in the published experiments.
-TRACE_SHARES = 100
-"""Of each GPU."""
-_NODE = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
-_POD = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
-_UNASKED_CPU = 100
-_WHOLE = 1000
-
-
-def nodes_in_trace(lines: Iterable[str]) -> tuple[Start, ...]:
-    """Read a list of nodes.
-
-    Raises:
-        EntryError: a column is missing, or a number is none.
-    """
-    found = []
-    for number, row in _rows(lines, _NODE):
-        gpus = _whole_number(row, "gpu", number)
-        if gpus > MOST_GPUS:
-            raise EntryError(f"line {number}, gpu: {gpus:,} are more than the {MOST_GPUS} that a node can have")
-        shape = NodeType(
-            (TRACE_SHARES,) * gpus,
-            (row["model"],) * gpus,
-            _whole_number(row, "cpu_milli", number),
-            _whole_number(row, "memory_mib", number),
-        )
-        found.append(Start.empty(row["sn"], shape))
-    return tuple(found)
-
-
-def pods_in_trace(lines: Iterable[str]) -> Workload:
-    """Read a list of pods.
-
-    Raises:
-        EntryError: a column is missing, or a number is none.
-    """
-    kinds: dict[PodKind, int] = {}
-    pods = [kinds.setdefault(_traced(row, number), len(kinds)) for number, row in _rows(lines, _POD)]
-    return Workload(tuple(kinds), tuple(pods))
-
-
-def _traced(row: Mapping[str, str], number: int) -> PodKind:
-    gpus, milli = _whole_number(row, "num_gpu", number), _whole_number(row, "gpu_milli", number)
-    shares = -(-milli * TRACE_SHARES // _WHOLE) if gpus == 1 and milli < _WHOLE else 0
-    models = tuple(sorted(model for model in (row.get("gpu_spec") or "").split("|") if model))
-    return PodKind(
-        shares,
-        gpus,
-        _whole_number(row, "cpu_milli", number) or _UNASKED_CPU,
-        _whole_number(row, "memory_mib", number),
-        GpuPreferences(models),
-    )
-
-
-def _rows(lines: Iterable[str], columns: Iterable[str]) -> Iterable[tuple[int, Mapping[str, str]]]:
-    reader = csv.DictReader(lines)
-    number = 0
-    try:
-        there = reader.fieldnames or ()
-        missing = [name for name in columns if name not in there]
-        if missing:
-            raise EntryError(f"its first line has no column {missing[0]}; a trace of openb has {', '.join(columns)}")
-        number = 1
-        for row in reader:
-            number += 1
-            if any(row[name] is None for name in columns):
-                raise EntryError(f"line {number} has fewer columns than the first line")
-            yield number, row
-    except csv.Error as error:
-        raise EntryError(f"line {number + 1} is no CSV: {error}") from None
-
-
-def _whole_number(row: Mapping[str, str], name: str, number: int) -> int:
-    text = row[name]
-    if not (text.isascii() and text.isdigit() and len(text) < 12):
-        raise EntryError(f"line {number}, {name}: {text[:40]!r} is not a whole number")
-    return int(text)

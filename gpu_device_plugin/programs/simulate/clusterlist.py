@@ -15,19 +15,31 @@ from gpu_device_plugin.core.cluster.pod_demand import Ask, amount_of, ask
 from gpu_device_plugin.core.value.marginal_value import left_on, shape_of
 from gpu_device_plugin.core.value.workload_mix import kinds_of
 from gpu_device_plugin.fleet import Fleet
+from gpu_device_plugin.hardware.fake.gpu_models import MODELS
 from gpu_device_plugin.model.contract.keys import NODE_GPUS, READ_ON_NODES, READ_ON_PODS
-from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.programs.simulate.inputs import nvidia_labels as nvidia
+from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.model.gpus import MOST_GPUS
+from gpu_device_plugin.model.resources import Kind, Resource
+from gpu_device_plugin.programs.simulate.entries import SHARE_MIB
 from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Start
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
     from gpu_device_plugin.core.value.workload_mix import PodKind
-    from gpu_device_plugin.model.contract.nodegpus import NodeGpus
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resources import Resource
+
+
+WHOLE = Resource(Kind.COUNT, "nvidia.com/gpu")
+"""The resource of NVIDIA's device plugin: whole GPUs, unless it is told to hand each out several times."""
+_COUNT, _MEMORY, _PRODUCT, _REPLICAS = (f"{WHOLE.name}.{each}" for each in ("count", "memory", "product", "replicas"))
+LABELS = frozenset({_COUNT, _MEMORY, _PRODUCT, _REPLICAS})
+"""Of GPU feature discovery (k8s-device-plugin, docs/gpu-feature-discovery): memory in MiB, of one GPU."""
+_RESERVED_MIB = 768
+"""No driver of a known model reserves more."""
+_SHARED, _DIVIDED = "-SHARED", "-MIG-"
+"""In a product's name: each GPU is handed out several times; GPUs are MIG instances (strategy ``single``)."""
 
 
 class _List(msgspec.Struct, gc=False):
@@ -110,8 +122,8 @@ class _Reader:
 
     def read_nodes(self, objects: Sequence[msgspec.Raw]) -> None:
         """Read all nodes; pods only afterwards."""
-        names = (*self._names.values(), nvidia.WHOLE.name)
-        reader = NodeReader(names, (READ_ON_NODES | nvidia.LABELS).__contains__)
+        names = (*self._names.values(), WHOLE.name)
+        reader = NodeReader(names, (READ_ON_NODES | LABELS).__contains__)
         nodes: list[NodeRecord] = []
         for raw in objects:
             try:
@@ -119,21 +131,21 @@ class _Reader:
             except UnreadableObjectError as error:
                 self._leave_out("an object", str(error))
         before_us = not any(map(self._ours, nodes))
-        if before_us and nvidia.WHOLE not in self._resources:
-            self._resources = (*self._resources, nvidia.WHOLE)
+        if before_us and WHOLE not in self._resources:
+            self._resources = (*self._resources, WHOLE)
             self._pods = self._pod_reader()
         self._others = OtherPodReader()
         for node in nodes:
-            offered = node.capacity.get(nvidia.WHOLE.name, 0)
+            offered = node.capacity.get(WHOLE.name, 0)
             if before_us and offered:
-                self._nvidia[node.name] = nvidia.gpus_by_labels(node.labels, offered)
+                self._nvidia[node.name] = gpus_by_labels(node.labels, offered)
             elif offered and not self._ours(node):
-                self._leave_out(f"node {node.name}", f"its GPUs are given as {nvidia.WHOLE.name}, by no agent of ours")
+                self._leave_out(f"node {node.name}", f"its GPUs are given as {WHOLE.name}, by no agent of ours")
             self._put(node)
         if any(gpus.gpus for gpus, _ in self._nvidia.values()):
             self.notes.append(
                 "no node has an agent of ours, so that its GPUs are those of the labels of GPU feature discovery, in "
-                f"shares of 1 GiB, and {nvidia.WHOLE.name} of a pod counts as whole GPUs"
+                f"shares of 1 GiB, and {WHOLE.name} of a pod counts as whole GPUs"
             )
 
     def _ours(self, node: NodeRecord) -> bool:
@@ -176,7 +188,7 @@ class _Reader:
         if not pod.containers:
             self._fleet.put_other(self._others.read(raw))
             return None
-        if not self._from_empty and (held := amount_of(pod, nvidia.WHOLE)):
+        if not self._from_empty and (held := amount_of(pod, WHOLE)):
             self._fleet.put_other(self._others.read(raw))
             if not pod.ended:
                 self._held[pod.node_name] = self._held.get(pod.node_name, 0) + held
@@ -245,8 +257,8 @@ class _Reader:
 
 # --- The pods that Deployments, Jobs and their like make of their templates -------------------------------------------
 
-_REPLICAS = frozenset({"Deployment", "ReplicaSet", "StatefulSet", "ReplicationController"})
-_MAKERS = _REPLICAS | {"Job", "CronJob"}
+_REPLICATED = frozenset({"Deployment", "ReplicaSet", "StatefulSet", "ReplicationController"})
+_MAKERS = _REPLICATED | {"Job", "CronJob"}
 """The kinds whose pods are known from the object alone."""
 
 
@@ -344,7 +356,38 @@ _SPECS = msgspec.json.Decoder(_Spec)
 
 def _number(kind: str, spec: _Spec) -> int:
     """Return how many of its pods run at once."""
-    if kind in _REPLICAS:
+    if kind in _REPLICATED:
         return 1 if spec.replicas is None else spec.replicas
     at_once = 1 if spec.parallelism is None else spec.parallelism
     return at_once if spec.completions is None else min(at_once, spec.completions)
+
+
+# --- A node's GPUs by what NVIDIA's device plugin and GPU feature discovery say of it ---------------------------------
+
+
+def gpus_by_labels(labels: Mapping[str, str], offered: int) -> tuple[NodeGpus, int]:
+    """Return the GPUs as an agent of ours would list them, and how often NVIDIA's device plugin hands out each.
+
+    `offered` is the node's capacity of `WHOLE`. Where GPUs cannot be known, there are none, and `problem` says why.
+    """
+    product = labels.get(_PRODUCT, "").replace(" ", "-")
+    if _DIVIDED in product:
+        return NodeGpus(problem="its GPUs are divided into MIG instances; name it in words, with mig="), 1
+    memory_mib, replicas = _labelled(labels, _MEMORY), max(1, _labelled(labels, _REPLICAS))
+    number = _labelled(labels, _COUNT) or offered // replicas
+    if not memory_mib:
+        why = f"no label {_MEMORY} says how much memory its GPUs have; deploy NVIDIA's GPU feature discovery"
+        return NodeGpus(problem=f"{why}, or name it in words"), 1
+    if not 0 < number <= MOST_GPUS:
+        return NodeGpus(problem=f"its label {_COUNT} is no number of GPUs"), 1
+    product = product.removesuffix(_SHARED)
+    reserved_mib = next((known[2] for known in MODELS.values() if known[0].replace(" ", "-") == product), _RESERVED_MIB)
+    shares = max(0, memory_mib - reserved_mib) // SHARE_MIB
+    model = product.replace("-", " ")
+    gpus = [ListedGpu(at, shares, model=model, memory_mib=memory_mib) for at in range(number)]
+    return NodeGpus(tuple(gpus), share_mib=SHARE_MIB), replicas
+
+
+def _labelled(labels: Mapping[str, str], key: str) -> int:
+    text = labels.get(key, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0

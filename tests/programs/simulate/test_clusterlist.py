@@ -11,7 +11,7 @@ from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
 from gpu_device_plugin.core.value.workload_mix import PodKind
 from gpu_device_plugin.model.contract.keys import NODE_GPUS
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus, write_node_gpus
-from gpu_device_plugin.programs.simulate.inputs.clusterlist import ClusterList, read_cluster
+from gpu_device_plugin.programs.simulate.clusterlist import ClusterList, read_cluster
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.testing.builders import container, node, pod
 
@@ -238,6 +238,10 @@ def test_gpus_that_are_handed_out_several_times_are_counted_once() -> None:
     sliced = {**T4, "product": "Tesla-T4-SHARED", "replicas": "4"}
     found = listed(of_nvidia("a", 8, **sliced), wanting_gpus("runs", 5, node="a", phase="Running"))
     assert [(each.shape.models[0], each.left.frees) for each in found.nodes] == [("Tesla T4", (0, 0))]
+    few = listed(of_nvidia("a", 8, **sliced), wanting_gpus("runs", 3, node="a", phase="Running"))
+    assert [each.left.frees for each in few.nodes] == [(0, 14)]
+    uncounted = listed(of_nvidia("a", 8, **{**sliced, "count": ""}))
+    assert [each.shape.sizes for each in uncounted.nodes] == [(14, 14)]
 
 
 def test_a_model_that_is_not_known_has_what_every_driver_leaves() -> None:

@@ -1,23 +1,20 @@
-"""The simulator samples nodes as kube-scheduler does, and says which pods fit on no node of their sample."""
+"""The benches sample nodes as kube-scheduler does, and says which pods fit on no node of their sample."""
 
 from __future__ import annotations
 
 import random
-from collections import Counter
+from typing import Any
 
-import numpy as np
 import pytest
 
+from bench.policies import BestFit, Fgd, SamplingPlacer, nodes_to_find, passes, placed
 from gpu_device_plugin.core.value.marginal_value import NEVER, Left
 from gpu_device_plugin.core.value.node_types import NodeType
 from gpu_device_plugin.core.value.price_learning import learn
 from gpu_device_plugin.core.value.workload_mix import PodKind
 from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
-from gpu_device_plugin.programs.simulate.model import Arrivals, Start, Workload
-from gpu_device_plugin.programs.simulate.policies.extender_policies import ByFullness, ByValue
-from gpu_device_plugin.programs.simulate.policies.fgd import BestFit, Fgd
-from gpu_device_plugin.programs.simulate.rooms import NodeSampling, Placer, Rooms, nodes_to_find
-from gpu_device_plugin.programs.simulate.run import run
+from gpu_device_plugin.programs.simulate.model import Start, Workload
+from gpu_device_plugin.programs.simulate.placing import ByFullness, ByValue, Policy, gpu_nodes
 
 T4 = NodeType((16, 16), ("T4", "T4"), 32_000, 131_072)
 MIXED = NodeType((16, 24, 8, 8), ("T4", "A10", "A30", "A30"), 32_000, 131_072, (None, None, 2, 2))
@@ -50,27 +47,28 @@ def test_so_many_nodes_are_looked_for(nodes: int, percentage: int, expected: int
 def test_a_sample_begins_where_the_last_one_ended() -> None:
     """Of 250 nodes 100 are looked for. The pod with a GPU passes over the nodes 50 to 59, which have none left."""
     nodes = [Start("n", T4, Left((0, 0) if 50 <= at < 60 else (16, 16), 32_000, 131_072)) for at in range(250)]
-    sampling = NodeSampling(Rooms(nodes), 2)
+    sampling = SamplingPlacer(nodes, (PodKind(1, 1), NO_GPU), ByFullness("binpack"), 2)
     every = [*range(250), *range(250)]
-    assert sampling.rows(PodKind(1, 1)).tolist() == every[:50] + every[60:110]
-    assert sampling.rows(NO_GPU).tolist() == every[110:210]
-    assert sampling.rows(NO_GPU).tolist() == every[210:310]
+    assert sampling.sample(0) == every[:50] + every[60:110]
+    assert sampling.sample(1) == every[110:210]
+    assert sampling.sample(1) == every[210:310]
     # Nothing between the last node that fits and the first that is too many is looked at again.
-    assert sampling.rows(PodKind(1, 1)).tolist() == every[60:160]
-    assert sampling.rows(NO_GPU).tolist() == every[160:260]
-    assert sampling.rows(PodKind(1, 1)).tolist() == every[10:50] + every[60:120]
+    assert sampling.sample(0) == every[60:160]
+    assert sampling.sample(1) == every[160:260]
+    assert sampling.sample(0) == every[10:50] + every[60:120]
 
 
 def test_the_start_stays_where_no_node_is_too_many() -> None:
     """All nodes were looked at, which brings kube-scheduler back to where it began."""
-    sampling = NodeSampling(Rooms([Start.empty("n", T4) for _ in range(102)]), 2)
-    assert sampling.rows(NO_GPU).tolist() == [*range(100)]
-    assert not len(sampling.rows(PodKind(33, 1)))
-    assert sampling.rows(NO_GPU).tolist() == [100, 101, *range(98)]
+    nodes = [Start.empty("n", T4) for _ in range(102)]
+    sampling = SamplingPlacer(nodes, (PodKind(33, 1), NO_GPU), ByFullness("binpack"), 2)
+    assert sampling.sample(1) == [*range(100)]
+    assert not sampling.sample(0)
+    assert sampling.sample(1) == [100, 101, *range(98)]
 
 
 @pytest.mark.parametrize(
-    ("frees", "pod", "passes"),
+    ("frees", "pod", "expected"),
     [
         ((9, 9, -1, 8), PodKind(16, 1), True),
         ((9, 9, -1, 8), PodKind(13, 2), True),
@@ -85,19 +83,19 @@ def test_the_start_stays_where_no_node_is_too_many() -> None:
         ((16, 24, 8, 8), PodKind(1, 1, 0, 131_073), False),
     ],
 )
-def test_a_node_passes_by_its_sums(frees: tuple[int, ...], pod: PodKind, *, passes: bool) -> None:
-    assert Rooms([Start("n", MIXED, Left(frees, 32_000, 131_072))]).passing(pod).tolist() == [passes]
+def test_a_node_passes_by_its_sums(frees: tuple[int, ...], pod: PodKind, *, expected: bool) -> None:
+    assert passes(pod, MIXED, Left(frees, 32_000, 131_072)) == expected
 
 
 def test_a_pod_that_fits_on_no_node_of_its_sample_gets_another_one() -> None:
     """150 nodes have 10 shares in all and 5 on a GPU, the last one room for three pods: in or out of the sample."""
     lefts = [Left((5, 5), 32_000, 131_072)] * 150 + [Left((8, 16), 32_000, 131_072)]
-    rooms, kind = Rooms([Start("n", T4, left) for left in lefts]), PodKind(8, 1)
-    placer, sampling = Placer(rooms, (kind,), ByFullness(rooms, "binpack")), NodeSampling(rooms, 2)
-    samples = [sampling.rows(kind) for _ in range(3)]
-    assert [150 in sample for sample in samples] == [False, True, False]
-    assert [placer.place(0, sample) for sample in samples] == [(150, [0]), (150, [1]), (150, [1])]
-    assert placer.place(0, samples[1]) is None
+    nodes = [Start("n", T4, left) for left in lefts]
+    placer, again = (SamplingPlacer(nodes, (PodKind(8, 1),), ByFullness("binpack"), 2) for _ in range(2))
+    assert [150 in placer.sample(0) for _ in range(3)] == [False, True, False]
+    assert [again.place(0) for _ in range(3)] == [(150, [0]), (150, [1]), (150, [1])]
+    assert again.missed == [True, False, True]
+    assert again.place(0) is None
 
 
 def test_what_is_missed_is_counted_by_arrival() -> None:
@@ -105,10 +103,10 @@ def test_what_is_missed_is_counted_by_arrival() -> None:
     nodes = [Start(f"n{at}", T4, Left((7, 7), 32_000, 131_072)) for at in range(300)] + [Start.empty("empty", T4)]
     pods = Workload((PodKind(8, 1),), (0,) * 6)
     for percentage, misses in ((2, (2, 3)), (100, (0,))):
-        outcome = run("fit", nodes, pods, Arrivals(pods.pods), 0, percentage=percentage)
-        assert outcome.accepted.tolist() == [True] * 4 + [False] * 2
-        assert outcome.missed.sum() in misses
-        assert not outcome.missed[4:].any()
+        outcome, missed = placed("fit", nodes, pods, pods.pods, 0, percentage=percentage)
+        assert outcome.accepted == [True] * 4 + [False] * 2
+        assert sum(missed) in misses
+        assert not any(missed[4:])
 
 
 def test_of_all_nodes_every_one_that_fits_is_in_the_sample_in_the_order_of_nodes() -> None:
@@ -116,18 +114,22 @@ def test_of_all_nodes_every_one_that_fits_is_in_the_sample_in_the_order_of_nodes
     picky = PodKind(20, 1, 500, 64, GpuPreferences(("A10",)))
     kinds = (PodKind(5, 1, 500), PodKind(11, 1, 500), PodKind(0, 1, 900), PodKind(0, 2), PodKind(8, 2), NO_GPU, picky)
     rng = random.Random(0)  # noqa: S311 - the same pods every time
-    rooms = Rooms([Start.empty(f"n{at}", rng.choice((T4, MIXED))) for at in range(130)])
+    nodes = [Start.empty(f"n{at}", rng.choice((T4, MIXED))) for at in range(130)]
     mix = dict.fromkeys(kinds, 1.0)
-    others = (Fgd(rooms, mix), BestFit(rooms), *(ByFullness(rooms, name) for name in ("binpack", "spread")))
-    by_value = ByValue(rooms, learn(mix, Counter(rooms.node_types)))
-    placer, sampling, every = Placer(rooms, kinds, by_value), NodeSampling(rooms, 100), np.arange(len(rooms))
+    policies: tuple[Policy[Any], ...] = (
+        ByValue(learn(mix, gpu_nodes(nodes))),
+        Fgd(mix),
+        BestFit(nodes),
+        *(ByFullness(name) for name in ("binpack", "spread")),
+    )
+    placer = SamplingPlacer(nodes, kinds, policies[0], 100)
     for came in range(600):
         at = rng.randrange(len(kinds))
         if not came % 20:
-            for policy in others:
-                policy.refresh(every)
-            sample = sampling.rows(kinds[at]).tolist()
+            sample = placer.sample(at)
             assert sample == sorted(sample)
-            for policy in (by_value, *others):
-                assert {*np.flatnonzero(policy.scores(kinds[at], every) > NEVER).tolist()} <= {*sample}
+            for policy in policies:
+                placer.follow(policy)
+                assert {row for row, score in enumerate(placer.scores(at)) if score > NEVER} <= {*sample}
+            placer.follow(policies[0])
         placer.place(at)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gpu_device_plugin.core.value.workload_mix import PodKind
-from gpu_device_plugin.programs.simulate.inputs.entries import EntryError
-from gpu_device_plugin.programs.simulate.inputs.recorded import recorded_in
+from gpu_device_plugin.programs.simulate.entries import EntryError
 from gpu_device_plugin.programs.simulate.model import Recording, Workload
+from gpu_device_plugin.programs.simulate.sources import recorded_in
 
 GIB = 1 << 30
 

@@ -1,4 +1,4 @@
-"""Nodes and pods in words, in JSON of our own, and in traces of openb."""
+"""Nodes and pods in words."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import pytest
 
 from gpu_device_plugin.core.value.workload_mix import PodKind
 from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
-from gpu_device_plugin.programs.simulate.inputs.entries import (
+from gpu_device_plugin.programs.simulate.entries import (
     EntryError,
     nodes_in,
-    nodes_in_trace,
     pods_in,
-    pods_in_trace,
 )
 from gpu_device_plugin.programs.simulate.model import Workload, class_of, order
 
@@ -169,56 +167,6 @@ def test_instances_are_of_the_model_of_their_gpu_and_of_their_profile() -> None:
     assert named.shape.models == ("H100", "H100 MIG 3g.40gb")
     (unnamed,) = nodes_in("mem=80 mig=3g.40gb")
     assert unnamed.shape.models == ("MIG 3g.40gb",)
-
-
-POD_COLUMNS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos"
-
-
-def test_a_pod_of_a_trace_takes_hundredths_of_a_gpu_or_whole_gpus() -> None:
-    rows = [
-        "a,4000,100,1,455,,LS",
-        "b,0,7,1,1000,T4|P100,BE",
-        "c,1,1,8,1000,,LS",
-        "d,1,1,0,0,,LS",
-        "e,4000,100,1,455,,LS",
-    ]
-    workload = pods_in_trace([POD_COLUMNS, *rows])
-    assert workload.pods == (0, 1, 2, 3, 0)
-    assert workload.kinds == (
-        PodKind(46, 1, 4000, 100),
-        PodKind(0, 1, 100, 7, GpuPreferences(("P100", "T4"))),
-        PodKind(0, 8, 1, 1),
-        PodKind(0, 0, 1, 1),
-    )
-
-
-def test_a_node_of_a_trace_has_gpus_of_a_hundred_shares() -> None:
-    (node,) = nodes_in_trace(["sn,cpu_milli,memory_mib,gpu,model", "n0,96000,786432,2,V100M32"])
-    assert (node.name, node.shape.sizes, node.shape.models) == ("n0", (100, 100), ("V100M32", "V100M32"))
-    assert (node.left.cpu_milli, node.left.memory_mib) == (96_000, 786_432)
-
-
-@pytest.mark.parametrize(
-    ("lines", "said"),
-    [
-        (["name,cpu_milli,memory_mib,gpu_milli"], "no column num_gpu"),
-        ([POD_COLUMNS, "a,1,1,one,0"], "line 2, num_gpu: 'one' is not a whole number"),
-        ([POD_COLUMNS, "a,1,1,1,0", "b,1"], "line 3 has fewer columns"),
-        ([POD_COLUMNS, "a,1,1,1,-5"], "'-5' is not a whole number"),
-        ([], "no column name"),
-        ([POD_COLUMNS, "x" * 200_000], "line 2 is no CSV"),
-        (["x" * 200_000], "line 1 is no CSV"),
-    ],
-)
-def test_a_trace_that_cannot_be_read_says_where(lines: list[str], said: str) -> None:
-    with pytest.raises(EntryError) as error:
-        pods_in_trace(lines)
-    assert said in str(error.value)
-
-
-def test_a_node_of_a_trace_has_no_more_gpus_than_nodes_can_have() -> None:
-    with pytest.raises(EntryError, match="line 2, gpu: 99,999,999,999 are more than the 128"):
-        nodes_in_trace(["sn,cpu_milli,memory_mib,gpu,model", "n0,1,1,99999999999,T4"])
 
 
 def test_classes_are_sizes_in_tenths_of_a_gpu_and_sort_by_them() -> None:

@@ -1,22 +1,28 @@
-"""A node as a table: its GPUs, their shares in use, and the pods that hold them."""
+"""Show the scenes in a terminal: a node as a table of its GPUs, and below it what the scene has shown."""
 
 from __future__ import annotations
 
+import asyncio
+import shutil
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from textwrap import wrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from gpu_device_plugin.model.gpus import short_model
 from gpu_device_plugin.model.memory import MIB_PER_GIB, format_mib
 from gpu_device_plugin.model.shares import parse_id
+from gpu_device_plugin.programs.terminal import encodes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 
     from gpu_device_plugin.model.shares import SharedGpu
     from gpu_device_plugin.node.rules.node import Node
+    from gpu_device_plugin.programs.demo.story import SceneContent, Story
 
+_NARROWEST, _WIDEST = 80, 120
 _HEADINGS = ("GPU", "MODEL", "MEMORY", "SHARES", "", "HEALTH")
 _ALIGN = (str.rjust, str.ljust, str.rjust, str.ljust, str.rjust, str.ljust)
 _BAR = _HEADINGS.index("SHARES")
@@ -68,20 +74,15 @@ def table(
     """
     node = replace(node, blocks={uuid: block for uuid, block in node.blocks.items() if uuid not in unknown})
     gpus = node.shares.gpus
+    rows = [_cells(node, shared, unknown) for shared in gpus]
     # The names of the holders get their columns first; a bar can be shorter.
-    beside = (
-        sum(_widths([_cells(node, shared, "", unknown) for shared in gpus]))
-        - _SHORTEST_BAR
-        + len(_GAP) * len(_HEADINGS)
-    )
+    beside = sum(_widths(rows)) - _SHORTEST_BAR + len(_GAP) * len(_HEADINGS)
     largest = max((len(shared.shares) for shared in gpus), default=1)
     roomy = _ROOMY_USERS if used else _ROOMY_HOLDERS
     longest = min(largest, max(look.width - beside - roomy, _SHORTEST_BAR), _LONGEST_BAR)
-    lengths = [max(1, round(len(shared.shares) * longest / largest)) for shared in gpus]
-    rows = [
-        _cells(node, shared, _bar(node, shared, length, look), unknown)
-        for shared, length in zip(gpus, lengths, strict=True)
-    ]
+    for shared, cells in zip(gpus, rows, strict=True):
+        bar = _bar(_used(node, shared), len(shared.shares), max(1, round(len(shared.shares) * longest / largest)), look)
+        cells[_BAR] = bar, cells[_BAR][1]
     widths = _widths(rows)
     indent = beside + widths[_BAR]
     heading = _GAP.join(put(name, width) for put, name, width in zip(_ALIGN, _HEADINGS, widths, strict=True))
@@ -108,14 +109,15 @@ def _used(node: Node, shared: SharedGpu) -> int:
     return len(shared.shares) if use.whole else len(use.shares)
 
 
-def _cells(node: Node, shared: SharedGpu, bar: str, unknown: frozenset[str]) -> list[tuple[str, ShareTone]]:
+def _cells(node: Node, shared: SharedGpu, unknown: frozenset[str]) -> list[tuple[str, ShareTone]]:
+    """Return the cells of one GPU but for its bar."""
     used, whole, unhealthy = _used(node, shared), node.use(shared).whole, node.block(shared.gpu.uuid).everyone
     tone = ShareTone.BAD if unhealthy else ShareTone.WHOLE if whole else ShareTone.SHARED if used else ShareTone.FAINT
     return [
         (str(shared.position), ShareTone.PLAIN),
         (_model(shared), ShareTone.PLAIN),
         (f"{shared.gpu.total_mib / MIB_PER_GIB:.1f} GiB", ShareTone.PLAIN),
-        (bar, tone),
+        ("", tone),
         ("whole" if whole else f"{used}/{len(shared.shares)}", tone),
         ("unknown", ShareTone.FAINT)
         if shared.gpu.uuid in unknown
@@ -131,9 +133,8 @@ def _model(shared: SharedGpu) -> str:
     return name if len(name) <= _LONGEST_MODEL else f"{name[: _LONGEST_MODEL - 2]}.."
 
 
-def _bar(node: Node, shared: SharedGpu, length: int, look: Look) -> str:
+def _bar(used: int, total: int, length: int, look: Look) -> str:
     """Draw the shares of one GPU; the bar is full or empty only if the GPU is."""
-    used, total = _used(node, shared), len(shared.shares)
     full = round(used * length / total)
     if 0 < used < total and length > 1:
         full = min(max(full, 1), length - 1)
@@ -187,3 +188,126 @@ def _following(name: str) -> str | None:
 
 def _number(name: str) -> str:
     return name[len(name.rstrip("0123456789")) :]
+
+
+# --- Scene by scene: redrawn in place on a terminal, printed once everywhere else -------------------------------------
+
+
+async def no_pause(_seconds: float) -> None:
+    """Pause for nobody: the output is not read while it is written."""
+
+
+class DemoStage:
+    """The output of the scenes: redrawn in place on a terminal, printed once everywhere else."""
+
+    def __init__(
+        self,
+        stream: TextIO,
+        *,
+        live: bool,
+        colour: bool,
+        pause: Callable[[float], Awaitable[None]] = no_pause,
+    ) -> None:
+        """Show on `stream`; if it is a terminal and `live`, every change, and in colour if wanted.
+
+        `pause` waits so many seconds for a reader.
+        """
+        self.pause = pause
+        self._stream = stream
+        self._live = live
+        self._colour = live and colour
+        self._drawn: list[str] = []
+        self._marks = ("█", "░") if stream.encoding and encodes(stream, "█░") else ("#", ".")
+
+    def introduce(self, gpus: str) -> None:
+        """Describe the parts of the demo."""
+        source = "the GPUs of this machine" if gpus == "nvml" else f"fake GPUs ({gpus})"
+        lines = _paragraph(
+            f"A simulated kubelet, a simulated API server, {source}, and between them the agent as it runs in a "
+            "cluster. All data below is read from these three; pods are real to all, and run no program: what they use "
+            "of fake GPUs is fake, too.",
+            self._look().width,
+        )
+        self._write(*lines, "")
+
+    def point_to(self, url: str) -> None:
+        """Say where the page is, on a line of its own, so that terminals make it a link."""
+        self._write("The page of this cluster; the scenes begin when it is open in a browser:", url, "")
+
+    async def stay(self, url: str) -> None:
+        """Leave the page served until the demo is cancelled."""
+        self._write("The page stays until Ctrl-C:", url)
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+    def conclude(self, failed: list[str]) -> None:
+        """Summarize the checks."""
+        if failed:
+            text, tone = f"Not every check held: see NO in scene {', '.join(failed)}.", ShareTone.BAD
+        else:
+            text, tone = "Every check held, and no device was allocated twice in any scene.", ShareTone.GOOD
+        look = self._look()
+        self._write(*(look.paint(line, tone) for line in _paragraph(text, look.width)))
+
+    @asynccontextmanager
+    async def showing(self, number: str, story: Story) -> AsyncIterator[None]:
+        """Show the scene that is being played in the body."""
+        painter = asyncio.create_task(self._keep_drawing(number, story), name="draw") if self._live else None
+        try:
+            yield
+        finally:
+            if painter is not None:
+                painter.cancel()
+                await asyncio.gather(painter, return_exceptions=True)
+            self._draw(frame(number, story.look(), self._look()))
+            self._write("")
+            self._drawn = []
+
+    async def _keep_drawing(self, number: str, story: Story) -> None:
+        while True:
+            size = shutil.get_terminal_size()
+            lines = frame(number, story.look(), self._look())
+            # A terminal wraps wider lines, and its cursor cannot move up into lines that have scrolled away.
+            if size.columns >= _NARROWEST and len(lines) < size.lines:
+                self._draw(lines)
+            await asyncio.sleep(0.1)
+
+    def _draw(self, lines: list[str]) -> None:
+        if lines == self._drawn:
+            return
+        if self._drawn:
+            self._stream.write(f"\x1b[{len(self._drawn)}A\x1b[J")
+        self._write(*lines)
+        self._drawn = lines
+
+    def _write(self, *lines: str) -> None:
+        self._stream.write("".join(f"{line}\n" for line in lines))
+        self._stream.flush()
+
+    def _look(self) -> Look:
+        width = shutil.get_terminal_size().columns if self._live else _NARROWEST
+        return Look(min(max(width, _NARROWEST), _WIDEST), *self._marks, self._colour)
+
+
+def frame(number: str, shown: SceneContent, look: Look) -> list[str]:
+    """Draw one scene as lines of text."""
+    rule = "─" if look.full == "█" else "-"
+    lines = [look.paint(f"{number} {shown.title} ".ljust(look.width, rule), ShareTone.HEADING)]
+    lines += [*_paragraph(shown.caption, look.width), ""]
+    if shown.left_out:
+        return lines[:-1]
+    lines += [*table(shown.node, shown.held, look, shown.used, shown.unknown), ""]
+    lines += _paragraph(f"Allocatable: {shown.allocatable}", look.width)
+    for who, what in shown.quotes:
+        lines += _paragraph(f"{who}: {what}", look.width, "    ")
+    for sentence, held in shown.checks:
+        mark, tone = ("ok", ShareTone.GOOD) if held else ("NO", ShareTone.BAD)
+        first, *rest = _paragraph(sentence, look.width - 4)
+        lines += [f"{look.paint(mark, tone)}  {first}", *(f"    {line}" for line in rest)]
+    return lines
+
+
+def _paragraph(text: str, width: int, indent: str = "") -> list[str]:
+    together = text.replace(" GiB", "\N{NO-BREAK SPACE}GiB")  # an amount stays on one line
+    lines = wrap(together, width, subsequent_indent=indent, break_on_hyphens=False)
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]

@@ -1,1 +1,0 @@
-"""Nodes and pods for a simulation, from files, words or a cluster."""

@@ -1,1 +1,0 @@
-"""The policies that a simulation compares."""
