@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 from bench import synthetic
 from bench.node_agent import Row, machine, percentiles, show
 from gpu_device_plugin.core.cluster.candidate import candidate
+from gpu_device_plugin.core.cluster.changes import View
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.fleet_judge import Judge
-from gpu_device_plugin.fleet_view import View
 from gpu_device_plugin.model.contract.keys import AVOID_MODEL, USE_MODEL
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.placing import Demand

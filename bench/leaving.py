@@ -11,8 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from bench.policies import policy_named
-from gpu_device_plugin.core.capacity.movable import Resident, Site, Stays
-from gpu_device_plugin.core.capacity.places import Fits
+from gpu_device_plugin.core.capacity.movable import Fits, Resident, Site, Stays
 from gpu_device_plugin.core.capacity.plans import plan
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.usage import Occupant, Usage

@@ -16,10 +16,10 @@ from gpu_device_plugin.core.capacity.leaving import leaving
 from gpu_device_plugin.core.capacity.movable import Resident
 from gpu_device_plugin.core.capacity.node_kinds import Waiting, kind_of, needed
 from gpu_device_plugin.core.cluster.candidate import candidate
+from gpu_device_plugin.core.cluster.changes import View
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.usage import Occupant, Usage
 from gpu_device_plugin.fleet_judge import Judge
-from gpu_device_plugin.fleet_view import View
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Amounts, Kind

@@ -7,9 +7,9 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.candidate import candidate
+from gpu_device_plugin.core.cluster.changes import View
 from gpu_device_plugin.core.cluster.other_pods import OtherPods
-from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, Usages
-from gpu_device_plugin.fleet_view import View
+from gpu_device_plugin.core.cluster.usage import NOTHING, Occupant, Usage, Usages
 from gpu_device_plugin.model.contract.keys import MEMORY_PROMISED
 from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts
 
@@ -76,6 +76,11 @@ class FleetEntry:
         return bool(self.usage.settling_shares or self.usage.settling_whole)
 
     @property
+    def occupant(self) -> Occupant:
+        """The same as those see it who judge one node."""
+        return Occupant(self.uid, self.usage, self.priority, self.deleting, self.requests, self.namespace, self.name)
+
+    @property
     def temporary(self) -> bool:
         """Whether it may stop counting without any event in the cluster."""
         return self.until is not None or self.in_doubt
@@ -118,8 +123,6 @@ class Fleet:
         """Every pod that counts, by uid."""
         self.pending: dict[str, Pod] = {}
         """Every unbound pod that asks for GPUs, by uid; the largest without containers and annotations."""
-        self._priorities: dict[int, Counter[str]] = {}
-        """By priority, how many of `entries` each node has."""
         self.growth: Counter[str] = Counter()
         """By namespace, the shares that its pods are guaranteed beyond their requests."""
         self._growing: dict[str, str] = {}
@@ -129,8 +132,7 @@ class Fleet:
         self._others = OtherPods()
         self._usages = Usages(self._resources)
         self.now = View(self._refresh)
-        self.without_terminating = View(self._refresh)
-        """Nodes on which time alone makes room, as they will be: without the pods that count temporarily."""
+        self._soon: dict[str, Candidate] = {}
 
     # --- Reading ------------------------------------------------------------------------------------------------------
 
@@ -143,19 +145,25 @@ class Fleet:
         """
         return self.now.candidates
 
+    @property
+    def soon(self) -> Mapping[str, Candidate]:
+        """The nodes on which time alone makes room, as they will be: without the pods that count temporarily."""
+        self._refresh()
+        return self._soon
+
     def _refresh(self) -> None:
         stale, self._stale = self._stale, set()
         for name in stale:
             node = self._nodes.get(name)
+            self._soon.pop(name, None)
             if node is None or node.gpus is None:
                 self.now.put(name, None)
-                self.without_terminating.put(name, None)
                 continue
             counting = [entry for entry in node.entries.values() if not entry.settling]
             staying = [entry for entry in counting if not entry.temporary]
             self.now.put(name, self._candidate(name, node, node.gpus, counting))
-            same = len(staying) == len(counting)
-            self.without_terminating.put(name, None if same else self._candidate(name, node, node.gpus, staying))
+            if len(staying) < len(counting):
+                self._soon[name] = self._candidate(name, node, node.gpus, staying)
 
     def _candidate(self, name: str, node: _Node, gpus: NodeGpus, entries: Sequence[FleetEntry]) -> Candidate:
         requested = [self._others.on(name), *[entry.amounts for entry in entries]]
@@ -183,7 +191,7 @@ class Fleet:
 
     def nodes_below(self, priority: int) -> set[str]:
         """Return the nodes on which a pod of a lower priority counts."""
-        return set[str]().union(*(nodes for each, nodes in self._priorities.items() if each < priority))
+        return {entry.node for entry in self.entries.values() if entry.priority < priority}
 
     @property
     def others(self) -> Iterable[Amounts]:
@@ -367,7 +375,6 @@ class Fleet:
         self._forget(self.entries.get(entry.uid))
         if entry.usage.grown:
             self.growth[entry.namespace] += entry.usage.growth
-        self._priorities.setdefault(entry.priority, Counter())[entry.node] += 1
         self.entries[entry.uid] = entry
         self._nodes.setdefault(entry.node, _Node()).entries[entry.uid] = entry
         if entry.until is None:
@@ -415,18 +422,10 @@ class Fleet:
             self._forget_if_empty(entry.node)
 
     def _forget(self, entry: FleetEntry | None) -> None:
-        if entry is None:
-            return
-        if entry.usage.grown:
+        if entry is not None and entry.usage.grown:
             self.growth[entry.namespace] -= entry.usage.growth
             if not self.growth[entry.namespace]:
                 del self.growth[entry.namespace]
-        nodes = self._priorities[entry.priority]
-        nodes[entry.node] -= 1
-        if not nodes[entry.node]:
-            del nodes[entry.node]
-        if not nodes:
-            del self._priorities[entry.priority]
 
     def _forget_if_empty(self, name: str) -> None:
         node = self._nodes[name]

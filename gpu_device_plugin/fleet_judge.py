@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, MutableSequence, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.core.cluster.changes import View
     from gpu_device_plugin.core.cluster.pod_demand import Ask
     from gpu_device_plugin.core.value.marginal_value import Appraisal
     from gpu_device_plugin.core.value.node_types import NodeType
     from gpu_device_plugin.core.value.price_learning import Tables
-    from gpu_device_plugin.fleet_view import View
     from gpu_device_plugin.model.gpus import Links
     from gpu_device_plugin.model.resources import Amounts
 

@@ -1,10 +1,13 @@
-"""Run a program until it fails or a signal stops it, and reload its settings when their files change."""
+"""Run a program until it fails or a signal stops it, reload its settings, and keep the memory of a large one small."""
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import gc
 import logging
 import signal
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
@@ -198,3 +201,37 @@ async def until_stopped(
         _log.critical("exits for a restart", extra={"why": str(error)}, exc_info=trace)
         return 1
     raise error
+
+
+# --- Memory -----------------------------------------------------------------------------------------------------------
+
+_M_MMAP_THRESHOLD = -3
+"""Of glibc's malloc.h."""
+
+
+def return_large_blocks() -> None:
+    """Have malloc return blocks of 1 MiB and more to the system as soon as they are free, as pages of lists are.
+
+    Otherwise it keeps those of the largest size so far, between objects that stay: 25 MiB with 5,000 nodes.
+    """
+    with suppress(OSError, AttributeError):  # a C library without mallopt
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+
+
+def collect_rarely() -> Callable[[], None]:
+    """Have the garbage collector skip old objects while the cluster is read; return a function that ends this."""
+    usual = gc.get_threshold()
+    # A full collection for every quarter of growth took a sixth of the time until ready.
+    gc.set_threshold(100_000, 50, 1000)
+
+    def as_usual() -> None:
+        freeze_objects()
+        gc.set_threshold(*usual)
+
+    return as_usual
+
+
+def freeze_objects() -> None:
+    """Exempt all present objects from garbage collection: they stay, and no scheduler should wait for their scan."""
+    gc.collect()
+    gc.freeze()

@@ -340,7 +340,7 @@ def test_a_pod_that_a_list_missed_while_it_was_being_bound_counts_until_the_next
 
 def soon(there: Fleet) -> dict[str, list[int]]:
     """Return what will be free on nodes where that is more than now."""
-    return {name: [room.free for room in node.rooms] for name, node in there.without_terminating.candidates.items()}
+    return {name: [room.free for room in node.rooms] for name, node in there.soon.items()}
 
 
 def test_what_a_claim_in_doubt_holds_may_be_free_by_time_alone() -> None:
@@ -358,17 +358,13 @@ def test_what_a_claim_in_doubt_holds_may_be_free_by_time_alone() -> None:
     assert soon(there) == {}, "nobody doubts what is bound"
 
 
-def test_who_asks_what_will_be_free_is_told_of_the_nodes_that_changed() -> None:
+def test_room_that_comes_by_time_alone_is_that_of_its_own_nodes() -> None:
     there = fleet(pod("p", node="a", gpu=0), a=gpus(8), b=gpus(8))
-    mark, _ = there.without_terminating.changed_since(0)
+    assert soon(there) == {}
     there.remove_pod(pod("p", node="a", gpu=0), 100)
-    mark, names = there.without_terminating.changed_since(mark)
-    assert names == ["a"]
+    assert soon(there) == {"a": [8]}
     there.expire(130)
-    mark, names = there.without_terminating.changed_since(mark)
-    assert (names, soon(there)) == (["a"], {})
-    there.put_node("b", gpus(4))
-    assert there.without_terminating.changed_since(mark)[1] == []
+    assert soon(there) == {}
 
 
 # --- events that have nothing to do with each other

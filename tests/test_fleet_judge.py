@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
+from gpu_device_plugin.core.cluster.changes import View
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.usage import Usage
@@ -17,7 +18,6 @@ from gpu_device_plugin.core.value.marginal_value import shape_of
 from gpu_device_plugin.core.value.price_learning import Tables, learn
 from gpu_device_plugin.core.value.workload_mix import PodKind
 from gpu_device_plugin.fleet_judge import UNKNOWN, UNTRIED, Judge
-from gpu_device_plugin.fleet_view import View
 from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuPreferences
 from gpu_device_plugin.model.contract.nodegpus import BY_CLAIMS, ListedGpu, NodeGpus
 from gpu_device_plugin.model.gpus import NO_LINKS, Closeness, Links

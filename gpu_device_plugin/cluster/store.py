@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 class Versioned(Protocol):
@@ -51,3 +52,24 @@ class Store(Protocol[T_contra]):
 
     def remove(self, object: T_contra) -> None:  # noqa: A002
         """Remove a deleted object, given in its last state. The store may not hold it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied(Store[T_contra]):
+    """A store of one kind of objects by three methods of what holds several kinds."""
+
+    cluster_replace: Callable[[Sequence[T_contra]], None]
+    cluster_put: Callable[[T_contra], None]
+    cluster_remove: Callable[[T_contra], None]
+
+    def replace(self, objects: Sequence[T_contra]) -> None:
+        """Hold exactly these objects."""
+        self.cluster_replace(objects)
+
+    def put(self, object: T_contra) -> None:  # noqa: A002 - the API's term
+        """Hold this state of an object."""
+        self.cluster_put(object)
+
+    def remove(self, object: T_contra) -> None:  # noqa: A002 - the API's term
+        """Remove a deleted object."""
+        self.cluster_remove(object)

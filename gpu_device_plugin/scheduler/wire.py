@@ -13,7 +13,10 @@ import msgspec
 from msgspec import Raw, Struct, field
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.fleet import FleetEntry
 
 T = TypeVar("T")
 
@@ -316,3 +319,52 @@ def inspect_result(nodes: Sequence[InspectedNode], error: str = "") -> bytes:
 
 
 _encode = msgspec.json.Encoder().encode
+
+
+def inspected(node: Candidate, entries: Iterable[FleetEntry]) -> InspectedNode:
+    """Return a node with the pods that count on it, which are `entries`."""
+    sizes = node.gpus.sizes
+    usages = [(entry, entry.usage.within(sizes)) for entry in entries]
+    devs = []
+    for gpu in node.gpus.gpus:
+        on_it = ((entry, gpu.position in usage.whole, dict(usage.shares)) for entry, usage in usages)
+        each = [(e, gpu.shares if whole else shares.get(gpu.position, 0), int(whole)) for e, whole, shares in on_it]
+        pods = [_inspected_pod(*there) for there in each if any(there[1:])]
+        devs.append(
+            InspectedGpu(
+                gpu.position,
+                gpu.shares,
+                sum(pod.used for pod in pods),
+                pods,
+                gpu.uuid,
+                gpu.model,
+                gpu.memory_mib,
+                not gpu.closed,
+                gpu.unhealthy or gpu.closed,
+                any(pod.gpus for pod in pods),
+            )
+        )
+    loose = [(entry, usage.as_listed(sizes, node.gpus.elsewhere)) for entry, usage in usages]
+    unplaced = [_inspected_pod(e, usage.unplaced_shares, usage.unplaced_gpus) for e, usage in loose if usage.unplaced]
+    return InspectedNode(
+        node.name,
+        sum(dev.total for dev in devs),
+        sum(dev.used for dev in devs) + sum(pod.used for pod in unplaced),
+        devs,
+        node.gpus.share_mib,
+        node.gpus.policy,
+        node.gpus.driver,
+        node.gpus.problem,
+        unplaced,
+    )
+
+
+def _inspected_pod(entry: FleetEntry, shares: int, gpus: int) -> InspectedPod:
+    states = {
+        "held": bool(entry.held_for),
+        "vanished": entry.until is not None,
+        "deleting": entry.deleting,
+        "binding": entry.claimed,
+    }
+    state = next((state for state, is_so in states.items() if is_so), "bound")
+    return InspectedPod(entry.name, entry.namespace, shares, gpus, state, entry.uid)

@@ -9,7 +9,7 @@ import pytest
 
 from gpu_device_plugin.core.capacity.asks import IMAGE, PRIORITY_CLASS, Wanted, buffer_of, named, pod_of
 from gpu_device_plugin.core.capacity.terms import Terms, Toleration
-from gpu_device_plugin.core.contract.keeps import kept
+from gpu_device_plugin.core.contract.moves import kept
 from gpu_device_plugin.model.contract.keys import STARTUP_TAINT
 from gpu_device_plugin.testing.builders import container, node, pod
 from tests.deploy.manifests import DEPLOY, documents

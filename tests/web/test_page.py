@@ -265,7 +265,7 @@ PLAN = {
         {"node": "gone", "gpu": 1, "before": {}, "freeBefore": 4, "after": {HOSTILE: 0}, "freeAfter": 0},
     ],
     "stays": [*STRAY, {"pod": "default/db-0", "node": "h100-1", "why": "its PodDisruptionBudget allows no disruption"}],
-    "verdict": "2 moves make room for training/finetune-70b. There may be a plan with fewer, though none with fewer than 1.",
+    "verdict": "2 moves make room for training/finetune-70b. There may be a plan with fewer.",
     "notes": ["The right to list poddisruptionbudgets.policy in the whole cluster is missing: the API server may refuse evictions that the plan counts on."],
 }  # fmt: skip
 PLANNED = "document.querySelector('.plan > p').innerText.length > 0 && !document.querySelector('.plan > p').innerText.endsWith('…')"

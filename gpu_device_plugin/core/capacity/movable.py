@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin.core.capacity.terms import NO_TERMS, Terms, obstacles
 from gpu_device_plugin.core.cluster.held_instances import asked_instances
@@ -104,6 +104,46 @@ class Site:
         if left is not None and come is not None:
             left = left.without([come.amounts])
         return replace(self, node=replace(node, left=left), residents=residents)
+
+
+@dataclass(frozen=True, slots=True)
+class Fits:
+    """The goal that a pod has room on one of the nodes that its own terms allow."""
+
+    ask: Ask
+    amounts: Amounts = NO_AMOUNTS
+    nodes: frozenset[str] | None = None
+    """None: all."""
+    priority: int | None = None
+    """Pods of a higher one are not moved for it; None: any may be."""
+
+    def allows(self, site: Site) -> bool:
+        """Return whether the pod may go to a node, whatever GPUs are free there."""
+        left = site.node.left
+        return (
+            site.open
+            and (self.nodes is None or site.node.name in self.nodes)
+            and (left is None or left.cover(self.amounts))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NodesFree:
+    """The goal that this many nodes have no pods on their GPUs."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class PodGone:
+    """The goal that a pod of a node has left its GPUs, for others of the node or of others."""
+
+    node: str
+    uid: str
+
+
+Goal: TypeAlias = Fits | NodesFree | PodGone
+"""What moves are for."""
 
 
 @dataclass(frozen=True, slots=True)

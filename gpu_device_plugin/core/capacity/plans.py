@@ -1,38 +1,52 @@
-"""Find the fewest and cheapest moves of pods after which a waiting pod has room, or nodes are free of pods.
+"""Find few moves of pods after which a waiting pod has room, or nodes are free of pods.
 
-The room of a move is free while the pod that moves still runs: it is held for the replacement before the eviction.
+The room of a move is free while the pod that moves still runs: it is held for the replacement before the eviction. The
+search is greedy: each pod takes the place that spoils the least room.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from heapq import nsmallest
-from math import inf
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from heapq import nlargest
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.capacity.movable import Stays, after, usage_at
-from gpu_device_plugin.core.capacity.places import Fits, PodsGone, covers
-from gpu_device_plugin.core.capacity.states import STEPS_AT_ONCE, Layouts, State
-from gpu_device_plugin.core.cluster.fitting import Fit, fit
-from gpu_device_plugin.core.cluster.packing import TooLongError
+from gpu_device_plugin.core.capacity.movable import Fits, Move, NodesFree, PodGone, Stays, after, usage_at
+from gpu_device_plugin.core.cluster.fitting import Fit, Unfit, fit, unfit
+from gpu_device_plugin.core.cluster.packing import Effort, Packer, TooLongError, finished
 from gpu_device_plugin.core.cluster.victims import VictimSearch
-from gpu_device_plugin.model.resources import NO_AMOUNTS
+from gpu_device_plugin.model.resources import NO_AMOUNTS, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 
-    from gpu_device_plugin.core.capacity.movable import Move, Resident, Site
-    from gpu_device_plugin.core.capacity.places import Goal
-    from gpu_device_plugin.core.capacity.states import Steps
+    from gpu_device_plugin.core.capacity.movable import Goal, Resident, Site
+    from gpu_device_plugin.core.cluster.pod_demand import Ask
     from gpu_device_plugin.core.cluster.usage import Occupant
+    from gpu_device_plugin.model.placing import Placement
+
+    Steps = Generator[None, None, None]
+    Cost = tuple[int, int, int]
+    Way = tuple[tuple[int, int], str, tuple[Placement, ...]]
+    """A place for a pod: the unused GPUs that it begins for shares and the free shares beside it, the node, and there.
+    """
+    Closed = Mapping[str, Collection[int]]
+    """By name of a node, the GPUs to which no pod moves."""
 
 MOST_STEPS = 30_000
-"""Three seconds."""
-_MOST_NODES, _MOST_SETS = 48, 4
-"""The heuristic tries so many of the nodes that the fewest pods have to leave, and of the sets of pods there."""
+"""Three seconds. A step is a place that is looked at, and takes a tenth of a millisecond."""
+STEPS_AT_ONCE = 8
+"""After so many a search yields."""
+_STEPS_OF_SETS = 5
+"""To find out which pods have to leave a node."""
+_MOST_NODES, _MOST_NEAR, _MOST_STUCK = 48, 4, 4
+"""It tries so many of the nodes that the fewest pods have to leave, for a pod that makes room fewer; and on each until
+so many pods could not be moved."""
 _DEEPEST = 2
-"""How many pods make room for one another in a row, for the heuristic."""
+"""How many pods make room for one another in a row."""
 _POLICY = "binpack"
+NO_BUDGETS: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,50 +55,66 @@ class Plan:
 
     moves: tuple[Move, ...] | None
     """None: no plan was found."""
-    bound: int | None
-    """No plan has fewer moves; None: no moves at all reach the goal."""
-    exact: bool
-    """Everything was compared: no plan has fewer moves, nor is one with as many cheaper. False: the steps ran out."""
 
     @property
     def fewest(self) -> bool:
         """Whether it is known that no plan has fewer moves."""
-        return self.moves is not None and len(self.moves) == self.bound
+        return self.moves is not None and len(self.moves) <= 1
 
 
 def plan(
-    sites: Iterable[Site], goal: Goal, budgets: Mapping[str, int] | None = None, most_steps: int = MOST_STEPS
+    sites: Iterable[Site], goal: Goal, budgets: Mapping[str, int] = NO_BUDGETS, most_steps: int = MOST_STEPS
 ) -> Plan:
-    """Return the fewest moves that reach a goal, and of these the cheapest: see `planning`."""
-    steps = planning(sites, goal, budgets, most_steps)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            found: Plan = done.value
-            return found
+    """Return few moves that reach a goal: see `planning`."""
+    return finished(planning(sites, goal, budgets, most_steps))
+
+
+def planning(
+    sites: Iterable[Site], goal: Goal, budgets: Mapping[str, int] = NO_BUDGETS, most_steps: int = MOST_STEPS
+) -> Generator[None, None, Plan]:
+    """Search for a plan, and yield every millisecond or two.
+
+    No pod is moved twice. Of the plans that it comes to it is one with the fewest moves, then one whose most important
+    pod is the least important, then one that moves the fewest shares. `budgets` are the evictions that each
+    PodDisruptionBudget allows; all moves of a plan count together, as if no replacement became ready meanwhile. After
+    `most_steps` the result is the best plan so far.
+    """
+    return _Search(sites, goal, budgets, most_steps).run()
 
 
 def plan_each(
-    sites: Iterable[Site], waiting: Iterable[Resident], budgets: Mapping[str, int], most_steps: int = MOST_STEPS
+    sites: Iterable[Site], waiting: Iterable[Resident], budgets: Mapping[str, int]
 ) -> Iterator[tuple[Resident, Plan, tuple[Site, ...]]]:
     """Yield for each waiting pod its plan, and the nodes once the plan is carried out and the pod is there.
 
     The most important pods come first. Each plan begins with the nodes as the one before leaves them.
     """
-    now, left = tuple(sites), dict(budgets)
+    now, left = tuple(sites), Counter(budgets)
     hopeless: set[Fits] = set()
     for pod in sorted(waiting, key=lambda pod: -pod.pod.priority):
         goal = Fits(pod.ask, pod.amounts, pod.nodes, pod.pod.priority)
-        found = Plan(None, None, exact=False) if goal in hopeless else plan(now, goal, left, most_steps)
+        found = Plan(None) if goal in hopeless else plan(now, goal, left)
         if found.moves is None:
             hopeless.add(goal)
         else:
-            now = after(now, found.moves)
-            for move in found.moves:
-                left[move.pod.budget] = left.get(move.pod.budget, 0) - 1
-            now = settled(now, pod)
+            now = settled(after(now, found.moves), pod)
+            left.subtract(move.pod.budget for move in found.moves)
         yield pod, found, now
+
+
+def settled(sites: Iterable[Site], pod: Resident) -> tuple[Site, ...]:
+    """Return the nodes with a waiting pod on the first one where it has room; as they are: it has room nowhere."""
+    goal, done = Fits(pod.ask, pod.amounts, pod.nodes), list(sites)
+    for index, site in enumerate(done):
+        found = fit(pod.ask, site.node, _POLICY) if goal.allows(site) else None
+        if isinstance(found, Fit):
+            placed = replace(pod.pod, usage=usage_at(found.placements))
+            done[index] = site.changed(come=replace(pod, pod=placed, stays=Stays.PLANNED))
+            break
+    return tuple(done)
+
+
+# --- GPUs that are drained --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,33 +128,23 @@ class Drain:
     """The nodes once the moves are made."""
 
 
-def drain(
-    sites: Iterable[Site],
-    node: str,
-    positions: Collection[int],
-    budgets: Mapping[str, int],
-    most_steps: int = MOST_STEPS,
-) -> Drain:
-    """Return the moves that take all pods off GPUs of a node, which are put aside; else as many pods as possible.
+def drain(sites: Iterable[Site], node: str, positions: Collection[int], budgets: Mapping[str, int]) -> Drain:
+    """Return the moves that take all pods off GPUs of a node, which are put aside, or as many of them as possible.
 
     Pods that no plan moves stay, see `Resident.stays`.
     """
-    now, left = tuple(sites), dict(budgets)
+    now, left = tuple(sites), Counter(budgets)
     there = [each for site in now if site.node.name == node for each in on_gpus(site, positions) if each.stays is None]
-    together = plan(now, PodsGone(node, frozenset(each.pod.uid for each in there)), left, most_steps)
-    if together.moves is not None or not there:
-        return Drain(together.moves or (), then=after(now, together.moves or ()))
     moves: list[Move] = []
     stuck: list[Resident] = []
     for resident in sorted(there, key=lambda each: (-len(each.pod.usage.whole), -each.pod.usage.all_shares, str(each))):
-        one = plan(now, PodsGone(node, frozenset({resident.pod.uid})), left, most_steps)
-        if one.moves is None:
+        found = plan(now, PodGone(node, resident.pod.uid), left).moves
+        if found is None:
             stuck.append(resident)
             continue
-        now = after(now, one.moves)
-        moves += one.moves
-        for move in one.moves:
-            left[move.pod.budget] = left.get(move.pod.budget, 0) - 1
+        now = after(now, found)
+        moves += found
+        left.subtract(move.pod.budget for move in found)
     return Drain(tuple(moves), tuple(stuck), now)
 
 
@@ -134,216 +154,238 @@ def on_gpus(site: Site, positions: Collection[int]) -> list[Resident]:
     return [each for each in site.residents if wanted & {*dict(each.pod.usage.shares), *each.pod.usage.whole}]
 
 
-def settled(sites: Iterable[Site], pod: Resident) -> tuple[Site, ...]:
-    """Return the nodes with a waiting pod on the first one where it has room; as they are: it has room nowhere."""
-    goal, done = Fits(pod.ask, pod.amounts, pod.nodes), list(sites)
-    for index, site in enumerate(done):
-        found = fit(pod.ask, site.node, _POLICY) if goal.allows(site) and covers(site, pod.amounts) else None
-        if isinstance(found, Fit):
-            placed = replace(pod.pod, usage=usage_at(found.placements))
-            done[index] = site.changed(come=replace(pod, pod=placed, stays=Stays.PLANNED))
-            break
-    return tuple(done)
+# --- The search -------------------------------------------------------------------------------------------------------
 
 
-def planning(
-    sites: Iterable[Site], goal: Goal, budgets: Mapping[str, int] | None = None, most_steps: int = MOST_STEPS
-) -> Generator[None, None, Plan]:
-    """Search for a plan, and yield every millisecond or two.
+@dataclass(frozen=True, slots=True)
+class _State:
+    """The cluster after some moves."""
 
-    No pod is moved twice. Of the plans with the fewest moves it is one whose most important pod is the least important,
-    then one that moves the fewest shares. `budgets` are the evictions that each PodDisruptionBudget allows; all moves
-    of a plan count together, as if no replacement became ready meanwhile. After `most_steps` the result is the best
-    plan so far.
-    """
-    return _Search(sites, goal, budgets or {}, most_steps).run()
+    changed: Mapping[str, Site] = field(default_factory=dict)
+    """The nodes that are not as they were, by name."""
+    moves: tuple[Move, ...] = ()
+    shares: int = 0
+    """Of the pods that moved."""
+
+    @property
+    def cost(self) -> Cost:
+        return len(self.moves), max((move.pod.pod.priority for move in self.moves), default=0), self.shares
 
 
 class _Search:
     def __init__(self, sites: Iterable[Site], goal: Goal, budgets: Mapping[str, int], most_steps: int) -> None:
+        self._sites = {site.node.name: site for site in sorted(sites, key=lambda site: site.node.name)}
         self._goal = goal
-        self._layouts = Layouts(sites, goal, budgets, most_steps)
-        self._seen: dict[object, list[tuple[int, float, int]]] = {}
-        """By state, with how many moves left and at what cost the search came there."""
-        self._best: State | None = None
-        self._cut = False
-        """A state was left because it needs more moves."""
+        self._highest = goal.priority if isinstance(goal, Fits) else None
+        self._budgets = budgets
+        self._effort = Effort(most_steps)
+        self._packers: dict[Ask, Packer] = {}
+        self._known: dict[Fits, list[Way]] = {}
+        """By what a pod needs, its places on the nodes as they were, the least wasteful first; one of each node."""
+        self._best: _State | None = None
 
     def run(self) -> Generator[None, None, Plan]:
-        """Search; see `planning`."""
-        yield from self._layouts.prepare()
-        begin = State()
-        least, _ = self._layouts.least(begin)
-        if least == inf:
-            return Plan(None, None, exact=True)
-        bound = int(least)
+        """Search, and yield every millisecond or two."""
         try:
-            yield from self._guess(begin)
-            self._cut = True
-            while self._cut and bound <= len(self._layouts.kind):
-                self._cut = False
-                yield from self._deepen(begin, bound)
-                if self._best is not None and len(self._best.moves) == bound:
-                    return Plan(self._best.moves, bound, exact=True)
-                bound += 1
-            return Plan(None, None, exact=True)
+            if isinstance(self._goal, Fits):
+                yield from self._anywhere(self._goal)
+            elif isinstance(self._goal, NodesFree):
+                yield from self._free_nodes(self._goal.number)
+            else:
+                origin, uid = self._goal.node, self._goal.uid
+                resident = next(each for each in self._sites[origin].residents if each.pod.uid == uid)
+                self._keep((yield from self._relocated(_State(), resident, origin, 1, {})))
         except TooLongError:
-            return Plan(None if self._best is None else self._best.moves, bound, exact=False)
+            pass
+        return Plan(None if self._best is None else self._best.moves)
 
-    # --- All plans, by the number of moves ----------------------------------------------------------------------------
-
-    def _deepen(self, state: State, left: int) -> Steps:
-        """Look for plans that reach the goal from a state with up to `left` further moves."""
-        least, threshold = self._layouts.least(state)
-        if not least:
+    def _keep(self, state: _State | None) -> None:
+        if state is not None and (self._best is None or state.cost < self._best.cost):
             self._best = state
-        self._cut = self._cut or left < least < inf
-        if not 0 < least <= left or self._known(state, left):
-            return
-        # Then only moves off the nodes that count are tried, and those that bring the goal no nearer are not.
-        tight = least == left
-        self._cut = self._cut or tight
-        for _, resident, origin in self._layouts.sources(state, threshold if tight else inf):
-            if self._layouts.step():
-                yield
-            if self._too_dear(state, resident, left) or not self._helps(state, resident, origin, tight=tight):
-                continue
-            yield from self._layouts.survey(self._layouts.kind[resident.pod.uid])
-            for index, way in self._layouts.places(state, resident, origin):
-                if self._layouts.step():
-                    yield
-                yield from self._deepen(self._layouts.moved(state, resident, origin, index, way), left - 1)
-                if self._too_dear(state, resident, left):
+
+    def _anywhere(self, want: Fits) -> Steps:
+        """Make room on one node after the other, where the fewest pods have to leave first."""
+        begin = _State()
+        for pods, name in (yield from self._nearest(begin, want, {}, _MOST_NODES)):
+            if self._best is not None and pods > len(self._best.moves):
+                return
+            self._keep((yield from self._room_made(begin, name, want, _DEEPEST, {})))
+
+    def _free_nodes(self, number: int) -> Steps:
+        """Empty the nodes with the fewest pods; where that is not enough, once more without the first, and so on."""
+        order = sorted((site for site in self._sites.values() if site.node.gpus.gpus), key=lambda s: len(s.residents))
+        for first in range(min(_MOST_NEAR, len(order))):
+            state = _State()
+            closed: dict[str, Collection[int]] = {}
+            """The nodes that are free."""
+            for site in order[first:]:
+                if len(closed) == number:
                     break
-
-    def _helps(self, state: State, resident: Resident, origin: int, *, tight: bool) -> bool:
-        """Return whether a pod may move, and, if it has to, brings the goal nearer by leaving its node."""
-        here = self._layouts.at(state, origin)
-        nearer = not tight or self._layouts.changed(here, resident, None).need < here.need
-        return nearer and self._layouts.affordable(state, resident)
-
-    def _too_dear(self, state: State, resident: Resident, left: int) -> bool:
-        """Return whether a plan that moves a pod now is no cheaper than one that is known and as short."""
-        best = self._best
-        return (
-            best is not None
-            and len(best.moves) == len(state.moves) + left
-            and self._layouts.cost_after(state, resident) >= (best.priority, best.shares)
-        )
-
-    def _known(self, state: State, left: int) -> bool:
-        """Return whether the search was in this state before, with as many moves left and at no higher cost."""
-        changed = [(at, here.signature) for at, here in state.changed.items()]
-        key = (
-            tuple(sorted((at, each) for at, each in changed if each != self._layouts.base[at].signature)),
-            tuple(sorted(state.spent.items())),
-        )
-        before = self._seen.setdefault(key, [])
-        now = left, state.priority, state.shares
-        if any(
-            left <= more and priority <= state.priority and shares <= state.shares for more, priority, shares in before
-        ):
-            return True
-        before.append(now)
-        return False
-
-    # --- A first plan, one pod after the other ------------------------------------------------------------------------
-
-    def _guess(self, begin: State) -> Steps:
-        """Find a plan node by node, where the fewest pods have to leave first, and keep the best."""
-        if isinstance(self._goal, Fits):
-            for here in self._layouts.by_need[:_MOST_NODES]:
-                if here.need == inf or (self._best is not None and here.need > len(self._best.moves)):
-                    return
-                found = yield from self._make_room(begin, here.index, self._goal, _DEEPEST, frozenset())
-                self._keep(found)
-            return
-        state, free = begin, {here.index for here in self._layouts.base if not here.need}
-        for here in self._layouts.by_need:
-            if here.need in {0, inf}:
-                continue
-            if len(free) >= self._layouts.number:
-                break
-            tried: State | None = state
-            barred = frozenset(free if isinstance(self._goal, PodsGone) else {*free, here.index})
-            there = self._layouts.to_leave(self._layouts.at(state, here.index).site)
-            for resident in sorted(there or (), key=self._layouts.size, reverse=True):
+                name, gpus = site.node.name, site.node.gpus.sizes
+                tried: _State | None = state
+                residents = self._at(state, name).residents
+                for each in sorted(residents, key=lambda each: each.pod.usage.size(gpus), reverse=True):
+                    if tried is not None:
+                        tried = yield from self._relocated(tried, each, name, 1, {**closed, name: gpus})
                 if tried is not None:
-                    tried = yield from self._relocate(tried, resident, here.index, 1, barred)
-            if tried is not None and not self._layouts.to_leave(self._layouts.at(tried, here.index).site):
-                state = tried
-                free.add(here.index)
-        self._keep(state)
+                    state, closed = tried, {**closed, name: gpus}
+            if len(closed) == number:
+                self._keep(state)
+                return
 
-    def _keep(self, state: State | None) -> None:
-        if state is None or self._layouts.least(state)[0]:
-            return
-        cost, best = (len(state.moves), state.priority, state.shares), self._best
-        if best is None or cost < (len(best.moves), best.priority, best.shares):
-            self._best = state
+    # --- Room for a pod -----------------------------------------------------------------------------------------------
 
-    def _make_room(
-        self, state: State, index: int, want: Fits, deeper: int, barred: frozenset[int]
-    ) -> Generator[None, None, State | None]:
-        """Move pods off a node until a pod has room there; None: no way was found."""
-        here = self._layouts.at(state, index)
-        by_pod = {resident.pod: resident for resident in here.site.residents}
+    def _nearest(
+        self, state: _State, want: Fits, closed: Closed, most: int
+    ) -> Generator[None, None, list[tuple[int, str]]]:
+        """Return nodes that the fewest pods have to leave for a pod, and how many; of many nodes the emptiest."""
+        gpus = sum(
+            part.demand.gpus if part.demand.kind is Kind.MEMORY else part.demand.amount for part in want.ask.parts
+        )
+        sites = [self._at(state, name) for name in self._sites if name not in closed]
+        emptiest = nlargest(len(sites), sites, key=lambda site: sum(site.node.summary.frees[:gpus]))
+        found: list[tuple[int, str]] = []
+        while emptiest and len(found) < most:
+            site = emptiest.pop(0)
+            yield from self._took(_STEPS_OF_SETS)
+            if self._has_room(site, want):
+                return [(0, site.node.name)]
+            leaving = self._leaving(site, want)
+            found += [] if leaving is None else [(max(1, len(leaving[0])), site.node.name)]
+        return sorted(found)
+
+    def _has_room(self, site: Site, want: Fits) -> bool:
+        return want.allows(site) and unfit(want.ask, site.node, self._packer(want.ask)) is None
+
+    def _leaving(
+        self, site: Site, want: Fits, stuck: Collection[str] = ()
+    ) -> tuple[frozenset[Occupant], Collection[int]] | None:
+        """Return the pods that may make room on GPUs of a node, without those that are `stuck`, with these GPUs."""
+        if not replace(want, amounts=NO_AMOUNTS).allows(site):
+            return None
+        why = unfit(want.ask, site.node, self._packer(want.ask))
+        if why is not None and why.unresolvable:
+            return None
+        movable = {each.pod for each in site.residents if self._may_go(each) and each.pod.uid not in stuck}
+        sizes = {each.pod: each.pod.usage.size(site.node.gpus.sizes) for each in site.residents}
 
         def cost(pods: Collection[Occupant]) -> tuple[object, ...]:
-            sizes = sum(self._layouts.size(by_pod[pod])[0] for pod in pods)
-            return len(pods), max((pod.priority for pod in pods), default=0), sizes, sorted(pod.uid for pod in pods)
+            most = max((pod.priority for pod in pods), default=0)
+            return len(pods), most, sum(map(sizes.__getitem__, pods)), sorted(pod.uid for pod in pods)
 
-        may_go = {pod: self._layouts.may_go(resident) for pod, resident in by_pod.items()}
-        search = VictimSearch(want.ask, here.site.node, by_pod, cost=cost, may_go=may_go.__getitem__)
-        self._layouts.effort.take(20)
-        yield
-        found: list[State] = []
-        for pods in search.sets()[:_MOST_SETS]:
-            tried: State | None = state
-            leaving = {pod.uid for pod in pods}
-            while tried is not None and self._layouts.leaving(self._layouts.at(tried, index), want):
-                there = self._layouts.at(tried, index).site.residents
+        search = VictimSearch(want.ask, site.node, sizes, cost=cost, may_go=movable.__contains__)
+        return next(iter(search.sets().items()), None)
+
+    def _room_made(
+        self, state: _State, name: str, want: Fits, deeper: int, closed: Closed
+    ) -> Generator[None, None, _State | None]:
+        """Move pods off a node until a pod has room there; None: no way was found."""
+        stuck: set[str] = set()
+        while len(stuck) < _MOST_STUCK and (found := self._leaving(self._at(state, name), want, stuck)) is not None:
+            leaving, gpus = {pod.uid for pod in found[0]}, found[1]
+            tried: _State | None = state
+            while tried is not None and not self._has_room(site := self._at(tried, name), want):
                 # What GPUs are short of first, then what has the most CPU.
-                left = [each for each in there if each.pod.uid in leaving] or [
-                    each for each in there if self._layouts.may_go(each) and each.amounts != NO_AMOUNTS
-                ]
-                resident = max(left, key=lambda each: (*self._layouts.size(each), each.amounts.cpu_milli), default=None)
-                leaving.discard("" if resident is None else resident.pod.uid)
-                tried = yield from self._relocate(tried, resident, index, deeper, barred | {index})
+                there = [each for each in site.residents if self._may_go(each) and each.pod.uid not in stuck]
+                left = [each for each in there if each.pod.uid in leaving]
+                sizes, others = site.node.gpus.sizes, [each for each in there if each.amounts != NO_AMOUNTS]
+                if not left and not others:
+                    return None
+                resident = (
+                    max(left, key=lambda each: each.pod.usage.size(sizes))
+                    if left
+                    else max(others, key=lambda each: each.amounts.cpu_milli)
+                )
+                # A pod that moves within the node gives back none of its CPU.
+                enough = site.node.left is None or site.node.left.cover(want.amounts)
+                shut = {**closed, name: gpus if left and enough else sizes}
+                tried = yield from self._relocated(tried, resident, name, deeper, shut)
+                if tried is None:
+                    stuck.add(resident.pod.uid)
             if tried is not None:
-                found.append(tried)
-        return min(found, key=lambda each: (len(each.moves), each.priority, each.shares), default=None)
-
-    def _relocate(
-        self, state: State, resident: Resident | None, origin: int, deeper: int, barred: frozenset[int]
-    ) -> Generator[None, None, State | None]:
-        """Move a pod to another node, making room there if need be; None: no way was found, or there is no pod."""
-        if resident is None or not self._layouts.may_go(resident) or not self._layouts.affordable(state, resident):
-            return None
-        kind = self._layouts.kind[resident.pod.uid]
-        yield from self._layouts.survey(kind)
-        for index, way in self._layouts.places(state, resident, origin):
-            if self._layouts.step():
-                yield
-            if index not in barred:
-                return self._layouts.moved(state, resident, origin, index, way)
-        near = (yield from self._nearest(state, kind, barred)) if deeper else []
-        for index in near:
-            made = yield from self._make_room(state, index, self._layouts.wants[kind], deeper - 1, barred)
-            ways = [] if made is None else self._layouts.ways(self._layouts.at(made, index), kind)
-            if made is not None and ways and self._layouts.affordable(made, resident):
-                return self._layouts.moved(made, resident, origin, index, ways[0][1])
+                return tried
         return None
 
-    def _nearest(self, state: State, kind: int, barred: frozenset[int]) -> Generator[None, None, list[int]]:
-        """Return the nodes that the fewest pods have to leave for a kind of pod, but for those that are barred."""
-        found: list[tuple[float, int]] = []
-        for each in self._layouts.base:
-            here = self._layouts.at(state, each.index)
-            need = self._layouts.leaving(here, self._layouts.wants[kind])
-            if need < inf and here.index not in barred:
-                found.append((need, here.index))
-            if not here.index % STEPS_AT_ONCE:
-                self._layouts.effort.take(1)
-                yield
-        return [index for _, index in nsmallest(_MOST_SETS, found)]
+    def _relocated(
+        self, state: _State, resident: Resident, origin: str, deeper: int, closed: Closed
+    ) -> Generator[None, None, _State | None]:
+        """Move a pod to other GPUs, making room there if need be; None: no way was found."""
+        if not self._may_go(resident) or not self._affordable(state, resident):
+            return None
+        want = Fits(resident.ask, resident.amounts, resident.nodes)
+        way = yield from self._place(state, want, closed)
+        if way is not None:
+            return self._moved(state, resident, origin, way)
+        for _, name in (yield from self._nearest(state, want, closed, _MOST_NEAR)) if deeper else ():
+            made = yield from self._room_made(state, name, want, deeper - 1, closed)
+            way = None if made is None else self._way(self._at(made, name), want, ())
+            if made is not None and way is not None and self._affordable(made, resident):
+                return self._moved(made, resident, origin, way)
+        return None
+
+    def _may_go(self, resident: Resident) -> bool:
+        pod = resident.pod
+        too_important = self._highest is not None and pod.priority > self._highest
+        return resident.stays is None and not pod.usage.unplaced and not too_important
+
+    def _affordable(self, state: _State, resident: Resident) -> bool:
+        """Return whether the PodDisruptionBudget of a pod allows one more eviction."""
+        spent = sum(move.pod.budget == resident.budget for move in state.moves)
+        return not resident.budget or spent < self._budgets.get(resident.budget, 0)
+
+    def _moved(self, state: _State, resident: Resident, origin: str, way: Way) -> _State:
+        _, name, placements = way
+        source = self._at(state, origin)
+        move = Move(resident, origin, name, placements)
+        sites = {**self._sites, **state.changed}
+        now = after([sites[each] for each in dict.fromkeys((origin, name))], [move])
+        changed = {**state.changed, **{site.node.name: site for site in now}}
+        return _State(changed, (*state.moves, move), state.shares + resident.pod.usage.size(source.node.gpus.sizes))
+
+    # --- Places -------------------------------------------------------------------------------------------------------
+
+    def _place(self, state: _State, want: Fits, closed: Closed) -> Generator[None, None, Way | None]:
+        """Return the place for a pod that spoils the least room."""
+        if want not in self._known:
+            found = []
+            for site in self._sites.values():
+                if want.allows(site) and self._packer(want.ask).all_fit_alone(site.node.summary):
+                    yield from self._took(1)
+                    found.append(self._way(site, want, ()))
+            self._known[want] = sorted((way for way in found if way is not None), key=lambda way: way[:2])
+        yield from self._took(1)
+        anew = {*state.changed, *closed}
+        ways = [self._way(self._at(state, name), want, closed.get(name, ())) for name in anew]
+        ways.append(next((way for way in self._known[want] if way[1] not in anew), None))
+        return min((way for way in ways if way is not None), key=lambda way: way[:2], default=None)
+
+    def _way(self, site: Site, want: Fits, closed: Collection[int]) -> Way | None:
+        """Return the best place for a pod on a node."""
+        node = site.node
+        if closed:
+            node = node.restricted({at: size for at, size in node.gpus.sizes.items() if at not in closed})
+        found = fit(want.ask, node, _POLICY) if want.allows(site) else None
+        if found is None or isinstance(found, Unfit) or not found.placements:
+            return None
+        rooms = {room.position: room for room in node.rooms}
+        begun = beside = 0
+        for placement in found.placements:
+            for position, shares in placement.shares:
+                begun += placement.demand.kind is Kind.MEMORY and not rooms[position].shared
+                beside += rooms[position].free - shares
+        return (begun, beside), node.name, found.placements
+
+    def _at(self, state: _State, name: str) -> Site:
+        return state.changed.get(name) or self._sites[name]
+
+    def _packer(self, ask: Ask) -> Packer:
+        if ask not in self._packers:
+            self._packers[ask] = Packer([part.demand for part in ask.parts])
+        return self._packers[ask]
+
+    def _took(self, steps: int) -> Steps:
+        """Count steps, and yield where it is time. Raises TooLongError if no step is left."""
+        before = self._effort.spent // STEPS_AT_ONCE
+        self._effort.take(steps)
+        if self._effort.spent // STEPS_AT_ONCE > before:
+            yield

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from gpu_device_plugin.model.resources import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Summary
     from gpu_device_plugin.model.placing import Demand, Room
@@ -62,6 +62,16 @@ class Effort:
         """Raise TooLongError if no step is left."""
         if self._left <= 0:
             raise TooLongError
+
+
+def finished(steps: Generator[None, None, T]) -> T:
+    """Take all steps at once, and return their result."""
+    try:
+        while True:
+            next(steps)
+    except StopIteration as end:
+        found: T = end.value
+        return found
 
 
 @dataclass(frozen=True, slots=True)

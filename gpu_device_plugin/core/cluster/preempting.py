@@ -9,24 +9,23 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.candidate import rooms_of
 from gpu_device_plugin.core.cluster.fitting import unfit
-from gpu_device_plugin.core.cluster.packing import MOST_STEPS, Effort, Packer, Packing, TooLongError
+from gpu_device_plugin.core.cluster.packing import CachingPacker, Effort, TooLongError
 from gpu_device_plugin.core.cluster.victims import VictimSearch, spared
 from gpu_device_plugin.model.resources import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.fitting import Unfit
     from gpu_device_plugin.core.cluster.pod_demand import Ask
     from gpu_device_plugin.core.cluster.usage import Occupant
-    from gpu_device_plugin.model.placing import Demand
 
-# A step takes about a microsecond. A request names up to a tenth of a cluster's nodes: after so many steps no further
+# A step takes some microseconds. A request names up to a tenth of a cluster's nodes: after so many steps no further
 # node is begun, and none is looked at for longer.
-_MOST_STEPS = 15_000
+_MOST_STEPS = 3000
 # To look at a node without some of its pods.
-_STEPS_TO_EMPTY = 60
+_STEPS_TO_EMPTY = 12
 # Beside Kubernetes' names of resources, in which there is no space.
 _SHARES, _WHOLE = "GPU shares", "whole GPUs"
 
@@ -75,10 +74,9 @@ def choose(
     than that of `victims` does, or all that the pod asks of it. Of the victims themselves those may stay of which it is
     known what they take, if what the pod asks can be added up.
 
-    Of all ways, the one whose most important victim is the least important, then with the fewest, then with the most of
-    kube-scheduler's own, which it chose with an eye to PodDisruptionBudgets, then with the least GPU memory, then by
-    uid. It may be another where there are too many to compare, where a pod lies on several GPUs or on unknown ones, and
-    where something else than GPUs is short; but no pod is evicted that could stay.
+    The most important victim is the least important that it can be. Then fewer are preferred, then more of
+    kube-scheduler's own, which it chose with an eye to PodDisruptionBudgets, then those with less GPU memory; that is
+    greedy (`victims`), but no pod is evicted that could stay.
 
     `occupants` are all pods that count on the node, `victims` the uids of those that kube-scheduler would evict, which
     makes room by the sums of the node. None: evicting does not help, there is no pod to evict, or to find out takes
@@ -99,7 +97,7 @@ def where_evicting_may_help(
     it does, kube-scheduler finds no pod to evict. It ends early where that takes long.
     """
     effort = Effort(_MOST_STEPS)
-    packer = _CountedPacker([part.demand for part in preemptor.ask.parts], effort)
+    packer = CachingPacker([part.demand for part in preemptor.ask.parts], effort)
     asked = Counter[Kind]()
     for part in preemptor.ask.parts:
         asked[part.demand.kind] += part.demand.amount
@@ -132,7 +130,7 @@ class _Choice:
     _effort: Effort
 
     def __post_init__(self) -> None:
-        self._packer = _CountedPacker([part.demand for part in self._preemptor.ask.parts], self._effort)
+        self._packer = CachingPacker([part.demand for part in self._preemptor.ask.parts], self._effort)
         self._staying = [pod for pod in self._occupants if not pod.terminating]
         self._proposed = frozenset(pod for pod in self._staying if pod.uid in self._victims)
         """Those of kube-scheduler's victims that are on GPUs."""
@@ -189,35 +187,27 @@ class _Choice:
             return self._victims or None
         if why.unresolvable:
             return None
-        # Once with all that kube-scheduler evicts out of the way, and once as if it had not chosen yet.
-        begins = dict.fromkeys((self._proposed, self._proposed - self._free_to_stay))
-        ways = [evicted for gone in begins if (evicted := self._least(gone)) is not None]
-        if not ways:
-            return None
-        best = min(ways, key=lambda pods: (max((pod.priority for pod in pods), default=0), self._cost(pods)))
-        return (self._victims - {pod.uid for pod in self._free_to_stay}) | {pod.uid for pod in best}
+        best = self._least(self._proposed - self._free_to_stay)
+        return None if best is None else (self._victims - {pod.uid for pod in self._free_to_stay}) | best
 
     def _may_stay(self, victim: Occupant) -> bool:
         known = self._preemptor.requests is not None and victim.requests is not None
         return known and victim.priority < self._preemptor.priority
 
-    def _least(self, gone: frozenset[Occupant]) -> frozenset[Occupant] | None:
-        """Return which pods to evict if those that are `gone` go first; some of them may be spared after all."""
+    def _least(self, gone: frozenset[Occupant]) -> frozenset[str] | None:
+        """Return the uids of the pods to evict if those that are `gone` go anyway."""
         others = [pod for pod in self._staying if pod not in gone]
         for most in sorted({pod.priority for pod in others if pod.priority < self._preemptor.priority}):
             everybody = gone.union(pod for pod in others if pod.priority <= most)
             if self._helps(everybody):
+                self._effort.take(len(others) + len(self._node.gpus.gpus))
                 search = VictimSearch(
-                    self._preemptor.ask,
-                    self._node,
-                    others,
-                    cost=self._cost,
-                    may_go=everybody.__contains__,
-                    spend=self._effort.take,
+                    self._preemptor.ask, self._node, others, cost=self._cost, may_go=everybody.__contains__
                 )
                 sets = {self._completed(gone | pods, most) for pods in search.sets()}
                 best = next(filter(self._helps, sorted(sets, key=self._cost)), everybody)
-                return self._spared(best, gone - self._free_to_stay) - (gone - self._free_to_stay)
+                best = spared(best, sorted(best - gone, key=self._importance), self._helps)
+                return frozenset(pod.uid for pod in best - gone)
         return None
 
     def _completed(self, evicted: frozenset[Occupant], most: int) -> frozenset[Occupant]:
@@ -225,21 +215,14 @@ class _Choice:
         others = sorted((pod for pod in self._proposed - evicted if pod.priority <= most), key=self._importance)
         while others and not self._suffice(evicted):
             evicted |= {others.pop()}
-            self._effort.take(len(evicted))
         return evicted
-
-    def _spared(self, pods: frozenset[Occupant], kept: frozenset[Occupant]) -> frozenset[Occupant]:
-        """Return `pods` without those that can stay after all, as where one lies on several GPUs."""
-        fewer = spared(pods, sorted(pods - kept, key=self._importance), self._helps)
-        # A pod that stays shows of a GPU that it is not the unknown one of another pod, which may then stay too.
-        return pods if fewer == pods else self._spared(fewer, kept)
 
     def _helps(self, evicted: frozenset[Occupant]) -> bool:
         return self._suffice(evicted) and self._unfit_without(evicted) is None
 
     def _unfit_without(self, evicted: frozenset[Occupant]) -> Unfit | None:
         usages = [pod.usage for pod in self._staying if pod not in evicted]
-        self._effort.take(3 * len(usages) + 10 * len(self._node.gpus.gpus) + 20)
+        self._effort.take(4 + len(usages) // 2 + 2 * len(self._node.gpus.gpus))
         return unfit(self._preemptor.ask, self._node.occupied(usages), self._packer)
 
     def _importance(self, pod: Occupant) -> tuple[int, bool, int, str]:
@@ -253,16 +236,3 @@ class _Choice:
             sum(map(self._memory.__getitem__, pods)),
             sorted(pod.uid for pod in pods),
         )
-
-
-class _CountedPacker(Packer):
-    """Takes the steps of each search from an effort."""
-
-    def __init__(self, demands: Sequence[Demand], effort: Effort) -> None:
-        super().__init__(demands)
-        self._effort = effort
-
-    def packing(self, left: Sequence[int], instances: Sequence[int] = (), most_steps: int = MOST_STEPS) -> Packing:
-        packing = super().packing(left, instances, most_steps)
-        self._effort.take((packing.steps + 1) * (len(left) + len(instances) + 4))
-        return packing

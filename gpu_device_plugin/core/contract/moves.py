@@ -1,4 +1,4 @@
-"""Where a pod is to be moved, on the pod; and the room that is held there for its replacement, on the node."""
+"""Where a pod is to be moved, on the pod; on nodes, the room that is held there, and what keeps autoscalers away."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.model.contract.keys import HELD_ROOM, MOVE_TO, MalformedAnnotationError
+from gpu_device_plugin.model.contract.keys import HELD_ROOM, KEEPS, KEPT_NODE, MOVE_TO, MalformedAnnotationError
 from gpu_device_plugin.model.gpus import MOST_POSITIONS, MOST_SHARES
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ _LONGEST_NAME = 253
 _PER_ROOM, _PER_GPU = 120, 20
 """At least the characters that one room has in the annotation besides its texts, and of each GPU."""
 _LATEST_S = float(1 << 40)
+_ON = "true"
+_LONGEST_MARK = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,3 +134,33 @@ def _shares(gpus: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
     if not shares or len(dict(shares)) < len(shares):  # "1" and "01" are one position
         raise ValueError
     return tuple(shares)
+
+
+# --- Nodes that are kept from autoscalers -----------------------------------------------------------------------------
+
+
+def own_keeps(annotations: Mapping[str, str]) -> tuple[str, ...]:
+    """Return those of `KEEPS` that the extender wrote and that nobody has changed since."""
+    text = annotations.get(KEPT_NODE, "")
+    try:
+        written = json.loads(text)["keys"] if len(text) <= _LONGEST_MARK else ()
+    except (ValueError, LookupError, TypeError, RecursionError):
+        written = ()
+    keys = written if isinstance(written, list) else ()
+    return tuple(key for key in KEEPS if key in keys and annotations.get(key) == _ON)
+
+
+def kept(annotations: Mapping[str, str], why: str) -> Mapping[str, str | None]:
+    """Return the changes of annotations that keep a node, for a reason; none where it is kept already.
+
+    An annotation that a person wrote stays as it is, whatever its value.
+    """
+    keys = [key for key in KEEPS if key not in annotations]
+    if not keys or (KEPT_NODE in annotations and own_keeps(annotations)):
+        return {}
+    return {**dict.fromkeys(keys, _ON), KEPT_NODE: json.dumps({"keys": keys, "why": why[: _LONGEST_MARK // 4]})}
+
+
+def let_go(annotations: Mapping[str, str]) -> Mapping[str, str | None]:
+    """Return the changes of annotations by which a node is no longer kept by the extender."""
+    return dict.fromkeys((*own_keeps(annotations), KEPT_NODE)) if KEPT_NODE in annotations else {}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.candidate import gpus_of_node
-from gpu_device_plugin.core.contract.keeps import let_go
+from gpu_device_plugin.core.contract.moves import let_go
 from gpu_device_plugin.model.contract.keys import CORDONS, GPU_CONDITION, HELD_ROOM, SWITCH_LABEL
 from gpu_device_plugin.model.contract.nodelabels import our_annotations, our_labels, switched_on
 from gpu_device_plugin.model.mig import is_mig_resource

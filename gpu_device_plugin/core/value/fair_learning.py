@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.cluster.packing import finished
 from gpu_device_plugin.core.cluster.scoring import score_for
 from gpu_device_plugin.core.value.marginal_value import Appraiser, GpuChoice, Left, ties_of, unused
 from gpu_device_plugin.core.value.node_types import needs_gpus
-from gpu_device_plugin.core.value.price_learning import Dominance, finished, learning
+from gpu_device_plugin.core.value.price_learning import Dominance, learning
 from gpu_device_plugin.core.value.workload_mix import joined
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import accumulate
 from math import exp
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.cluster.packing import finished
 from gpu_device_plugin.core.value.node_types import needs_gpus
 
 if TYPE_CHECKING:
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.value.node_types import GpuKind, NodeType
     from gpu_device_plugin.core.value.workload_mix import PodKind
-
-
-T = TypeVar("T")
 
 WANTED = 0.5
 """How much of the difference counts between GPUs that many pods may have and those that few may have."""
@@ -102,16 +100,6 @@ def cell(free: int, size: int) -> int:
 def learn(mix: Mapping[PodKind, float], nodes: Mapping[NodeType, int]) -> Tables:
     """Return the tables for a mix of pods on these nodes; see `learning`."""
     return finished(learning(mix, nodes))
-
-
-def finished(steps: Generator[None, None, T]) -> T:
-    """Take all steps at once, and return their result."""
-    try:
-        while True:
-            next(steps)
-    except StopIteration as end:
-        found: T = end.value
-        return found
 
 
 def learning(mix: Mapping[PodKind, float], nodes: Mapping[NodeType, int]) -> Generator[None, None, Tables]:

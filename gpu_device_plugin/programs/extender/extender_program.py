@@ -25,7 +25,7 @@ from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
 from gpu_device_plugin.cluster.writers.binder import Binder, BinderTiming
 from gpu_device_plugin.core.report.gauges import ExtenderMetrics
 from gpu_device_plugin.fleet import Fleet, FleetEntry
-from gpu_device_plugin.lifetime import ReloadingProgram, tls_of
+from gpu_device_plugin.lifetime import ReloadingProgram, collect_rarely, freeze_objects, return_large_blocks, tls_of
 from gpu_device_plugin.model.contract.keys import (
     NODE_USE,
     READ_BY_AGENT,
@@ -37,13 +37,11 @@ from gpu_device_plugin.model.contract.keys import (
 from gpu_device_plugin.model.contract.promises import promises
 from gpu_device_plugin.programs.extender.binding import Binding, Freshness
 from gpu_device_plugin.programs.extender.capacity.capacity import Capacity
-from gpu_device_plugin.programs.extender.capacity.followed import READ_ON_NODES as FOLLOWED_ON_NODES
-from gpu_device_plugin.programs.extender.capacity.followed import Followed, is_stand_in
-from gpu_device_plugin.programs.extender.capacity.holds import Holds
-from gpu_device_plugin.programs.extender.capacity.parts import Parts
+from gpu_device_plugin.programs.extender.capacity.waiters import Parts
 from gpu_device_plugin.programs.extender.extender_routes import ExtenderRoutes, Readiness
-from gpu_device_plugin.programs.extender.followers import NodeStore, PodStore
-from gpu_device_plugin.programs.extender.heap import collect_rarely, freeze_objects, return_large_blocks
+from gpu_device_plugin.programs.extender.followed import READ_ON_NODES as FOLLOWED_ON_NODES
+from gpu_device_plugin.programs.extender.followed import Followed, is_stand_in, with_brief_use
+from gpu_device_plugin.programs.extender.holds import Holds
 from gpu_device_plugin.programs.extender.nominating import Nominator
 from gpu_device_plugin.programs.extender.resizes import Resizes
 from gpu_device_plugin.programs.extender.resizing import Leadership, Resizer
@@ -162,12 +160,22 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             on_change=self._changed.set,
         )
         holds = Holds(self.fleet, self._client, clock=time.monotonic, wall=time.time)
+        self.resizes = Resizes(self.fleet, resources, clock=time.monotonic)
         self._followed = followed = Followed(
-            holds, every_pod=settings.follows_every_pod, waiting_pods=settings.follows_waiting_pods
+            self.fleet,
+            resources,
+            holds,
+            self.resizes,
+            clock=time.monotonic,
+            every_pod=settings.follows_every_pod,
+            waiting_pods=settings.follows_waiting_pods,
         )
-        nodes = NodeStore(self.fleet, resources, followed)
         self._nodes: Reflector[NodeRecord] = Reflector(
-            self._client, NODES, lambda raw: nodes.without_use(node_reader.read(raw)), nodes, timing=timings.follow
+            self._client,
+            NODES,
+            lambda raw: with_brief_use(node_reader.read(raw)),
+            followed.node_store,
+            timing=timings.follow,
         )
         self._nominator = Nominator(self._client, lambda: self.fleet.pending, delay_s=timings.nominate_s)
         self.verbs = Verbs(
@@ -179,20 +187,16 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             gpu_policy=lambda: self.settings.gpu_policy,
             ready=lambda: next(iter(self.unready()), ""),
             metrics=self._metrics,
-            closed=nodes.closed,
+            closed=followed.closed,
             held=holds.for_pod,
         )
         fleet = self.fleet
         self._learner = Learner(
             self.verbs.judge, resources, time.monotonic, entries=fleet.entries.values, others=lambda: fleet.others
         )
-        self.resizes = Resizes(self.fleet, resources, clock=time.monotonic)
+        followed.observe = self._learner.observe
         self._pods: Reflector[Pod | OtherPod] = Reflector(
-            self._client,
-            PODS,
-            self._read_pod,
-            PodStore(self.fleet, time.monotonic, self._learner, self.resizes, followed),
-            timing=timings.follow,
+            self._client, PODS, self._read_pod, followed.pod_store, timing=timings.follow
         )
         self.watches: Watches = {"nodes": self._nodes, "pods": self._pods}
         """The reflectors of the cluster, by the plural of the kind."""
@@ -228,7 +232,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             clock=time.monotonic,
         )
         self.capacity = Capacity(
-            Parts(self.fleet, followed, holds, self._client, resources, self._metrics, binder, nodes.use_read_at),
+            Parts(self.fleet, followed, holds, self._client, resources, self._metrics, binder),
             self.verbs.judge,
             self.verbs.waiting.refused,
             leadership,
@@ -260,7 +264,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             held=holds.for_pod,
             taken=holds.taken,
             before_bind=self.capacity.before_bind,
-            used_mib=lambda node: nodes.used_mib.get(node, {}),
+            used_mib=lambda node: followed.used_mib.get(node, {}),
             timeout_s=lambda: self.settings.bind_timeout_s,
             clock=time.monotonic,
             wall_ns=time.time_ns,
@@ -373,7 +377,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         while True:
             await self._changed.wait()
             self._changed.clear()
-            self.verbs.prepare()
+            self.verbs.judge.prepare()
 
     async def _log_when_ready(self) -> None:
         began = time.monotonic()

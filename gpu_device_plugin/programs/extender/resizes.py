@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
-from collections import OrderedDict
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.objects.decoding import version_number
+from gpu_device_plugin.core.capacity.asks import in_turns
 from gpu_device_plugin.core.cluster.resizing import Outcome, decides, resize
 from gpu_device_plugin.core.cluster.usage import NO_GROWTH
 from gpu_device_plugin.features.elastic.contract import Allowance, write_answer
@@ -80,12 +79,11 @@ class Resizes:
         self._next_at: dict[str, float] = {}
         """By UID of a pod that was decided on, the first moment of the next decision, monotonic seconds."""
         self._failures: dict[str, int] = {}
-        self._later: list[tuple[float, str]] = []
-        """A heap of moments and UIDs."""
         self._queued: dict[str, float] = {}
-        """By UID, the earliest moment for it in `_later`, or 0: it is in `_ready`."""
-        self._ready: OrderedDict[str, OrderedDict[str, None]] = OrderedDict()
-        """By namespace, UIDs in their order. The namespace whose turn was the longest ago comes first."""
+        """By UID, when to decide on it, monotonic seconds."""
+        self._turns: dict[str, int] = {}
+        """By namespace, a number that is the higher the later its last turn was."""
+        self._turn = 0
         self._refused: dict[str, set[str]] = {}
         """By node, the UIDs of pods that had no room."""
         self._mark = 0
@@ -128,11 +126,6 @@ class Resizes:
             # `_next_at` stays for a moment: an owner may remove the wish and write it again.
             for known in (self._failures, self._changed_at, self._queued):
                 known.pop(uid, None)
-            # Only the leader takes what is ready: of an extender that stands by it would grow with every pod.
-            waiting = self._ready.get(pod.namespace, OrderedDict())
-            waiting.pop(uid, None)
-            if not waiting:
-                self._ready.pop(pod.namespace, None)
             self._accepted(pod)
 
     # --- What is due --------------------------------------------------------------------------------------------------
@@ -144,20 +137,13 @@ class Resizes:
 
     def _queue(self, uid: str, after_s: float = 0.0) -> None:
         at = max(self.clock() + after_s, self._next_at.get(uid, 0.0))
-        if self._queued.get(uid, at + 1) > at:
-            self._queued[uid] = at
-            heapq.heappush(self._later, (at, uid))
+        self._queued[uid] = min(at, self._queued.get(uid, at))
 
     def due(self) -> bool:
         """Return whether something is due, or may have become possible."""
         self._look_at_nodes()
         now = self.clock()
-        while self._later and self._later[0][0] <= now:
-            at, uid = heapq.heappop(self._later)
-            if self._queued.get(uid) == at:
-                self._queued[uid] = 0.0
-                self._ready.setdefault(self._pods[uid].namespace, OrderedDict())[uid] = None
-        return bool(self._ready)
+        return any(at <= now for at in self._queued.values())
 
     def _look_at_nodes(self) -> None:
         if self._refused:
@@ -168,18 +154,20 @@ class Resizes:
 
     def take(self, most: int) -> Sequence[Pod]:
         """Return pods that are due, one of each namespace in turn, and count them as decided on now."""
-        if len(self._next_at) > 2 * len(self._pods) + _SPARE:
+        if max(len(self._next_at), len(self._turns)) > 2 * len(self._pods) + _SPARE:
             now = self.clock()
             self._next_at = {uid: at for uid, at in self._next_at.items() if at > now}
-        taken: list[Pod] = []
-        while self.due() and len(taken) < most:
-            namespace, uids = self._ready.popitem(last=False)
-            uid, _ = uids.popitem(last=False)
-            if uids:
-                self._ready[namespace] = uids
-            del self._queued[uid]
-            self._next_at[uid] = self.clock() + _EVERY_S
-            taken.append(self._pods[uid])
+            self._turns.clear()
+        self._look_at_nodes()
+        now = self.clock()
+        due = sorted((at, uid) for uid, at in self._queued.items() if at <= now)
+        pods = sorted((self._pods[uid] for _, uid in due), key=lambda pod: self._turns.get(pod.namespace, 0))
+        taken = in_turns(pods, lambda pod: pod.namespace)[:most]
+        for pod in taken:
+            del self._queued[pod.uid]
+            self._next_at[pod.uid] = now + _EVERY_S
+            self._turn += 1
+            self._turns[pod.namespace] = self._turn
         return taken
 
     # --- Decisions ----------------------------------------------------------------------------------------------------

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections import Counter
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import islice, repeat
 from typing import TYPE_CHECKING
@@ -10,14 +13,15 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.aio.http import JSON, Page
 from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
 from gpu_device_plugin.cluster.objects.other_pods import fits_by_requests_alone
+from gpu_device_plugin.core.cluster.fitting import unfit
+from gpu_device_plugin.core.cluster.packing import CachingPacker, Effort, TooLongError
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Impossible, ask
 from gpu_device_plugin.core.cluster.preempting import Preemptor, choose_on_each, where_evicting_may_help
-from gpu_device_plugin.core.cluster.usage import Occupant
 from gpu_device_plugin.core.report.gauges import WaitingReason
 from gpu_device_plugin.fleet_judge import UNKNOWN, Judge
 from gpu_device_plugin.metrics import SAMPLE_MISSES, VERDICTS
+from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.programs.extender.nominating import SMALLEST_SAMPLE
-from gpu_device_plugin.programs.extender.waiting import WaitingObserved
 from gpu_device_plugin.scheduler import wire
 
 if TYPE_CHECKING:
@@ -27,9 +31,9 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.objects.decoding import PodReader
     from gpu_device_plugin.core.cluster.candidate import Candidate
-    from gpu_device_plugin.fleet import Fleet, FleetEntry
+    from gpu_device_plugin.core.cluster.usage import Occupant
+    from gpu_device_plugin.fleet import Fleet
     from gpu_device_plugin.metrics import Metrics
-    from gpu_device_plugin.model.contract.nodegpus import ListedGpu
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.extender.nominating import Nominator
@@ -51,10 +55,69 @@ _UNTOUCHABLE = 1 << 31
 """A priority above that of every pod."""
 _MOST_TO_EVICT = 16
 """Nodes outside the sample that are compared where pods have to be evicted."""
+_MOST_STEPS = 1000
+"""Of the search for room that there will be, each of some microseconds."""
 _SOON = (
     "there will be room once pods that vanished while running, or whose binding got no answer, no longer count, and "
     "room that is held for others is given back"
 )
+
+
+_SPARE = 256
+"""Remembered verdicts beyond two for each waiting pod, before those of pods that no longer wait are forgotten."""
+_NEWEST = 64
+"""Verdicts that are kept then anyway: the scheduler may know a pod before our watch shows it."""
+
+
+@dataclass(eq=False, repr=False)
+class WaitingObserved:
+    """The last verdict on each waiting pod. Only a leader is asked for verdicts.
+
+    kube-scheduler asks about the nodes that pass its own checks, with the sums of resources among them. So a pod that
+    it never asks about has room on no node by the sums.
+    """
+
+    _fleet: Fleet
+    _wall: Callable[[], float] = time.time
+    """Returns seconds since the epoch."""
+
+    def __post_init__(self) -> None:
+        self._reasons: dict[str, WaitingReason] = {}
+        """By pod UID, the latest verdict at the end."""
+
+    def refused(self, uid: str) -> bool:
+        """Return whether none of the nodes that kube-scheduler has named last for a pod had room for it."""
+        return self._reasons.get(uid) in {WaitingReason.NO_ROOM, WaitingReason.NEVER_FITS}
+
+    def filtered(self, uid: str, reason: WaitingReason) -> None:
+        """Remember the result of a filter call about a pod."""
+        self._reasons.pop(uid, None)
+        self._reasons[uid] = reason
+        if len(self._reasons) > 2 * len(self._fleet.pending) + _SPARE:
+            newest = frozenset(list(self._reasons)[-_NEWEST:])
+            self._reasons = {
+                uid: reason for uid, reason in self._reasons.items() if uid in newest or uid in self._fleet.pending
+            }
+
+    def preempted(self, uid: str, *, helps: bool) -> None:
+        """Remember whether an eviction that the scheduler proposed makes room for a pod.
+
+        It proposes only pods of a lower priority: without one that helps, other pods may still end. It asks also about
+        a pod that was never filtered, because the sums of no node are sufficient.
+        """
+        never = self._reasons.get(uid) is WaitingReason.NEVER_FITS and not helps
+        self.filtered(uid, WaitingReason.NEVER_FITS if never else WaitingReason.NO_ROOM)
+
+    def counts(self) -> Mapping[WaitingReason, int]:
+        """Return the number of waiting pods by reason."""
+        return Counter(self._reasons.get(pod.uid, WaitingReason.NOT_ASKED) for pod in self._fleet.pending.values())
+
+    def oldest_s(self) -> float:
+        """Return the age of the oldest waiting pod in seconds; 0 if no pod waits."""
+        # Times in UTC sort as texts do. The clock of the API server may be ahead of ours.
+        created = (pod.created for pod in self._fleet.pending.values() if pod.created.endswith("Z"))
+        first_s = epoch_s(min(created, default=""))
+        return 0.0 if first_s is None else max(0.0, self._wall() - first_s)
 
 
 @dataclass(eq=False, repr=False)
@@ -84,12 +147,6 @@ class Verbs:
     def __post_init__(self) -> None:
         self.waiting = WaitingObserved(self._fleet)
         self.judge = Judge(self._fleet.now)
-        self._judge_without_terminating = Judge(self._fleet.without_terminating)
-
-    def prepare(self) -> None:
-        """Apply the changes of all nodes so that the next request need not wait for that."""
-        self.judge.prepare()
-        self._judge_without_terminating.prepare()
 
     def filter(self, body: bytes) -> bytes:
         """Return the nodes that a pod may go to, and for each other node the reason against it.
@@ -232,10 +289,12 @@ class Verbs:
 
     def _first_with_room_soon(self, asked: Ask, names: Iterable[str]) -> str | None:
         """Return the first of `names` on which time alone makes room for a pod; None if there is none."""
-        opening = self._fleet.without_terminating.candidates
-        names = [name for name in names if name in opening] if opening else ()
-        verdicts = self._judge_without_terminating.verdicts(asked, names) if names else ()
-        return next((name for name, why in zip(names, verdicts, strict=True) if why is None), None)
+        soon = self._fleet.soon
+        if soon:
+            packer = CachingPacker([part.demand for part in asked.parts], Effort(_MOST_STEPS))
+            with suppress(TooLongError):
+                return next((name for name in names if name in soon and unfit(asked, soon[name], packer) is None), None)
+        return None
 
     def prioritize(self, body: bytes) -> bytes:
         """Return the scores of nodes for a pod, in their order; 0 where it does not fit."""
@@ -282,12 +341,10 @@ class Verbs:
 
     def _occupants(self, node: str) -> Sequence[Occupant]:
         return [
-            Occupant(
-                entry.uid,
-                entry.usage,
-                _UNTOUCHABLE if entry.held_for else entry.priority,
-                _ending(entry),
-                entry.requests,
+            replace(
+                entry.occupant,
+                priority=_UNTOUCHABLE if entry.held_for else entry.priority,
+                terminating=entry.deleting or (entry.until is not None and not entry.held_for),
             )
             for entry in self._fleet.on_node(node)
         ]
@@ -314,7 +371,7 @@ class Verbs:
             if name
             else [node for _, node in sorted(candidates.items()) if node.gpus.gpus or node.gpus.problem]
         )
-        nodes = [_inspected(node, self._fleet.on_node(node.name)) for node in shown]
+        nodes = [wire.inspected(node, self._fleet.on_node(node.name)) for node in shown]
         return Page(wire.inspect_result(nodes), content_type=JSON)
 
     def _asked(self, raw: Raw) -> tuple[Pod, Ask | Impossible]:
@@ -333,71 +390,3 @@ class Verbs:
         _log.warning(
             "a scheduler request could not be answered", extra={"verb": verb, "why": str(error), "once_per_s": 60}
         )
-
-
-def _ending(entry: FleetEntry) -> bool:
-    return entry.deleting or (entry.until is not None and not entry.held_for)
-
-
-# --- Inspect ---------------------------------------------------------------------------------------------------------
-
-
-def _inspected(node: Candidate, entries: Sequence[FleetEntry]) -> wire.InspectedNode:
-    sizes = node.gpus.sizes
-    entries = [replace(entry, usage=entry.usage.within(sizes)) for entry in entries]
-    devs = []
-    for gpu in node.gpus.gpus:
-        pods = [pod for entry in entries if (pod := _on_gpu(entry, gpu)) is not None]
-        devs.append(
-            wire.InspectedGpu(
-                gpu.position,
-                gpu.shares,
-                sum(pod.used for pod in pods),
-                pods,
-                gpu.uuid,
-                gpu.model,
-                gpu.memory_mib,
-                not gpu.closed,
-                gpu.unhealthy or gpu.closed,
-                any(pod.gpus for pod in pods),
-            )
-        )
-    unplaced = [pod for entry in entries if (pod := _unplaced(entry, sizes, node.gpus.elsewhere)) is not None]
-    return wire.InspectedNode(
-        node.name,
-        sum(dev.total for dev in devs),
-        sum(dev.used for dev in devs) + sum(pod.used for pod in unplaced),
-        devs,
-        node.gpus.share_mib,
-        node.gpus.policy,
-        node.gpus.driver,
-        node.gpus.problem,
-        unplaced,
-    )
-
-
-def _on_gpu(entry: FleetEntry, gpu: ListedGpu) -> wire.InspectedPod | None:
-    whole = gpu.position in entry.usage.whole
-    shares = gpu.shares if whole else dict(entry.usage.shares).get(gpu.position, 0)
-    return _pod(entry, shares, int(whole))
-
-
-def _unplaced(entry: FleetEntry, listed: Mapping[int, int], elsewhere: Collection[int]) -> wire.InspectedPod | None:
-    usage = entry.usage.as_listed(listed, elsewhere)
-    return _pod(entry, usage.unplaced_shares, usage.unplaced_gpus)
-
-
-def _pod(entry: FleetEntry, shares: int, gpus: int) -> wire.InspectedPod | None:
-    if not shares and not gpus:
-        return None
-    return wire.InspectedPod(entry.name, entry.namespace, shares, gpus, _state(entry), entry.uid)
-
-
-def _state(entry: FleetEntry) -> str:
-    states = {
-        "held": bool(entry.held_for),
-        "vanished": entry.until is not None,
-        "deleting": entry.deleting,
-        "binding": entry.claimed,
-    }
-    return next((state for state, is_so in states.items() if is_so), "bound")

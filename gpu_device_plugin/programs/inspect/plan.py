@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin.cluster.objects.decoding import PODS, PodReader
-from gpu_device_plugin.core.capacity.movable import after, usage_at
-from gpu_device_plugin.core.capacity.places import NodesFree
+from gpu_device_plugin.core.capacity.movable import NodesFree, after, usage_at
 from gpu_device_plugin.core.capacity.plans import plan, plan_each
 from gpu_device_plugin.core.cluster.usage import usage_of
 from gpu_device_plugin.core.contract.moves import Destination, write_destination

@@ -14,8 +14,7 @@ from gpu_device_plugin.aio.turns import Turns
 from gpu_device_plugin.aio.waiting import last_of
 from gpu_device_plugin.cluster.client.errors import Call, ForbiddenError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import NODES, NOT_ENDED, PODS
-from gpu_device_plugin.core.capacity.movable import after
-from gpu_device_plugin.core.capacity.places import Fits
+from gpu_device_plugin.core.capacity.movable import Fits, after
 from gpu_device_plugin.core.capacity.plans import planning, settled
 from gpu_device_plugin.core.report.text.plan_texts import plan_document, verdict
 from gpu_device_plugin.core.report.text.printing import counted

@@ -8,7 +8,7 @@ import pytest
 
 from gpu_device_plugin.features.use.contract import ContainerUse, GpuUse, NodeUse, write_node_use
 from gpu_device_plugin.model.times import epoch_s
-from gpu_device_plugin.programs.extender.followers import used_mib
+from gpu_device_plugin.programs.extender.followed import used_mib
 
 
 def test_what_an_agent_writes_is_read_without_its_containers() -> None:

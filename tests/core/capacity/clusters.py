@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.capacity.movable import Resident, Site, Stays, usage_at
-from gpu_device_plugin.core.capacity.places import Fits, Goal, NodesFree
+from gpu_device_plugin.core.capacity.movable import Fits, Goal, NodesFree, Resident, Site, Stays, usage_at
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.fitting import Fit, fit
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part

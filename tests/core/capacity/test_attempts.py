@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_device_plugin.core.capacity.attempts import Asker, Attempts
+from gpu_device_plugin.core.capacity.asks import Asker, Attempts
 
 START_S = 600.0
 WEB = Asker("team", "web")

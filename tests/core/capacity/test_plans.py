@@ -1,4 +1,4 @@
-"""Plans have the fewest and cheapest moves, and each can be carried out."""
+"""Plans have few moves, and each can be carried out."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.core.capacity.movable import Resident, Site, Stays, after
-from gpu_device_plugin.core.capacity.places import Fits, NodesFree
+from gpu_device_plugin.core.capacity.movable import Fits, NodesFree, Resident, Site, Stays, after
 from gpu_device_plugin.core.capacity.plans import Drain, Plan, drain, on_gpus, plan, planning
 from gpu_device_plugin.core.cluster.candidate import candidate, with_cordons
 from gpu_device_plugin.core.cluster.fitting import unfit
@@ -80,18 +79,17 @@ def reached(world: World, sites: tuple[Site, ...]) -> bool:
 
 
 @pytest.mark.chance
-def test_plans_are_as_short_and_as_cheap_as_the_best_of_all_ways(
-    chance_seed: int, request: pytest.FixtureRequest
-) -> None:
-    """210 clusters, and 1,002 where `make explore` chooses the seeds."""
+def test_plans_are_within_one_move_of_the_best_of_all_ways(chance_seed: int, request: pytest.FixtureRequest) -> None:
+    """210 clusters, and 1,002 where `make explore` chooses the seeds. A greedy search misses a plan now and then."""
     chance = random.Random(chance_seed)  # noqa: S311
-    for _ in range(35 if request.config.getoption("--hypothesis-seed") is None else 167):
+    number = 35 if request.config.getoption("--hypothesis-seed") is None else 167
+    missed = 0
+    for _ in range(number):
         world = random_world(chance)
-        found = plan(world.sites, world.goal, world.budgets, 1_000_000)
-        best = cheapest(world)
-        assert checked(world, found) == best
-        assert found.exact
-        assert found.bound == (None if best is None else best[0])
+        made, best = checked(world, plan(world.sites, world.goal, world.budgets)), cheapest(world)
+        missed += made is None and best is not None
+        assert made is None or (best is not None and made[0] <= best[0] + 1)
+    assert missed <= 1 + number // 20
 
 
 def mem(amount: int) -> Fits:
@@ -117,9 +115,9 @@ def test_the_steps_are_small_and_their_number_is_bounded() -> None:
     """Eight pods of 5 GPUs have to leave for a node to be free, and each has many places."""
     taken = 0
 
-    def counted() -> Generator[None, None, Plan]:
+    def counted(most: int) -> Generator[None, None, Plan]:
         nonlocal taken
-        steps = planning(crowd(12), NodesFree(3), {}, 400)
+        steps = planning(crowd(12), NodesFree(3), {}, most)
         while True:
             try:
                 next(steps)
@@ -129,13 +127,11 @@ def test_the_steps_are_small_and_their_number_is_bounded() -> None:
             taken += 1
             yield
 
-    found = result_of(counted())
-    assert taken > 400 // 8
-    assert (found.bound, found.exact) == (12, False)
-
-
-def test_without_steps_nothing_is_found_but_a_bound() -> None:
-    assert plan(crowd(3), mem(8), {}, 1) == Plan(None, 2, exact=False)
+    found = result_of(counted(10_000))
+    assert taken >= 24 // 8
+    assert found.moves is not None
+    assert len(found.moves) == 12
+    assert result_of(counted(20)) == Plan(None)
 
 
 def test_a_pod_makes_room_for_one_that_makes_room() -> None:
@@ -147,7 +143,7 @@ def test_a_pod_makes_room_for_one_that_makes_room() -> None:
         sites[at] = sites[at].changed(come=found)
     found_plan = plan(sites, replace(mem(8), nodes=frozenset({"a"})))
     assert [(str(move.pod), move.node) for move in found_plan.moves or ()] == [("ns/q", "c"), ("ns/p", "b")]
-    assert found_plan == replace(found_plan, bound=2, exact=True)
+    assert not found_plan.fewest
 
 
 def test_pods_that_want_certain_gpus_are_told_apart() -> None:
@@ -165,8 +161,8 @@ def test_nodes_without_gpus_and_those_with_claims_are_never_free() -> None:
     bare = Site(candidate("bare", NodeGpus(), ()))
     claim = Occupant("claim", Usage(whole=(0,)))
     claims = replace(node("c", [8]), residents=(Resident(claim, stays=Stays.CLAIMS),), open=False)
-    assert plan([bare, claims], NodesFree(1)) == Plan(None, None, exact=True)
-    assert plan([], NodesFree(1)) == Plan(None, None, exact=True)
+    assert plan([bare, claims], NodesFree(1)) == Plan(None)
+    assert plan([], NodesFree(1)) == Plan(None)
     assert plan([node("n", [8]), bare], NodesFree(1)).moves == ()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_device_plugin.core.capacity.attempts import in_turns
+from gpu_device_plugin.core.capacity.asks import in_turns
 
 
 def test_every_namespace_has_its_turn_before_one_has_another() -> None:

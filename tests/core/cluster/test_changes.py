@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gpu_device_plugin.core.cluster.changes import ChangeLog
+from gpu_device_plugin.core.cluster.candidate import Candidate
+from gpu_device_plugin.core.cluster.changes import ChangeLog, View
 
 
 def test_readers_get_what_changed_since_they_looked_the_latest_first() -> None:
@@ -25,3 +26,19 @@ def test_a_reader_that_lags_too_far_behind_reads_everything_again() -> None:
     for number, name in enumerate("abc", 1):
         log.add(name, number)
     assert (log.since(0), log.since(1)) == (None, ["c", "b"])
+
+
+def test_a_view_is_made_current_before_it_is_read_and_tells_what_has_changed() -> None:
+    def current() -> None:
+        for name in coming:
+            view.put(name, Candidate(name))
+        coming.clear()
+
+    coming, view = ["a", "b"], View(current)
+    mark, names = view.changed_since(0)
+    assert (sorted(view.candidates), sorted(names or ())) == (["a", "b"], ["a", "b"])
+    view.put("a", None)
+    view.put("nobody", None)
+    coming.append("c")
+    assert sorted(view.changed_since(mark)[1] or ()) == ["a", "c"]
+    assert sorted(view.candidates) == ["b", "c"]

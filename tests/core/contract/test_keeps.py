@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.contract.keeps import kept, let_go, own_keeps
+from gpu_device_plugin.core.contract.moves import kept, let_go, own_keeps
 from gpu_device_plugin.model.contract.keys import KEEPS, KEPT_NODE
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_device_plugin.core.contract.keeps import kept
+from gpu_device_plugin.core.contract.moves import kept
 from gpu_device_plugin.core.report.leftovers import leftovers, mig_resources
 from gpu_device_plugin.model.contract.keys import (
     CORDONS,

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.value.price_learning import finished, packed_values, prices_of_sizes
+from gpu_device_plugin.core.cluster.packing import finished
+from gpu_device_plugin.core.value.price_learning import packed_values, prices_of_sizes
 
 
 def prices(demand: dict[int, float], capacity: int) -> dict[int, float]:

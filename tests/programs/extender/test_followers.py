@@ -13,9 +13,8 @@ from gpu_device_plugin.model.contract.keys import NODE_GPUS, NODE_USE, PLACEMENT
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Amounts
 from gpu_device_plugin.model.times import epoch_s
-from gpu_device_plugin.programs.extender.capacity.followed import Followed
-from gpu_device_plugin.programs.extender.capacity.holds import Holds
-from gpu_device_plugin.programs.extender.followers import NodeStore, PodStore
+from gpu_device_plugin.programs.extender.followed import Followed, with_brief_use
+from gpu_device_plugin.programs.extender.holds import Holds
 from gpu_device_plugin.programs.extender.resizes import Resizes
 from gpu_device_plugin.testing import builders
 from tests.names import COUNT, MEM
@@ -25,15 +24,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.programs.extender.workload_learning import Learner
 
 
 def fleet() -> Fleet:
     return Fleet(RESOURCES, vanished_grace_s=30)
 
 
-def followed(fleet: Fleet) -> Followed:
-    return Followed(Holds(fleet, cast("Client", None), clock=lambda: 0.0, wall=lambda: 0.0), every_pod=False)
+def followed(fleet: Fleet, arrivals: Arrivals | None = None, clock: Callable[[], float] = lambda: 0.0) -> Followed:
+    holds = Holds(fleet, cast("Client", None), clock=clock, wall=lambda: 0.0)
+    resizes = Resizes(fleet, RESOURCES, clock=clock)
+    observe = (arrivals or Arrivals()).observe
+    return Followed(fleet, RESOURCES, holds, resizes, observe=observe, clock=clock, every_pod=False)
 
 
 def node(
@@ -65,11 +66,6 @@ class Arrivals:
         self.names.append(pod.uid if isinstance(pod, OtherPod) else pod.name)
 
 
-def pods_of(fleet: Fleet, arrivals: Arrivals | None = None, clock: Callable[[], float] = lambda: 0.0) -> PodStore:
-    resizes = Resizes(fleet, RESOURCES, clock=clock)
-    return PodStore(fleet, clock, cast("Learner", arrivals or Arrivals()), resizes, followed(fleet))
-
-
 def frees(fleet: Fleet, name: str) -> tuple[int, ...]:
     return tuple(room.free for room in fleet.candidates[name].rooms)
 
@@ -80,7 +76,7 @@ def test_a_node_is_what_its_agent_says_or_what_its_capacity_divides_into() -> No
     said = json.dumps(
         {"version": 1, "shareMiB": 256, "gpus": [{"index": 0, "shares": 5}, {"index": 1, "shares": 3}], "links": []}
     )
-    store = NodeStore(made, RESOURCES, followed(made))
+    store = followed(made).node_store
     store.replace([node("a", 16, 2), node("b", 16, 2, {NODE_GPUS: said}, {PLACEMENT_LABEL: "spread"}), node("cpu")])
     assert (frees(made, "a"), frees(made, "b"), frees(made, "cpu")) == ((8, 8), (5, 3), ())
     assert (made.candidates["b"].gpus.policy, made.candidates["b"].gpus.share_mib) == ("spread", 256)
@@ -94,7 +90,7 @@ def test_a_node_is_what_its_agent_says_or_what_its_capacity_divides_into() -> No
 
 def test_a_node_with_half_of_the_two_numbers_shares_nothing() -> None:
     made = fleet()
-    NodeStore(made, RESOURCES, followed(made)).replace([node("mem", 16), node("count", None, 2)])
+    followed(made).node_store.replace([node("mem", 16), node("count", None, 2)])
     assert (frees(made, "mem"), frees(made, "count")) == ((), ())
 
 
@@ -102,8 +98,8 @@ def test_pods_come_change_and_go_at_the_time_of_the_clock() -> None:
     """At 100 a pod vanishes while it runs: it counts until 130."""
     made = fleet()
     now = 100.0
-    NodeStore(made, RESOURCES, followed(made)).put(node("a", 8, 1))
-    store = pods_of(made, clock=lambda: now)
+    followed(made).node_store.put(node("a", 8, 1))
+    store = followed(made, clock=lambda: now).pod_store
     store.replace([pod("p", 3, "a"), pod("waits", 1)])
     assert (frees(made, "a"), len(made.pending)) == ((5,), 1)
     store.put(pod("waits", 1, "a", running=True))
@@ -128,8 +124,8 @@ def other(name: str, node_name: str, *, ended: bool = False, bound: bool = False
 def test_every_pod_that_takes_room_for_gpus_is_counted_once_when_it_is_bound() -> None:
     """And those of a list in the order of their creation. A pod that waits costs its owner nothing."""
     made, arrivals = fleet(), Arrivals()
-    NodeStore(made, RESOURCES, followed(made)).replace([node("a", 16, 2), node("cpu")])
-    store = pods_of(made, arrivals)
+    followed(made).node_store.replace([node("a", 16, 2), node("cpu")])
+    store = followed(made, arrivals).pod_store
     first, waits = pod("first", 3, "a"), pod("waits", 1)
     store.replace(
         [
@@ -164,8 +160,8 @@ def test_every_pod_that_takes_room_for_gpus_is_counted_once_when_it_is_bound() -
 def test_pods_without_gpus_leave_less_cpu_to_the_others() -> None:
     """A node of the double has 16 CPUs and 64 GiB."""
     made = fleet()
-    NodeStore(made, RESOURCES, followed(made)).put(node("a", 16, 2))
-    store = pods_of(made)
+    followed(made).node_store.put(node("a", 16, 2))
+    store = followed(made).pod_store
     store.put(other("p", "a"))
     assert made.candidates["a"].left == Amounts(15_500, 65_472)
     store.remove(other("p", "a"))
@@ -175,37 +171,38 @@ def test_pods_without_gpus_leave_less_cpu_to_the_others() -> None:
 def test_pods_that_teach_nothing_do_not_push_others_out_of_the_count() -> None:
     """Two pods with GPUs are older than 10,000 pods on a node without GPUs."""
     made, arrivals = fleet(), Arrivals()
-    NodeStore(made, RESOURCES, followed(made)).replace([node("a", 16, 2), node("cpu")])
+    followed(made).node_store.replace([node("a", 16, 2), node("cpu")])
     old = [replace(pod(name, 1, "a"), created="2026-11-20T12:00:00Z") for name in ("p", "q")]
     others = [other(f"o{number}", "cpu", created="2026-11-21T12:00:00Z") for number in range(10_000)]
-    pods_of(made, arrivals).replace([*others, *old])
+    followed(made, arrivals).pod_store.replace([*others, *old])
     assert arrivals.names == ["p", "q"]
 
 
 def test_of_a_nodes_use_only_the_memory_of_each_gpu_is_kept_and_with_the_node_it_goes() -> None:
-    made = fleet()
-    store = NodeStore(made, RESOURCES, followed(made))
+    store = followed(fleet())
     reader = NodeReader((MEM, COUNT), {NODE_GPUS, NODE_USE}.__contains__)
 
     def told(use: str | None) -> NodeRecord:
         made = builders.node("a", mem=8, count=1, annotations={} if use is None else {NODE_USE: use})
         made["metadata"]["uid"] = "uid-a"
-        return store.without_use(reader.read(json.dumps(made).encode()))
+        return with_brief_use(reader.read(json.dumps(made).encode()))
 
     at = "2026-01-01T00:00:00Z"
-    text = json.dumps({"version": 1, "at": at, "gpus": [{"index": 0, "used": 700}], "containers": [{"pod": "p"}]})
+    text = json.dumps({"version": 1, "at": at, "gpus": [{"index": 0, "used": 700}], "containers": [{"pod": "p" * 999}]})
     record = told(text)
-    assert (dict(record.annotations), store.used_mib) == ({}, {"a": {0: 700}})
-    assert store.use_read_at == {"a": epoch_s(at)}
-    store.put(record)
-    told("junk")
+    assert len(record.annotations[NODE_USE]) < 100
+    assert (store.used_mib, store.use_read_at) == ({}, {}), "to read a node changes nothing"
+    store.put_node(record)
+    assert (store.used_mib, store.use_read_at) == ({"a": {0: 700}}, {"a": epoch_s(at)})
+    assert store.nodes["a"].annotations == {}
+    store.put_node(told("junk"))
     assert (store.used_mib, store.use_read_at) == ({"a": {}}, {})
-    told(text)
-    store.replace([node("b", 8, 1)])
+    store.put_node(record)
+    store.replace_nodes([node("b", 8, 1)])
     assert (store.used_mib, store.use_read_at) == ({}, {})
-    store.put(told(text))
-    store.remove(record)
+    store.put_node(record)
+    store.remove_node(record)
     assert (store.used_mib, store.use_read_at) == ({}, {})
-    told(text)
-    told(None)
+    store.put_node(record)
+    store.put_node(told(None))
     assert (store.used_mib, store.use_read_at) == ({}, {})

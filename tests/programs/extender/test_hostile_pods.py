@@ -94,7 +94,7 @@ def extender() -> Verbs:
         ready=lambda: "",
         metrics=Metrics(),
     )
-    verbs.prepare()
+    verbs.judge.prepare()
     return verbs
 
 

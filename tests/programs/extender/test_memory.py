@@ -28,9 +28,10 @@ from gpu_device_plugin.model.contract.keys import (
     USE_UUID,
 )
 from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS
-from gpu_device_plugin.programs.extender.capacity.followed import Followed
-from gpu_device_plugin.programs.extender.capacity.holds import Holds
 from gpu_device_plugin.programs.extender.extender_program import Extender
+from gpu_device_plugin.programs.extender.followed import Followed
+from gpu_device_plugin.programs.extender.holds import Holds
+from gpu_device_plugin.programs.extender.resizes import Resizes
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.sources import Sources
@@ -133,13 +134,10 @@ def test_a_bound_pod_with_very_many_wishes_is_not_moved_as_if_it_had_none() -> N
     pod, _ = read.read(
         json.dumps(builders.pod("a", builders.container(mem=1), uid="u", node="n", annotations=annotations)).encode()
     )
-    followed = Followed(
-        Holds(
-            Fleet(RESOURCES, vanished_grace_s=0), Client(ClusterConfig("http://127.0.0.1:1")), clock=float, wall=float
-        ),
-        every_pod=True,
-    )
-    followed.put(pod)
+    fleet = Fleet(RESOURCES, vanished_grace_s=0)
+    holds = Holds(fleet, Client(ClusterConfig("http://127.0.0.1:1")), clock=float, wall=float)
+    followed = Followed(fleet, RESOURCES, holds, Resizes(fleet, RESOURCES, clock=float), clock=float, every_pod=True)
+    followed.put_pod(pod)
     (kept,) = followed.pods.values()
     assert kept.annotations == {USE_MODEL: TOO_LONG, MOVE_TO: "{}"}
     assert isinstance(ask(kept, RESOURCES), Impossible)

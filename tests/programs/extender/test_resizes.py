@@ -137,7 +137,7 @@ def test_an_extender_that_stands_by_remembers_nothing_of_pods_that_are_gone() ->
         assert w.resizes.due()
         w.resizes.remove(f"p{n}")
         w.now += 2
-    assert not w.resizes._ready
+    assert not w.resizes._queued
     stays = w.see(wishing("stays"))
     for _ in range(10):
         assert w.resizes.due()
@@ -145,4 +145,4 @@ def test_an_extender_that_stands_by_remembers_nothing_of_pods_that_are_gone() ->
         w.see(stays)
         w.now += 2
     assert w.resizes.due()
-    assert [len(uids) for uids in w.resizes._ready.values()] == [1]
+    assert len(w.resizes._queued) == 1

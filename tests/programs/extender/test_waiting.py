@@ -11,7 +11,7 @@ import pytest
 from gpu_device_plugin.core.report.gauges import WaitingReason
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.programs.extender.waiting import WaitingObserved
+from gpu_device_plugin.programs.extender.verbs import WaitingObserved
 from tests.programs.extender.harness import world
 from tests.promtool import complaints, needs_promtool
 from tests.resources import RESOURCES

@@ -29,21 +29,14 @@ def moves_of(plans: Iterable[Plan]) -> list[Move]:
 
 def verdict(found: Plan, goal: str) -> str:
     """Return what is known of a plan, as a sentence; `goal` completes "N moves ...", as "make room for a/b"."""
-    if found.moves is None and found.bound is None and found.exact:
-        return f"No moves of pods {goal}."
     if found.moves is None:
-        least = f"; it would take {counted(found.bound, 'move')} at least" if found.bound else ""
-        return f"No moves were found that {goal}{least}."
+        return f"No moves were found that {goal}."
     if not found.moves:
         return f"No move is needed to {goal}."
     number = len(found.moves)
     verb, _, rest = goal.partition(" ")
     moves = f"{counted(number, 'move')} {verb}{'s' if number == 1 else ''} {rest}"
-    if found.exact:
-        return f"{moves}. No plan has fewer moves, or as many that are cheaper."
-    if found.fewest:
-        return f"{moves}. No plan has fewer moves; there may be one with as many that is cheaper."
-    return f"{moves}. There may be a plan with fewer, though none with fewer than {found.bound}."
+    return f"{moves}." if found.fewest else f"{moves}. There may be a plan with fewer."
 
 
 def move_lines(moves: Sequence[Move], width: int) -> list[Line]:
@@ -120,8 +113,8 @@ def plan_document(plans: Sequence[tuple[str, Plan]], before: Sequence[Site], aft
             {
                 "for": what,
                 "found": found.moves is not None,
-                "fewestPossible": found.bound,
-                "exact": found.exact,
+                "fewestPossible": None if found.moves is None else min(1, len(found.moves)),
+                "exact": found.fewest,
                 "moves": [
                     {
                         "pod": str(move.pod),

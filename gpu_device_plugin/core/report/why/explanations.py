@@ -282,9 +282,8 @@ def _room_without(
     what = ("other pod", "") if named else ("pod that you may not see", "pods that you may not see")
     more = len(ends.pods) - len(named)
     these = "this pod" if len(ends.pods) == 1 else f"these {len(ends.pods)} pods"
-    fewer = "" if ends.fewest or most else " (fewer may do: there are too many to compare)"
     names = ", ".join([*named, *([counted(more, *what)] if more else [])])
-    return f"There would be room{where} if {these} ended{fewer}: {names}"
+    return f"There would be room{where} if {these} ended: {names}"
 
 
 # --- In one sentence each ---------------------------------------------------------------------------------------------

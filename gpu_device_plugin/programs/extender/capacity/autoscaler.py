@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.core.capacity.asks import Wanted
-    from gpu_device_plugin.programs.extender.capacity.followed import Followed
-    from gpu_device_plugin.programs.extender.capacity.parts import Parts
+    from gpu_device_plugin.programs.extender.capacity.waiters import Parts
+    from gpu_device_plugin.programs.extender.followed import Followed
 
     Templates = Mapping[str, dict[str, Any]]
 

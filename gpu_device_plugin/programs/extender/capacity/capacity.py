@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable
 
     from gpu_device_plugin.fleet_judge import Judge
-    from gpu_device_plugin.programs.extender.capacity.parts import Parts
+    from gpu_device_plugin.programs.extender.capacity.waiters import Parts
     from gpu_device_plugin.programs.extender.resizing import Leadership
     from gpu_device_plugin.settings.extender import ExtenderSettings
 

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin.aio.waiting import last_of
 from gpu_device_plugin.cluster.writers.events import EventSubject
-from gpu_device_plugin.core.capacity.asks import PRIORITY, Wanted, common_terms
-from gpu_device_plugin.core.capacity.attempts import Asker, Attempts, in_turns
+from gpu_device_plugin.core.capacity.asks import PRIORITY, Asker, Attempts, Wanted, common_terms, in_turns
 from gpu_device_plugin.core.capacity.node_kinds import NodeKind, Waiting, lasting, likely_labels, needed, unlike
 from gpu_device_plugin.core.capacity.terms import obstacles
 from gpu_device_plugin.model.contract.keys import STARTUP_TAINT
 from gpu_device_plugin.model.times import rfc3339
-from gpu_device_plugin.programs.extender.capacity.followed import replaceable
+from gpu_device_plugin.programs.extender.followed import replaceable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -24,10 +23,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.writers.events import EventWriter
     from gpu_device_plugin.core.capacity.node_kinds import Needs
     from gpu_device_plugin.core.capacity.terms import Terms
-    from gpu_device_plugin.programs.extender.capacity.followed import FollowedNode
     from gpu_device_plugin.programs.extender.capacity.known_kinds import KnownKinds
-    from gpu_device_plugin.programs.extender.capacity.parts import Parts
-    from gpu_device_plugin.programs.extender.capacity.waiters import Waiter, Waiters
+    from gpu_device_plugin.programs.extender.capacity.waiters import Parts, Waiter, Waiters
+    from gpu_device_plugin.programs.extender.followed import FollowedNode
 
     _Node: TypeAlias = tuple[Wanted, Sequence[Waiter]]
     """A new node, and the pods that it is for."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.writers.events import EventWriter
     from gpu_device_plugin.features.idle.rules import IdlePod, Warned
     from gpu_device_plugin.model.pods import Owner, Pod
-    from gpu_device_plugin.programs.extender.capacity.parts import Parts
+    from gpu_device_plugin.programs.extender.capacity.waiters import Parts
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class IdleActions:
         workloads: dict[Owner, list[IdlePod]] = {}
         for each in due(self._warned, idle, now, warning_s):
             owner = each.pod.owner
-            if not trusted(self._parts.use_read_at.get(each.pod.node_name), self._parts.wall()):
+            if not trusted(self._parts.followed.use_read_at.get(each.pod.node_name), self._parts.wall()):
                 why = f"the agent of node {each.pod.node_name} has not told for long whether it is used"
                 _log.info("an idle pod stays", extra={"pod": _name(each.pod), "why": why, "once_per_s": 600})
             elif each.action is WhenIdle.EVICT:

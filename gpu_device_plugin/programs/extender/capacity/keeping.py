@@ -15,11 +15,11 @@ from gpu_device_plugin.cluster.client.errors import ApiError, Call, ConflictErro
 from gpu_device_plugin.cluster.objects.decoding import NODES, read_metadata, version_number
 from gpu_device_plugin.core.capacity.leaving import Leaving, leaving, refuges
 from gpu_device_plugin.core.cluster.fitting import unfit
-from gpu_device_plugin.core.contract.keeps import kept, let_go
+from gpu_device_plugin.core.contract.moves import kept, let_go
 from gpu_device_plugin.model.contract.keys import KEEPS, KEPT_NODE
 from gpu_device_plugin.model.times import epoch_s
-from gpu_device_plugin.programs.extender.capacity.followed import replaceable
 from gpu_device_plugin.programs.extender.capacity.moving import room_for
+from gpu_device_plugin.programs.extender.followed import replaceable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.capacity.movable import Move, Resident, Residents
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.programs.extender.capacity.followed import FollowedNode
-    from gpu_device_plugin.programs.extender.capacity.parts import Parts
+    from gpu_device_plugin.programs.extender.capacity.waiters import Parts
+    from gpu_device_plugin.programs.extender.followed import FollowedNode
 
     Changes = Mapping[str, str | None]
 
@@ -164,7 +164,7 @@ class Keeper:
         notes, latest = node.annotations, self.latest
         if why:
             # In doubt it is written again, so that a removal of that state of the node cannot be made any more.
-            gone = let_go(notes) if self._doubted.get(node.name) == node.version else ()
+            gone = let_go(notes) if self._doubted.get(node.name) == node.resource_version else ()
             return kept({key: text for key, text in notes.items() if key not in gone}, why)
         may_go = node.name in latest.may_go or not (node.name in latest.stay or self._parts.fleet.on_node(node.name))
         return let_go(notes) if may_go else {}
@@ -172,7 +172,11 @@ class Keeper:
     def _as_is(self, name: str) -> FollowedNode | None:
         """Return a node as it was written or seen last, whichever is newer; None: it is gone."""
         seen, written = self._parts.followed.nodes.get(name), self._written.get(name)
-        if seen is None or written is None or version_number(seen.version) >= version_number(written.version):
+        if (
+            seen is None
+            or written is None
+            or version_number(seen.resource_version) >= version_number(written.resource_version)
+        ):
             self._written.pop(name, None)
             return seen
         return written
@@ -193,8 +197,8 @@ class Keeper:
                 if node is None or not (change := self._change(node, why)):
                     return True
                 # Only on the node as it was decided on: a person may have written the same annotations since.
-                body = {"metadata": {"resourceVersion": node.version, "annotations": dict(change)}}
-                self._doubted[name] = node.version
+                body = {"metadata": {"resourceVersion": node.resource_version, "annotations": dict(change)}}
+                self._doubted[name] = node.resource_version
                 try:
                     after = await self._parts.client.patch(NODES, name, body, timeout_s=_CALL_S)
                 except NotFoundError:
@@ -218,7 +222,7 @@ class Keeper:
         with translated(Call("patch", NODES.plural, name=node.name)):
             meta = read_metadata(raw)
         notes = {key: text for key, text in (meta.annotations or {}).items() if key in {KEPT_NODE, *KEEPS}}
-        self._written[node.name] = now = replace(node, annotations=notes, version=meta.resource_version)
+        self._written[node.name] = now = replace(node, annotations=notes, resource_version=meta.resource_version)
         return now
 
     def _open(self) -> Mapping[str, Candidate]:

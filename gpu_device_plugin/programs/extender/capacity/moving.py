@@ -12,21 +12,21 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.cluster.client.errors import ApiError, ConflictError, ForbiddenError, InvalidError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import PODS
 from gpu_device_plugin.cluster.writers.evictions import EvictionOutcome, evict
-from gpu_device_plugin.core.capacity.attempts import in_turns
+from gpu_device_plugin.core.capacity.asks import in_turns
 from gpu_device_plugin.core.capacity.terms import NO_TERMS, NOWHERE, obstacles
 from gpu_device_plugin.core.cluster.fitting import Unfit, fit
 from gpu_device_plugin.core.cluster.pod_demand import Impossible, ask
 from gpu_device_plugin.core.contract.moves import Destination, HeldRoom, read_destination
 from gpu_device_plugin.features.audit.contract import LOGGER, AuditKind, AuditRecord
 from gpu_device_plugin.model.contract.keys import MOVE_REFUSED, MOVE_TO, MalformedAnnotationError
-from gpu_device_plugin.programs.extender.capacity.followed import replaceable
+from gpu_device_plugin.programs.extender.followed import replaceable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.model.pods import Owner, Pod
-    from gpu_device_plugin.programs.extender.capacity.parts import Parts
+    from gpu_device_plugin.programs.extender.capacity.waiters import Parts
 
     Shares = tuple[tuple[int, int], ...]
 

@@ -10,10 +10,8 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.waiting import last_of
-from gpu_device_plugin.core.capacity.movable import Resident, Site, Stays
-from gpu_device_plugin.core.capacity.places import Fits
+from gpu_device_plugin.core.capacity.movable import Fits, Resident, Site, Stays
 from gpu_device_plugin.core.capacity.plans import planning
-from gpu_device_plugin.core.cluster.usage import Occupant
 from gpu_device_plugin.core.contract.moves import Destination
 
 if TYPE_CHECKING:
@@ -22,8 +20,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.capacity.movable import Move, Residents
     from gpu_device_plugin.fleet import FleetEntry
     from gpu_device_plugin.programs.extender.capacity.moving import Mover
-    from gpu_device_plugin.programs.extender.capacity.parts import Parts
-    from gpu_device_plugin.programs.extender.capacity.waiters import Waiter, Waiters
+    from gpu_device_plugin.programs.extender.capacity.waiters import Parts, Waiter, Waiters
 
 _log = logging.getLogger(__name__)
 
@@ -157,15 +154,7 @@ class Rebalancer:
         return sites
 
     def _resident(self, residents: Residents, entry: FleetEntry) -> Resident:
-        occupant = Occupant(
-            entry.uid,
-            entry.usage,
-            entry.priority,
-            entry.deleting,
-            entry.requests,
-            entry.namespace,
-            entry.name,
-        )
+        occupant = entry.occupant
         pod = self._parts.followed.pods.get(entry.uid)
         if pod is None or entry.temporary:
             return Resident(occupant, stays=Stays.HELD if entry.held_for else Stays.ENDING)

@@ -1,26 +1,64 @@
-"""The pods that wait for room: no scheduler has found a node for them, and by GPUs, CPU and memory none has room."""
+"""What all care for the capacity works with; and the pods that wait, for which no node has room."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.capacity.movable import other_resources
+from gpu_device_plugin.core.capacity.movable import Residents, other_resources
 from gpu_device_plugin.core.capacity.node_kinds import Needs
 from gpu_device_plugin.core.cluster.pod_demand import Impossible, ask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
+    from gpu_device_plugin.cluster.client.api_client import Client
+    from gpu_device_plugin.cluster.writers.binder import Binder
+    from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.fleet import Fleet
     from gpu_device_plugin.fleet_judge import Judge
+    from gpu_device_plugin.metrics import Metrics
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.programs.extender.capacity.parts import Parts
+    from gpu_device_plugin.model.resources import Resource
+    from gpu_device_plugin.programs.extender.followed import Followed
+    from gpu_device_plugin.programs.extender.holds import Holds
 
 
 _NEW_S = 60.0
 """How long after a node was made kube-scheduler may not have tried a pod on it: it retries one within 10 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of an extender that all care for the capacity needs."""
+
+    fleet: Fleet
+    followed: Followed
+    holds: Holds
+    client: Client
+    resources: Sequence[Resource]
+    metrics: Metrics
+    binder: Binder
+    clock: Callable[[], float] = time.monotonic
+    """Returns monotonic seconds."""
+    wall: Callable[[], float] = time.time
+    """Returns seconds since the epoch."""
+
+    def sharing(self) -> dict[str, Candidate]:
+        """Return the nodes whose GPUs pods share by limits, as they are now: those that pods may be moved between."""
+        return {
+            name: node
+            for name, node in self.fleet.candidates.items()
+            if node.rooms and not node.gpus.claims and name in self.followed.nodes
+        }
+
+    def residents(self, nodes: Iterable[str]) -> Residents:
+        """Return what makes residents of pods, of which those that may be moved may go to these nodes."""
+        # The eviction itself asks PodDisruptionBudgets.
+        return Residents([self.followed.nodes[name] for name in nodes], self.resources, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +115,7 @@ class Waiters:
             name: node.occupied(
                 [each.usage for each in fleet.on_node(name) if each.held_for or not (each.temporary or each.settling)]
             )
-            for name, node in fleet.without_terminating.candidates.items()
+            for name, node in fleet.soon.items()
         }
         new = {node.name for node in followed.young(self.new_since())}
         known: dict[tuple[Needs, bool], bool] = {}

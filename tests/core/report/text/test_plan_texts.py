@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_device_plugin.core.capacity.movable import Move, Stays
-from gpu_device_plugin.core.capacity.places import Fits
+from gpu_device_plugin.core.capacity.movable import Fits, Move, Stays
 from gpu_device_plugin.core.capacity.plans import Plan, plan, plan_each
 from gpu_device_plugin.core.report.text.plan_texts import (
     gpu_lines,
@@ -29,22 +28,10 @@ MOVES = tuple(Move(STAYING, "n", f"m{at}", ()) for at in range(3))
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        (Plan(None, None, exact=True), "No moves of pods make room for ns/w."),
-        (Plan(None, 4, exact=False), "No moves were found that make room for ns/w; it would take 4 moves at least."),
-        (Plan(None, None, exact=False), "No moves were found that make room for ns/w."),
-        (Plan((), 0, exact=True), "No move is needed to make room for ns/w."),
-        (
-            Plan(MOVES[:1], 1, exact=True),
-            "1 move makes room for ns/w. No plan has fewer moves, or as many that are cheaper.",
-        ),
-        (
-            Plan(MOVES, 3, exact=False),
-            "3 moves make room for ns/w. No plan has fewer moves; there may be one with as many that is cheaper.",
-        ),
-        (
-            Plan(MOVES, 2, exact=False),
-            "3 moves make room for ns/w. There may be a plan with fewer, though none with fewer than 2.",
-        ),
+        (Plan(None), "No moves were found that make room for ns/w."),
+        (Plan(()), "No move is needed to make room for ns/w."),
+        (Plan(MOVES[:1]), "1 move makes room for ns/w."),
+        (Plan(MOVES), "3 moves make room for ns/w. There may be a plan with fewer."),
     ],
 )
 def test_what_is_known_of_a_plan(found: Plan, said: str) -> None:
@@ -68,7 +55,7 @@ def test_moves_and_gpus_are_tables_and_json() -> None:
     ]
     assert gpu_lines(sites, sites, 100) == []
     assert staying_lines(then) == ["  no controller would replace it: ns/fixed"]
-    document = plan_document([(str(pod), found), ("nothing", Plan(None, None, exact=True))], sites, then)
+    document = plan_document([(str(pod), found), ("nothing", Plan(None))], sites, then)
     assert document["plans"][0]["moves"] == [
         {"pod": "ns/p", "from": {"node": "a", "gpus": [0]}, "to": {"node": "b", "gpus": {"1": 4}}}
     ]
@@ -76,7 +63,7 @@ def test_moves_and_gpus_are_tables_and_json() -> None:
         "for": "nothing",
         "found": False,
         "fewestPossible": None,
-        "exact": True,
+        "exact": False,
         "moves": [],
     }
     assert document["gpus"][1]["after"] == {"ns/fixed": 4, "ns/p": 4}

@@ -150,12 +150,6 @@ def test_a_gpu_with_room_for_a_part_of_the_pod() -> None:
     assert ("  has room for a part of it  " in lines[3], "  too little free  " in lines[4]) == (True, True)
 
 
-def test_where_not_all_was_compared_that_is_said() -> None:
-    pods = [pod_on(f"p{n:02}", {0: n}) for n in range(1, 41)]
-    lines = told(wanting(mem(700)), node_view("n", (820,), *pods))
-    assert "these 25 pods ended (fewer may do: there are too many to compare): default/p16 (16 GiB" in lines[-1]
-
-
 def test_a_node_whose_gpus_cannot_be_read_has_no_table() -> None:
     assert told(wanting(mem(4)), node_view("n", (), problem="its annotation is not JSON")) == [
         "",

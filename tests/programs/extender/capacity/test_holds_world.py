@@ -21,7 +21,7 @@ from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Owner, Pod
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.programs.extender.capacity.holds import Holds
+from gpu_device_plugin.programs.extender.holds import Holds
 from tests.resources import RESOURCES
 
 if TYPE_CHECKING:

@@ -26,10 +26,11 @@ from gpu_device_plugin.model.contract.keys import (
     WHEN_IDLE,
 )
 from gpu_device_plugin.model.times import epoch_s, rfc3339
-from gpu_device_plugin.programs.extender.capacity.followed import Followed
-from gpu_device_plugin.programs.extender.capacity.holds import Holds
 from gpu_device_plugin.programs.extender.capacity.idle_actions import IdleActions
-from gpu_device_plugin.programs.extender.capacity.parts import Parts
+from gpu_device_plugin.programs.extender.capacity.waiters import Parts
+from gpu_device_plugin.programs.extender.followed import Followed
+from gpu_device_plugin.programs.extender.holds import Holds
+from gpu_device_plugin.programs.extender.resizes import Resizes
 from gpu_device_plugin.testing.builders import GPU_MEM, container, owned, pod, workload
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
 from gpu_device_plugin.testing.cluster.cluster_requests import Answer
@@ -104,7 +105,9 @@ class Scene:
     def another(self) -> IdleActions:
         fleet = Fleet(RESOURCES, vanished_grace_s=0)
         holds = Holds(fleet, self.client, clock=lambda: self.seconds, wall=lambda: NOW)
-        self.followed = Followed(holds, every_pod=False)
+        resizes = Resizes(fleet, RESOURCES, clock=lambda: self.seconds)
+        self.followed = Followed(fleet, RESOURCES, holds, resizes, clock=lambda: self.seconds, every_pod=False)
+        self.followed.use_read_at = self.read_at
         parts = Parts(
             fleet,
             self.followed,
@@ -113,7 +116,6 @@ class Scene:
             RESOURCES,
             self.metrics,
             Binder(self.client, READER),
-            self.read_at,
             clock=lambda: self.seconds,
             wall=lambda: NOW,
         )
@@ -138,7 +140,7 @@ class Scene:
     def watch(self) -> None:
         """Let the extender see the pods as they are now."""
         pods = [READER.read(json.dumps(each).encode())[0] for each in self.api.all("pods")]
-        self.followed.replace({each.uid: each for each in pods})
+        self.followed.replace_pods(pods)
 
     async def look(self, seconds: float = 0.0) -> None:
         self.seconds += seconds

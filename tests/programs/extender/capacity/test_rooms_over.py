@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.core.capacity.held import BoundPod, over_rooms
+from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.contract.moves import HeldRoom
+from gpu_device_plugin.fleet import FleetEntry
 from gpu_device_plugin.model.pods import Owner, Pod
+from gpu_device_plugin.programs.extender.holds import over_rooms
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -22,8 +25,9 @@ def room(uid: str = "p", *gpus: int, owner: str = "rs", since_s: float | None = 
 
 def bound(
     *gpus: int, created: str = CREATED, owner: str = "rs", namespace: str = "team", uid: str = "new", node: str = "a"
-) -> BoundPod:
-    return BoundPod(uid, namespace, owner, created, node, frozenset(gpus or (0,)))
+) -> FleetEntry:
+    usage = Usage(tuple((gpu, 1) for gpu in gpus or (0,)))
+    return FleetEntry(uid, namespace, uid, node, usage, owner=owner, created=created)
 
 
 def waiting(owner: str = "rs", namespace: str = "team") -> Pod:
@@ -31,7 +35,7 @@ def waiting(owner: str = "rs", namespace: str = "team") -> Pod:
 
 
 def taken(
-    rooms: Iterable[HeldRoom], pods: Iterable[BoundPod], wait: Iterable[Pod] = (), leave: Collection[str] = ()
+    rooms: Iterable[HeldRoom], pods: Iterable[FleetEntry], wait: Iterable[Pod] = (), leave: Collection[str] = ()
 ) -> list[str]:
     """Return the pods whose room on `a` is over: the replacement is bound; `leave` are those that end or have gone."""
     found = over_rooms({each.uid: ("a", each) for each in rooms}, pods, wait, leave.__contains__)
@@ -64,12 +68,12 @@ ELSEWHERE = {
     "another GPU": bound(1),
     "one GPU more": bound(0, 1),
     "another node": bound(node="b"),
-    "an unknown GPU": BoundPod("new", "team", "rs", CREATED, "a", frozenset()),
+    "an unknown GPU": replace(bound(), usage=Usage(unplaced_shares=1)),
 }
 
 
 @pytest.mark.parametrize("pod", ELSEWHERE.values(), ids=ELSEWHERE)
-def test_room_is_over_wherever_its_replacement_is_bound_once_its_pod_ends(pod: BoundPod) -> None:
+def test_room_is_over_wherever_its_replacement_is_bound_once_its_pod_ends(pod: FleetEntry) -> None:
     assert taken([room()], [pod]) == [], "before that it replaces none"
     assert taken([room()], [pod], leave={"p"}) == ["p"]
     assert taken([room()], [pod], [waiting()], {"p"}) == [], "the one that waits is the replacement"

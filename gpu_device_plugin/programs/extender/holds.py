@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.client.answers import translated
 from gpu_device_plugin.cluster.client.errors import ApiError, Call, ForbiddenError, InvalidError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import NODES, read_version, version_number
-from gpu_device_plugin.core.capacity.held import BoundPod, OverRooms, over_rooms
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.contract.moves import HeldRoom, holdable, read_held, write_held
 from gpu_device_plugin.fleet import FleetEntry
 from gpu_device_plugin.model.contract.keys import HELD_ROOM
+from gpu_device_plugin.model.times import epoch_s
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
@@ -153,14 +155,7 @@ class Holds:
         owners = {room.owner for _, room in self._rooms.values()}
         known = {by for by, _ in self._taken.values()}
         bound = [
-            BoundPod(
-                entry.uid,
-                entry.namespace,
-                entry.owner,
-                entry.created,
-                entry.node,
-                frozenset([*dict(entry.usage.shares), *entry.usage.whole]),
-            )
+            entry
             for entry in self._fleet.entries.values()
             if entry.owner in owners and not entry.claimed and entry.uid not in known
         ]
@@ -266,3 +261,77 @@ class Holds:
                 held_for=room.owner,
             )
         )
+
+
+# --- Which room is over -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OverRooms:
+    """The held rooms that are needed no longer, or may not be."""
+
+    taken: Mapping[str, str]
+    """By the UID of the pod that is replaced, that of the pod which is bound in the room."""
+    elsewhere: Mapping[str, str]
+    """The same where the pod is bound elsewhere."""
+    unclaimed: Sequence[HeldRoom]
+    """Those of the others for which no pod waits."""
+
+
+def over_rooms(
+    rooms: Mapping[str, tuple[str, HeldRoom]],
+    bound: Iterable[FleetEntry],
+    waiting: Iterable[Pod],
+    leaves: Callable[[str], bool],
+) -> OverRooms:
+    """Return which rooms are over. Each pod takes the room of one, or claims it if it waits: the newest first.
+
+    Args:
+        rooms: by the UID of the pod that is replaced, the node and the room.
+        bound: the pods of the controllers that are bound, without those that are known to have taken room.
+        waiting: pods that are not bound.
+        leaves: whether a pod, by its UID, ends or has gone, so that its controller replaces it by now.
+    """
+    since: dict[tuple[str, str], float] = {}
+    for _, room in rooms.values():
+        key = room.namespace, room.owner
+        since[key] = min(since.get(key, math.inf), _since_s(room))
+    left: dict[tuple[str, str], list[tuple[float, FleetEntry]]] = {key: [] for key in since}
+    for pod in bound:
+        key = pod.namespace, pod.owner
+        if key in since and (created_s := epoch_s(pod.created)) is not None and created_s >= since[key]:
+            left[key].append((created_s, pod))
+    pods = Counter(key for pod in waiting if pod.owner is not None and (key := (pod.namespace, pod.owner.uid)) in since)
+
+    taken: dict[str, str] = {}
+    elsewhere: dict[str, str] = {}
+
+    def take(room: HeldRoom, node: str, noted: dict[str, str]) -> bool:
+        """Note the first pod in room of a node, or where none is given anywhere, and return whether there is one."""
+        some, since_s = left[room.namespace, room.owner], _since_s(room)
+        for number, (created_s, pod) in enumerate(some):
+            if (not node or _is_in(pod, node, room)) and created_s >= since_s and pod.uid != room.uid:
+                noted[room.uid] = pod.uid
+                del some[number]
+                return True
+        return False
+
+    others = [room for node, room in rooms.values() if not take(room, node, taken)]
+    unclaimed: set[str] = set()
+    for room in sorted(others, key=lambda each: (leaves(each.uid), each.since_s or 0.0, each.uid), reverse=True):
+        pods[room.namespace, room.owner] -= 1
+        if pods[room.namespace, room.owner] < 0 and not (leaves(room.uid) and take(room, "", elsewhere)):
+            unclaimed.add(room.uid)
+    return OverRooms(taken, elsewhere, [room for room in others if room.uid in unclaimed])
+
+
+def _since_s(room: HeldRoom) -> float:
+    """Return when a pod must have been made at the earliest to be the replacement; never where that is not known."""
+    # The API server says when a pod was made in whole seconds.
+    return math.inf if room.since_s is None else math.floor(room.since_s)
+
+
+def _is_in(pod: FleetEntry, node: str, room: HeldRoom) -> bool:
+    """Return whether the GPUs of a pod are those of room on a node."""
+    positions = {*dict(pod.usage.shares), *pod.usage.whole}
+    return pod.node == node and bool(positions) and positions <= dict(room.shares).keys()

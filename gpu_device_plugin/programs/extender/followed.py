@@ -1,0 +1,393 @@
+"""The pods and nodes of the cluster as the extender follows them: the fleet, and what capacity depends on beside it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import KW_ONLY, dataclass, fields, replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gpu_device_plugin.cluster.objects.decoding import NodeRecord
+from gpu_device_plugin.cluster.store import Applied
+from gpu_device_plugin.core.capacity.movable import Evictability
+from gpu_device_plugin.core.cluster.candidate import gpus_of_node
+from gpu_device_plugin.core.cluster.other_pods import OtherPod
+from gpu_device_plugin.model.contract.keys import (
+    HELD_ROOM,
+    HOSTNAME,
+    IDLE_SINCE,
+    KEEPS,
+    KEPT_NODE,
+    MOVE_TO,
+    NODE_USE,
+    STAND_IN,
+    STARTUP_TAINT,
+    SWITCH_LABEL,
+    TOO_LONG,
+    WHEN_IDLE,
+    WISHES,
+)
+from gpu_device_plugin.model.contract.nodelabels import switched_on
+from gpu_device_plugin.model.gpus import MOST_GPUS
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.model.sharing import Shared
+from gpu_device_plugin.model.times import epoch_s
+from gpu_device_plugin.view.movable_pods import evictability
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from gpu_device_plugin.cluster.store import Store
+    from gpu_device_plugin.fleet import Fleet
+    from gpu_device_plugin.model.gpus import Links
+    from gpu_device_plugin.model.pods import Owner
+    from gpu_device_plugin.model.resources import Resource
+    from gpu_device_plugin.programs.extender.holds import Holds
+    from gpu_device_plugin.programs.extender.resizes import Resizes
+
+_KEPT = frozenset({KEPT_NODE, *KEEPS})
+READ_ON_NODES = _KEPT | {HELD_ROOM, SWITCH_LABEL, HOSTNAME}
+"""The annotations and labels of a node that are read here."""
+_READ_ON_PODS = WISHES | {MOVE_TO, IDLE_SINCE, WHEN_IDLE}
+_NO_FACTS = Evictability()
+_ACTED_ON = frozenset({MOVE_TO, IDLE_SINCE})
+"""The annotations of pods that ask for something to be done."""
+_GOING = frozenset({"ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted", "karpenter.sh/disruption"})
+"""Keys of the taints of a node whose pods an autoscaler evicts before it removes the node."""
+_OF_ONE_NODE = frozenset({"DaemonSet", "Node"})
+"""The kinds of controllers whose pods can run on their node alone."""
+_MOST_COUNTED = 10_000
+"""Of a list only the latest pods are counted as coming: older ones would teach no more, and take seconds."""
+_MOST_LINKS = 200
+"""The most GPU topologies that are cached; the cache is cleared when it is full."""
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedNode(NodeRecord):
+    """A node, of its annotations with those alone that keep autoscalers from it."""
+
+    @classmethod
+    def of(cls, node: NodeRecord) -> FollowedNode:
+        """Return a node with what is kept of it."""
+        kept = replace(node, annotations={key: text for key, text in node.annotations.items() if key in _KEPT})
+        return cls(*(getattr(kept, each.name) for each in fields(kept)))
+
+    @property
+    def shares_gpus(self) -> bool:
+        """Whether its label enables sharing, whether or not its agent runs yet."""
+        return switched_on(self.labels)
+
+    @property
+    def offers(self) -> bool:
+        """Whether its kubelet has some of our resources to give."""
+        return any(self.allocatable.values())
+
+    @property
+    def created_s(self) -> float:
+        """When it was made, seconds since the epoch."""
+        return epoch_s(self.created) or 0.0
+
+    @property
+    def hostname(self) -> str:
+        """Its host name by its label."""
+        return self.labels.get(HOSTNAME, self.name)
+
+    @property
+    def going(self) -> bool:
+        """Whether an autoscaler is about to remove it."""
+        return any(taint.key in _GOING for taint in self.taints)
+
+    @property
+    def open(self) -> bool:
+        """Whether pods may come to it."""
+        return self.ready and not self.unschedulable and not self.going
+
+
+@dataclass(eq=False)
+class Followed:
+    """Applies watched pods and nodes to the fleet, its resizes and held room, and keeps what else is asked of them.
+
+    Pods are observed once each, when they are seen bound. A pod that waits costs its owner nothing, and may never find
+    room: it teaches nothing.
+    """
+
+    fleet: Fleet
+    resources: Sequence[Resource]
+    holds: Holds
+    resizes: Resizes
+    _: KW_ONLY
+    observe: Callable[[Pod | OtherPod], None] = lambda _pod: None
+    clock: Callable[[], float]
+    """Returns monotonic seconds."""
+    every_pod: bool
+    """Keep all bound pods, with what decides whether they may be moved; not those alone that somebody wants to move."""
+    waiting_pods: bool = True
+    """Keep what decides which nodes would help the pods that wait."""
+
+    def __post_init__(self) -> None:
+        self.pods: dict[str, Pod] = {}
+        """By UID, bound and not ended."""
+        self.nodes: dict[str, FollowedNode] = {}
+        """By name."""
+        self.changes = 0
+        """How often what is kept of a node has changed."""
+        self.unschedulable: dict[str, float] = {}
+        """By UID of each pod for which its scheduler has found no node: since when, in seconds since the epoch."""
+        self.stand_ins: dict[str, Pod] = {}
+        """By UID, the pods that stand for wanted room."""
+        self.closed: set[str] = set()
+        """The nodes that are cordoned or not ready."""
+        self.starting: set[str] = set()
+        """The nodes with `STARTUP_TAINT`."""
+        self.marked: set[str] = set()
+        """The nodes that the extender has kept from autoscalers, or did once."""
+        self.draining: set[str] = set()
+        """The nodes that an autoscaler is about to remove, and those that are cordoned."""
+        self.used_mib: dict[str, Mapping[int, int]] = {}
+        """By node, the memory in use on each GPU by position, where its agent tells it."""
+        self.use_read_at: dict[str, float] = {}
+        """By node, when its agent last read the use of its GPUs, in seconds since the epoch."""
+        self._on_node: dict[str, dict[str, Pod]] = {}
+        self._facts: dict[str, Evictability] = {}
+        self._shared: Shared[str, Evictability] = Shared()
+        self._names: Mapping[Kind, str] = {resource.kind: resource.name for resource in self.resources}
+        self._links: dict[str, Links] = {}
+        self.pod_store: Store[Pod | OtherPod] = Applied(self.replace_pods, self.put_pod, self.remove_pod)
+        self.node_store: Store[NodeRecord] = Applied(self.replace_nodes, self.put_node, self.remove_node)
+
+    # --- Pods ---------------------------------------------------------------------------------------------------------
+
+    def put_pod(self, pod: Pod | OtherPod) -> None:
+        """Add or update a pod."""
+        if self._comes(pod):
+            self.observe(pod)
+        if isinstance(pod, OtherPod):
+            self.fleet.put_other(pod)
+            return
+        self.fleet.put_pod(pod, self.clock())
+        self.resizes.put(pod)
+        self._keep(pod)
+
+    def remove_pod(self, pod: Pod | OtherPod) -> None:
+        """Remove a pod, given its last state."""
+        if isinstance(pod, OtherPod):
+            self.fleet.remove_other(pod)
+            return
+        self.fleet.remove_pod(pod, self.clock())
+        self.resizes.remove(pod.uid)
+        self._forget(pod.uid)
+
+    def replace_pods(self, pods: Sequence[Pod | OtherPod]) -> None:
+        """Replace all pods."""
+        # The mix of pods forgets by the time between them, so they come in their order.
+        for each in sorted(filter(self._comes, pods), key=lambda pod: pod.created)[-_MOST_COUNTED:]:
+            self.observe(each)
+        there = {pod.uid: pod for pod in pods if isinstance(pod, Pod)}
+        self.fleet.replace_pods(tuple(there.values()), self.clock())
+        self.resizes.replace(there)
+        for uid in [uid for uid in (*self.pods, *self.stand_ins, *self.unschedulable) if uid not in there]:
+            self._forget(uid)
+        for pod in there.values():
+            self._keep(pod)
+        self.fleet.replace_others(each for each in pods if isinstance(each, OtherPod))
+
+    def _comes(self, pod: Pod | OtherPod) -> bool:
+        """Return whether a pod is seen bound for the first time, and says something of what comes."""
+        if pod.ended:
+            return False
+        if isinstance(pod, OtherPod):
+            # A pod that had no choice of its node says nothing of what comes to other nodes.
+            return not pod.bound_to_node and self.fleet.gains_other(pod)
+        entry = self.fleet.entries.get(pod.uid)
+        return bool(pod.node_name) and not pod.deleting and (entry is None or not entry.seen)
+
+    def _keep(self, pod: Pod) -> None:
+        if is_stand_in(pod):
+            self.stand_ins[pod.uid] = pod
+        elif not pod.node_name and not pod.ended:
+            self._unbound(pod.uid)
+        elif pod.ended or not (self.every_pod or _ACTED_ON & pod.annotations.keys()):
+            self._forget(pod.uid)
+        else:
+            self.stand_ins.pop(pod.uid, None)
+            self.pods[pod.uid] = kept = _brief(pod)
+            self._on_node.setdefault(pod.node_name, {})[pod.uid] = kept
+
+    def note(self, pod: Pod, raw: msgspec.Raw) -> None:
+        """Note what of a pod's JSON decides to which nodes it may go, before the pod itself is added."""
+        known = self.unschedulable.pop(pod.uid, math.inf)
+        self._facts.pop(pod.uid, None)
+        if pod.node_name:
+            follows = self.every_pod or MOVE_TO in pod.annotations
+        else:
+            follows = self.waiting_pods and bool(pod.containers) and not pod.deleting
+        if not follows or pod.ended:
+            return
+        facts, since = evictability(raw)
+        if not pod.node_name:
+            if since is None:
+                return
+            # The clock of the API server may be ahead of ours.
+            self.unschedulable[pod.uid] = min(since, known, self.holds.wall())
+        self._facts[pod.uid] = self._shared.one(repr(facts), lambda: facts)
+
+    def facts(self, uid: str) -> Evictability:
+        """Return what decides whether a pod may be moved."""
+        return self._facts.get(uid, _NO_FACTS)
+
+    def _forget(self, uid: str) -> None:
+        self._facts.pop(uid, None)
+        self.unschedulable.pop(uid, None)
+        self._unbound(uid)
+
+    def _unbound(self, uid: str) -> None:
+        self.stand_ins.pop(uid, None)
+        pod = self.pods.pop(uid, None)
+        if pod is not None:
+            there = self._on_node[pod.node_name]
+            del there[uid]
+            if not there:
+                del self._on_node[pod.node_name]
+
+    def on_node(self, name: str) -> Iterable[Pod]:
+        """Return the pods on a node."""
+        return self._on_node.get(name, {}).values()
+
+    def to_move(self) -> Sequence[Pod]:
+        """Return the pods that somebody wants to move."""
+        return [pod for pod in self.pods.values() if MOVE_TO in pod.annotations and not pod.deleting]
+
+    def idle(self) -> Sequence[Pod]:
+        """Return the pods of which their agents say that they are idle."""
+        return [pod for pod in self.pods.values() if IDLE_SINCE in pod.annotations]
+
+    # --- Nodes --------------------------------------------------------------------------------------------------------
+
+    def put_node(self, node: NodeRecord) -> None:
+        """Add or update a node."""
+        now = FollowedNode.of(node)
+        self.changes += self.nodes.get(node.name) != now
+        self.nodes[node.name] = now
+        self._sort(
+            node.name,
+            closed=node.unschedulable or not node.ready,
+            starting=any(taint.key == STARTUP_TAINT for taint in now.taints),
+            marked=KEPT_NODE in now.annotations,
+            draining=now.unschedulable or now.going,
+        )
+        self._note_use(node.name, node.annotations.get(NODE_USE))
+        memory, count = (node.capacity.get(self._names[kind], 0) for kind in (Kind.MEMORY, Kind.COUNT))
+        if len(self._links) > _MOST_LINKS:
+            self._links.clear()
+        gpus = gpus_of_node(node.annotations, node.labels, memory, count, self._links)
+        self.fleet.put_node(node.name, gpus, node.cpu_and_memory)
+        self.holds.put_node(node)
+
+    def remove_node(self, node: NodeRecord) -> None:
+        """Forget a node."""
+        self.changes += self.nodes.pop(node.name, None) is not None
+        self._sort(node.name)
+        self._note_use(node.name, None)
+        self.fleet.remove_node(node.name)
+        self.holds.remove_node(node.name)
+
+    def replace_nodes(self, nodes: Sequence[NodeRecord]) -> None:
+        """Replace all nodes."""
+        there = {node.name for node in nodes}
+        for node in [node for name, node in self.nodes.items() if name not in there]:
+            self.remove_node(node)
+        for each in nodes:
+            self.put_node(each)
+
+    def _sort(self, name: str, **is_so: bool) -> None:
+        """Note in which of the sets a node is that are looked at all the time."""
+        for what in ("closed", "starting", "marked", "draining"):
+            names: set[str] = getattr(self, what)
+            (names.add if is_so.get(what) else names.discard)(name)
+
+    def _note_use(self, name: str, text: str | None) -> None:
+        self.used_mib.pop(name, None)
+        self.use_read_at.pop(name, None)
+        if text is not None:
+            self.used_mib[name], read_at = used_mib(text)
+            self.use_read_at.update({} if read_at is None else {name: read_at})
+
+    def hostnames(self) -> frozenset[str]:
+        """Return the host names of all nodes that share GPUs."""
+        return frozenset(node.hostname for node in self.nodes.values() if node.shares_gpus)
+
+    def young(self, since_s: float) -> Iterator[FollowedNode]:
+        """Yield the nodes that share GPUs, were made after `since_s` (seconds since the epoch), and are to stay."""
+        return (
+            node
+            for node in self.nodes.values()
+            if node.created_s > since_s and node.shares_gpus and not node.unschedulable and not node.going
+        )
+
+
+def _brief(pod: Pod) -> Pod:
+    """Return a pod with no more annotations than are read here. One with very long wishes is not moved."""
+    if _READ_ON_PODS.issuperset(pod.annotations) and not pod.overwritten:
+        return pod
+    kept = {key: text for key, text in pod.annotations.items() if key in _READ_ON_PODS}
+    wishes = {key: text for key, text in kept.items() if key in WISHES}
+    brief = replace(pod, annotations=wishes)
+    return replace(pod, annotations=kept | dict.fromkeys(wishes, TOO_LONG) if brief.overwritten else kept)
+
+
+def is_stand_in(pod: Pod) -> bool:
+    """Return whether a pod only stands for wanted room: one that asks for GPUs, or is bound, counts like any other."""
+    return STAND_IN in pod.labels and not (pod.containers or pod.node_name)
+
+
+def replaceable(pod: Pod) -> Owner | None:
+    """Return the controller that replaces a pod on another node; None: none does."""
+    return None if pod.owner is None or pod.owner.kind in _OF_ONE_NODE else pod.owner
+
+
+# --- The use of a node's GPUs -----------------------------------------------------------------------------------------
+
+_LONGEST = 128 << 10
+"""Characters; an agent writes no more than 96 KiB."""
+
+
+class _Gpu(msgspec.Struct, gc=False):
+    index: int = 0
+    used: int | None = None
+
+
+class _Use(msgspec.Struct, gc=False):
+    """Of the long annotation how much memory is in use, and when, and nothing else."""
+
+    at: str = ""
+    gpus: list[_Gpu] = []
+
+
+_USE = msgspec.json.Decoder(_Use)
+
+
+def with_brief_use(node: NodeRecord) -> NodeRecord:
+    """Return a node of whose long annotation `NODE_USE` no more is left than `used_mib` reads."""
+    text = node.annotations.get(NODE_USE)
+    if text is None:
+        return node
+    brief = msgspec.json.encode(_use(text)).decode()
+    return replace(node, annotations={**node.annotations, NODE_USE: brief})
+
+
+def _use(text: str) -> _Use:
+    try:
+        return _USE.decode(text) if len(text) <= _LONGEST else _Use()
+    except (msgspec.DecodeError, RecursionError):
+        return _Use()
+
+
+def used_mib(text: str) -> tuple[Mapping[int, int], float | None]:
+    """Return the memory in use on each GPU by position, and when it was read, in seconds since the epoch.
+
+    By the annotation `NODE_USE`; nothing and None if it is malformed.
+    """
+    use = _use(text)
+    return {gpu.index: gpu.used for gpu in use.gpus[:MOST_GPUS] if gpu.used is not None}, epoch_s(use.at)
