@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
+from tests.cluster_double.api_server import ApiServer
 
 WAITING_SHARES = 8
 """What the one pod asks that has no devices yet; it was promised GPU `PROMISED_GPU`."""

@@ -28,7 +28,7 @@ from gpu_device_plugin.features.elastic.memory_files import slot
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.model.contract.keys import ASSIGNED, MEMORY_LIMIT
 from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
+from tests.cluster_double.api_server import ApiServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -29,7 +29,7 @@ from gpu_device_plugin.model.contract.keys import (
     RESIZE_BOUND,
 )
 from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
+from tests.cluster_double.api_server import ApiServer
 
 if TYPE_CHECKING:
     import threading

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from gpu_device_plugin.features.history.contract import IncidentList
 from gpu_device_plugin.testing.builders import node, pod
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
+from tests.cluster_double.api_server import ApiServer
 from tests.histories import gpu, hour, incident, summary, used_by
 
 if TYPE_CHECKING:

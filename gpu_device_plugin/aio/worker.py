@@ -1,8 +1,9 @@
-"""Do a piece of work again and again: after a while, or as soon as something happens."""
+"""Do a piece of work again and again: after a while, as soon as something happens, or later and later if it fails."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpu_device_plugin.aio.waiting import together, wait_within
@@ -44,3 +45,22 @@ class Worker:
                 pause_s = await pause_s
             if await wait_within(pause_s, self._woken.wait()) and self._settle_s:
                 await asyncio.sleep(self._settle_s)
+
+
+class Backoff:
+    """Delays that double from `first_s` to `most_s`, shortened by up to half at random: nodes do not retry in step."""
+
+    def __init__(self, first_s: float = 0.2, most_s: float = 30.0) -> None:
+        self._first_s = first_s
+        self._most_s = most_s
+        self._failures = 0
+
+    def next_s(self, at_least_s: float = 0.0) -> float:
+        """Count a failure and return the delay, at least the `at_least_s` that the server asked for."""
+        ceiling = min(self._most_s, self._first_s * 2.0 ** min(self._failures, 32))
+        self._failures += 1
+        return max(at_least_s, ceiling * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load, guards nothing
+
+    def reset(self) -> None:
+        """Start again from `first_s`, after a success."""
+        self._failures = 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import wait_within
-from gpu_device_plugin.cluster.client.backoff import Backoff
+from gpu_device_plugin.aio.worker import Backoff
 from gpu_device_plugin.cluster.client.errors import ApiError, Call, GoneError, UnavailableError
 from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError, read_version, version_number
 from gpu_device_plugin.cluster.store import Versioned

@@ -15,10 +15,9 @@ from gpu_device_plugin.hardware.driver import HardwareError
 from gpu_device_plugin.hardware.messages import MalformedError, MessageStream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
-    from gpu_device_plugin.hardware.messages import Answer, CgroupLimit, Listing, Message
-    from gpu_device_plugin.model.telemetry import GpuReading, GpuTelemetry
+    from gpu_device_plugin.hardware.messages import Answer, Listing, Message
     from gpu_device_plugin.node.rules.gpu_health import Probe, Xid
 
 A = TypeVar("A")
@@ -51,31 +50,18 @@ class DriverProcess(asyncio.SubprocessProtocol):
         """Whether the process has ended."""
         return self._exit.is_set()
 
-    async def ask(self, within_s: float) -> Answer:
-        """Request a reading.
+    async def ask(self, request: object, part: Callable[[Message], A | None], within_s: float) -> A:
+        """Send a request of `hardware/child.py`, None for a reading, and return the part of its answer.
 
         Raises:
             HardwareError: the driver or the process failed, or did not answer within `within_s`.
         """
-        return _asked_for((await self._request("", within_s)).answer)
-
-    async def use(self, within_s: float, *, utilisation: bool) -> tuple[GpuReading, ...]:
-        """Request the processes on every GPU; raises the same as `ask`."""
-        return _asked_for((await self._request({"use": utilisation}, within_s)).use)
-
-    async def condition(self, groups: Sequence[str], within_s: float) -> tuple[GpuTelemetry, ...]:
-        """Request the condition of every GPU; raises the same as `ask`."""
-        return _asked_for((await self._request({"condition": [*groups]}, within_s)).condition)
-
-    async def limits(self, wanted: Sequence[tuple[str, str]], within_s: float) -> tuple[CgroupLimit, ...]:
-        """Request the memory limits of cgroups, by UUID and path; raises the same as `ask`."""
-        return _asked_for((await self._request({"limits": wanted}, within_s)).limits)
-
-    async def set_limits(
-        self, wanted: Sequence[tuple[str, str, int | None, int]], within_s: float
-    ) -> tuple[CgroupLimit, ...]:
-        """Request that the memory limits of cgroups are set; see `Driver.set_limits`. Raises the same as `ask`."""
-        return _asked_for((await self._request({"set": wanted}, within_s)).limits)
+        if self._failure is not None:
+            raise self._failure
+        answer = asyncio.get_running_loop().create_future()
+        self._answers.append(answer)
+        self._input.write(("" if request is None else json.dumps(request)).encode() + b"\n")
+        return _asked_for(part(await self._answered(answer, within_s)))
 
     async def first_answer(self, within_s: float) -> tuple[Answer, Listing]:
         """Wait for the unrequested answer at the start and return it with its inventory; raises the same as `ask`."""
@@ -83,14 +69,6 @@ class DriverProcess(asyncio.SubprocessProtocol):
         if answer.inventory is None:
             raise HardwareError(driver.OTHER, f"{_NAME} wrote an invalid answer (the first one has no inventory)")
         return answer, answer.inventory
-
-    async def _request(self, request: object, within_s: float) -> Message:
-        if self._failure is not None:
-            raise self._failure
-        answer = asyncio.get_running_loop().create_future()
-        self._answers.append(answer)
-        self._input.write((json.dumps(request) if request else "").encode() + b"\n")
-        return await self._answered(answer, within_s)
 
     async def _answered(self, answer: asyncio.Future[Message], within_s: float) -> Message:
         try:

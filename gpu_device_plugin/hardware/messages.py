@@ -9,14 +9,14 @@ import msgspec
 from gpu_device_plugin.hardware.driver import ADVICE, MOST_OF_CONDITION
 from gpu_device_plugin.model.gpus import Gpu, Link, MigInstance  # noqa: TC001 - msgspec looks them up
 from gpu_device_plugin.model.mig import is_profile
-from gpu_device_plugin.model.telemetry import (
-    GpuReading,  # noqa: TC001 - as above
-    GpuTelemetry,  # noqa: TC001 - msgspec looks them up
-)
+from gpu_device_plugin.model.telemetry import GpuProcess, GpuReading, GpuTelemetry
 from gpu_device_plugin.node.rules.gpu_health import Probe, Xid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
+    from typing import TypeAlias
+
+    _Counted: TypeAlias = "GpuReading | GpuProcess | GpuTelemetry | CgroupLimit"
 
 MOST_BYTES: Final = 4 << 20
 """The most bytes of a line. A description has 128 GPUs at most, and their links take 1 MB."""
@@ -97,6 +97,13 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _LINES = msgspec.json.Decoder(Message)
+_MOST: Mapping[type[_Counted], Mapping[str, int]] = {
+    GpuReading: {"used_mib": _MOST_MIB},
+    GpuProcess: {"pid": _MOST_PID, "used_mib": _MOST_MIB, "sm_percent": _MOST_PERCENT},
+    GpuTelemetry: MOST_OF_CONDITION,
+    CgroupLimit: {"hard_mib": _MOST_LIMIT_MIB, "soft_mib": _MOST_LIMIT_MIB, "used_mib": _MOST_MIB},
+}
+"""The most that the amounts of a record can be; the least is 0."""
 
 
 class MessageStream:
@@ -136,9 +143,7 @@ def read(line: bytes) -> Message:
         raise MalformedError("it is not an answer, events or a known error")
     if message.answer is not None:
         _check_answer(message.answer)
-    _check_use(message.use or ())
-    _check_conditions(message.condition or ())
-    _check_limits(message.limits or ())
+    _check_amounts(message.use or message.condition or message.limits or ())
     return message
 
 
@@ -178,33 +183,15 @@ def _event(record: Any) -> Xid | Probe:
     return probe
 
 
-def _check_use(readings: tuple[GpuReading, ...]) -> None:
-    for reading in readings:
-        processes = reading.processes or ()
-        if len(processes) > _MOST_PROCESSES:
-            raise MalformedError(f"GPU {reading.uuid} has {len(processes)} processes")
-        if not _within(_MOST_MIB, reading.used_mib):
-            raise MalformedError(f"GPU {reading.uuid} uses {reading.used_mib} MiB")
-        for one in processes:
-            known = _within(_MOST_PID, one.pid) and _within(_MOST_MIB, one.used_mib)
-            if not (known and _within(_MOST_PERCENT, one.sm_percent)):
-                raise MalformedError(f"GPU {reading.uuid} has the process {one}")
-
-
-def _check_conditions(telemetry: tuple[GpuTelemetry, ...]) -> None:
-    for condition in telemetry:
-        for name, most in MOST_OF_CONDITION.items():
-            if not _within(most, amount := getattr(condition, name)):
-                raise MalformedError(f"GPU {condition.uuid} has {name} {amount}")
-
-
-def _check_limits(limits: tuple[CgroupLimit, ...]) -> None:
-    for limit in limits:
-        known = _within(_MOST_LIMIT_MIB, limit.hard_mib) and _within(_MOST_LIMIT_MIB, limit.soft_mib)
-        if not (known and _within(_MOST_MIB, limit.used_mib)):
-            raise MalformedError(f"GPU {limit.uuid} has the limit {limit}")
-
-
-def _within(most: int, amount: int | None) -> bool:
-    """Whether an amount is at most `most`, or not known."""
-    return amount is None or 0 <= amount <= most
+def _check_amounts(records: Iterable[_Counted], uuid: str = "") -> None:
+    """Raise MalformedError if an amount of a record is more than any can be, or less than 0; None is not known."""
+    for record in records:
+        of = uuid or getattr(record, "uuid", "")
+        for name, most in _MOST[type(record)].items():
+            if (amount := getattr(record, name)) is not None and not 0 <= amount <= most:
+                raise MalformedError(f"GPU {of} has {name} {amount}")
+        if isinstance(record, GpuReading):
+            processes = record.processes or ()
+            if len(processes) > _MOST_PROCESSES:
+                raise MalformedError(f"GPU {of} has {len(processes)} processes")
+            _check_amounts(processes, of)

@@ -21,9 +21,9 @@ from gpu_device_plugin.hardware.gpu_health_tracker import GpuHealthTracker, Heal
 from gpu_device_plugin.node.rules.gpu_health import HealthRules
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from gpu_device_plugin.hardware.messages import Answer, CgroupLimit, Listing
+    from gpu_device_plugin.hardware.messages import Answer, CgroupLimit, Listing, Message
     from gpu_device_plugin.model.telemetry import GpuReading, GpuTelemetry
     from gpu_device_plugin.node.rules.gpu_health import Probe, Xid
 
@@ -211,27 +211,29 @@ class Hardware:
 
     async def use(self, *, utilisation: bool = False) -> tuple[GpuReading, ...] | None:
         """Read the processes on every GPU; None while no process answers for the driver."""
-        if self.child is None:
-            return None
-        return await _answered(self.child.use(self.timings.answer_within_s, utilisation=utilisation))
+        return await self._ask({"use": utilisation}, lambda message: message.use)
 
     async def condition(self, groups: Sequence[str]) -> tuple[GpuTelemetry, ...] | None:
         """Read the condition of every GPU, of these groups; None while no process answers for the driver."""
-        child = self.child
-        return None if child is None else await _answered(child.condition(groups, self.timings.answer_within_s))
+        return await self._ask({"condition": [*groups]}, lambda message: message.condition)
 
     async def limits(self, wanted: Sequence[tuple[str, str]]) -> tuple[CgroupLimit, ...] | None:
         """Read the memory limits of cgroups, each given as (UUID of the GPU, path of the cgroup's directory).
 
         None while no process answers for the driver. GPUs that it does not list are left out.
         """
-        child = self.child
-        return None if child is None else await _answered(child.limits(wanted, self.timings.answer_within_s))
+        return await self._ask({"limits": wanted}, lambda message: message.limits)
 
     async def set_limits(self, wanted: Sequence[tuple[str, str, int | None, int]]) -> tuple[CgroupLimit, ...] | None:
         """Set the memory limits of cgroups; see `Driver.set_limits`. The same as of `limits` is returned."""
-        child = self.child
-        return None if child is None else await _answered(child.set_limits(wanted, self.timings.answer_within_s))
+        return await self._ask({"set": wanted}, lambda message: message.limits)
+
+    async def _ask(self, request: object, part: Callable[[Message], T | None]) -> T | None:
+        """Return an answer of the driver process; None if it fails: the next reading finds the same failure."""
+        try:
+            return None if self.child is None else await self.child.ask(request, part, self.timings.answer_within_s)
+        except HardwareError:
+            return None
 
     async def _watch(self, for_s: float) -> None:
         """Read the GPUs at intervals until it is time for a new listing, or `pause` is called."""
@@ -252,7 +254,7 @@ class Hardware:
         began = time.monotonic()
         try:
             self._expect_same_driver()
-            answer = await child.ask(self.timings.answer_within_s)
+            answer = await child.ask(None, lambda message: message.answer, self.timings.answer_within_s)
         except HardwareError:
             self.child = None
             self._beliefs.count_restart()
@@ -391,14 +393,6 @@ class Hardware:
                 continue
             if match := _VERSION.search(text):
                 return match["version"]
-        return None
-
-
-async def _answered(answer: Awaitable[T]) -> T | None:
-    """Return an answer of the driver process; None if it fails. The next reading of the GPUs finds the same failure."""
-    try:
-        return await answer
-    except HardwareError:
         return None
 
 

@@ -7,7 +7,7 @@ import contextlib
 import time
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, NoReturn, TypeAlias, TypeVar
 
 from grpc import aio
 
@@ -17,10 +17,11 @@ from gpu_device_plugin.kubelet import sockets
 from gpu_device_plugin.kubelet.calls import answers
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
-    from gpu_device_plugin.kubelet.streams import Streams
+    from gpu_device_plugin.aio.observable import Observable
+
 
 _SERVER_OPTIONS = (
     # GetPreferredAllocation sends every free ID, twice at most: 4,000 are 192 KB. A million would take 245 MiB.
@@ -56,6 +57,45 @@ class RegistrationEvent(StrEnum):
 
 
 OnEvent: TypeAlias = "Callable[[RegistrationEvent, dict[str, object]], None]"
+
+
+T = TypeVar("T")
+
+
+class Streams:
+    """The open streams of a servicer, by which it sends the newest value to the kubelet for as long as that listens."""
+
+    def __init__(self) -> None:
+        self._closing = asyncio.Event()
+        self.open = 0
+        """How many there are."""
+        self.expected = False
+        """The kubelet should listen to one."""
+        self.changed: Callable[[int], None] = lambda _open: None
+        """Called with the number of open streams whenever it changes."""
+
+    @property
+    def deserted(self) -> bool:
+        """Whether a kubelet that should listen does not: it is not there, or does not know us (yet)."""
+        return self.expected and not self.open
+
+    def close(self) -> None:
+        """End every stream: a stopping server otherwise waits for open streams for its whole grace period."""
+        self._closing.set()
+
+    @contextlib.asynccontextmanager
+    async def of(self, values: Observable[T], repeat_s: float | None = None) -> AsyncIterator[AsyncGenerator[T]]:
+        """Open a stream, for the time of the block; it yields as `Observable.until` does, until `close`."""
+        self._count(1)
+        try:
+            async with contextlib.aclosing(values.until(self._closing, repeat_s)) as newest:
+                yield newest
+        finally:
+            self._count(-1)
+
+    def _count(self, change: int) -> None:
+        self.open += change
+        self.changed(self.open)
 
 
 class RegistrationOverError(Exception):

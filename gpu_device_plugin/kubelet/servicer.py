@@ -10,7 +10,7 @@ import grpc
 
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2_grpc
-from gpu_device_plugin.kubelet.streams import Streams
+from gpu_device_plugin.kubelet.rounds import Streams
 from gpu_device_plugin.model.contract import variables
 
 if TYPE_CHECKING:

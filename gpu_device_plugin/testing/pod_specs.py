@@ -109,25 +109,6 @@ class Pod:
         return frozenset[str]().union(*(container.devices.get(resource, ()) for container in self.containers))
 
 
-def pod(
-    name: str,
-    *apps: Mapping[str, int],
-    init: Iterable[Mapping[str, int]] = (),
-    sidecars: Iterable[Mapping[str, int]] = (),
-    uid: str | None = None,
-    created: int | None = None,
-    namespace: str = "default",
-) -> PodSpec:
-    """Write a pod in one line, each container as its limits: init containers i0, i1, sidecars s0, then apps c0, c1."""
-    groups = ((ContainerKind.INIT, "i", init), (ContainerKind.SIDECAR, "s", sidecars), (ContainerKind.APP, "c", apps))
-    containers = tuple(
-        ContainerSpec(f"{letter}{number}", dict(limits), kind)
-        for kind, letter, group in groups
-        for number, limits in enumerate(group)
-    )
-    return PodSpec(name, containers, namespace=namespace, uid=uid, created=created)
-
-
 def effective_requests(spec: PodSpec) -> dict[str, int]:
     """Return the pod's peak request of each resource, as the scheduler computes it."""
     staying, peak = Counter[str](), Counter[str]()

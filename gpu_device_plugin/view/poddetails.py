@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gpu_device_plugin.cluster.objects import requests
-from gpu_device_plugin.cluster.objects.bounds import (
+from gpu_device_plugin.cluster.objects.decoding import ObjectMeta, OwnedMeta, PodReader
+from gpu_device_plugin.cluster.objects.requests import (
     LONGEST_KEY,
     LONGEST_LABEL,
     LONGEST_NAME,
@@ -18,7 +19,6 @@ from gpu_device_plugin.cluster.objects.bounds import (
     bounded,
     fits,
 )
-from gpu_device_plugin.cluster.objects.decoding import ObjectMeta, OwnedMeta, PodReader
 from gpu_device_plugin.core.capacity.terms import MOST_TERMS, NO_TERMS, Alternative, Requirement, Terms, Toleration
 from gpu_device_plugin.core.report.text.printing import shortened
 from gpu_device_plugin.core.report.why.pod_causes import DEFAULT_SCHEDULER, SchedulingStatus

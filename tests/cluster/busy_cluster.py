@@ -6,12 +6,12 @@ import random
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.testing.builders import container, pod
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Garbage, Hang, Reset, Slow, Trouble
+from tests.cluster_double.troubles import Answer, Garbage, Hang, Reset, Slow, Trouble
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from gpu_device_plugin.testing.cluster.api_server import ApiServer
+    from tests.cluster_double.api_server import ApiServer
 
 NODE = "n"
 

@@ -16,9 +16,9 @@ import pytest
 from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.testing.builders import pod
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
-from gpu_device_plugin.testing.cluster.cluster_reviews import Account
 from tests import patience
+from tests.cluster_double.api_server import ApiServer
+from tests.cluster_double.reviews import Account
 from tests.ports import free_ports
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.node_pods import NodePods
 from gpu_device_plugin.cluster.objects.decoding import PodReader
 from gpu_device_plugin.cluster.reflector import ReflectorTiming
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
 from tests.cluster.busy_cluster import NODE, BusyCluster
+from tests.cluster_double.api_server import ApiServer
 from tests.patience import stretched
 
 if TYPE_CHECKING:

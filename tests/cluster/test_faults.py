@@ -17,13 +17,13 @@ from gpu_device_plugin.cluster.writers.own_node import OwnNode
 from gpu_device_plugin.cluster.writers.pod_writer import PodWriter
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.testing.builders import node, pod
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Reset
 from tests.cluster.conftest import beside
+from tests.cluster_double.troubles import Answer, Reset
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gpu_device_plugin.testing.cluster.api_server import ApiServer
+    from tests.cluster_double.api_server import ApiServer
 
 # The API server is away, slow or broken: E1
 

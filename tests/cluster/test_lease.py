@@ -14,13 +14,13 @@ from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.client.errors import ForbiddenError, UnavailableError
 from gpu_device_plugin.cluster.lease import Lease, LeaseTiming
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Garbage, Hang, Reset, Slow, Trouble
+from tests.cluster_double.troubles import Answer, Garbage, Hang, Reset, Slow, Trouble
 from tests.patience import stretched
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from gpu_device_plugin.testing.cluster.api_server import ApiServer
+    from tests.cluster_double.api_server import ApiServer
 
 PATIENT = LeaseTiming(lease_s=3600, renew_s=3000, retry_s=0.02, release_s=3000)
 """Nothing expires."""

@@ -12,13 +12,13 @@ from gpu_device_plugin.cluster.client.errors import ForbiddenError
 from gpu_device_plugin.cluster.writers.own_node import NodeConditionWriter
 from gpu_device_plugin.node.rules.gpu_health import NodeCondition
 from gpu_device_plugin.testing.builders import node
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Garbage
+from tests.cluster_double.troubles import Answer, Garbage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.testing.cluster.api_server import ApiServer
+    from tests.cluster_double.api_server import ApiServer
 
 GOOD = NodeCondition("True", "GPUsHealthy", "2 of 2 GPUs are healthy")
 BAD = NodeCondition("False", "GPUUnhealthy", "GPU 0: XID 79")

@@ -23,8 +23,8 @@ from gpu_device_plugin.cluster.client.errors import (
 )
 from gpu_device_plugin.cluster.objects.decoding import PODS
 from gpu_device_plugin.testing.builders import pod
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
 from tests import patience
+from tests.cluster_double.api_server import ApiServer
 from tests.ports import free_ports
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.testing.cluster.cluster_reviews import ACCESS_REVIEWS, TOKEN_REVIEWS
+from tests.cluster_double.reviews import ACCESS_REVIEWS, TOKEN_REVIEWS
 
 if TYPE_CHECKING:
     from tests.cluster.conftest import Api

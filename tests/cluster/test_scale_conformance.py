@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.cluster.client.api_client import PatchType
-from gpu_device_plugin.testing.builders import workload
+from tests.cluster_double.owned import workload
 
 if TYPE_CHECKING:
     from tests.cluster.conftest import Api

@@ -19,9 +19,9 @@ from gpu_device_plugin.features.claims.claim_objects import CLAIMS, SLICES, read
 from gpu_device_plugin.features.claims.rules.devices import SliceInputs
 from gpu_device_plugin.features.claims.rules.pool import contents, dropped, plain_contents, writes
 from gpu_device_plugin.model.mig import MigMode
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
 from tests.claims import mig_node, node
 from tests.cluster.conftest import Api, processes, programs
+from tests.cluster_double.api_server import ApiServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.model.contract import keys as wire
-from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import container, pod
+from tests.cluster_double import owned as owned_objects
 from tests.deploy.policies_world import (
     AGENT_A,
     AGENT_B,
@@ -105,7 +105,9 @@ def env_from_a_field(name: str) -> dict[str, Any]:
 
 def mirror(*containers: dict[str, Any], **annotations: str) -> dict[str, Any]:
     """Return a static pod as its kubelet shows it to the API."""
-    return builders.mirror(pod("static", *containers, node="node-a", annotations=annotations), "0123456789abcdef" * 2)
+    return owned_objects.mirror(
+        pod("static", *containers, node="node-a", annotations=annotations), "0123456789abcdef" * 2
+    )
 
 
 def claiming(body: dict[str, Any], *users: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import yaml
 from gpu_device_plugin.aio.children import signal_child
 from gpu_device_plugin.model.contract.keys import MEMORY_LIMIT
 from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
+from tests.cluster_double.api_server import ApiServer
 from tests.deploy.test_monitoring import ALERTS, QUERIES, RECORDS
 from tests.node.cluster_harness import NODE, Cluster, promise
 from tests.node.harness import T4, pod, world

@@ -24,8 +24,8 @@ from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
 from gpu_device_plugin.testing.pod_specs import ContainerSpec, Pod, PodSpec
+from tests.cluster_double.api_server import ApiServer
 from tests.node.cluster_harness import said_of, takes_pods
 from tests.node.harness import NodeWorld, world
 from tests.programs.extender.harness import QUICK

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
-    from gpu_device_plugin.testing.kubelet.kubelet_double import Kubelet
     from gpu_device_plugin.testing.pod_specs import Pod, PodSpec
+    from tests.kubelet.gated_kubelet import Kubelet
 
 T = TypeVar("T")
 

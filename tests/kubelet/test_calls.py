@@ -25,8 +25,8 @@ from gpu_device_plugin.kubelet.calls import (
     listed_pods,
     register,
 )
-from gpu_device_plugin.testing.kubelet.kubelet_double import Kubelet
-from gpu_device_plugin.testing.pod_specs import pod
+from tests.kubelet.gated_kubelet import Kubelet
+from tests.kubelet.pod_lines import pod
 from tests.kubelet.scripted_plugin import Script, ScriptedPlugin
 from tests.kubelet.short_paths import short_folder
 from tests.names import MEM

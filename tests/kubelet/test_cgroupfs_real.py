@@ -14,8 +14,8 @@ from gpu_device_plugin.kubelet.cgroupfs import ROOT, CgroupTree
 from gpu_device_plugin.model.contract.variables import LIMITS
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.resources import Kind, Names
-from gpu_device_plugin.testing.pod_specs import pod
 from tests.kubelet.kubelet_under_test import healthy
+from tests.kubelet.pod_lines import pod
 from tests.kubelet.real_kubelet import RealKubelet
 from tests.kubelet.scripted_plugin import Script, ScriptedPlugin
 from tests.patience import eventually

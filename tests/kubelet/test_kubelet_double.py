@@ -20,9 +20,10 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
     Mount,
 )
 from gpu_device_plugin.testing.kubelet.device_manager import Amount, KubeletPanic
-from gpu_device_plugin.testing.kubelet.kubelet_double import Kubelet
-from gpu_device_plugin.testing.pod_specs import Pod, effective_requests, pod
+from gpu_device_plugin.testing.pod_specs import Pod, effective_requests
+from tests.kubelet.gated_kubelet import Kubelet
 from tests.kubelet.kubelet_under_test import listed
+from tests.kubelet.pod_lines import pod
 from tests.kubelet.scripted_plugin import Script, ScriptedPlugin
 from tests.names import COUNT, MEM
 from tests.patience import eventually

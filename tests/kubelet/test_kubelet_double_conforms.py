@@ -28,9 +28,8 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
 )
 from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import PodResourcesListerStub
 from gpu_device_plugin.testing.kubelet import kubelet_versions as versions
-from gpu_device_plugin.testing.kubelet.kubelet_double import Kubelet
 from gpu_device_plugin.testing.kubelet.kubelet_services import RpcStatusError
-from gpu_device_plugin.testing.pod_specs import pod
+from tests.kubelet.gated_kubelet import Kubelet
 from tests.kubelet.kubelet_under_test import (
     KubeletUnderTest,
     TheDouble,
@@ -40,6 +39,7 @@ from tests.kubelet.kubelet_under_test import (
     pod_resources,
     registered,
 )
+from tests.kubelet.pod_lines import pod
 from tests.kubelet.real_kubelet import RealKubelet
 from tests.kubelet.scripted_plugin import Script, ScriptedPlugin
 from tests.patience import eventually, stretched

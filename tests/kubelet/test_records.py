@@ -13,8 +13,8 @@ from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
 from gpu_device_plugin.kubelet.records import KubeletRecords
 from gpu_device_plugin.model.resources import Kind, Names
 from gpu_device_plugin.node.rules.ended_pods import PodsInApi
-from gpu_device_plugin.testing.kubelet.kubelet_double import Kubelet
-from gpu_device_plugin.testing.pod_specs import pod
+from tests.kubelet.gated_kubelet import Kubelet
+from tests.kubelet.pod_lines import pod
 from tests.kubelet.scripted_plugin import ScriptedPlugin
 from tests.kubelet.short_paths import short_folder
 from tests.names import MEM

@@ -24,8 +24,7 @@ from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryGoneError
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.node.rules.container_grants import Grant
-from gpu_device_plugin.testing.kubelet.kubelet_double import Kubelet
-from gpu_device_plugin.testing.kubelet.kubelet_services import Gate
+from tests.kubelet.gated_kubelet import Gate, Kubelet
 from tests.kubelet.scripted_plugin import ScriptedPlugin
 from tests.kubelet.short_paths import short_folder
 from tests.patience import eventually, patience, rounds, stretched

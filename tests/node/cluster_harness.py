@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_device_plugin.metrics import PrometheusMetrics
 from gpu_device_plugin.model.pods import ContainerKind
 from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
+from tests.cluster_double.api_server import ApiServer
 from tests.names import MEM
 from tests.node.harness import NodeWorld, world
 

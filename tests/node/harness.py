@@ -17,8 +17,8 @@ from gpu_device_plugin.node.agent import NodeAgent
 from gpu_device_plugin.node.feature_context import settings_of
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing.kubelet.device_manager import Amount
-from gpu_device_plugin.testing.kubelet.kubelet_double import Kubelet
 from gpu_device_plugin.testing.pod_specs import ContainerSpec, Pod, PodSpec
+from tests.kubelet.gated_kubelet import Kubelet
 from tests.names import COUNT, MEM
 from tests.patience import eventually, patience, stretched
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.settings.sources import Sources
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Hang
+from tests.cluster_double.troubles import Answer, Hang
 from tests.names import MEM
 from tests.node.cluster_harness import NODE, Cluster, cluster, promise
 from tests.node.harness import T4, pod

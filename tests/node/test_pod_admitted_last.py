@@ -19,8 +19,8 @@ from tests.node.harness import container, pod
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from gpu_device_plugin.testing.kubelet.kubelet_double import Kubelet
     from gpu_device_plugin.testing.pod_specs import Pod, PodSpec
+    from tests.kubelet.gated_kubelet import Kubelet
     from tests.node.harness import NodeWorld
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from gpu_device_plugin.model.pods import ContainerKind
 from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.builders import mirror
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer
+from tests.cluster_double.owned import mirror
+from tests.cluster_double.troubles import Answer
 from tests.names import COUNT, MEM
 from tests.node.cluster_harness import NODE, allocation, cluster, promise
 from tests.node.harness import T4, container, envs_of, pod

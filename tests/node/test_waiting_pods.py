@@ -20,9 +20,10 @@ from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.node.rules.matching import Call, Match
 from gpu_device_plugin.node.waiting_pods import WaitingPods
-from gpu_device_plugin.testing.builders import container, mirror, pod
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
+from gpu_device_plugin.testing.builders import container, pod
 from tests import resources
+from tests.cluster_double.api_server import ApiServer
+from tests.cluster_double.owned import mirror
 from tests.names import MEM
 from tests.node.cluster_harness import promise
 from tests.nodes import node as gpus

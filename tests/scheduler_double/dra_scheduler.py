@@ -10,13 +10,13 @@ import uuid
 from decimal import ROUND_CEILING, Decimal
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.testing.cluster.cluster_kinds import valid_quantity
+from tests.cluster_double.kinds import valid_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from gpu_device_plugin.testing.builders import Json
-    from gpu_device_plugin.testing.cluster.api_server import ApiServer
+    from tests.cluster_double.api_server import ApiServer
 
 _MIB = 1 << 20
 _DRIVER = "gpu-device-plugin"

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, NoReturn, Self
 
 from bench.policies import nodes_to_find
 from gpu_device_plugin.model.times import rfc3339
-from gpu_device_plugin.testing.cluster.cluster_kinds import NODES, PODS
-from gpu_device_plugin.testing.cluster.cluster_served import StatusError
+from gpu_device_plugin.testing.cluster.cluster_kinds import NODES, PODS, StatusError
 from tests.scheduler_double.events import may_help
 from tests.scheduler_double.extender import NO_VICTIM, Extender, ExtenderConfig, ExtenderError, Filtered
 from tests.scheduler_double.nodes import (
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from gpu_device_plugin.testing.builders import Json
-    from gpu_device_plugin.testing.cluster.api_server import ApiServer
+    from tests.cluster_double.api_server import ApiServer
 
 __all__ = ["ExtenderConfig", "Outcome", "Scheduler"]
 

@@ -15,8 +15,8 @@ import pytest
 from aiohttp import web
 
 from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
 from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
+from tests.cluster_double.api_server import ApiServer
 from tests.kubeconfig import kubeconfig
 from tests.patience import eventually, stretched
 from tests.ports import free_port

@@ -29,13 +29,13 @@ from gpu_device_plugin.kubelet._proto import (
     pluginregistration_pb2,
     pluginregistration_pb2_grpc,
 )
-from gpu_device_plugin.testing.cluster.cluster_kinds import SLICES
+from tests.cluster_double.kinds import SLICES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
     from typing import Self
 
-    from gpu_device_plugin.testing.cluster.api_server import ApiServer
+    from tests.cluster_double.api_server import ApiServer
 
 _SERVICES: dict[str, tuple[Any, Any]] = {
     "v1.DRAPlugin": (dra_v1_pb2, dra_v1_pb2_grpc),

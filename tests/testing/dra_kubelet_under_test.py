@@ -16,7 +16,7 @@ from tests.testing.scripted_dra_driver import DEVICE, DRIVER, POOL
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpu_device_plugin.testing.cluster.api_server import ApiServer
+    from tests.cluster_double.api_server import ApiServer
     from tests.testing.dra_kubelet import DraKubelet
 
 Json = dict[str, Any]

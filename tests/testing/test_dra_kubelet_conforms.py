@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
+from tests.cluster_double.api_server import ApiServer
 from tests.patience import REAL_S, eventually
 from tests.testing.dra_kubelet import DraKubelet
 from tests.testing.dra_kubelet_under_test import (

@@ -11,7 +11,7 @@ import pytest
 
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_MEM, container
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
+from tests.cluster_double.api_server import ApiServer
 from tests.patience import eventually
 from tests.scheduler_double.scheduler import ExtenderConfig, Outcome, Scheduler
 from tests.testing.conftest import passing, scripted

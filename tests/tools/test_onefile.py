@@ -22,7 +22,7 @@ import yaml
 
 from gpu_device_plugin.model.contract.keys import ALLOCATION
 from gpu_device_plugin.testing.builders import container, node, pod
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
+from tests.cluster_double.api_server import ApiServer
 from tests.patience import stretched
 from tests.sharing import made_once
 from tools.onefile import archive

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.testing.builders import node
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
+from tests.cluster_double.api_server import ApiServer
 from tests.patience import eventually
 from tests.programs.web.harness import served
 from tests.programs.web.test_page_server import FromAgents

@@ -22,7 +22,7 @@ import msgspec
 from gpu_device_plugin.cluster.client.answers import answered, check_success, events, read, translated
 from gpu_device_plugin.cluster.client.config import ClusterConfigError, Credentials
 from gpu_device_plugin.cluster.client.errors import ApiError, Call, UnauthorizedError, UnavailableError, error_from
-from gpu_device_plugin.cluster.objects.decoding import PODS, ObjectKind, Page, selectors, version_number
+from gpu_device_plugin.cluster.objects.decoding import PODS, ObjectKind, Page, version_number
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -212,7 +212,7 @@ class Client:
                 in smaller ones.
         """
         call, path = Call("list", kind.plural, kind.group, namespace), kind.path(namespace=namespace)
-        selected = selectors(fields, labels)
+        selected = _selectors(fields, labels)
         # Without a match rule, a limit makes the server return exactly this version.
         wanted = {"resourceVersion": since, "resourceVersionMatch": "NotOlderThan"} if since else {}
         while True:
@@ -259,7 +259,7 @@ class Client:
             "resourceVersion": since,
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(seconds),
-            **selectors(fields, labels),
+            **_selectors(fields, labels),
         }
         async with self._answer(
             call,
@@ -427,3 +427,8 @@ class Client:
             if isinstance(error.__cause__, (aiohttp.ClientSSLError, ClusterConfigError)):
                 self._credentials.forget_tls()
             raise
+
+
+def _selectors(fields: str, labels: str) -> dict[str, str]:
+    """Return the parameters of a list or a watch of the objects that both selectors match; an empty one matches all."""
+    return {key: value for key, value in (("fieldSelector", fields), ("labelSelector", labels)) if value}

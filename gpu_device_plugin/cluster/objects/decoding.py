@@ -10,16 +10,20 @@ from urllib.parse import quote
 
 import msgspec
 
-from gpu_device_plugin.cluster.objects.bounds import LONGEST_KEY, LONGEST_LABEL, LONGEST_NAME, bounded, fits
 from gpu_device_plugin.cluster.objects.quantity import RequestSums, allocatable_amounts, whole_quantity
 from gpu_device_plugin.cluster.objects.requests import (
+    LONGEST_KEY,
+    LONGEST_LABEL,
+    LONGEST_NAME,
     OwnerReference,
     PodSpec,
     PodStatus,
+    bounded,
     claims_of,
     container_ids_of,
     controller_of,
     ends_of,
+    fits,
     repels,
     requests_of,
     running,
@@ -433,11 +437,6 @@ class Page(msgspec.Struct):
 
     metadata: ListMeta
     items: list[msgspec.Raw] | None = None
-
-
-def selectors(fields: str, labels: str) -> dict[str, str]:
-    """Return the parameters of a list or a watch of the objects that both selectors match; an empty one matches all."""
-    return {key: value for key, value in (("fieldSelector", fields), ("labelSelector", labels)) if value}
 
 
 class WatchEvent(msgspec.Struct):

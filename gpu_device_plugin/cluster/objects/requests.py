@@ -1,4 +1,4 @@
-"""The parts of pods that their readers share: its requests, claims, running and ended containers, and owners."""
+"""The parts of pods that their readers share: bounds, requests, claims, running and ended containers, and owners."""
 
 from __future__ import annotations
 
@@ -7,14 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpu_device_plugin.cluster.objects.bounds import (
-    LONGEST_KEY,
-    LONGEST_LABEL,
-    LONGEST_NAME,
-    LONGEST_UID,
-    bounded,
-    fits,
-)
 from gpu_device_plugin.model.contract.keys import STATIC_POD
 from gpu_device_plugin.model.pods import ContainerEnd, Owner
 
@@ -22,6 +14,31 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.cluster.objects.quantity import RequestSums
+
+# What strangers write is bounded before it is kept, by the API's own limits where it has some.
+LONGEST_NAME = 253
+"""Bytes of the name of an object, or of an API group (RFC 1123, a subdomain)."""
+LONGEST_LABEL = 63
+"""Of a namespace, a container, a kind, the value of a label, and of a word such as a reason (RFC 1123, a label)."""
+LONGEST_UID = 64
+"""The API server makes UIDs of 36 characters. In a reference to another object it takes any text."""
+LONGEST_KEY = LONGEST_NAME + 1 + LONGEST_LABEL
+"""Of a key or a resource, ``<prefix>/<name>``, and of ``<group>/<version>``."""
+LONGEST_SENTENCE = 1024
+"""Of an Event's note. Messages in a status have no bound."""
+
+
+def fits(text: str, most: int) -> bool:
+    """Return whether a text has no more bytes in UTF-8 than so many."""
+    return len(text) <= most and (text.isascii() or len(text.encode(errors="surrogatepass")) <= most)
+
+
+def bounded(text: str | None, most: int) -> str:
+    """Return a text; an empty one where it is missing, or has more than so many bytes: what it means is not known."""
+    return text if text and fits(text, most) else ""
+
+
+# --- The requests of pods ---------------------------------------------------------------------------------------------
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _MOST_SUMMED = 64

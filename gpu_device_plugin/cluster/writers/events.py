@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from gpu_device_plugin.cluster.client.backoff import Backoff
+from gpu_device_plugin.aio.worker import Backoff
 from gpu_device_plugin.cluster.client.errors import TRANSIENT, ApiError, ConflictError, NotFoundError, UnauthorizedError
 from gpu_device_plugin.cluster.objects.decoding import EVENTS
 from gpu_device_plugin.model.times import micro_time

@@ -8,9 +8,8 @@ import time
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
-from gpu_device_plugin.aio.worker import Worker
+from gpu_device_plugin.aio.worker import Backoff, Worker
 from gpu_device_plugin.cluster.client.answers import translated
-from gpu_device_plugin.cluster.client.backoff import Backoff
 from gpu_device_plugin.cluster.client.errors import (
     TRANSIENT,
     ApiError,

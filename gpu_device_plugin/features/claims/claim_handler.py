@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import in_thread, wait_within
-from gpu_device_plugin.cluster.client.backoff import Backoff
+from gpu_device_plugin.aio.worker import Backoff
 from gpu_device_plugin.cluster.client.errors import TRANSIENT, ApiError
 from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
 from gpu_device_plugin.features.claims.claim_store import ClaimStoreError

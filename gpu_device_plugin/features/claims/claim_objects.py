@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from gpu_device_plugin.cluster.objects.bounds import LONGEST_NAME, LONGEST_UID, fits
 from gpu_device_plugin.cluster.objects.decoding import ObjectKind, ObjectMeta, decoded, named
 from gpu_device_plugin.cluster.objects.quantity import whole_quantity
+from gpu_device_plugin.cluster.objects.requests import LONGEST_NAME, LONGEST_UID, fits
 from gpu_device_plugin.features.claims.contract import (
     COMPUTE,
     DRIVER,

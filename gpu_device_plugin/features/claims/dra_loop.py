@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from grpc import aio
 
     from gpu_device_plugin.features.claims.dra_servicer import DraServicer
-    from gpu_device_plugin.kubelet.rounds import OnEvent
-    from gpu_device_plugin.kubelet.streams import Streams
+    from gpu_device_plugin.kubelet.rounds import OnEvent, Streams
 
 _SILENCE_S = 20.0
 """How long a kubelet that listened to us may not listen, before we offer it new sockets, in seconds. It dials again by

@@ -15,7 +15,7 @@ from gpu_device_plugin.kubelet._proto import (
     dra_v1beta1_pb2,
     dra_v1beta1_pb2_grpc,
 )
-from gpu_device_plugin.kubelet.streams import Streams
+from gpu_device_plugin.kubelet.rounds import Streams
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping

@@ -12,8 +12,8 @@ import msgspec
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together, wait_within
+from gpu_device_plugin.aio.worker import Backoff
 from gpu_device_plugin.cluster.client.api_client import PatchType
-from gpu_device_plugin.cluster.client.backoff import Backoff
 from gpu_device_plugin.cluster.client.errors import ApiError, ConflictError, ForbiddenError, InvalidError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import NODES, UnreadableObjectError, read_metadata, version_number
 from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming

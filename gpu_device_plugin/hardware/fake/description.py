@@ -58,9 +58,8 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.fake import value_forms as forms
-from gpu_device_plugin.hardware.fake.description_mig import divided
 from gpu_device_plugin.hardware.fake.fake_telemetry import CONDITION
-from gpu_device_plugin.hardware.fake.gpu_models import MODELS, UNIFIED
+from gpu_device_plugin.hardware.fake.gpu_models import MODELS, UNIFIED, divided
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError, Where
 from gpu_device_plugin.model.gpus import MOST_GPUS, Closeness
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.waiting import wait_within
+from gpu_device_plugin.aio.worker import Backoff
 from gpu_device_plugin.cluster.client.api_client import Client
-from gpu_device_plugin.cluster.client.backoff import Backoff
 from gpu_device_plugin.cluster.client.errors import ApiError
 from gpu_device_plugin.cluster.writers.events import EventWriter, about_node
 from gpu_device_plugin.cluster.writers.own_node import OwnNode

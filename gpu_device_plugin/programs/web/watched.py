@@ -8,7 +8,7 @@ import time
 from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from gpu_device_plugin.cluster.client.backoff import Backoff
+from gpu_device_plugin.aio.worker import Backoff
 from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import NODES, PODS
 from gpu_device_plugin.cluster.reflector import Reflector

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from gpu_device_plugin.aio.waiting import wait_within
-from gpu_device_plugin.testing.cluster.cluster_kinds import CORE_EVENTS, EVENTS, core_event
+from gpu_device_plugin.testing.cluster.cluster_kinds import CORE_EVENTS, EVENTS, Served, StatusError, core_event
 from gpu_device_plugin.testing.cluster.cluster_requests import ApiRequest, status_of, version_of
-from gpu_device_plugin.testing.cluster.cluster_served import Served, StatusError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

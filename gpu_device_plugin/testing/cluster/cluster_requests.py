@@ -1,24 +1,22 @@
-"""The HTTP conventions of Kubernetes: requests, also to pods, ``Status`` objects, and the faults that can happen."""
+"""The HTTP conventions of Kubernetes: requests, also to pods, and ``Status`` objects."""
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
-import math
 import socket
 import struct
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import aiohttp
 from aiohttp import web
 
 from gpu_device_plugin.cluster.client.errors import Call
-from gpu_device_plugin.testing.cluster.cluster_kinds import CORE_EVENTS, KINDS
-from gpu_device_plugin.testing.cluster.cluster_served import Served, StatusError
+from gpu_device_plugin.testing.cluster.cluster_kinds import CORE_EVENTS, Served, StatusError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from gpu_device_plugin.testing.builders import Json
 
@@ -34,8 +32,8 @@ class ApiRequest(Call):
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 
-def understood(http: web.Request) -> tuple[Served, ApiRequest]:
-    """Parse path and method like Kubernetes, or raise StatusError."""
+def understood(http: web.Request, kinds: Iterable[Served]) -> tuple[Served, ApiRequest]:
+    """Parse path and method like Kubernetes, for a server with these kinds, or raise StatusError."""
     group, *parts = ("", *http.path.strip("/").split("/")[1:])
     if http.path.startswith("/apis/"):
         group, *parts = parts
@@ -47,7 +45,7 @@ def understood(http: web.Request) -> tuple[Served, ApiRequest]:
         case _:
             raise StatusError(404, "NotFound", "the server could not find the requested resource")
     name, subresource = [*rest, "", ""][:2]
-    served = {**KINDS, ("", "events"): CORE_EVENTS}.get((group, plural))
+    served = next((kind for kind in (*kinds, CORE_EVENTS) if (kind.group, kind.plural) == (group, plural)), None)
     known = served is not None and served.version == version and (not subresource or subresource in served.subresources)
     if served is None or not known or (served.namespaced and name and not namespace):
         raise StatusError(404, "NotFound", "the server could not find the requested resource")
@@ -102,101 +100,7 @@ def reset(transport: asyncio.BaseTransport | None) -> None:
         transport.abort()
 
 
-# --- Faults, and the requests that they match -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Answer with an error."""
-
-    code: int
-    retry_after_s: int | None = None
-    reason: str = ""
-    message: str = "trouble, as ordered"
-    causes: tuple[str, ...] = ()
-    done: bool = False
-    """The request is executed nevertheless."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hang:
-    """Accept the request and never answer; with `done`, execute it."""
-
-    done: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Reset:
-    """Reset the connection; with `done`, after executing the request."""
-
-    done: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Slow:
-    """Wait, then execute the request."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Garbage:
-    """Answer 200 with a body that no API server sends, like a proxy."""
-
-    body: bytes = b"<html>sign in, please</html>"
-
-
-@dataclass(frozen=True, slots=True)
-class Late:
-    """Accept the request and never answer; `ApiServer.carry_out` executes it later.
-
-    An API server continues a request that its client has given up, for up to 60 s by default.
-    """
-
-
-Trouble: TypeAlias = Answer | Hang | Reset | Slow | Garbage | Late
-
-
-@dataclass(eq=False, slots=True)
-class Fault:
-    """A trouble that ends after `times` matching requests; infinite by default. It spares the first `spared`."""
-
-    trouble: Trouble
-    verbs: frozenset[str]
-    resources: frozenset[str]
-    tokens: frozenset[str] = frozenset()
-    times: float = math.inf
-    spared: int = 0
-    happened: int = 0
-
-    def strikes(self, request: ApiRequest) -> bool:
-        """Return whether this request matches, and count it."""
-        hit = (
-            self.happened < self.times
-            and (not self.verbs or request.verb in self.verbs)
-            and (not self.resources or request.resource in self.resources)
-            and (not self.tokens or request.token in self.tokens)
-        )
-        if hit and self.spared:
-            self.spared -= 1
-            return False
-        self.happened += hit
-        return hit
-
-
-async def suffered(trouble: Trouble | None, content_type: str = "application/json") -> web.Response | None:
-    """Let a trouble happen that every kind of request can have; None: the request is executed nevertheless."""
-    match trouble:
-        case Answer(code, retry_after_s, reason, message, causes):
-            details = {"causes": [{"reason": cause} for cause in causes]}
-            return refusal(StatusError(code, reason, message, details), retry_after_s)
-        case Hang():
-            await asyncio.Event().wait()
-        case Slow(seconds):
-            await asyncio.sleep(seconds)
-        case Garbage(body):
-            return web.Response(body=body, content_type=content_type)
-    return None
+# --- Requests to pods -------------------------------------------------------------------------------------------------
 
 
 _KEPT_BACK = frozenset({"authorization", "host", "connection", "content-length", "transfer-encoding"})

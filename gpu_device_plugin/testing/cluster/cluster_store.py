@@ -1,6 +1,6 @@
 """The objects of an API server, one version counter, and the history for watches.
 
-This module is independent of HTTP; `cluster` serves the store. `cluster_kinds` has the validation of objects.
+This module is independent of HTTP; `api_server` serves the store. `cluster_kinds` has the validation of objects.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.model.times import epoch_s, rfc3339
-from gpu_device_plugin.testing.cluster.cluster_kinds import BUDGETS, KINDS, PODS, WORKLOADS
-from gpu_device_plugin.testing.cluster.cluster_served import Served, StatusError, invalid
+from gpu_device_plugin.testing.cluster.cluster_kinds import KINDS, PODS, Served, StatusError, invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.testing.builders import Json
 
@@ -71,12 +70,12 @@ class State:
 class Store:
     """Objects and their history. Stored objects are never changed, only replaced; callers must not change them."""
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: Iterable[Served] = KINDS) -> None:
         self.changed = Observable(1)
         """The newest version; set for every write."""
         self.oldest = 1
         """The oldest version at which a watch can begin."""
-        self._objects: dict[Served, dict[Key, Json]] = {kind: {} for kind in KINDS.values()}
+        self._objects: dict[Served, dict[Key, Json]] = {kind: {} for kind in kinds}
         self._history: list[Change] = []
         self.hide_changes = False
         """While true, writes are never reported to watches."""
@@ -135,7 +134,7 @@ class Store:
         if not as_given:
             for ours in ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"):
                 meta.pop(ours, None)
-            if served in {PODS, BUDGETS, *WORKLOADS}:
+            if served.without_status:
                 new.pop("status", None)
         meta.setdefault("uid", str(uuid.uuid4()))
         meta.setdefault("creationTimestamp", rfc3339(time.time()))
@@ -229,6 +228,24 @@ class Store:
         bound["status"]["conditions"] = [*others, scheduled]
         self._commit(PODS, key, found, bound)
 
+    def evict(self, key: Key, eviction: Json, disrupt: Callable[[Json], None] = lambda _found: None) -> None:
+        """Evict a pod as Kubernetes 1.36 does (pkg/registry/core/pod/storage/eviction.go), or raise StatusError.
+
+        `disrupt` gets a pod whose end disrupts something, and may refuse the eviction.
+        """
+        if (eviction.get("metadata") or {}).get("name", key[1]) != key[1]:
+            raise StatusError(400, "BadRequest", "name in URL does not match name in Eviction object")
+        found = self.get(PODS, key)
+        options = eviction.get("deleteOptions") or {}
+        wanted = (options.get("preconditions") or {}).get("uid") or found["metadata"]["uid"]
+        deleting = "deletionTimestamp" in found["metadata"]
+        # A pod that has not started, has ended, or is being deleted disrupts nothing.
+        if wanted == found["metadata"]["uid"] and found["status"].get("phase") == "Running" and not deleting:
+            disrupt(found)
+        if wanted == found["metadata"]["uid"] and not deleting:
+            self.change(PODS, key, _targeted, subresource="status")
+        self.delete(PODS, key, grace_s=options.get("gracePeriodSeconds"), uid=wanted)
+
     def _commit(self, served: Served, key: Key, before: Json | None, after: Json | None) -> Json:
         version = self.version + 1
         if after is None:
@@ -243,6 +260,19 @@ class Store:
             self.oldest = self._history[0].version - 1
         self.changed.set(version)
         return kept
+
+
+def _targeted(found: Json) -> Json:
+    target = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "EvictionByEvictionAPI",
+        "message": "Eviction API: evicting",
+        "lastTransitionTime": rfc3339(time.time()),
+    }
+    others = [one for one in found["status"].get("conditions", ()) if one["type"] != target["type"]]
+    found["status"]["conditions"] = [*others, target]
+    return found
 
 
 def _preconditions(uid: str | None, version: str | None, found: Json) -> Iterator[tuple[str, str, str]]:

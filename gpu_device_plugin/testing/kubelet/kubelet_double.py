@@ -23,7 +23,7 @@ from gpu_device_plugin.testing.kubelet import kubelet_versions as versions
 from gpu_device_plugin.testing.kubelet.device_manager import Amount, DeviceManager, KubeletPanic
 from gpu_device_plugin.testing.kubelet.kubelet_files import CHECKPOINT, serve, wipe
 from gpu_device_plugin.testing.kubelet.kubelet_process import KubeletProcess
-from gpu_device_plugin.testing.kubelet.kubelet_services import Gate, PluginRegistry, PodResources
+from gpu_device_plugin.testing.kubelet.kubelet_services import PluginRegistry, PodResources
 from gpu_device_plugin.testing.pod_specs import Container, NodePods, Pod, stopped
 
 if TYPE_CHECKING:
@@ -65,14 +65,6 @@ class Kubelet:
         self.checkpoint = self.device_plugin_dir / CHECKPOINT
         self.pod_resources_socket = root / "pod-resources" / "kubelet.sock"
         self._boot_id = root / "proc" / "sys" / "kernel" / "random" / "boot_id"
-        self.register_gate = Gate()
-        """Every Register call passes here: hold it, or refuse."""
-        self.pod_resources_gate = Gate()
-        """Every PodResources call passes here. The real one refuses above 100 a second: RESOURCE_EXHAUSTED,
-        `rejected by rate limit`."""
-        self.start_gate = Gate()
-        """Every start of a container passes here before the kubelet looks up what its devices bring: hold it. The real
-        one makes the pod's sandbox and pulls the image meanwhile, and goes on when the pod is deleted by force."""
         self.registrations: list[Registration] = []
         self.streams: list[DeviceStream] = []
         self.panics: list[KubeletPanic] = []
@@ -143,14 +135,14 @@ class Kubelet:
         registry = PluginRegistry(
             self.device_plugin_dir,
             manager,
-            gate=self.register_gate,
+            before_register=self.before_register,
             dial_timeout_s=self._dial_timeout_s,
             registrations=self.registrations,
             streams=self.streams,
         )
         registration, pod_resources = grpc.aio.server(), grpc.aio.server()
         add_RegistrationServicer_to_server(registry, registration)
-        lister = PodResources(manager, self._seen_in_any_order, self.pod_resources_gate)
+        lister = PodResources(manager, self._seen_in_any_order, self.before_pod_resources)
         add_PodResourcesListerServicer_to_server(lister, pod_resources)
         self._process = KubeletProcess(
             manager,
@@ -158,7 +150,7 @@ class Kubelet:
             (registration, pod_resources),
             self._pods,
             lambda: self.node_status,
-            self.start_gate,
+            self.before_start,
             self._panicked,
         )
         await serve(pod_resources, self.pod_resources_socket, self._listening)
@@ -212,10 +204,6 @@ class Kubelet:
             else:
                 await process.admit(known)
         process.manager.sources_ready = True
-
-    def drop_streams(self, resource: str | None = None) -> None:
-        """Lose the connections over which the plugins of `resource`, or all plugins, send their lists."""
-        self._require().registry.drop_streams(resource)
 
     # Pods
 
@@ -326,6 +314,17 @@ class Kubelet:
         """Write the node's status, which a real kubelet does every ten seconds; return it."""
         self.node_status |= self.amounts
         return self.node_status
+
+    # What may hold or refuse a step; RpcStatusError refuses a call
+
+    async def before_register(self) -> None:
+        """Every Register call waits for this."""
+
+    async def before_pod_resources(self) -> None:
+        """Every PodResources call waits for this."""
+
+    async def before_start(self) -> None:
+        """Every start of a container waits for this, before the kubelet looks up what its devices bring."""
 
     # Inside
 

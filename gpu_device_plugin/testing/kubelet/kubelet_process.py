@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import grpc.aio
 
     from gpu_device_plugin.testing.kubelet.device_manager import Amount, DeviceManager
-    from gpu_device_plugin.testing.kubelet.kubelet_services import Gate, PluginRegistry
+    from gpu_device_plugin.testing.kubelet.kubelet_services import PluginRegistry
     from gpu_device_plugin.testing.pod_specs import ContainerSpec, Pod
 
 
@@ -32,7 +32,7 @@ class KubeletProcess:
     servers: tuple[grpc.aio.Server, grpc.aio.Server]
     pods: NodePods
     node_status: Callable[[], Mapping[str, Amount]]
-    start_gate: Gate
+    before_start: Callable[[], Awaitable[None]]
     on_panic: Callable[[KubeletPanic], Awaitable[None]]
     """Called when a pod makes the process panic."""
     seen: set[str] = field(default_factory=set)
@@ -108,7 +108,7 @@ class KubeletProcess:
             pods.put(replace(pods.in_api[uid], phase="Running"))
 
     async def _start_container(self, uid: str, spec: ContainerSpec) -> None:
-        await self.start_gate.passed()
+        await self.before_start()
         try:
             await self._or_die(self.manager.before_start(uid, spec))
         except _EndedError:

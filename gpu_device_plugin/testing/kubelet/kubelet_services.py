@@ -1,4 +1,4 @@
-"""The kubelet double's services: Registration with its registered plugins, and PodResources; a gate before each."""
+"""The kubelet double's services: Registration with its registered plugins, and PodResources."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpu_device_plugin.testing.kubelet.device_manager import NO_NUMA_NODE, Endpo
 from gpu_device_plugin.testing.kubelet.plugin_client import AdmissionError, DeviceStream, PluginClient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable
     from pathlib import Path
 
     from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import RegisterRequest
@@ -36,56 +36,6 @@ class RpcStatusError(Exception):
         super().__init__(details)
         self.code = code
         self.details = details
-
-
-class Gate:
-    """Every call passes through it. Starts open; belongs to one event loop, like the doubles that own it."""
-
-    def __init__(self) -> None:
-        self._open = asyncio.Event()
-        self._open.set()
-        self._refusal: RpcStatusError | None = None
-        self._refusals_left: float = 0
-        self._reached = asyncio.Event()
-        self.waiting = 0
-        """The number of calls that wait at the closed gate."""
-
-    def __repr__(self) -> str:
-        state = "open" if self._open.is_set() else f"held, {self.waiting} waiting"
-        return f"<Gate {state}{', refusing' if self._refusals_left else ''}>"
-
-    def hold(self) -> None:
-        """Let calls hang from now on, until `release` or until their callers give up."""
-        self._open.clear()
-        self._reached.clear()
-
-    async def reached(self) -> None:
-        """Wait until a call has reached the gate that `hold` closed."""
-        await self._reached.wait()
-
-    def release(self) -> None:
-        """Open the gate, also for the waiting calls; forget refusals."""
-        self._refusals_left = 0
-        self._open.set()
-
-    def refuse(
-        self, details: str, code: grpc.StatusCode = grpc.StatusCode.UNKNOWN, times: float = float("inf")
-    ) -> None:
-        """Answer the next `times` calls with this status."""
-        self._refusal, self._refusals_left = RpcStatusError(code, details), times
-
-    async def passed(self) -> None:
-        """Wait until the gate is open. RpcStatusError: the call is refused."""
-        if not self._open.is_set():
-            self.waiting += 1
-            self._reached.set()
-            try:
-                await self._open.wait()
-            finally:
-                self.waiting -= 1
-        if self._refusal is not None and self._refusals_left:
-            self._refusals_left -= 1
-            raise self._refusal
 
 
 # --- Registration -----------------------------------------------------------------------------------------------------
@@ -127,13 +77,13 @@ class PluginRegistry(RegistrationServicer):
 
     directory: Path
     manager: DeviceManager
-    gate: Gate
+    before_register: Callable[[], Awaitable[None]]
     dial_timeout_s: float
     registrations: list[Registration]
     streams: list[DeviceStream]
     """Like `registrations`, of all processes of a kubelet."""
     _clients: dict[str, PluginClient] = field(default_factory=dict, init=False)
-    _connections: set[PluginClient] = field(default_factory=set, init=False)
+    connections: set[PluginClient] = field(default_factory=set, init=False)
     """Every open connection. A plugin that was replaced keeps talking, and its connection is never closed."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
@@ -144,7 +94,7 @@ class PluginRegistry(RegistrationServicer):
         registration = Registration(request)
         self.registrations.append(registration)
         try:
-            await self.gate.passed()
+            await self.before_register()
             self._validate(request)
             if self.manager.minor in versions.ASKS_OPTIONS:
                 await self._connect(request.resource_name, request.endpoint)
@@ -157,19 +107,13 @@ class PluginRegistry(RegistrationServicer):
             await context.abort(code, registration.error)
         return Empty()
 
-    def drop_streams(self, resource: str | None = None) -> None:
-        """Cut the ListAndWatch streams of `resource`, or of all, as a lost connection would."""
-        for client in self._connections:
-            if resource in {None, client.resource}:
-                client.hang_up()
-
     async def close(self) -> None:
         """Close every connection at once, without changes to the device manager: the process is ending."""
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
-        for client in {*self._connections, *self._clients.values()}:  # the latter may still be dialling
+        for client in {*self.connections, *self._clients.values()}:  # the latter may still be dialling
             await client.close()
         for result in results:
             if isinstance(result, Exception):
@@ -203,7 +147,7 @@ class PluginRegistry(RegistrationServicer):
             self._clients.pop(resource, None)
             await client.close()
             raise
-        self._connections.add(client)
+        self.connections.add(client)
         self._spawn(self._follow(client, endpoint), f"the list of {resource} from {endpoint}")
 
     async def _follow(self, client: PluginClient, endpoint: str) -> None:
@@ -214,7 +158,7 @@ class PluginRegistry(RegistrationServicer):
         if current is client or (current is not None and self.manager.minor in versions.OLD_STREAM_ENDS_NEW_PLUGIN):
             del self._clients[client.resource]
             self.manager.disconnected(client.resource)
-            self._connections.discard(current)
+            self.connections.discard(current)
             await current.close()
 
     def _spawn(self, work: Coroutine[None, None, None], name: str) -> None:
@@ -250,9 +194,9 @@ def _describe(manager: DeviceManager, pod: Pod) -> v1.PodResources:
     return described
 
 
-async def _pass(gate: Gate, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+async def _pass(before: Callable[[], Awaitable[None]], context: grpc.aio.ServicerContext[Any, Any]) -> None:
     try:
-        await gate.passed()
+        await before()
     except RpcStatusError as refusal:
         await context.abort(refusal.code, refusal.details)
 
@@ -264,7 +208,8 @@ class PodResources(PodResourcesListerServicer):
     manager: DeviceManager
     pods: Callable[..., Iterable[Pod]]
     """Returns the pods that the kubelet's sources have delivered; with `active_only`, without ended ones."""
-    gate: Gate
+    before: Callable[[], Awaitable[None]]
+    """Every call waits for it; it may raise RpcStatusError."""
 
     async def List(
         self,
@@ -272,7 +217,7 @@ class PodResources(PodResourcesListerServicer):
         context: grpc.aio.ServicerContext[v1.ListPodResourcesRequest, v1.ListPodResourcesResponse],
     ) -> v1.ListPodResourcesResponse:
         """List the pods, and free the devices of ended pods."""
-        await _pass(self.gate, context)
+        await _pass(self.before, context)
         pods = tuple(self.pods(active_only=self.manager.minor not in versions.LISTS_TERMINAL_PODS))
         self.manager.collect()
         return v1.ListPodResourcesResponse(pod_resources=[_describe(self.manager, pod) for pod in pods])
@@ -283,7 +228,7 @@ class PodResources(PodResourcesListerServicer):
         context: grpc.aio.ServicerContext[v1.GetPodResourcesRequest, v1.GetPodResourcesResponse],
     ) -> v1.GetPodResourcesResponse:
         """Describe one active pod. Frees nothing."""
-        await _pass(self.gate, context)
+        await _pass(self.before, context)
         if self.manager.minor not in versions.DESCRIBES_ONE_POD:
             await context.abort(grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled")
         for pod in self.pods(active_only=True):
@@ -299,7 +244,7 @@ class PodResources(PodResourcesListerServicer):
         context: grpc.aio.ServicerContext[v1.AllocatableResourcesRequest, v1.AllocatableResourcesResponse],
     ) -> v1.AllocatableResourcesResponse:
         """List every healthy device, allocated or free."""
-        await _pass(self.gate, context)
+        await _pass(self.before, context)
         return v1.AllocatableResourcesResponse(
             devices=[
                 _entry(resource, device, node)

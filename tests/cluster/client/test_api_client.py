@@ -23,8 +23,8 @@ from gpu_device_plugin.cluster.client.errors import (
 )
 from gpu_device_plugin.cluster.objects.decoding import EVENTS, NODES, PODS, NodeReader, read_metadata
 from gpu_device_plugin.testing.builders import node, pod
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Garbage, Hang, Reset, Slow, Trouble
+from tests.cluster_double.api_server import ApiServer
+from tests.cluster_double.troubles import Answer, Garbage, Hang, Reset, Slow, Trouble
 from tests.patience import stretched
 
 if TYPE_CHECKING:

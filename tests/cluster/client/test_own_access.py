@@ -11,7 +11,7 @@ import pytest
 from gpu_device_plugin.cluster.client.api_client import Client, Server
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.client.errors import Call, UnavailableError
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
+from tests.cluster_double.api_server import ApiServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

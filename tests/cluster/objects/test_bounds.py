@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from gpu_device_plugin.cluster.objects.bounds import LONGEST_NAME, bounded
 from gpu_device_plugin.cluster.objects.decoding import NodeReader, PodReader
+from gpu_device_plugin.cluster.objects.requests import LONGEST_NAME, bounded
 from gpu_device_plugin.features.claims.claim_objects import read_claim
 from gpu_device_plugin.features.claims.contract import DRIVER
 from gpu_device_plugin.model.contract.keys import AVOID_MODEL, READ_BY_AGENT, TOO_LONG, USE_MODEL

@@ -14,13 +14,13 @@ from gpu_device_plugin.cluster.client.errors import ApiError
 from gpu_device_plugin.cluster.objects.decoding import PodReader
 from gpu_device_plugin.cluster.writers.binder import Binder, BindError, BinderTiming, InDoubtError, PodRef
 from gpu_device_plugin.testing.builders import pod
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Garbage, Hang, Late, Reset, Trouble
+from tests.cluster_double.troubles import Answer, Garbage, Hang, Late, Reset, Trouble
 from tests.patience import eventually, stretched
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from gpu_device_plugin.testing.cluster.api_server import ApiServer
+    from tests.cluster_double.api_server import ApiServer
 
 POD = PodRef("default", "a", "u")
 PROMISE = {"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_ASSIGNED": "false"}

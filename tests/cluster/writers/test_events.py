@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.cluster.writers.events import EventSubject, EventWriter, about_node
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Hang, Reset
+from tests.cluster_double.troubles import Answer, Hang, Reset
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.testing.cluster.api_server import ApiServer
+    from tests.cluster_double.api_server import ApiServer
 
 
 class Clock:

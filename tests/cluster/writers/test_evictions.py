@@ -9,11 +9,11 @@ import pytest
 from gpu_device_plugin.cluster.writers.evictions import Eviction, EvictionOutcome, evict
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.testing.builders import pod
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Garbage, Hang
+from tests.cluster_double.troubles import Answer, Garbage, Hang
 
 if TYPE_CHECKING:
     from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.testing.cluster.api_server import ApiServer
+    from tests.cluster_double.api_server import ApiServer
 
 POD = Pod("u", "default", "p")
 CALL = "create pods/eviction default/p"

@@ -11,7 +11,7 @@ from tests.cluster.conftest import beside
 
 if TYPE_CHECKING:
     from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.testing.cluster.api_server import ApiServer
+    from tests.cluster_double.api_server import ApiServer
 
 NOTES = NodeMetadata(labels={"gpus": "8", "old": None}, annotations={"list": "[1]"})
 

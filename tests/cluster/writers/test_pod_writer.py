@@ -10,14 +10,14 @@ from gpu_device_plugin.cluster.client.errors import ForbiddenError, InvalidError
 from gpu_device_plugin.cluster.writers.pod_writer import PodWriter
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.testing.builders import pod
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Garbage
 from tests.cluster.conftest import beside
+from tests.cluster_double.troubles import Answer, Garbage
 
 if TYPE_CHECKING:
     from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.cluster.client.errors import ApiError
     from gpu_device_plugin.testing.builders import Json
-    from gpu_device_plugin.testing.cluster.api_server import ApiServer
+    from tests.cluster_double.api_server import ApiServer
 
 
 async def test_one_patch_carries_all_that_waits_for_a_pod(server: ApiServer, client: Client, eventually: Any) -> None:

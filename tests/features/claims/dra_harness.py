@@ -11,7 +11,7 @@ from gpu_device_plugin.features.claims.contract import DRIVER
 from gpu_device_plugin.features.claims.node import Claims as ClaimsFeature
 from gpu_device_plugin.kubelet.rounds import RoundTimings
 from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
+from tests.cluster_double.api_server import ApiServer
 from tests.node.cluster_harness import NODE, RIGHTS, Cluster
 from tests.node.harness import world
 from tests.patience import stretched

@@ -12,7 +12,7 @@ from gpu_device_plugin.features.claims.contract import DRIVER, parse_device_name
 from gpu_device_plugin.features.claims.dra_driver import UNKNOWN
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.node.rules.serving_mode import ServingMode
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer
+from tests.cluster_double.troubles import Answer
 from tests.features.claims.dra_harness import Claims, claims
 from tests.names import COUNT, MEM
 from tests.node.cluster_harness import NODE

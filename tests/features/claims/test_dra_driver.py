@@ -23,7 +23,7 @@ from gpu_device_plugin.kubelet.sockets import DirectoryGoneError
 from gpu_device_plugin.metrics import PrometheusMetrics
 from gpu_device_plugin.model.contract.cordons import Cordon, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer
+from tests.cluster_double.troubles import Answer
 from tests.features.claims.dra_harness import Claims, claims
 from tests.features.mps.mps_supervisor import Supervisor
 from tests.node.cluster_harness import NODE, RIGHTS

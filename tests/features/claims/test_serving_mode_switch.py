@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.node.rules.serving_mode import ServingMode
 from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer
+from tests.cluster_double import owned as owned_objects
+from tests.cluster_double.troubles import Answer
 from tests.features.claims.dra_harness import Claims, claims
 from tests.names import COUNT, MEM
 from tests.node.cluster_harness import NODE
@@ -117,7 +118,7 @@ async def test_a_node_that_waits_for_a_static_pod_of_the_plugin_names_it() -> No
         await serves_as_plugin(here)
         static = await here.node.kubelet.admit(replace(pod("static", mem=3), uid="0123456789abcdef" * 2))
         body = builders.pod("static", builders.container(mem=3), node=NODE)
-        here.api.add(builders.mirror(body, static.uid))
+        here.api.add(owned_objects.mirror(body, static.uid))
         await here.seen("static")
         here.label("dra")
         agent = here.node.agent

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from gpu_device_plugin.cluster.objects.decoding import ObjectKind
-    from gpu_device_plugin.testing.cluster.api_server import ApiServer
+    from tests.cluster_double.api_server import ApiServer
 
 WHY = Cordon("alice", "2026-11-28T18:00:00Z", "a fan is loud")
 

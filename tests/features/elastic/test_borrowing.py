@@ -17,7 +17,7 @@ from gpu_device_plugin.features.elastic.contract import MEMORY_DIRECTORY, MEMORY
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_LIMIT, RESIZE_BOUND
 from gpu_device_plugin.model.pods import ContainerKind
-from gpu_device_plugin.testing.cluster.cluster_served import StatusError
+from gpu_device_plugin.testing.cluster.cluster_kinds import StatusError
 from tests.memory import read_memory_file
 from tests.names import MEM
 from tests.node.cluster_harness import RIGHTS, Cluster, allocation, cluster, promise

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_device_plugin.features.elastic.contract import NO_ANSWER, Answer, read_answer
 from gpu_device_plugin.features.elastic.guarantees import Guarantees
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED, RESIZE_BOUND
-from gpu_device_plugin.testing.cluster import cluster_requests
+from tests.cluster_double import troubles
 from tests.names import COUNT, MEM
 from tests.node.cluster_harness import cluster
 from tests.node.harness import pod
@@ -258,6 +258,6 @@ async def test_a_wish_that_changes_all_the_time_changes_little() -> None:
 async def test_without_the_right_to_read_namespaces_nothing_grows() -> None:
     async with node() as there:
         await there.run(pod("a", mem=4))
-        there.api.fail(cluster_requests.Answer(403), verbs=["get"], resources=["namespaces"])
+        there.api.fail(troubles.Answer(403), verbs=["get"], resources=["namespaces"])
         wish(there, "a", "6")
         await there.node.until(lambda: "cannot be read" in held(there, "a").why)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.builders import mirror
+from tests.cluster_double.owned import mirror
 from tests.names import COUNT, MEM
 from tests.node.cluster_harness import NODE, cluster
 from tests.node.harness import gpus_of, pod, without, world

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpu_device_plugin.features.limits.node import Limits
 from gpu_device_plugin.features.limits.rules.limit_verification import NO_CGROUPS, NO_CONTAINER
 from gpu_device_plugin.model.limits import LimitStatus
-from gpu_device_plugin.testing.pod_specs import pod
+from tests.kubelet.pod_lines import pod
 from tests.names import MEM
 from tests.node.cluster_harness import Cluster, cluster
 from tests.node.harness import T4, world

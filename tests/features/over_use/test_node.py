@@ -18,8 +18,8 @@ from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseR
 from gpu_device_plugin.model.contract.keys import OVER_USE
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.builders import mirror
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Hang
+from tests.cluster_double.owned import mirror
+from tests.cluster_double.troubles import Answer, Hang
 from tests.listening import listening
 from tests.node.cluster_harness import NODE, RIGHTS, Cluster, cluster, promise
 from tests.node.contexts import context, settings

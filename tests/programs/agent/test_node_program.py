@@ -17,7 +17,7 @@ from gpu_device_plugin.features.node_features import NODE_FEATURES, NODE_SETTING
 from gpu_device_plugin.node.agent import NodeAgent
 from gpu_device_plugin.programs.agent.node_program import NodeProgram
 from gpu_device_plugin.settings.sources import Sources
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Hang
+from tests.cluster_double.troubles import Answer, Hang
 from tests.configmap import mount
 from tests.names import MEM
 from tests.node.cluster_harness import NODE, Cluster, cluster

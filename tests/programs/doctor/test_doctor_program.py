@@ -37,7 +37,7 @@ from gpu_device_plugin.programs.doctor.doctor_program import (
 from gpu_device_plugin.programs.doctor.node_reading import Running
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.sources import Sources
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Garbage
+from tests.cluster_double.troubles import Answer, Garbage
 from tests.configmap import mount
 from tests.deploy.calls import AGENT, rights_needed
 from tests.findings import told

@@ -23,14 +23,14 @@ from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
+from tests.cluster_double.api_server import ApiServer
 from tests.patience import eventually, stretched
 from tests.scheduler_double.scheduler import ExtenderConfig, Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
-    from gpu_device_plugin.testing.cluster.cluster_requests import Trouble
+    from tests.cluster_double.troubles import Trouble
     from tests.scheduler_double.scheduler import Outcome
 
 Json = dict[str, Any]

@@ -15,7 +15,7 @@ import pytest
 
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import container
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Slow
+from tests.cluster_double.troubles import Answer, Slow
 from tests.patience import eventually
 from tests.programs.extender.harness import NODE_GPUS, PREFIX, QUICK, world
 

@@ -14,14 +14,14 @@ import pytest
 from gpu_device_plugin.cluster.client.api_client import Timing
 from gpu_device_plugin.cluster.lease import LeaseTiming
 from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Garbage, Hang, Reset, Slow
+from tests.cluster_double.troubles import Answer, Garbage, Hang, Reset, Slow
 from tests.patience import patience, stretched
 from tests.programs.extender.harness import HASTY, LEASE_RIGHTS, PREFIX, QUICK, RIGHTS, world
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from gpu_device_plugin.testing.cluster.cluster_requests import Trouble
+    from tests.cluster_double.troubles import Trouble
     from tests.programs.extender.harness import ExtenderWorld, Running
 
 LOST_SOON = LeaseTiming(lease_s=2, renew_s=1.6, retry_s=0.1)

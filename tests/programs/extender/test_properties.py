@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Hang, Reset, Slow
-from gpu_device_plugin.testing.cluster.cluster_served import StatusError
+from gpu_device_plugin.testing.cluster.cluster_kinds import StatusError
+from tests.cluster_double.troubles import Answer, Hang, Reset, Slow
 from tests.happenings import CHANCE, Happenings, Life, live, lives
 from tests.programs.extender.harness import ALLOCATION, HASTY, held, world
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.fleet import Fleet
     from gpu_device_plugin.model.contract.nodegpus import NodeGpus
-    from gpu_device_plugin.testing.cluster.cluster_requests import Trouble
+    from tests.cluster_double.troubles import Trouble
     from tests.programs.extender.harness import ExtenderWorld, Running
 
 Json = dict[str, Any]

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED, RESIZE_BOUND
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Late
+from tests.cluster_double.troubles import Answer, Late
 from tests.programs.extender.harness import HASTY, LEASE_RIGHTS, QUICK, RIGHTS, ExtenderWorld, world
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from gpu_device_plugin.programs.extender.extender_program import ExtenderTimings
-    from gpu_device_plugin.testing.cluster.cluster_requests import Trouble
+    from tests.cluster_double.troubles import Trouble
     from tests.programs.extender.harness import Running
 
 NO_LABEL = "ask an administrator to label it"

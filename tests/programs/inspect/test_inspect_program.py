@@ -159,11 +159,11 @@ fields = {{
     "status.phase": lambda one: one["status"].get("phase", ""),
 }}
 if "labelSelector" in query:
-    from gpu_device_plugin.testing.cluster.cluster_served import label_selector
+    from gpu_device_plugin.testing.cluster.cluster_kinds import label_selector
 
     found = list(filter(label_selector(query["labelSelector"]), found))
 if "fieldSelector" in query:
-    from gpu_device_plugin.testing.cluster.cluster_served import field_selector
+    from gpu_device_plugin.testing.cluster.cluster_kinds import field_selector
 
     found = list(filter(field_selector(query["fieldSelector"], fields), found))
 start, limit = int(query.get("continue", 0)), min(int(query.get("limit", 10**6)), script["page"])

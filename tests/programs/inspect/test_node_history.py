@@ -18,7 +18,7 @@ from gpu_device_plugin.programs.inspect.node_history import LONGER, history, inc
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.testing.builders import node
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer
+from tests.cluster_double.troubles import Answer
 from tests.histories import summary
 from tests.programs.inspect.test_plan_with_extender import OverHttp
 from tests.remembering import remembering

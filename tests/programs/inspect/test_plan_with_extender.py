@@ -18,8 +18,9 @@ from gpu_device_plugin.programs.inspect.arguments import parse
 from gpu_device_plugin.programs.inspect.cordon import cordon, uncordon
 from gpu_device_plugin.programs.inspect.plan import Patience, plan_moves
 from gpu_device_plugin.programs.kubectl import Kubectl
-from gpu_device_plugin.testing.builders import container, owned, pod, workload
+from gpu_device_plugin.testing.builders import container, pod
 from gpu_device_plugin.view.following import cluster
+from tests.cluster_double.owned import owned, workload
 from tests.patience import stretched
 from tests.programs.extender.harness import QUICK, RIGHTS, ExtenderWorld, world
 from tests.resources import RESOURCES

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from gpu_device_plugin.programs.kubectl import Kubectl, Selected, selected
 from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
+from tests.cluster_double.api_server import ApiServer
 from tests.patience import REAL_S, eventually
 from tests.programs.inspect.test_inspect_program import World, gpu, node, pod, world  # noqa: F401 - a fixture
 from tests.programs.web.test_kubeconfig import Home, home, running, session  # noqa: F401 - a fixture

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.programs.web.callers import Callers
     from gpu_device_plugin.programs.web.figures import AgentFigures
-    from gpu_device_plugin.testing.cluster.api_server import ApiServer
+    from tests.cluster_double.api_server import ApiServer
 
 RESOURCES = ResourceSettings().offered
 QUICK = PageTimings(

@@ -13,7 +13,7 @@ from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.features.history.contract import IncidentList, NodeHistory
 from gpu_device_plugin.programs.web.agent_history import KEPT_S, AgentHistory, AgentUnreadableError
 from gpu_device_plugin.programs.web.figures import AgentFigures
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer
+from tests.cluster_double.troubles import Answer
 from tests.histories import hour, summary, used_by
 from tests.patience import eventually
 from tests.programs.web.harness import served_by

@@ -12,9 +12,9 @@ from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.client.errors import ApiError, UnavailableError
 from gpu_device_plugin.programs.web.callers import AccessReviews, Caller, CallerScope, ReviewedCallers, User
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Garbage, Hang, Slow
-from gpu_device_plugin.testing.cluster.cluster_reviews import Account
+from tests.cluster_double.api_server import ApiServer
+from tests.cluster_double.reviews import Account
+from tests.cluster_double.troubles import Answer, Garbage, Hang, Slow
 from tests.patience import eventually, stretched
 
 if TYPE_CHECKING:

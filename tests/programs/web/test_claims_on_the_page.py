@@ -10,9 +10,9 @@ import pytest
 from gpu_device_plugin.model.contract.keys import ALLOCATION, NODE_GPUS
 from gpu_device_plugin.model.contract.nodegpus import write_node_gpus
 from gpu_device_plugin.testing.builders import container, node, pod
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer
 from tests.claim_values import claim_json, part_json, serving
+from tests.cluster_double.api_server import ApiServer
+from tests.cluster_double.troubles import Answer
 from tests.programs.web.harness import served
 
 if TYPE_CHECKING:

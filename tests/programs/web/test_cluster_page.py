@@ -19,8 +19,8 @@ from gpu_device_plugin.programs.web.web_program import ClusterPage
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.settings.web import WebSettings
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
-from gpu_device_plugin.testing.cluster.cluster_reviews import Account
+from tests.cluster_double.api_server import ApiServer
+from tests.cluster_double.reviews import Account
 from tests.patience import eventually, stretched
 from tests.programs.web.harness import QUICK
 

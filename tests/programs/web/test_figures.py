@@ -15,8 +15,8 @@ from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.features.use.contract import SERVED, GpuUse, NodeUse, write_node_use
 from gpu_device_plugin.programs.web.figures import AgentFigures, FiguresTiming
 from gpu_device_plugin.testing.builders import node, pod
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Hang
+from tests.cluster_double.api_server import ApiServer
+from tests.cluster_double.troubles import Answer, Hang
 from tests.patience import eventually
 from tests.programs.web.harness import served_by
 from tests.programs.web.test_page_server import Users, WithoutNodes, bearer, bound

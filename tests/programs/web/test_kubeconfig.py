@@ -20,7 +20,7 @@ import pytest
 
 from gpu_device_plugin.programs.web import kubeconfig as kubectl_proxy
 from gpu_device_plugin.testing.builders import container, node, pod
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
+from tests.cluster_double.api_server import ApiServer
 from tests.patience import eventually, stretched
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from gpu_device_plugin.programs.web import page_plans
 from gpu_device_plugin.programs.web.callers import ReviewedCallers
 from gpu_device_plugin.programs.web.page_plans import PagePlans
 from gpu_device_plugin.testing.builders import container, node, pod
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
-from gpu_device_plugin.testing.cluster.cluster_requests import Hang
-from gpu_device_plugin.testing.cluster.cluster_reviews import Account
+from tests.cluster_double.api_server import ApiServer
+from tests.cluster_double.reviews import Account
+from tests.cluster_double.troubles import Hang
 from tests.patience import eventually
 from tests.programs.web.harness import Page, served, served_by
 from tests.programs.web.test_page_server import READABLE, bearer

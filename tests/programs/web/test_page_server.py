@@ -28,9 +28,9 @@ from gpu_device_plugin.programs.web.streams import Streams, StreamTiming
 from gpu_device_plugin.programs.web.web_program import CONNECTIONS
 from gpu_device_plugin.programs.web.web_routes import HEADERS
 from gpu_device_plugin.testing.builders import GPU_MEM, container, node, pod
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Hang
-from gpu_device_plugin.testing.cluster.cluster_reviews import Account
+from tests.cluster_double.api_server import ApiServer
+from tests.cluster_double.reviews import Account
+from tests.cluster_double.troubles import Answer, Hang
 from tests.patience import eventually, stretched
 from tests.programs.web.harness import QUICK, Stream, served, served_by
 from tests.reports import part, written

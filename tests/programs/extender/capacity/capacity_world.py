@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.model.contract.keys import HELD_ROOM, HOSTNAME, KEEPS, MOVE_REFUSED, MOVE_TO, STAND_IN
 from gpu_device_plugin.testing import builders
+from tests.cluster_double import owned as owned_objects
 from tests.patience import rounds
 from tests.programs.extender.harness import ALLOCATION, NODE_GPUS, QUICK, RIGHTS, gpus, world
 
@@ -86,7 +87,7 @@ def pod(
     body["spec"] |= rest.pop("spec", {})
     assert not rest, rest
     if rs:
-        body = builders.owned(
+        body = owned_objects.owned(
             body, {"apiVersion": "apps/v1", "kind": kind, "metadata": {"name": rs, "uid": f"uid-{rs}"}}
         )
     made = w.api.add(body)

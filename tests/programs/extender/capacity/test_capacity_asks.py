@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpu_device_plugin.model.contract.keys import HELD_ROOM, HOSTNAME
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer
+from tests.cluster_double.troubles import Answer
 from tests.patience import rounds
 from tests.programs.extender.capacity.capacity_world import (
     KINDS,

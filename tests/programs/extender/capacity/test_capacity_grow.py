@@ -13,7 +13,7 @@ from gpu_device_plugin.model.contract.keys import STAND_IN, STARTUP_TAINT, USE_M
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_MEM
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer
+from tests.cluster_double.troubles import Answer
 from tests.patience import rounds
 from tests.programs.extender.capacity.capacity_world import (
     GRANTED,

@@ -13,7 +13,7 @@ import pytest
 
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_PROMISED, RESIZE_BOUND
 from gpu_device_plugin.testing.builders import GPU_MEM
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer, Hang, Late, Reset, Slow
+from tests.cluster_double.troubles import Answer, Hang, Late, Reset, Slow
 from tests.patience import rounds
 from tests.programs.extender.capacity.capacity_world import (
     GOING,
@@ -37,7 +37,7 @@ from tests.programs.extender.harness import held as shares_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from gpu_device_plugin.testing.cluster.cluster_requests import Trouble
+    from tests.cluster_double.troubles import Trouble
     from tests.programs.extender.harness import ExtenderWorld
 
 Json = dict[str, Any]

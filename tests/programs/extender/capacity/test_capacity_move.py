@@ -16,7 +16,8 @@ from gpu_device_plugin.model.contract.keys import HELD_ROOM, MOVE_TO
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer
+from tests.cluster_double import owned as owned_objects
+from tests.cluster_double.troubles import Answer
 from tests.patience import rounds
 from tests.programs.extender.capacity.capacity_world import (
     GRANTED,
@@ -379,7 +380,7 @@ async def test_of_many_wishes_every_namespace_has_its_turn() -> None:
         notes = {ALLOCATION: '{"0": {"0": 4}}', MOVE_TO: json.dumps({"node": "b", "gpus": {"0": 4}})}
         there = builders.pod("z", builders.container(mem=4), namespace="z", node="a", annotations=notes)
         owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": "z", "uid": "uid-z"}}
-        w.api.add(builders.owned(there, owner))
+        w.api.add(owned_objects.owned(there, owner))
         await w.start()
         await w.until(lambda: w.api.count("create", "pods/eviction") == 1)
         made = [(each.verb, each.resource) for each in w.api.requests]

@@ -23,8 +23,8 @@ from gpu_device_plugin.model.pods import Container, ContainerKind, Owner, Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.programs.extender.holds import Holds
 from gpu_device_plugin.testing.builders import node as node_of
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer
+from tests.cluster_double.api_server import ApiServer
+from tests.cluster_double.troubles import Answer
 from tests.resources import RESOURCES
 
 if TYPE_CHECKING:

@@ -31,9 +31,10 @@ from gpu_device_plugin.programs.extender.capacity.waiters import Parts
 from gpu_device_plugin.programs.extender.followed import Followed
 from gpu_device_plugin.programs.extender.holds import Holds
 from gpu_device_plugin.programs.extender.resizes import Resizes
-from gpu_device_plugin.testing.builders import GPU_MEM, container, owned, pod, workload
-from gpu_device_plugin.testing.cluster.api_server import ApiServer
-from gpu_device_plugin.testing.cluster.cluster_requests import Answer
+from gpu_device_plugin.testing.builders import GPU_MEM, container, pod
+from tests.cluster_double.api_server import ApiServer
+from tests.cluster_double.owned import owned, workload
+from tests.cluster_double.troubles import Answer
 from tests.programs.extender.harness import LEASE_RIGHTS, RIGHTS, world
 from tests.resources import RESOURCES
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.testing.cluster.cluster_served import StatusError
+from gpu_device_plugin.testing.cluster.cluster_kinds import StatusError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -1,16 +1,14 @@
-"""Evict a pod as the API server does: by its precondition, its PodDisruptionBudget and its grace period.
+"""Refuse evictions by PodDisruptionBudgets, as the API server does.
 
 The rules are those of Kubernetes 1.36 (pkg/registry/core/pod/storage/eviction.go), observed on a real server.
 """
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.model.times import rfc3339
-from gpu_device_plugin.testing.cluster.cluster_kinds import BUDGETS, PODS
-from gpu_device_plugin.testing.cluster.cluster_served import StatusError, label_selector
+from gpu_device_plugin.testing.cluster.cluster_kinds import StatusError, label_selector
+from tests.cluster_double.kinds import BUDGETS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,39 +23,8 @@ _PROCESSING_S = 10
 """The server asks for this patience while it has not yet seen the newest budget."""
 
 
-def evict(store: Store, key: Key, eviction: Json) -> None:
-    """Evict a pod, or raise StatusError: 400, 404, 409 (another UID), 429 (its budget) or 500 (several budgets)."""
-    if (eviction.get("metadata") or {}).get("name", key[1]) != key[1]:
-        raise StatusError(400, "BadRequest", "name in URL does not match name in Eviction object")
-    found = store.get(PODS, key)
-    options = eviction.get("deleteOptions") or {}
-    wanted = (options.get("preconditions") or {}).get("uid") or found["metadata"]["uid"]
-    if wanted == found["metadata"]["uid"] and not _beyond_budgets(found):
-        _take_from_budget(store, key, found)
-    if wanted == found["metadata"]["uid"] and "deletionTimestamp" not in found["metadata"]:
-        store.change(PODS, key, _targeted, subresource="status")
-    store.delete(PODS, key, grace_s=options.get("gracePeriodSeconds"), uid=wanted)
-
-
-def _beyond_budgets(found: Json) -> bool:
-    """Return whether the end of this pod disrupts nothing: it has not started, has ended, or is being deleted."""
-    return found["status"].get("phase") != "Running" or "deletionTimestamp" in found["metadata"]
-
-
-def _targeted(found: Json) -> Json:
-    target = {
-        "type": "DisruptionTarget",
-        "status": "True",
-        "reason": "EvictionByEvictionAPI",
-        "message": "Eviction API: evicting",
-        "lastTransitionTime": rfc3339(time.time()),
-    }
-    others = [one for one in found["status"].get("conditions", ()) if one["type"] != target["type"]]
-    found["status"]["conditions"] = [*others, target]
-    return found
-
-
-def _take_from_budget(store: Store, key: Key, found: Json) -> None:
+def take_from_budget(store: Store, key: Key, found: Json) -> None:
+    """Count the eviction of a pod, or raise StatusError: 429 (its budget) or 500 (several budgets)."""
     budgets = list(_budgets(store, key[0], found))
     if len(budgets) > 1:
         raise StatusError(500, "", _SEVERAL)
