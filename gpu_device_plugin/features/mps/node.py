@@ -36,7 +36,7 @@ class Mps(NodeFeature):
             limits_compute=lambda: node.settings.value.of(MpsSettings).mps_compute == "by-share",
         )
         node.features.of(Limits).add(self.link)
-        node.features.of(Use).watch.mps_servers = self.link.server_pids
+        node.features.of(Use).mps_servers = self.link.server_pids
 
     async def before_start(self, start: StartRequest) -> Refusal | None:  # noqa: D102
         return await self.link.before_start(start)
