@@ -23,7 +23,8 @@ from bench import elastic_reading, elastic_resizing, series, synthetic
 from bench.extender import both, session
 from bench.kubeapi import binaries
 from bench.node_agent import MEMORY, NODE, Row, add_only, allocating, first_list, machine, percentiles, running, show
-from gpu_device_plugin.features.elastic.rules.memory_file import NAME, slot
+from gpu_device_plugin.features.elastic.contract import MEMORY_FILE
+from gpu_device_plugin.features.elastic.memory_files import slot
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.model.contract.keys import ASSIGNED, MEMORY_LIMIT
 from gpu_device_plugin.testing import builders
@@ -104,7 +105,7 @@ async def _returns(root: Path, times: int) -> list[float]:
             ids = first_list(run)[1]
             ours = ids[:_PART]
             await _starts(run, api, 0, ours, {MEMORY_LIMIT: str(len(ids))})
-            path = memory_dir / slot(ours) / NAME
+            path = memory_dir / slot(ours) / MEMORY_FILE
             await until(path.is_file)
             ended = program.follow(path)
             at_first = 0

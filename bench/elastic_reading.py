@@ -8,17 +8,15 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.elastic.borrowing import Borrowing
-from gpu_device_plugin.features.elastic.memory_files import MemoryFiles
-from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.features.use.contract import write_node_use
-from gpu_device_plugin.features.use.node import UseReports, UseWatch
+from gpu_device_plugin.features.use.node import Use, UseReports
 from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
 from gpu_device_plugin.kubelet.procfs import ProcessOwners
-from gpu_device_plugin.metrics import Metrics
 from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.contract.keys import ELASTIC, LONGEST, MEMORY_GUARANTEE, MEMORY_LIMIT
 from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS
@@ -30,7 +28,7 @@ from gpu_device_plugin.model.telemetry import GpuProcess, GpuReading
 from gpu_device_plugin.node.node_api import NodeApi
 from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.node.rules.node import Node
-from gpu_device_plugin.settings.sources import Sources
+from tests.node.contexts import context, settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -100,7 +98,8 @@ async def _read(folder: Path, annotations: Mapping[str, str], rounds: int) -> tu
     )  # fmt: skip
     full = False
 
-    async def use() -> tuple[GpuReading, ...]:
+    async def use(*, utilisation: bool) -> tuple[GpuReading, ...]:
+        assert utilisation
         # One of each GPU uses nothing of its part, and the others borrow.
         used = {n: 0 if n < GPUS else (EACH + 5) * 1024 for n in range(CONTAINERS)}
         return tuple(
@@ -112,18 +111,19 @@ async def _read(folder: Path, annotations: Mapping[str, str], rounds: int) -> tu
             for gpu in range(GPUS)
         )
 
-    entries, settings = Observable(allocations), Observable(Sources(NODE_SETTINGS, {}, {}).read())
-    state = NodeState(Node(shares))
-    watch = UseWatch(use, entries, state, interval_s=15, pods=pods.values, processes=_Owners(), host_pids=lambda: True)
-    files = MemoryFiles(folder)
-    borrowing = Borrowing(watch, entries, state, settings, _Api(pods), Metrics(), files)
-    written: list[str] = []
-    reports = UseReports(
-        watch, Observable({}), Observable({}), written.append, reclaiming=borrowing.reclaiming, clock=time.monotonic
-    )
+    api = _Api(pods)
+    api.has_access = True
+    given = Observable(settings(memory_dir=str(folder)))
+    hardware, state, entries = SimpleNamespace(use=use), NodeState(Node(shares)), Observable(allocations)
+    node = context(folder, hardware=hardware, state=state, entries=entries, settings=given, api=api)
+    watch = Use(node)
+    watch._owners = _Owners()
+    node.features.add(watch)
+    borrowing, reports = Borrowing(node), UseReports(node)
     borrowing.publish_allowed()
     for allocation, _, memory in borrowing._memories(borrowing._uses()):
-        files.make(allocation.device_ids, memory)
+        assert borrowing._files is not None
+        borrowing._files.make(allocation.device_ids, memory)
     costs, longest, changed = [], [], []
     for number in range(rounds):
         full = number % 2 == 1

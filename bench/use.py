@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.history.contract import LARGEST_HISTORY
-from gpu_device_plugin.features.history.rules.ring import ROOM, STEP_S, STEPS, GpuSample, Ring
+from gpu_device_plugin.features.history.contract import LARGEST_HISTORY, STEP_S, STEPS
+from gpu_device_plugin.features.history.rules.ring import ROOM, GpuSample, Ring
 from gpu_device_plugin.features.history.sampling import encoded
 from gpu_device_plugin.features.use.contract import write_node_use
 from gpu_device_plugin.features.use.rules.container_gpus import container_gpus

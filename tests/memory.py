@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gpu_device_plugin.features.elastic.rules.memory_file import MemoryFile
+from gpu_device_plugin.features.elastic.contract import MemoryFile
 
 
 def read_memory_file(text: str) -> MemoryFile:

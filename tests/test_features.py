@@ -47,7 +47,7 @@ CONDITIONS = {
 NAMES = [spec.name for spec in NODE_FEATURES]
 
 OWN: Mapping[str, Traces] = {
-    "use": Traces(
+    "use_reports": Traces(
         {
             "gpushare_container_gpu_idle_seconds",
             "gpushare_container_gpu_memory_allocated_bytes",
@@ -62,12 +62,12 @@ OWN: Mapping[str, Traces] = {
         },
         {"/use"},
         {NODE_USE},
-        settings={"usage_interval"},
     ),
+    "use": Traces(settings={"usage_interval"}),
     "conflicts": Traces(settings={"allow_other_plugins"}),
     "eviction": Traces(settings={"on_gpu_failure", "gpu_failure_grace", "eviction_grace"}),
     "over_use": Traces({"gpushare_containers_over"}, settings={"over_use", "over_use_slack", "over_use_grace"}),
-    "elastic": Traces(settings={"borrowers", "return_grace", "memory_dir"}),
+    "borrowing": Traces(settings={"borrowers", "return_grace", "memory_dir"}),
     "limits": Traces(
         {"gpushare_limit_states"},
         set(),
@@ -77,7 +77,8 @@ OWN: Mapping[str, Traces] = {
     ),
     "mps": Traces({"gpushare_mps_ready"}, settings={"mps_dir", "mps_compute"}),
     "idle": Traces(settings={"idle_after", "idle_below"}),
-    "history": Traces(CONDITIONS, {"/history", "/incidents"}, settings={"condition"}),
+    "history": Traces(CONDITIONS, {"/history"}, settings={"condition"}),
+    "incidents": Traces(set(), {"/incidents"}),
     "cordon": Traces(settings={"cordon_on"}),
     "claims": Traces(settings={"cdi_dir"}),
 }
@@ -94,7 +95,7 @@ async def traces(there: Cluster, variables: set[str]) -> Traces:
     agent = there.node.agent
     assert agent is not None
     await there.node.until(lambda: NODE_GPUS in annotations_of_node(there))
-    if any(spec.name == "use" for spec in there.node.features):
+    if any(spec.name == "use_reports" for spec in there.node.features):
         await there.node.until(lambda: NODE_USE in annotations_of_node(there))
     families = re.findall(r"^# HELP (\w+)", await there.metrics(), re.MULTILINE)
     routes = {route.path.rstrip("/") for feature in agent.features for route in feature.routes()}

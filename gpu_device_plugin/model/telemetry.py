@@ -159,4 +159,4 @@ FAULTS: Mapping[str, tuple[str, Callable[[GpuTelemetry], bool]]] = MappingProxyT
     }
 )
 """The faults for which the agent puts a GPU aside where the setting `cordon_on` has their codes, each with a clause
-about the GPU. `features.cordon.rules` counts how long they last; here every program can read the setting."""
+about the GPU. `features.cordon.node` counts how long they last; here every program can read the setting."""

@@ -11,11 +11,10 @@ import msgspec
 from gpu_device_plugin.cluster.client.errors import ApiError, NotFoundError, UnavailableError
 from gpu_device_plugin.cluster.objects.decoding import PODS, ObjectKind, UnreadableObjectError
 from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE, AgentPod, Agents, agents
-from gpu_device_plugin.core.report.why.slowness import gpus_of
+from gpu_device_plugin.core.report.why.slowness import everyone, gpus_of
 from gpu_device_plugin.features.history.contract import (
     LARGEST_HISTORY,
     NodeHistory,
-    everyone,
     gpu_path,
     namespace_path,
 )
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.report.why.explanations import NodeAnswer
     from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
+    from gpu_device_plugin.core.report.why.slowness import MaySee
     from gpu_device_plugin.features.claims.contract import Claim
-    from gpu_device_plugin.features.history.contract import MaySee
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.view.why_pod import Policy

@@ -14,8 +14,7 @@ from gpu_device_plugin.core.report.why.explanations import Kept, NodeAnswer, ans
 from gpu_device_plugin.core.report.why.pod_causes import asked_by_claims, by_claim_instead, causes, claim_causes
 from gpu_device_plugin.core.report.why.pod_use import refusals
 from gpu_device_plugin.core.report.why.resource_requests import asked_by_profile, instance_facts
-from gpu_device_plugin.core.report.why.slowness import slowness
-from gpu_device_plugin.features.history.contract import everyone
+from gpu_device_plugin.core.report.why.slowness import everyone, slowness
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import SettingsError
 from gpu_device_plugin.settings.sources import Sources, Text, Texts
@@ -26,8 +25,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.report.finding import Finding
     from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
+    from gpu_device_plugin.core.report.why.slowness import MaySee
     from gpu_device_plugin.features.claims.contract import Claim
-    from gpu_device_plugin.features.history.contract import MaySee, NodeHistory
+    from gpu_device_plugin.features.history.contract import NodeHistory
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.view.objects import ConfigMap

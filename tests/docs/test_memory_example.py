@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin import files
-from gpu_device_plugin.features.elastic.rules.memory_file import IN_CONTAINER, NAME, MemoryFile, write_memory_file
+from gpu_device_plugin.features.elastic.contract import IN_CONTAINER, MEMORY_FILE, MemoryFile, write_memory_file
 from tests.docs.pages import DOCS, blocks, text_of
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def example() -> Any:
 def put(directory: Path, content: MemoryFile | str) -> None:
     """Replace the file as the agent does."""
     text = content if isinstance(content, str) else write_memory_file(content)
-    files.replace_below(directory, NAME, text.encode())
+    files.replace_below(directory, MEMORY_FILE, text.encode())
 
 
 class Program:
@@ -57,7 +57,7 @@ class Program:
 @contextmanager
 def running(example: Any, directory: Path) -> Iterator[Program]:
     program = Program()
-    ended = example.follow(program.changed, str(directory / NAME), every_s=0.01)
+    ended = example.follow(program.changed, str(directory / MEMORY_FILE), every_s=0.01)
     yield program
     ended.set()
 
@@ -82,14 +82,14 @@ def test_a_file_that_cannot_be_used_changes_nothing_and_the_next_one_counts(
     with running(example, tmp_path) as program:
         assert program.next() == (12288, False)
         put(tmp_path, text)
-        assert example.read(str(tmp_path / NAME)) is None
+        assert example.read(str(tmp_path / MEMORY_FILE)) is None
         put(tmp_path, MemoryFile(4096, 4096, 12288))
         assert program.next() == (4096, False)
 
 
 def test_without_the_file_nothing_is_called_until_there_is_one(example: Any, tmp_path: Path) -> None:
     """A container that was not started by an agent with such files has none."""
-    assert example.read(str(tmp_path / NAME)) is None
+    assert example.read(str(tmp_path / MEMORY_FILE)) is None
     with running(example, tmp_path / "later") as program:
         (tmp_path / "later").mkdir()
         put(tmp_path / "later", MemoryFile(4096, 12288, 12288))

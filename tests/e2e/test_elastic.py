@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.features.elastic.contract import read_answer
-from gpu_device_plugin.features.elastic.rules.memory_file import IN_CONTAINER
+from gpu_device_plugin.features.elastic.contract import IN_CONTAINER, read_answer
 from gpu_device_plugin.model.contract.keys import MEMORY_HELD, MEMORY_LIMIT, MEMORY_PROMISED, RESIZE_BOUND
 from gpu_device_plugin.testing.builders import GPU_MEM
 from tests.e2e import dra_lab, real_cluster, starting
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from gpu_device_plugin.features.elastic.contract import Answer
-    from gpu_device_plugin.features.elastic.rules.memory_file import MemoryFile
+    from gpu_device_plugin.features.elastic.contract import Answer, MemoryFile
     from tests.e2e.cluster import Cluster
 
 Json = dict[str, Any]

@@ -12,7 +12,6 @@ from gpu_device_plugin.cluster.client.answers import answered, translated
 from gpu_device_plugin.cluster.client.errors import Call, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import NOT_ENDED, PODS, ObjectKind, OwnedMeta, read_metadata
 from gpu_device_plugin.cluster.objects.requests import controller_of
-from gpu_device_plugin.core.capacity.idle import Workload
 from gpu_device_plugin.model.contract.keys import NOTEBOOK_STOPPED, REPLICAS_BEFORE_IDLE
 
 if TYPE_CHECKING:
@@ -30,6 +29,33 @@ OWNERS: Mapping[str, ObjectKind] = MappingProxyType(
     {**_SCALED, "ReplicaSet": ObjectKind("replicasets", "apps"), "Notebook": NOTEBOOK}
 )
 """The controllers that are looked at on the way from a pod to its workload, by kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What owns idle pods, in one state: a Deployment, a StatefulSet or a Notebook."""
+
+    kind: str
+    name: str
+    replicas: int
+    """That it is to have."""
+    running: int
+    """That it has, also those of a former template."""
+    namespace: str = ""
+    version: str = ""
+    """Its resourceVersion."""
+    selector: str = ""
+    """The labels of its pods, as it and the controllers between them select these."""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+    def why_not(self, idle: int) -> str:
+        """Return why it is not scaled to zero while so many of its pods are idle; empty if it is."""
+        if not self.replicas:
+            return f"{self} is scaled to zero already"
+        busy = max(self.replicas, self.running) - idle
+        return f"{busy} of the pods of {self} {'is' if busy == 1 else 'are'} not idle" if busy > 0 else ""
 
 
 class NotScalableError(Exception):
@@ -74,19 +100,7 @@ class _Controller(msgspec.Struct, gc=False):
     status: _Replicas = msgspec.field(default_factory=_Replicas)
 
 
-@dataclass(frozen=True, slots=True)
-class FoundWorkload:
-    """A workload in one state."""
-
-    workload: Workload
-    namespace: str
-    version: str
-    """Its resourceVersion."""
-    selector: str = ""
-    """The labels of its pods, as it and the controllers between them select these."""
-
-
-async def workload_of(client: Client, owner: Owner, namespace: str, *, timeout_s: float) -> FoundWorkload:
+async def workload_of(client: Client, owner: Owner, namespace: str, *, timeout_s: float) -> Workload:
     """Return the workload of the pods of a controller.
 
     Raises:
@@ -120,17 +134,17 @@ async def workload_of(client: Client, owner: Owner, namespace: str, *, timeout_s
             running = found.status.replicas or 0
         else:
             raise NotScalableError(f"{owner.kind} {owner.name} owns it, and no Deployment owns that")
-        workload = Workload(owner.kind, owner.name, replicas, running)
-        return FoundWorkload(workload, namespace, meta.resource_version, ",".join(selectors))
+        known = owner.kind, owner.name, replicas, running, namespace, meta.resource_version
+        return Workload(*known, ",".join(selectors))
 
 
-async def pods_of(client: Client, found: FoundWorkload) -> frozenset[str]:
+async def pods_of(client: Client, workload: Workload) -> frozenset[str]:
     """Return the UIDs of the pods that a workload selects and that have not ended. Raises ApiError.
 
     Whoever may make pods may name any controller on them.
     """
-    pages = client.pages(PODS, namespace=found.namespace, labels=found.selector, fields=",".join(NOT_ENDED))
-    call = Call("list", PODS.plural, namespace=found.namespace)
+    pages = client.pages(PODS, namespace=workload.namespace, labels=workload.selector, fields=",".join(NOT_ENDED))
+    call = Call("list", PODS.plural, namespace=workload.namespace)
     uids: set[str] = set()
     async for page in pages:
         with translated(call):
@@ -138,7 +152,7 @@ async def pods_of(client: Client, found: FoundWorkload) -> frozenset[str]:
     return frozenset(uids)
 
 
-async def scale_to_zero(client: Client, found: FoundWorkload, *, now: str, timeout_s: float) -> None:
+async def scale_to_zero(client: Client, workload: Workload, *, now: str, timeout_s: float) -> None:
     """Scale a workload to zero if it still is in the state in which it was found; `now` in RFC 3339.
 
     Its replicas are written on it first: whatever ends this program in between, the number is not lost, and whoever
@@ -148,14 +162,13 @@ async def scale_to_zero(client: Client, found: FoundWorkload, *, now: str, timeo
         ConflictError: it has changed since then.
         ApiError: it is not scaled, or that is not known.
     """
-    workload, namespace = found.workload, found.namespace
+    kind, namespace = workload.kind, workload.namespace
     annotations = {REPLICAS_BEFORE_IDLE: str(workload.replicas)}
-    meta = {"resourceVersion": found.version, "annotations": annotations}
-    if workload.kind == "Notebook":
+    meta = {"resourceVersion": workload.version, "annotations": annotations}
+    if kind == "Notebook":
         annotations[NOTEBOOK_STOPPED] = now
         await client.patch(NOTEBOOK, workload.name, {"metadata": meta}, namespace=namespace, timeout_s=timeout_s)
         return
-    kind = workload.kind
     answer = await client.patch(
         SCALED[kind], workload.name, {"metadata": meta}, namespace=namespace, timeout_s=timeout_s
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.usage import growable
 from gpu_device_plugin.features.elastic.contract import NO_ANSWER, PodGuarantees, answer_to
-from gpu_device_plugin.features.elastic.rules.growth import GpuRoom, GrowthRequest, grow
+from gpu_device_plugin.features.elastic.rules.reservations import GpuRoom, GrowthRequest, grow
 from gpu_device_plugin.model.contract.keys import MEMORY_PROMISED
 
 if TYPE_CHECKING:

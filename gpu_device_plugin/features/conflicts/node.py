@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.features.conflicts.rules import DRIVER_SOCKETS, PLUGIN_SOCKETS, sightings
 from gpu_device_plugin.features.conflicts.settings import ConflictSettings
 from gpu_device_plugin.kubelet.sockets import listened_to
@@ -14,8 +14,6 @@ from gpu_device_plugin.node.extension import NodeFeature
 from gpu_device_plugin.node.serving import OtherPlugin
 
 if TYPE_CHECKING:
-    from typing import NoReturn
-
     from gpu_device_plugin.node.extension import Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
 
@@ -35,7 +33,7 @@ class ConflictingPlugins(NodeFeature):
         node.other_plugins.look = self.detect
 
     def tasks(self) -> Tasks:  # noqa: D102
-        return [self._look_again(), self._entries.follow(lambda _: self.detect())]
+        return [Worker(self._look).run(self._entries)]
 
     def detect(self) -> None:
         """Look at once, without waiting, and publish the result if it differs from the last one.
@@ -60,7 +58,6 @@ class ConflictingPlugins(NodeFeature):
             return
         self._others.change(found)
 
-    async def _look_again(self) -> NoReturn:
-        while True:
-            self.detect()
-            await asyncio.sleep(self.look_s)
+    def _look(self) -> float:
+        self.detect()
+        return self.look_s

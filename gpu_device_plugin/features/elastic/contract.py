@@ -1,4 +1,4 @@
-"""Memory that changes while a pod runs: what its owner asks for, and the answers of scheduler and agent.
+"""Memory that changes while a pod runs: what its owner asks for, the answers of scheduler and agent, a program's file.
 
 Each annotation has one writer. A guarantee grows when the extender has promised it (`MEMORY_PROMISED`) and the agent
 holds it (`MEMORY_HELD`); it shrinks when the agent has given it up, and then the extender promises less. So the agent
@@ -325,3 +325,47 @@ def _shares(key: str, value: object) -> int:
 
 
 _compact = json.JSONEncoder(separators=(",", ":")).encode
+
+
+# --- The file that tells a program in a container its memory ----------------------------------------------------------
+
+MEMORY_DIRECTORY = "/run/gpushare"
+"""In the container: a read-only mount of a directory that no other container has. The agent of the node replaces the
+file there atomically whenever something changes."""
+MEMORY_FILE = "memory.json"
+IN_CONTAINER = f"{MEMORY_DIRECTORY}/{MEMORY_FILE}"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFile:
+    """The memory of a container on its GPU, in MiB."""
+
+    guaranteed_mib: int
+    limit_mib: int
+    """The most that it may use now: beyond the guarantee only what nobody else is guaranteed."""
+    most_mib: int
+    """The limit that its owner asked for: `limit_mib` never exceeds it."""
+    return_mib: int = 0
+    """The memory beyond the guarantee that is needed back; 0: none."""
+    return_by: str = ""
+    """RFC 3339: when the pod may be evicted if it is not back; empty: it is not asked, or nobody evicts it."""
+    needed_by: str = ""
+    """``namespace/name`` of the pod that needs it, the first of several; empty: of another namespace, or not known."""
+
+
+def write_memory_file(memory: MemoryFile) -> str:
+    """Return the text of the file."""
+    document: dict[str, object] = {
+        "version": 1,
+        "guaranteed_mib": memory.guaranteed_mib,
+        "limit_mib": memory.limit_mib,
+        "most_mib": memory.most_mib,
+        "return": None,
+    }
+    if memory.return_mib:
+        document["return"] = {
+            "mib": memory.return_mib,
+            "by": memory.return_by or None,
+            "needed_by": memory.needed_by or None,
+        }
+    return json.dumps(document, indent=1) + "\n"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, TypeAlias
 
-from gpu_device_plugin.aio.waiting import in_thread, together, wait_within
+from gpu_device_plugin.aio.waiting import in_thread
+from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.features.elastic.contract import Allowance, PodGuarantees, write_answer
 from gpu_device_plugin.features.elastic.rules.reservations import (
     UNDECIDED,
@@ -23,25 +24,23 @@ from gpu_device_plugin.features.elastic.rules.reservations import (
 from gpu_device_plugin.kubelet.statefile import LONGEST_DOCUMENT, StateFile
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD
 from gpu_device_plugin.model.memory import format_mib
+from gpu_device_plugin.node.extension import NodeFeature
 from gpu_device_plugin.node.rules.ledger import Ledger, Reservation
 from gpu_device_plugin.node.rules.matching import expected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
     from typing import NoReturn
 
-    from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.features.elastic.contract import Answer
     from gpu_device_plugin.features.elastic.rules.reservations import Elastic, Resize
-    from gpu_device_plugin.model.allocations import Allocation
-    from gpu_device_plugin.node.node_api import NodeApi
-    from gpu_device_plugin.node.node_state import NodeState
+    from gpu_device_plugin.node.extension import Tasks
+    from gpu_device_plugin.node.feature_context import NodeContext
     from gpu_device_plugin.node.rules.ledger import ContainerKey, Reservations
-    from gpu_device_plugin.node.rules.matching import WaitingPod
 
 _log = logging.getLogger(__name__)
 
+_Reserved: TypeAlias = tuple[str, str, str, int, frozenset[str]]  # pod, container, GPU, shares, IDs
 _NOT_SAVED = "the agent cannot save what it guarantees on its node"
 
 
@@ -56,33 +55,29 @@ class _Answered:
     """When it was last handed over to be written; None: the pod shows it."""
 
 
-@dataclass(eq=False, repr=False)
-class Guarantees:
+class Guarantees(NodeFeature):
     """The one writer of `Ledger.reservations`.
 
     What a container has beyond its request ends with its devices, whether the API knows its pod or not.
     """
 
-    _state: NodeState
-    _api: NodeApi
-    _entries: Observable[tuple[Allocation, ...]]
-    """What containers hold by the kubelet's checkpoint, as last read."""
-    _saved: SavedGuarantees
-    _: KW_ONLY
-    waiting: Callable[[], Sequence[WaitingPod]] = tuple
-    """Returns the pods that wait for devices."""
-    withheld: Callable[[], str] = lambda: ""
-    """Returns why nothing of the GPUs is given to anybody now; empty: it is."""
-    clock: Callable[[], float] = time.monotonic
-
-    def __post_init__(self) -> None:
+    def __init__(self, node: NodeContext) -> None:
+        """Prepare for `node`."""
+        self._state, self._api, self._entries = node.state, node.api, node.checkpoint_entries
+        # Most nodes never have any.
+        self._file = StateFile(
+            node.settings.value.device_plugin_dir, "guarantees", longest=LONGEST_DOCUMENT, nothing="[]"
+        )
+        self.clock: Callable[[], float] = time.monotonic
+        self.withheld: Callable[[], str] = lambda: node.config.value.why_not_offered
+        """Returns why nothing of the GPUs is given to anybody now; empty: it is."""
+        self._worker = Worker(self._step)
         self.pace_s = 0.5
         """Seconds between two rounds: no guarantee changes more often, however often the owner of a pod wants that."""
         self.again_s = 10.0
         """Seconds until something that was refused is looked at again: nobody follows the labels of namespaces."""
         self.same_s = 30.0
         """Seconds for which the reason of a refusal stays, though its figures may change with every container."""
-        self._woken = asyncio.Event()
         self._loaded: bool | None = False
         """None: loaded, but the kubelet's checkpoint could not be read since."""
         self._pods: dict[str, PodGuarantees] = {}
@@ -92,14 +87,14 @@ class Guarantees:
         self._answers: dict[str, _Answered] = {}
         """By the UID of a pod."""
 
-    def load(self) -> None:
-        """Take over what the previous agent guaranteed. To be called before the kubelet can allocate anything.
+    def ledger_complete(self) -> None:
+        """Take over what the previous agent guaranteed.
 
         Without the checkpoint all of it counts: nothing is given out until it can be read.
         """
         if self._loaded is False:
             self._loaded = None
-            self._state.update(Ledger.with_reservations, self._saved.load())
+            self._state.update(Ledger.with_reservations, self._load())
         if self._loaded is None and self._entries.version:
             self._loaded = True
             before = self._state.node.ledger.reservations
@@ -108,22 +103,19 @@ class Guarantees:
             if ended := before.keys() - self._state.node.ledger.reservations.keys():
                 _log.info("guarantees beyond requests ended while no agent ran", extra={"containers": len(ended)})
 
-    def wake(self, _: object = None) -> None:
-        """Look at all pods soon."""
-        self._woken.set()
+    def tasks(self) -> Tasks:  # noqa: D102
+        return [self._run()]
 
-    async def run(self) -> NoReturn:
+    async def _run(self) -> NoReturn:
         """Follow the pods and the ledger. Ends only by cancellation."""
         await self._entries.after(0)
-        self.load()
-        await together(self._rounds(), self._entries.follow(self.wake), self._state.nodes.follow(self.wake))
+        self.ledger_complete()
+        await self._worker.run(self._entries, self._state.nodes, self._api.pod_changes)
 
-    async def _rounds(self) -> NoReturn:
-        while True:
-            self._woken.clear()
-            again = await self._round()
-            await asyncio.sleep(self.pace_s)
-            await wait_within(self.again_s if again else None, self._woken.wait())
+    async def _step(self) -> float | None:
+        again = await self._round()
+        await asyncio.sleep(self.pace_s)
+        return self.again_s if again else None
 
     async def _round(self) -> bool:
         """Do what can be done now; return whether something is left that has to be looked at again."""
@@ -142,9 +134,15 @@ class Guarantees:
         later = bool(refused or decided.unknown) or unanswered
         return later or not await self._save(self._state.node.ledger.reservations)
 
+    def _load(self) -> Reservations:
+        """Return what the previous agent saved; nothing if there is no such file, or it is damaged."""
+        rows: list[_Reserved] = self._file.read_document(list[_Reserved], [])
+        return {(uid, container): Reservation(uuid, shares, own) for uid, container, uuid, shares, own in rows}
+
     async def _save(self, reservations: Reservations) -> bool:
         """Save guarantees for the next agent; return whether that succeeded."""
-        return await in_thread(self._saved.save, reservations)
+        rows = [(*key, each.uuid, each.shares, each.own) for key, each in sorted(reservations.items())]
+        return await in_thread(self._file.write_document, rows)
 
     async def _read_pods(self) -> None:
         """Parse what pods have on them, each text once; others run in between."""
@@ -166,7 +164,8 @@ class Guarantees:
 
         The kubelet asks for one container of a pod after the other.
         """
-        node, waiting, now = self._state.node, self.waiting(), self.clock()
+        node, now = self._state.node, self.clock()
+        waiting = () if self._api.waiting is None else self._api.waiting.waiting()
         incomplete = {pod.uid for pod in waiting}
         pods = {uid: says for uid, says in self._pods.items() if uid not in incomplete}
         found = elastics(self._entries.value, pods, node)
@@ -252,25 +251,3 @@ class Guarantees:
             return
         note = f"The guarantee of GPU memory stays as it is: {new.why}."
         self._api.event("GPUMemoryNotResized", note, "Resize", pod=says.pod)
-
-
-_Reserved: TypeAlias = tuple[str, str, str, int, frozenset[str]]  # pod, container, GPU, shares, IDs
-
-
-class SavedGuarantees:
-    """What containers are guaranteed beyond their requests, for as long as they have their devices."""
-
-    def __init__(self, directory: Path) -> None:
-        """Read and write below the device-plugin `directory`."""
-        # Most nodes never have any.
-        self._file = StateFile(directory, "guarantees", longest=LONGEST_DOCUMENT, nothing="[]")
-
-    def load(self) -> Reservations:
-        """Return what was saved; nothing if there is no such file, or it is damaged."""
-        rows: list[_Reserved] = self._file.read_document(list[_Reserved], [])
-        return {(uid, container): Reservation(uuid, shares, own) for uid, container, uuid, shares, own in rows}
-
-    def save(self, reservations: Reservations) -> bool:
-        """Save `reservations` for the next agent; return whether that succeeded. May wait for the disk."""
-        rows = [(*key, each.uuid, each.shares, each.own) for key, each in sorted(reservations.items())]
-        return self._file.write_document(rows)

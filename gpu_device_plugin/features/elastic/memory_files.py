@@ -3,29 +3,42 @@
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import files
-from gpu_device_plugin.features.elastic.rules.memory_file import DIRECTORY, NAME, SLOT, slot, write_memory_file
+from gpu_device_plugin.features.elastic.contract import MEMORY_DIRECTORY, MEMORY_FILE, write_memory_file
 from gpu_device_plugin.node.rules.container_grants import Mount
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
     from pathlib import Path
 
-    from gpu_device_plugin.features.elastic.rules.memory_file import MemoryFile
+    from gpu_device_plugin.features.elastic.contract import MemoryFile
 
 _log = logging.getLogger(__name__)
+
+_SLOT = re.compile(r"[0-9a-f]{16}")
+
+
+def slot(device_ids: Iterable[str]) -> str:
+    """Return the name of the node's directory that a container with these devices sees as `MEMORY_DIRECTORY`.
+
+    Before a container starts the kubelet tells its devices, and nothing else of it.
+    """
+    # It loads OpenSSL: 4 MiB that an agent without the API, which has no such containers, does not pay.
+    import hashlib  # noqa: PLC0415
+
+    return hashlib.sha256("\n".join(sorted(device_ids)).encode()).hexdigest()[:16]
 
 
 @dataclass(eq=False, repr=False)
 class MemoryFiles:
     """The files, each in a directory that its container alone mounts. The programs need not be root."""
 
-    _directory: Path | None
-    """None: there are no files."""
+    _directory: Path
 
     def __post_init__(self) -> None:
         self._made: dict[str, frozenset[str]] = {}
@@ -33,18 +46,11 @@ class MemoryFiles:
         self._written: dict[str, MemoryFile] = {}
         """What the file in each directory says. Hundreds of containers are looked at with each reading of their use."""
 
-    @property
-    def kept(self) -> bool:
-        """Whether there are such files on this node."""
-        return self._directory is not None
-
     def make(self, device_ids: Iterable[str], memory: MemoryFile) -> tuple[Mount, ...]:
         """Make the directory of a container with its file, and return the mount; none if that fails.
 
         Without the file a program still has its variables: no reason to refuse a pod for good.
         """
-        if self._directory is None:
-            return ()
         ids = frozenset(device_ids)
         name = slot(ids)
         folder = self._directory / name
@@ -58,12 +64,10 @@ class MemoryFiles:
             _log.warning("a container gets no file that tells it its memory: %s", error, extra={"once_per_s": 600})
             return ()
         self._made[name] = ids
-        return (Mount(str(folder), DIRECTORY),)
+        return (Mount(str(folder), MEMORY_DIRECTORY),)
 
     def update(self, device_ids: Iterable[str], memory: MemoryFile) -> None:
         """Replace the file of a container that has one, if it says something else."""
-        if self._directory is None:
-            return
         name = slot(device_ids)
         try:
             if memory != self._written.get(name) and (self._directory / name).is_dir():
@@ -77,8 +81,6 @@ class MemoryFiles:
         `held` are the devices of each container by the kubelet's records, `granted` all that the ledger has: a
         container that was just given some is not recorded yet.
         """
-        if self._directory is None:
-            return
         try:
             found = list(self._directory.iterdir())
         except OSError as error:
@@ -88,14 +90,13 @@ class MemoryFiles:
         kept = {slot(ids) for ids in held} | {name for name, ids in self._made.items() if not ids.isdisjoint(granted)}
         for folder in found:
             # An administrator may name a directory with something else in it.
-            if folder.name not in kept and SLOT.fullmatch(folder.name):
+            if folder.name not in kept and _SLOT.fullmatch(folder.name):
                 shutil.rmtree(folder, ignore_errors=True)
                 self._made.pop(folder.name, None)
                 self._written.pop(folder.name, None)
 
     def _replace(self, name: str, memory: MemoryFile) -> None:
-        if self._directory is not None:
-            text = write_memory_file(memory)
-            # Not lasting: the directory is one of /run, which is empty after a boot.
-            files.replace_below(self._directory, f"{name}/{NAME}", text.encode(), lasting=False, mode=0o644)
-            self._written[name] = memory
+        text = write_memory_file(memory)
+        # Not lasting: the directory is one of /run, which is empty after a boot.
+        files.replace_below(self._directory, f"{name}/{MEMORY_FILE}", text.encode(), lasting=False, mode=0o644)
+        self._written[name] = memory

@@ -5,37 +5,32 @@ from __future__ import annotations
 import logging
 import math
 import time
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.worker import Backoff, Worker
-from gpu_device_plugin.cluster.writers.evictions import EvictionOutcome
 from gpu_device_plugin.core.report.text.use_texts import duration
 from gpu_device_plugin.features.eviction.rules import failures, lasting, leaving, next_victims, on_failed
 from gpu_device_plugin.features.eviction.settings import EvictionSettings
+from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.hardware.gpu_health_tracker import State
+from gpu_device_plugin.node.extension import NodeFeature
 from gpu_device_plugin.node.rules.gpu_health import with_cards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from typing import NoReturn
 
-    from gpu_device_plugin.aio.observable import Observable
-    from gpu_device_plugin.cluster.writers.evictions import Eviction
+    # At run time only where a pod is evicted: 1 MiB that an agent without API access, which evicts none, does not pay.
+    from gpu_device_plugin.cluster.writers.evictions import Eviction, EvictionOutcome
     from gpu_device_plugin.features.eviction.rules import Candidate, Failed
-    from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
-    from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.node.node_cluster import NodeCluster
-    from gpu_device_plugin.node.node_state import NodeState
-    from gpu_device_plugin.settings.node import NodeSettings
+    from gpu_device_plugin.node.extension import Tasks
+    from gpu_device_plugin.node.feature_context import NodeContext
 
 _log = logging.getLogger(__name__)
 
 _MOST_RETRY_S = 300.0
-_REMEMBERED = 100
-"""Evictions that `Evictor.evicted` still tells."""
 _CLEANUP_S = 30.0
 """A pod that is still there so many seconds after its containers should have been killed is overdue. Until then its
 kubelet may be busy with volumes and networks."""
@@ -61,29 +56,24 @@ class _RefusedEviction:
     outcome: EvictionOutcome
 
 
-@dataclass(eq=False)
-class Evictor:
+class Evictor(NodeFeature):
     """Evicts the pods that are ordered. Who orders asks `next_victims` before, and orders again later."""
 
-    _cluster: NodeCluster
-    _metrics: m.Metrics
-    _settings: Observable[NodeSettings]
-    _: KW_ONLY
-    alone: Callable[[], bool] = lambda: True
-    """Returns whether nobody else hands out GPUs of this node. Otherwise no pod is evicted: what it uses, and of whom
-    there is too much on a GPU, is not ours alone to say."""
-    first_retry_s: float = 5.0
-    """After the first refusal of a pod; after the next one twice that, and so on."""
-    clock: Callable[[], float] = time.monotonic
-
-    def __post_init__(self) -> None:
+    def __init__(self, node: NodeContext) -> None:
+        """Prepare to evict pods of `node`, which has the API."""
+        self._cluster, self._metrics, self._settings = node.reached_cluster, node.metrics, node.settings
+        self.alone: Callable[[], bool] = node.other_plugins.alone
+        """Returns whether nobody else hands out GPUs of this node. Otherwise no pod is evicted: what it uses, and of
+        whom there is too much on a GPU, is not ours alone to say."""
+        self.first_retry_s = 5.0
+        """After the first refusal of a pod; after the next one twice that, and so on."""
+        self.clock: Callable[[], float] = time.monotonic
         self._orders: dict[str, _Order] = {}
         self._worker = Worker(self._evict)
         self._going: dict[str, frozenset[str]] = {}
         self._due: dict[str, float] = {}
         """When each pod that is on its way should be gone, in monotonic seconds."""
         self._refused: dict[str, _RefusedEviction] = {}
-        self._evicted: dict[str, str] = {}
 
     def __repr__(self) -> str:
         return f"<Evictor: {len(self._orders)} ordered, {len(self._going)} going, {len(self.refused)} refused>"
@@ -93,11 +83,6 @@ class Evictor:
         """The GPUs of the pods whose eviction is ordered or was accepted, by UID, until they end or are overdue."""
         ordered = {uid: order.uuids for uid, order in self._orders.items()}
         return {uid: uuids for uid, uuids in self._going.items() if self._goes(uid)} | ordered
-
-    @property
-    def evicted(self) -> Mapping[str, str]:
-        """The reasons of the Events on the pods that were evicted last, by the UIDs that the kubelet knows."""
-        return dict(self._evicted)
 
     @property
     def refused(self) -> frozenset[str]:
@@ -161,9 +146,8 @@ class Evictor:
         self._orders.setdefault(pod.uid, _Order(pod, uuids, reason, why, counted))
         self._worker.wake()
 
-    async def run(self) -> NoReturn:
-        """Evict what is ordered. Ends only by cancellation."""
-        await self._worker.run()
+    def tasks(self) -> Tasks:  # noqa: D102
+        return [self._worker.run()]
 
     async def _evict(self) -> None:
         while self._orders:
@@ -174,12 +158,11 @@ class Evictor:
             del self._orders[order.pod.uid]
 
     def _settle(self, order: _Order, answer: Eviction) -> None:
+        from gpu_device_plugin.cluster.writers.evictions import EvictionOutcome  # noqa: PLC0415 - see above
+
         pod, name = order.pod, f"{order.pod.namespace}/{order.pod.name}"
-        if answer.outcome in {EvictionOutcome.EVICTED, EvictionOutcome.GONE}:
-            self._refused.pop(pod.uid, None)
         if answer.outcome is EvictionOutcome.EVICTED:
             self._going[pod.uid] = order.uuids
-            self._evicted = dict([*self._evicted.items(), (pod.kubelet_uid, order.reason)][-_REMEMBERED:])
             self._due[pod.uid] = self.clock() + min(pod.grace_s, self._most_grace_s) + _CLEANUP_S
             _log.warning("pod %s is evicted: %s", name, order.why)
             failure = order.counted is m.GPU_FAILURE_EVICTIONS  # which has a record
@@ -191,11 +174,9 @@ class Evictor:
                 pod=pod,
                 gpus=tuple(sorted(order.uuids)),
             )
-        elif answer.outcome is not EvictionOutcome.GONE:
-            self._put_off(order, answer)
-
-    def _put_off(self, order: _Order, answer: Eviction) -> None:
-        pod, name = order.pod, f"{order.pod.namespace}/{order.pod.name}"
+        if answer.outcome in {EvictionOutcome.EVICTED, EvictionOutcome.GONE}:
+            self._refused.pop(pod.uid, None)
+            return
         before = self._refused.get(pod.uid)
         backoff = Backoff(self.first_retry_s, _MOST_RETRY_S) if before is None else before.backoff
         not_before = self.clock() + backoff.next_s(answer.retry_after_s)
@@ -211,25 +192,19 @@ class Evictor:
             self._cluster.event("GPUEvictionForbidden", note, "Evict")
 
 
-@dataclass(eq=False, repr=False)
-class GpuFailures:
+class GpuFailures(NodeFeature):
     """Follows the health of the GPUs, and has the evictor take the pods off those that failed."""
 
-    _view: Observable[HardwareView]
-    _state: NodeState
-    _settings: Observable[NodeSettings]
-    _holders: Callable[[], Iterable[ContainerGpus]]
-    _evictor: Evictor
-    _: KW_ONLY
-    again_s: float = 5.0
-    """Seconds between two choices of the pod that goes next, while a GPU fails."""
-
-    def __post_init__(self) -> None:
+    def __init__(self, node: NodeContext) -> None:
+        """Prepare to follow the GPUs of `node`."""
+        self._view, self._state, self._settings = node.hardware.view, node.state, node.settings
+        self._use, self._evictor = node.features.of(Use), node.features.of(Evictor)
+        self.again_s = 5.0
+        """Seconds between two choices of the pod that goes next, while a GPU fails."""
         self._failing: Mapping[str, Failed] = {}
 
-    async def run(self) -> NoReturn:
-        """Look at every new view. Ends only by cancellation."""
-        await Worker(self._check_view).run(self._view)
+    def tasks(self) -> Tasks:  # noqa: D102
+        return [Worker(self._check_view).run(self._view)]
 
     def _check_view(self) -> float | None:
         view = self._view.value
@@ -245,7 +220,7 @@ class GpuFailures:
         failed = lasting(self._failing, self._settings.value.of(EvictionSettings).gpu_failure_grace_s, now)
         if not failed:
             return
-        victims = self._evictor.next_victims(on_failed(failed, self._holders()))
+        victims = self._evictor.next_victims(on_failed(failed, self._use.holders()))
         for pod, uuids in victims.values():
             why = "; ".join(
                 f"{self._gpu(uuid)} has failed, for {duration(now - failed[uuid].since)}: {failed[uuid].why}"

@@ -22,6 +22,8 @@ CRITICAL_PRIORITY = 2_000_000_000
 """Pods of this priority or a higher one keep a cluster or a node alive: `system-cluster-critical` and up
 (k8s.io/kubernetes, pkg/apis/scheduling/types.go, SystemCriticalPriority)."""
 SYSTEM_NAMESPACE = "kube-system"
+EVICTED = frozenset({"GPUMemoryEvicted", "GPUMemoryNotReturned", "GPUFailureEvicted"})
+"""The reasons of the Events on evicted pods."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.waiting import in_thread
-from gpu_device_plugin.features.forgotten.rules import Remembered, ids_of, lost_sentence
-from gpu_device_plugin.features.forgotten.saved_allocations import SavedAllocations
+from gpu_device_plugin.features.forgotten.rules import Remembered, ids_of, lost_sentence, slot
 from gpu_device_plugin.kubelet import procfs
 from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
+from gpu_device_plugin.kubelet.statefile import LONGEST_DOCUMENT, StateFile
+from gpu_device_plugin.model.allocations import Allocation, AllocationSource
+from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.node.extension import NodeFeature
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Mapping
+    from pathlib import Path
 
     from gpu_device_plugin.kubelet.checkpoint import Checkpoint
-    from gpu_device_plugin.model.allocations import Allocation
+    from gpu_device_plugin.model.resources import Names
     from gpu_device_plugin.node.feature_context import NodeContext
 
 _log = logging.getLogger(__name__)
@@ -56,11 +61,7 @@ class ForgottenPods(NodeFeature):
     def checkpoint_read(self, found: Checkpoint | None, *, its_own: bool) -> None:  # noqa: D102
         # Every kubelet that has allocated a device has written the file.
         readable = found is not None and found.stamp is not None
-        record = (
-            [allocation for allocation in found.allocations if allocation.kind is not None]
-            if found and readable
-            else None
-        )
+        record = [each for each in found.allocations if each.kind is not None] if found and readable else None
         before = self._remembered
         self._remembered = before.after(record, self._records.kubelet, its_own=its_own)
         if record is not None:
@@ -68,10 +69,7 @@ class ForgottenPods(NodeFeature):
 
     def unrecorded(self) -> Collection[Allocation]:
         """Return the lost allocations, in the order of their pods' UIDs."""
-        return sorted(
-            self._remembered.forgotten,
-            key=lambda allocation: (allocation.pod_uid, allocation.container, allocation.through),
-        )
+        return sorted(self._remembered.forgotten, key=slot)
 
     def unrecorded_ids(self) -> frozenset[str]:  # noqa: D102
         return self._remembered.lost_ids
@@ -97,3 +95,57 @@ class ForgottenPods(NodeFeature):
     def _report(self, lost: Collection[Allocation], names: Mapping[str, str]) -> None:
         self._metrics.count(m.LEDGER_DRIFT, "unknown_to_the_kubelet", times=len(ids_of(lost)))
         self._api.announce(_log, "DevicesForgotten", lost_sentence(lost, names), "Observe", logging.ERROR)
+
+
+_Row: TypeAlias = tuple[str, str, str, frozenset[str], Any]  # pod, container, resource, IDs, means of limiting or ""
+
+
+class _Allocations(msgspec.Struct):
+    boot: str = ""
+    kubelet: str = ""
+    recorded: list[_Row] = []
+    forgotten: list[_Row] = []
+
+
+class SavedAllocations:
+    """The kubelet's record of allocated devices, which holds until the node is rebooted."""
+
+    def __init__(self, directory: Path, boot_id: str, names: Names) -> None:
+        """Read and write below the device-plugin `directory`.
+
+        An empty `boot_id` is unknown, and nothing is saved. `names` are those of our resources.
+        """
+        # A power cut begins another boot, in which the file does not count: it need not last.
+        self._file = StateFile(directory, "allocations", longest=LONGEST_DOCUMENT, lasting=False)
+        self._boot_id = boot_id
+        self._names = names
+        self._saved: Remembered | None = None
+
+    def load(self) -> Remembered:
+        """Return what was saved in this boot; nothing if there is no such file, or it is damaged."""
+        found = self._file.read_document(_Allocations, _Allocations())
+        if not self._boot_id or found.boot != self._boot_id:
+            return Remembered()
+        recorded = self._allocations(found.recorded, AllocationSource.CHECKPOINT)
+        return Remembered(found.kubelet, recorded, self._allocations(found.forgotten, AllocationSource.REMEMBERED))
+
+    def save(self, allocations: Remembered) -> None:
+        """Save `allocations` for the next agent. May wait for the disk."""
+        if self._boot_id and allocations != self._saved:  # thousands of devices take 80 ms to encode
+            rows = _rows(allocations.recorded), _rows(allocations.forgotten)
+            written = self._file.write_document(_Allocations(self._boot_id, allocations.kubelet, *rows))
+            self._saved = allocations if written else None
+
+    def _allocations(self, rows: Iterable[_Row], source: AllocationSource) -> frozenset[Allocation]:
+        # A later version may know other means of limiting.
+        means = {each.value: each for each in Enforcement}
+        return frozenset(
+            Allocation(
+                uid, container, self._names.kind_of(resource), ids, source, resource, means.get(str(enforcement))
+            )
+            for uid, container, resource, ids, enforcement in rows
+        )
+
+
+def _rows(allocations: Iterable[Allocation]) -> list[_Row]:
+    return [(*slot(each), each.device_ids, each.enforcement or "") for each in sorted(allocations, key=slot)]

@@ -56,11 +56,11 @@ class Remembered:
         if record is None:
             return replace(self, recorded=frozenset() if lost else self.recorded, forgotten=forgotten)
         # The kubelet has allocated anew for a container that did not run.
-        again = {_slot(allocation) for allocation in record}
+        again = {slot(allocation) for allocation in record}
         return Remembered(
             kubelet if its_own else self.kubelet,
             frozenset(record),
-            frozenset(allocation for allocation in forgotten if _slot(allocation) not in again),
+            frozenset(allocation for allocation in forgotten if slot(allocation) not in again),
         )
 
     def among(self, living: Collection[str]) -> Remembered:
@@ -70,7 +70,8 @@ class Remembered:
         )
 
 
-def _slot(allocation: Allocation) -> tuple[str, str, str]:
+def slot(allocation: Allocation) -> tuple[str, str, str]:
+    """Return the container and the resource, by which allocations are told apart and sorted."""
     return allocation.pod_uid, allocation.container, allocation.through
 
 

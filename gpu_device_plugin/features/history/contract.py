@@ -6,24 +6,24 @@ them by msgspec, which checks their types; unknown keys are ignored, so an agent
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from gpu_device_plugin.features.use.contract import NodeUse  # noqa: TC001 - msgspec looks them up
 from gpu_device_plugin.model.telemetry import GpuTelemetry  # noqa: TC001 - as above
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    MaySee: TypeAlias = Callable[[str], bool]
-    """Says of a namespace whether the reader may see its pods, and of the empty name whether of all namespaces."""
 
 HISTORY_PATH = "/history/"
 """``/history/`` has all GPUs, ``/history/gpus/N`` the GPU at that position with its containers, and
 ``/history/namespaces/NAME`` the containers of a namespace with their GPUs."""
 INCIDENTS_PATH = "/incidents/"
 """``/incidents/`` has an `IncidentList`, ``/incidents/NAME`` an `Incident`."""
+STEP_S = 15.0
+"""Seconds from one value to the next."""
+STEPS = 240
+"""Values of a series."""
+LAST_HOUR = "the last hour"
+"""The time that a node remembers, for people."""
 LARGEST_HISTORY = 4 << 20
 """Bytes of an answer: 300 containers of one GPU take some 2 MB."""
 LARGEST_INCIDENT = 512 << 10
@@ -183,24 +183,3 @@ class IncidentList:
     """The incidents that a node remembers, the newest first."""
 
     incidents: tuple[IncidentSummary, ...] = ()
-
-
-# --- What a reader may see of it --------------------------------------------------------------------------------------
-
-
-def everyone(_namespace: str) -> bool:
-    """Say that the reader may see the pods of all namespaces."""
-    return True
-
-
-def seen_history(history: NodeHistory, may_see: MaySee, *, nodes: bool, pod: str = "") -> NodeHistory:
-    """Return what may be seen of a history, of one pod if it is named; `nodes`: GPUs, with the sums on them, may be."""
-    containers = tuple(each for each in history.containers if may_see(each.namespace) and pod in {"", each.pod})
-    return replace(history, gpus=history.gpus if nodes else (), containers=containers)
-
-
-def seen_summary(about: IncidentSummary, may_see: MaySee) -> IncidentSummary:
-    """Return an incident; of a pod that may not be seen without names and sentence."""
-    if not (about.pod or about.container) or may_see(about.namespace):
-        return about
-    return replace(about, sentence="", namespace="", pod="", container="")

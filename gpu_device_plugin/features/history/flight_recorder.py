@@ -3,56 +3,62 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import defaultdict, deque
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, NoReturn, cast
 
 import msgspec
 
+from gpu_device_plugin import files
 from gpu_device_plugin.aio.http import JSON, Page, Route
-from gpu_device_plugin.aio.waiting import together
 from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.features.history.contract import (
     INCIDENTS_PATH,
     LARGEST_INCIDENT,
+    STEP_S,
     Decision,
     Incident,
     IncidentKind,
+    IncidentList,
     NodeHistory,
 )
 from gpu_device_plugin.features.history.rules.incidents import (
     BEFORE_S,
-    Recorded,
+    RecentIncidents,
     Trigger,
     concerned,
     deaths,
     is_name,
     lately,
+    making_room,
     processes_on,
     summary,
     use_of,
 )
-from gpu_device_plugin.features.history.rules.ring import STEP_S
-from gpu_device_plugin.features.history.sampling import encoded
+from gpu_device_plugin.features.history.sampling import History, encoded
+from gpu_device_plugin.features.use.node import Use, UseReports
+from gpu_device_plugin.kubelet.sockets import OURS, advice
 from gpu_device_plugin.model.shares import parse_id
 from gpu_device_plugin.model.times import rfc3339
+from gpu_device_plugin.node.extension import NodeFeature
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from gpu_device_plugin.aio.http import Request
     from gpu_device_plugin.features.history.contract import IncidentSummary
-    from gpu_device_plugin.features.history.incident_files import IncidentFiles
     from gpu_device_plugin.features.history.rules.ring import Selection
-    from gpu_device_plugin.features.history.sampling import History
     from gpu_device_plugin.features.use.contract import NodeUse
-    from gpu_device_plugin.features.use.node import UseWatch
     from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.node.node_api import Happening, NodeApi
+    from gpu_device_plugin.node.extension import Tasks
+    from gpu_device_plugin.node.feature_context import NodeContext
+    from gpu_device_plugin.node.node_api import Happening
 
 _log = logging.getLogger(__name__)
 
@@ -80,25 +86,16 @@ class _Draft:
     """When monotonic time was 0, in seconds since the epoch."""
 
 
-@dataclass(eq=False, repr=False)
-class FlightRecorder:
+class FlightRecorder(NodeFeature):
     """Takes down what is known at the moment of an incident, and writes it in the background."""
 
-    _node: str
-    _api: NodeApi
-    _watch: UseWatch
-    history: History
-    _use: Callable[[], NodeUse]
-    """Returns limits and use now."""
-    _files: IncidentFiles
-    _: KW_ONLY
-    clock: Callable[[], float] = time.monotonic
-    now: Callable[[], float] = time.time
-    """Seconds since the epoch."""
-
-    def __post_init__(self) -> None:
-        self._started_s = self.now()
-        self._recorded = Recorded()
+    def __init__(self, node: NodeContext) -> None:
+        """Prepare for `node`."""
+        self._node, self._api, self._use = node, node.api, node.features.of(Use)
+        self._use_now, self._history = node.features.of(UseReports).now, node.features.of(History)
+        self._files = IncidentFiles(node.settings.value.device_plugin_dir)
+        self._started_s = time.time()
+        self._recent = RecentIncidents()
         self._pods: Mapping[str, Pod] = {}
         self._drafts: deque[_Draft] = deque(maxlen=_MOST_WAITING)
         self._storm: tuple[float, NodeUse, Sequence[ContainerGpus]] | None = None
@@ -110,10 +107,12 @@ class FlightRecorder:
         self._api.happenings.record_by(self._incident)
         self._api.happenings.subscribe(self._decided)
 
-    @property
-    def routes(self) -> tuple[Route, ...]:
-        """The paths at which history and records are served."""
-        return (*self.history.routes, Route("GET", INCIDENTS_PATH, self._answer))
+    def tasks(self) -> Tasks:  # noqa: D102
+        kills, pods = self._history.kills, self._api.pod_changes
+        return [kills.follow(self.killed), pods.follow(self.pods_changed), self._writing()]
+
+    def routes(self) -> tuple[Route, ...]:  # noqa: D102
+        return (Route("GET", INCIDENTS_PATH, self._answer),)
 
     def _incident(self, happening: Happening) -> str:
         """Record what happened, if it is an incident; return the end of its sentence."""
@@ -125,7 +124,7 @@ class FlightRecorder:
     def _decided(self, happening: Happening) -> None:
         about = "" if happening.pod is None else f" on {happening.pod.namespace}/{happening.pod.name}"
         text = f"{happening.reason}{about}: {happening.note}" if happening.reason else happening.note
-        self.decisions.append(Decision(rfc3339(self.now()), text[:_LONGEST_DECISION]))
+        self.decisions.append(Decision(rfc3339(time.time()), text[:_LONGEST_DECISION]))
 
     def record(self, trigger: Trigger) -> str:
         """Record an incident; return its name in words for the end of an Event, empty if it is not recorded.
@@ -136,12 +135,12 @@ class FlightRecorder:
         return f" (incident {name})" if name else ""
 
     def _record(self, trigger: Trigger) -> tuple[str, bool]:
-        shares, at_s = self._watch.shares(), self.now()
+        shares, at_s = self._use.shares(), time.time()
         taken = {each.name for each in self._files.listing.incidents}
-        taken |= {each.name for each in self._recorded.known.values()}
+        taken |= {each.name for each in self._recent.known.values()}
         found = summary(trigger, shares, at_s, taken)
-        before = self._recorded
-        self._recorded, name = before.after(trigger, found.name, self.clock())
+        before = self._recent
+        self._recent, name = before.after(trigger, found.name, time.monotonic())
         if name != found.name:
             return name, False
         try:
@@ -149,23 +148,23 @@ class FlightRecorder:
             self._writer.wake()
         except Exception:  # noqa: BLE001 - the caller has something more important to do
             _log.exception("an incident cannot be recorded")
-            self._recorded = before  # nobody is to be told the name of a record that is not there
+            self._recent = before  # nobody is to be told the name of a record that is not there
             return "", False
         return name, True
 
     def _draft(self, found: IncidentSummary, trigger: Trigger, at_s: float) -> _Draft:
-        shares, watch = self._watch.shares(), self._watch
+        shares = self._use.shares()
         uuids = concerned(trigger.uuids, shares)
-        if self._storm is None or self.clock() - self._storm[0] >= _STORM_S:
-            self._storm = self.clock(), self._use(), watch.holders()
+        if self._storm is None or time.monotonic() - self._storm[0] >= _STORM_S:
+            self._storm = time.monotonic(), self._use_now(), self._use.holders()
         _, use, holders = self._storm
-        processes = processes_on(uuids, *watch.processes_read, holders, shares, most=_MOST_ROWS)
+        processes = processes_on(uuids, *self._use.processes_read, holders, shares, most=_MOST_ROWS)
         decisions, none = lately(self.decisions, at_s), NodeHistory(found.at, STEP_S)
         return _Draft(
-            Incident(found, self._node, none, use, processes, decisions),
-            self.history.ring.select(uuids=uuids, last_s=BEFORE_S),
+            Incident(found, self._node.settings.value.node_name, none, use, processes, decisions),
+            self._history.ring.select(uuids=uuids, last_s=BEFORE_S),
             frozenset(shared.position for shared in shares.gpus if shared.gpu.uuid in uuids),
-            at_s - self.clock(),
+            at_s - time.monotonic(),
         )
 
     # --- What happens to containers -----------------------------------------------------------------------------------
@@ -180,9 +179,9 @@ class FlightRecorder:
     def _gpus_by_container(self) -> Mapping[tuple[str, str], set[str]]:
         """Return the GPUs that containers hold, or held within the hour, by UID of the pod and name."""
         found = defaultdict[tuple[str, str], set[str]](set)
-        for pod_uid, container, uuid in self.history.ring.places:
+        for pod_uid, container, uuid in self._history.ring.places:
             found[pod_uid, container].add(uuid)
-        for held in self._watch.entries.value:
+        for held in self._node.entries.value:
             found[held.pod_uid, held.container] |= {parse_id(each)[0] for each in held.device_ids}
         return found
 
@@ -200,10 +199,6 @@ class FlightRecorder:
             self._api.event("GPUIncident", f"{trigger.sentence} (incident {name})", "Observe", pod=trigger.pod)
 
     # --- Files --------------------------------------------------------------------------------------------------------
-
-    async def run(self) -> NoReturn:
-        """Keep history and records until cancelled, which loses those that wait."""
-        await together(self.history.run(), self.history.kills.follow(self.killed), self._writing())
 
     async def _writing(self) -> NoReturn:
         async with self._busy:
@@ -250,3 +245,84 @@ def _content(draft: _Draft) -> bytes:
         if len(found) <= LARGEST_INCIDENT:
             break
     return found
+
+
+# --- Files ------------------------------------------------------------------------------------------------------------
+
+_FOLDER = f"{OURS}/incidents"
+_END = ".json"
+
+
+class IncidentFiles:
+    """The records below the device-plugin directory. Only the holder of the node's lock writes them.
+
+    Its methods wait for the disk and log what fails; one of them runs at a time. Names of other forms are left alone.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Name the records below the device-plugin `directory`; nothing is opened yet."""
+        self._directory = directory
+        self._known: dict[str, IncidentSummary | None] = {}
+        """By name; None: the record is damaged."""
+        self.listing = IncidentList()
+        """The records as last known."""
+
+    def load(self) -> None:
+        """Read the records of earlier agents, and remove what an agent that was killed has left half written."""
+        for file in sorted(self._names()):
+            name = file.removesuffix(_END)
+            if is_name(name) and file != name:
+                incident = self.read(name)
+                self._known[name] = None if incident is None else incident.summary
+            elif is_name(file.removeprefix(".").removesuffix(f"{_END}.new")):
+                with contextlib.suppress(OSError):  # it is a directory
+                    files.remove_below(self._directory, f"{_FOLDER}/{file}")
+        if damaged := [name for name, about in self._known.items() if about is None]:
+            _log.warning("records of incidents are damaged and not shown", extra={"names": damaged})
+        self._list()
+
+    def read(self, name: str) -> Incident | None:
+        """Return a record; None: there is none, or it is damaged."""
+        try:
+            content, _ = files.read_below(self._directory, f"{_FOLDER}/{name}{_END}", LARGEST_INCIDENT)
+            incident = msgspec.json.decode(content, type=Incident)
+        except (OSError, ValueError, RecursionError):
+            return None
+        return incident if incident.summary.name == name else None
+
+    def write(self, summary: IncidentSummary, content: bytes) -> bool:
+        """Write a record of at most `LARGEST_INCIDENT` bytes, and make room for it; return whether it is there."""
+        name = summary.name
+        try:
+            files.make_folder_below(self._directory, _FOLDER)
+            for old in making_room(self._known, summary):
+                try:
+                    files.remove_below(self._directory, f"{_FOLDER}/{old}{_END}")
+                except OSError:
+                    if self._known[old] is not None:  # a damaged one may be a directory with such a name
+                        raise
+                del self._known[old]
+            files.replace_below(self._directory, f"{_FOLDER}/{name}{_END}", content)
+        except OSError as error:
+            extra = {"path": str(self._directory / _FOLDER), "why": f"{error.strerror}{advice(error)}"}
+            _log.warning("an incident cannot be recorded", extra={**extra, "once_per_s": 3600})
+            return False
+        else:
+            self._known[name] = summary
+            return True
+        finally:
+            self._list()
+
+    def _list(self) -> None:
+        newest = (self._known[name] for name in sorted(self._known, reverse=True))
+        self.listing = IncidentList(tuple(about for about in newest if about is not None))
+
+    def _names(self) -> list[str]:
+        try:
+            return files.names_below(self._directory, _FOLDER)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            extra = {"path": str(self._directory / _FOLDER), "why": f"{error.strerror}{advice(error)}"}
+            _log.warning("the records of incidents cannot be read", extra=extra)
+            return []

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn, cast
 
 import msgspec
@@ -14,21 +14,25 @@ import msgspec
 from gpu_device_plugin.aio.http import JSON, Page, Route
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import Attempts, wait_within
-from gpu_device_plugin.features.history.contract import HISTORY_PATH, LARGEST_HISTORY
+from gpu_device_plugin.features.history.contract import HISTORY_PATH, LARGEST_HISTORY, STEP_S, STEPS
 from gpu_device_plugin.features.history.rules.ring import GpuSample, Ring, pcie_percent
+from gpu_device_plugin.features.history.settings import HistorySettings
+from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.features.use.rules.process_use import NOT_READ
 from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
+from gpu_device_plugin.node.extension import NodeFeature
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from gpu_device_plugin.aio.http import Request
+    from gpu_device_plugin.core.report.gauges import NodeMetrics
     from gpu_device_plugin.features.history.contract import ContainerHistory
     from gpu_device_plugin.features.history.rules.ring import Selection
-    from gpu_device_plugin.features.use.node import UseWatch
     from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
-    from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
     from gpu_device_plugin.model.telemetry import GpuTelemetry
+    from gpu_device_plugin.node.extension import Tasks
+    from gpu_device_plugin.node.feature_context import NodeContext
 
 _log = logging.getLogger(__name__)
 
@@ -38,21 +42,14 @@ _HEAD = 4096
 """Bytes of a document beside its containers and GPUs."""
 
 
-@dataclass(eq=False, repr=False)
-class History:
+class History(NodeFeature):
     """Fills the ring with the readings of use, the condition of the GPUs, and what cgroups count; see `run`."""
 
-    _watch: UseWatch
-    _condition: Callable[[Sequence[str]], Awaitable[tuple[GpuTelemetry, ...] | None]]
-    """Reads these groups of every GPU's condition; None: no driver process answers now."""
-    groups: Callable[[], Sequence[str]]
-    """Returns the groups to read, values of `model.telemetry.TelemetryGroup`; none: conditions are not read."""
-    _cgroups: CgroupTree
-    _: KW_ONLY
-    ring: Ring = field(default_factory=Ring)
-    clock: Callable[[], float] = time.monotonic
-
-    def __post_init__(self) -> None:
+    def __init__(self, node: NodeContext) -> None:
+        """Prepare for `node`."""
+        self._node, self._use = node, node.features.of(Use)
+        self.ring = Ring()
+        self.clock: Callable[[], float] = time.monotonic
         self.telemetry: Observable[Mapping[str, GpuTelemetry]] = Observable({})
         """The condition of each GPU as last read, by UUID; empty while it is not read."""
         self.kills: Observable[Sequence[ContainerGpus]] = Observable(())
@@ -62,17 +59,26 @@ class History:
         self._attempts = Attempts(_log, "the history of the GPUs cannot be continued; trying again at every interval")
         self._answering = asyncio.Lock()
 
-    @property
-    def routes(self) -> tuple[Route, ...]:
-        """The paths at which the history is served."""
+    def tasks(self) -> Tasks:  # noqa: D102
+        return [self.run()]
+
+    def routes(self) -> tuple[Route, ...]:  # noqa: D102
         return (Route("GET", HISTORY_PATH, self._answer),)
+
+    def measured(self, metrics: NodeMetrics) -> NodeMetrics:  # noqa: D102
+        return replace(metrics, telemetry=self.telemetry.value)
+
+    @property
+    def _groups(self) -> Sequence[str]:
+        """The groups of telemetry to read, see `model.telemetry.TelemetryGroup`; none: conditions are not read."""
+        return self._node.settings.value.of(HistorySettings).condition
 
     async def run(self) -> NoReturn:
         """Take a sample after the first reading of use, then in the middle of every step. No failure ends it."""
         while await self._read_conditions() is None:  # noqa: ASYNC110 - a driver process that starts answers, no more
             await asyncio.sleep(_AGAIN_S)
         step_s = self.ring.step_s
-        await wait_within(step_s, self._watch.reading.after(0))
+        await wait_within(step_s, self._use.reading.after(0))
         while True:
             await self._attempts.make(self.sample(), None)
             now = self.clock()
@@ -81,14 +87,14 @@ class History:
     async def sample(self) -> None:
         """Add the present moment to the ring, as far as it is read."""
         pcie = await self._read_conditions() or {}
-        throttled = await self._read_cgroups(self._watch.holders()) if self._watch.interval_s else {}
-        now, reading = self.clock(), self._watch.reading.value
+        throttled = await self._read_cgroups(self._use.holders()) if self._use.interval_s else {}
+        now, reading = self.clock(), self._use.reading.value
         # A reading that is not repeated in time tells of the past: the driver hangs, or the agent is paused.
-        known = now - reading.at < max(self._watch.interval_s, self.ring.step_s) + self.ring.step_s / 2
+        known = now - reading.at < max(self._use.interval_s, self.ring.step_s) + self.ring.step_s / 2
         used, uses, telemetry = reading.used_mib if known else {}, reading.containers, self.telemetry.value
         gpus = [
             GpuSample(shared, used.get(shared.gpu.uuid), telemetry.get(shared.gpu.card), pcie.get(shared.gpu.card))
-            for shared in self._watch.shares().gpus
+            for shared in self._use.shares().gpus
             if not shared.gone
         ]
         self.ring.tick(now, gpus, uses if known else (), throttled)
@@ -98,9 +104,9 @@ class History:
 
         None: the driver does not answer.
         """
-        before, was_at, groups = self.telemetry.value, self._read_at, self.groups()
+        before, was_at, groups = self.telemetry.value, self._read_at, self._groups
         self._read_at = self.clock()
-        read = await self._condition(groups) if groups else ()
+        read = await self._node.hardware.condition(groups) if groups else ()
         after = {telemetry.uuid: telemetry for telemetry in read or ()}
         self.telemetry.set(after)
         seconds = self._read_at - was_at
@@ -127,16 +133,17 @@ class History:
         return found
 
     def _read_counters(self, owners: Sequence[CgroupOwner]) -> Mapping[CgroupOwner, Mapping[str, int]]:
-        leaves = self._cgroups.leaves(owners) or {}
-        return {owner: self._cgroups.counters(leaf) for owner, leaf in leaves.items()}
+        cgroups = self._node.cgroups
+        leaves = cgroups.leaves(owners) or {}
+        return {owner: cgroups.counters(leaf) for owner, leaf in leaves.items()}
 
     # --- What is served -----------------------------------------------------------------------------------------------
 
     async def _answer(self, request: Request) -> Page:
         """Answer with a `NodeHistory`; one is encoded after the other, however many clients ask."""
-        if not (self._watch.interval_s or self.groups()):
+        if not (self._use.interval_s or self._groups):
             return _no(f"{NOT_READ}; the condition of the GPUs is not read either, see the setting condition")
-        minutes = request.query.get("minutes", "60")
+        minutes = request.query.get("minutes", str(round(STEPS * STEP_S / 60)))
         if not (minutes.isascii() and minutes.isdigit() and len(minutes) < 4):
             return _no("minutes is to be a whole number")
         async with self._answering:
@@ -150,7 +157,7 @@ class History:
         """Return what a path names below that of the history, or why there is no such thing."""
         kind, _, name = rest.partition("/")
         if kind == "gpus" and name.isascii() and name.isdigit():
-            uuids = [each.gpu.uuid for each in self._watch.shares().gpus if str(each.position) == name]
+            uuids = [each.gpu.uuid for each in self._use.shares().gpus if str(each.position) == name]
             return self.ring.select(uuids=uuids, last_s=last_s), f"this node has no history of a GPU {name}"
         namespace = name if kind == "namespaces" and name else None
         if rest and namespace is None:

@@ -1,1 +1,1 @@
-"""Finds pods that leave their GPUs idle, and says since when."""
+"""Finds pods that leave their GPUs idle, says since when, and decides what becomes of them."""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.core.report.text.use_texts import duration
 from gpu_device_plugin.features.idle.rules import Idleness
 from gpu_device_plugin.features.idle.settings import IdleSettings
@@ -18,33 +16,28 @@ from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.node.extension import NodeFeature
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from gpu_device_plugin.features.use.rules.process_use import UseReading
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.node.extension import Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
-    from gpu_device_plugin.node.node_api import NodeApi
-    from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(eq=False, repr=False)
-class IdlePods:
+class Idle(NodeFeature):
     """Acts on the readings of use, and publishes since when which pods are idle: the scheduler extender acts on that.
 
     A new agent begins anew and removes what its predecessor wrote: while no agent ran, nobody saw whether a pod used
     its GPUs.
     """
 
-    _settings: Observable[NodeSettings]
-    _api: NodeApi
-
-    def __post_init__(self) -> None:
+    def __init__(self, node: NodeContext) -> None:
+        """Prepare to follow the use of `node`."""
+        self._settings, self._api, self._use = node.settings, node.api, node.features.of(Use)
         self._evidence = Idleness()
-        self.since: Observable[Mapping[str, str]] = Observable({})
-        """Since when each idle pod is so, in RFC 3339, by its UID as the kubelet knows it."""
+
+    def tasks(self) -> Tasks:  # noqa: D102
+        return [self._use.reading.follow(self.act_on)]
 
     def act_on(self, reading: UseReading) -> None:
         """Act on a reading, if it is newer than the last one."""
@@ -59,14 +52,14 @@ class IdlePods:
             pause_s=longest_pause_s(settings.usage_interval_s),
         )
         found = self._evidence.idle(settings.idle_after_s) if settings.idle_after_s else {}
-        booted_s, before = time.time() - time.monotonic(), self.since.value
+        booted_s, before = time.time() - time.monotonic(), self._use.idle.value
         # The clock may be set meanwhile: what was told stays.
         now = {uid: before.get(uid) or rfc3339(booted_s + since) for uid, since in found.items()}
         for uid in now.keys() - before.keys():
             self._report(pods[uid], reading.at - found[uid])
         for uid in before.keys() - now.keys():
             _log.info("no longer idle", extra={"pod": _name(pods[uid]) if uid in pods else uid})
-        self.since.change(now)
+        self._use.idle.change(now)
         for uid, pod in pods.items():
             if pod.annotations.get(IDLE_SINCE) != now.get(uid) and not pod.ended:
                 self._api.annotate(pod, {IDLE_SINCE: now.get(uid)})
@@ -82,16 +75,3 @@ class IdlePods:
 
 def _name(pod: Pod) -> str:
     return f"{pod.namespace}/{pod.name}"
-
-
-class Idle(NodeFeature):
-    """Follows the readings of use."""
-
-    def __init__(self, node: NodeContext) -> None:
-        """Prepare to follow the use of `node`."""
-        self.pods = IdlePods(node.settings, node.api)
-        self._use = node.features.of(Use)
-        self._use.reports.idle = self.pods.since
-
-    def tasks(self) -> Tasks:  # noqa: D102
-        return [self._use.watch.reading.follow(self.pods.act_on)]

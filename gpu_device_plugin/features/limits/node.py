@@ -111,20 +111,20 @@ class Limits(NodeFeature):
         self._extra = read_extra_grant(settings.extra_grant)
         self._plan = LimitPlan()
         self.verification = Verification(
-            use.watch.holders,
+            use.holders,
             node.hardware.limits,
             node.cgroups,
             node.state,
             node.api,
             allowed_now=use.allowed_now,
-            measured=use.watch.measured,
+            measured=use.measured_by_driver,
             states=node.limit_states,
             interval_s=settings.usage_interval_s,
         )
         self.link: LimitLink | None = None  # without elastic memory no limit changes
         if isinstance(settings, ElasticSettings) and settings.memory_dir is not None:
             soft = lambda: self._settings.soft_limit == "share"  # noqa: E731 - the setting may change
-            self.link = LimitLink(settings.memory_dir, use.watch.holders, use.allowed_now, soft=soft)
+            self.link = LimitLink(settings.memory_dir, use.holders, use.allowed_now, soft=soft)
 
     @property
     def _settings(self) -> LimitSettings:

@@ -10,10 +10,7 @@ from gpu_device_plugin.model.contract.keys import INSTANCES
 from gpu_device_plugin.node.extension import NodeFeature
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from gpu_device_plugin.features.mig.rules import Stranded
-    from gpu_device_plugin.model.allocations import Allocation
     from gpu_device_plugin.node.extension import Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
 
@@ -26,11 +23,8 @@ class InstancesOfPods(NodeFeature):
     def __init__(self, node: NodeContext) -> None:
         """Look at `node`."""
         self._config, self._entries, self._records, self._api = node.config, node.entries, node.records, node.api
-        self._recorded = node.checkpoint_entries
+        self._checkpoint = node.checkpoint_entries
         self._told: frozenset[tuple[str, str, str]] = frozenset()
-        self._instances: Mapping[str, Mapping[str, frozenset[str]]] | None = None
-        """The whole instances of each container, by the UID of its pod, by the kubelet's checkpoint; None: not read
-        yet."""
         self._requested: dict[str, str | None] = {}
         """The annotation last requested for each pod, by UID, until the pod shows it."""
 
@@ -39,21 +33,17 @@ class InstancesOfPods(NodeFeature):
             self._config.follow(self._look),
             self._entries.follow(self._holders_changed),
             self._api.node.follow(self._look),
-            self._recorded.follow(self._checkpoint_read),
+            self._checkpoint.follow(self._annotate),
             self._api.pod_changes.follow(self._annotate),
         ]
 
-    def _checkpoint_read(self, allocations: Sequence[Allocation]) -> None:
-        self._instances = instances_by_pod(allocations)
-        self._annotate()
-
     def _annotate(self, _new: object = None) -> None:
         """Let each pod say which instances it holds, and none say more: its owner may have written the annotation."""
-        if self._instances is None:
+        if not self._checkpoint.version:  # the kubelet's checkpoint is not read yet
             return
-        before, self._requested = self._requested, {}
+        instances, before, self._requested = instances_by_pod(self._checkpoint.value), self._requested, {}
         for uid, pod in self._api.pods.items():
-            held = self._instances.get(pod.kubelet_uid)
+            held = instances.get(pod.kubelet_uid)
             text = None if held is None else write_instances(held)
             if not pod.ended and text != pod.annotations.get(INSTANCES):
                 self._requested[uid] = text

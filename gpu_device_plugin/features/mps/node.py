@@ -408,5 +408,5 @@ def make_mps(node: NodeContext) -> Mps:
         tell,
         limits_compute=lambda: node.settings.value.of(MpsSettings).mps_compute == "by-share",
     )
-    node.features.of(Use).watch.mps_servers = made.server_pids
+    node.features.of(Use).mps_servers = made.server_pids
     return made

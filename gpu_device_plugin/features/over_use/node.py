@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.core.report.text.use_texts import annotation, event_note, outlook, use_of
-from gpu_device_plugin.features.eviction.node import Evictions
+from gpu_device_plugin.features.eviction.evictor import Evictor
 from gpu_device_plugin.features.over_use.rules import OverUseRules, Response, Watch
 from gpu_device_plugin.features.over_use.settings import OverUseSettings
 from gpu_device_plugin.features.use.node import Use
@@ -22,40 +21,39 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpu_device_plugin.core.report.gauges import NodeMetrics
-    from gpu_device_plugin.features.eviction.evictor import Evictor
     from gpu_device_plugin.features.over_use.rules import Excess
     from gpu_device_plugin.features.use.rules.process_use import UseReading
     from gpu_device_plugin.model.allocations import Place
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.node.extension import Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
-    from gpu_device_plugin.node.node_api import NodeApi
-    from gpu_device_plugin.node.node_state import NodeState
-    from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(eq=False, repr=False)
-class OverUse:
+class OverUse(NodeFeature):
     """Acts on the readings of use, and publishes the containers that exceed.
 
     Each container is told once when it exceeds, and again when something else will happen to its pod. A new agent
     begins anew with the grace, so that it tells nothing twice within it.
     """
 
-    _state: NodeState
-    _settings: Observable[NodeSettings]
-    _api: NodeApi
-    _evictor: Evictor | None = None
-
-    def __post_init__(self) -> None:
+    def __init__(self, node: NodeContext) -> None:
+        """Prepare to follow the use of `node`."""
+        self._state, self._settings, self._api = node.state, node.settings, node.api
+        self._use, self._evictor = node.features.of(Use), node.features.get(Evictor)
         self._watch = Watch()
         self._first: float | None = None
         self._outlooks: dict[Place, str] = {}
         """What was last told about each container."""
-        self.excesses: Observable[Mapping[Place, Excess]] = Observable({})
-        """The containers that exceed; set when one begins or ends, or uses another amount."""
+        self.excesses: Mapping[Place, Excess] = {}
+        """The containers that exceed."""
+
+    def tasks(self) -> Tasks:  # noqa: D102
+        return [self._use.reading.follow(self.act_on)]
+
+    def measured(self, metrics: NodeMetrics) -> NodeMetrics:  # noqa: D102
+        return replace(metrics, containers_over=len(self.excesses))
 
     def act_on(self, reading: UseReading) -> None:
         """Act on a reading, if it is newer than the last one."""
@@ -71,11 +69,12 @@ class OverUse:
         self._watch = self._watch.after(reading, rules)
         excesses = self._watch.excesses(rules, pods)
         told_anew = self._publish(excesses, rules, reading.at)
-        over = [place for place in self.excesses.value if place not in excesses]
+        over = [place for place in self.excesses if place not in excesses]
         for place in over:
             self._outlooks.pop(place, None)
-            _log.info("no longer more GPU memory than allowed", extra=self._facts(self.excesses.value[place]))
-        self.excesses.change(excesses)
+            _log.info("no longer more GPU memory than allowed", extra=self._facts(self.excesses[place]))
+        self.excesses = excesses
+        self._use.over.change({place: excess.since for place, excess in excesses.items()})
         self._annotate(excesses, rules, {place[0] for place in (*told_anew, *over)}, pods)
         self._remove_stale(reading, rules, pods)
         self._evict(excesses, reading, rules)
@@ -139,20 +138,3 @@ class OverUse:
         pod = excess.pod
         name = excess.place[0] if pod is None else f"{pod.namespace}/{pod.name}"
         return {"pod": name, "used_mib": excess.used_mib, "granted_mib": excess.granted_mib}
-
-
-class OverUseOfMemory(NodeFeature):
-    """Follows the readings of use."""
-
-    def __init__(self, node: NodeContext) -> None:
-        """Prepare to follow the use of `node`."""
-        evictions = node.features.get(Evictions)
-        self.over_use = OverUse(node.state, node.settings, node.api, None if evictions is None else evictions.evictor)
-        self._use = node.features.of(Use)
-        self._use.reports.over = self.over_use.excesses
-
-    def tasks(self) -> Tasks:  # noqa: D102
-        return [self._use.watch.reading.follow(self.over_use.act_on)]
-
-    def measured(self, metrics: NodeMetrics) -> NodeMetrics:  # noqa: D102
-        return replace(metrics, containers_over=len(self.over_use.excesses.value))

@@ -55,7 +55,7 @@ class OverUseRules:
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """A container that has used more than it may, beyond the slack, in every reading for the grace."""
+    """A container that uses more than it may, beyond the slack, as far as consecutive readings have told it."""
 
     place: Place
     used_mib: int
@@ -67,6 +67,12 @@ class Excess:
     """None: not known in the API."""
     limit_mib: int | None = None
     """The most that it may use; None: what it was granted."""
+    last: float = field(default=0.0, compare=False)
+    """Monotonic seconds of the last reading that told it."""
+    proven_s: float = field(default=0.0, compare=False)
+    """Seconds between consecutive readings that all told it."""
+    certain: bool = field(default=True, compare=False)
+    """The newest reading told it."""
 
     @property
     def excess_mib(self) -> int:
@@ -75,28 +81,12 @@ class Excess:
 
 
 @dataclass(frozen=True, slots=True)
-class OverUseEvidence:
-    """The use of one place beyond what it may use, as far as consecutive readings have told it."""
-
-    since: float
-    last: float
-    """Monotonic seconds of the last reading that told it."""
-    used_mib: int
-    granted_mib: int
-    limit_mib: int | None = None
-    proven_s: float = 0.0
-    """Seconds between consecutive readings that all told it."""
-    certain: bool = True
-    """The newest reading told it."""
-
-
-@dataclass(frozen=True, slots=True)
 class Watch:
     """The evidence of over-use on a node."""
 
     at: float = float("-inf")
     """Monotonic seconds of the newest reading."""
-    evidence: Mapping[Place, OverUseEvidence] = field(default_factory=dict)
+    evidence: Mapping[Place, Excess] = field(default_factory=dict)
 
     def after(self, reading: UseReading, rules: OverUseRules) -> Watch:
         """Return the evidence after one more reading."""
@@ -113,12 +103,9 @@ class Watch:
         return Watch(reading.at, evidence)
 
     def excesses(self, rules: OverUseRules, pods: Mapping[str, Pod]) -> Mapping[Place, Excess]:
-        """Return the containers that exceed; `pods` are those of this node by the UID that the kubelet knows."""
-        return {
-            place: Excess(place, found.used_mib, found.granted_mib, found.since, pods.get(place[0]), found.limit_mib)
-            for place, found in self.evidence.items()
-            if found.proven_s >= rules.grace_s
-        }
+        """Return the containers that have exceeded for the grace; `pods` are the node's by the UID of the kubelet."""
+        exceeding = (found for found in self.evidence.values() if found.proven_s >= rules.grace_s)
+        return {found.place: replace(found, pod=pods.get(found.place[0])) for found in exceeding}
 
     def candidates(
         self, excesses: Iterable[Excess], reading: UseReading, rules: OverUseRules, capacity_mib: Mapping[str, int]
@@ -134,7 +121,7 @@ class Watch:
             Candidate(excess.pod, excess.place[2], excess.excess_mib)
             for excess in excesses
             if excess.pod is not None
-            and self.evidence[excess.place].certain
+            and excess.certain
             and (
                 rules.response is Response.EVICT
                 or is_short(reading, excess.place[2], excess.place[0], capacity_mib.get(excess.place[2]))
@@ -148,7 +135,7 @@ def is_short(reading: UseReading, uuid: str, pod_uid: str, capacity_mib: int | N
     return shortage_mib(others, reading.used_mib.get(uuid), capacity_mib) > 0
 
 
-def _seen(before: OverUseEvidence | None, use: AttributedUse, at: float, rules: OverUseRules) -> OverUseEvidence | None:
+def _seen(before: Excess | None, use: AttributedUse, at: float, rules: OverUseRules) -> Excess | None:
     if use.holding is not None and use.holding.whole:
         return None
     if use.used_mib is None:
@@ -156,14 +143,14 @@ def _seen(before: OverUseEvidence | None, use: AttributedUse, at: float, rules: 
     if not rules.exceeded(use.used_mib, use.told_mib):
         return None
     limit_mib = use.limit_mib if use.told_mib == use.allowed_mib else use.told_mib
-    now = OverUseEvidence(at, at, use.used_mib, use.granted_mib, limit_mib)
+    now = Excess(use.place, use.used_mib, use.granted_mib, at, limit_mib=limit_mib, last=at)
     if before is None:
         return now
     more_s = at - before.last if before.certain else 0.0
     return replace(now, since=before.since, proven_s=before.proven_s + more_s)
 
 
-def _kept(before: OverUseEvidence, at: float, rules: OverUseRules) -> OverUseEvidence | None:
+def _kept(before: Excess, at: float, rules: OverUseRules) -> Excess | None:
     return replace(before, certain=False) if at - before.last <= rules.grace_s else None
 
 

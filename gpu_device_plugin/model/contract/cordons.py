@@ -26,7 +26,7 @@ class Cordon:
     """Why no new pod gets a GPU. Empty fields are not known."""
 
     by: str = ""
-    """The user, as the API server knows it; or `features.cordon.rules.AGENT`."""
+    """The user, as the API server knows it; or `features.cordon.node.AGENT`."""
     at: str = ""
     """RFC 3339."""
     why: str = ""

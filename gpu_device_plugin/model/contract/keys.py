@@ -95,7 +95,7 @@ STAND_IN = "gpu-device-plugin/stand-in"
 # --- On a pod or a namespace, by their owners: what becomes of idle pods (`idle`) -------------------------------------
 
 WHEN_IDLE = "gpu-device-plugin/when-idle"
-"""Annotation: what the scheduler extender does with an idle pod, a word of `core.capacity.idle.WhenIdle`. That of the
+"""Annotation: what the scheduler extender does with an idle pod, a word of `features.idle.rules.WhenIdle`. That of the
 pod takes precedence over its namespace's."""
 REPLICAS_BEFORE_IDLE = "gpu-device-plugin/replicas-before-idle"
 """Annotation of a Deployment, a StatefulSet or a Notebook that the extender has scaled to zero: its replicas before."""

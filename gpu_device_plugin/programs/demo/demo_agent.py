@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import logs
 from gpu_device_plugin.features.node_features import NODE_FEATURES, NODE_SETTINGS
-from gpu_device_plugin.features.use.node import Use
+from gpu_device_plugin.features.use.node import UseReports
 from gpu_device_plugin.node.agent import NodeAgent
 from gpu_device_plugin.programs.agent import node_program as program
 from gpu_device_plugin.programs.commandline import ending
@@ -48,7 +48,7 @@ def _run(argv: Sequence[str]) -> int:
 
 def _agent(proc: Path, settings: NodeSettings, features: Iterable[FeatureSpec]) -> NodeAgent:
     agent = NodeAgent(settings, features, proc=proc)
-    agent.of(Use).reports.soon_s = agent.of(Use).reports.seldom_s = 0.2
+    agent.of(UseReports).soon_s = agent.of(UseReports).seldom_s = 0.2
     return agent
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.elastic.rules.memory_file import DIRECTORY, IN_CONTAINER, NAME
+from gpu_device_plugin.features.elastic.contract import IN_CONTAINER, MEMORY_DIRECTORY, MEMORY_FILE
 from gpu_device_plugin.features.elastic.settings import ElasticSettings
 from gpu_device_plugin.features.over_use.settings import OverUseSettings
 from gpu_device_plugin.features.use.settings import UseSettings
@@ -219,9 +219,9 @@ async def _borrower(story: Story, name: str) -> _Borrower | None:
 
 def _file(pod: Pod) -> str:
     """Return the text of the file of a container in one line; empty: it has none."""
-    mounts = [mount.host_path for mount in pod.only.received.mounts if mount.container_path == DIRECTORY]
+    mounts = [mount.host_path for mount in pod.only.received.mounts if mount.container_path == MEMORY_DIRECTORY]
     with suppress(OSError, IndexError):
-        return " ".join((Path(mounts[0]) / NAME).read_text(encoding="utf-8").split())
+        return " ".join((Path(mounts[0]) / MEMORY_FILE).read_text(encoding="utf-8").split())
     return ""
 
 

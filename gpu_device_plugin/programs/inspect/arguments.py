@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gpu_device_plugin import __version__
 from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE
 from gpu_device_plugin.core.report.tables.terminal_tables import SORTS
+from gpu_device_plugin.features.history.contract import LAST_HOUR
 from gpu_device_plugin.model.contract.cordons import LONGEST_REASON
 from gpu_device_plugin.programs.commandline import Parser, add_settings, no_such_argument
 from gpu_device_plugin.settings.common import ResourceSettings
@@ -215,7 +216,7 @@ def _add_arguments(commands: Mapping[str, Parser]) -> None:
     add("--sort-by", "top", choices=tuple(SORTS), help="sort nodes and pods, amounts with the largest first")
     interval = _valued(float, lambda seconds: 0.5 <= seconds <= 3600, "choose 0.5 to 3600 seconds")
     add("--interval", "top", type=interval, metavar="SECONDS", help=f"between two pictures; default {INTERVAL_S:g}")
-    add("--history", "top", help="draw the last hour of GPUs and pods, once", **switch)
+    add("--history", "top", help=f"draw {LAST_HOUR} of GPUs and pods, once", **switch)
     add("--all-nodes", "why", help=f"explain more than the nearest {MOST_EXPLAINED} nodes", **switch)
     add("--limit", "resize", type=_units, metavar="N", help="the most that the container may use, in units of gpu-mem")
     add("--clear", "resize", help="back to the container's request", **switch)
@@ -276,7 +277,7 @@ def _check_overview(arguments: argparse.Namespace) -> None:
 
 def _check_top(arguments: argparse.Namespace) -> None:
     if arguments.history and (arguments.sort_by or arguments.interval is not None):
-        raise UsageError("--history: it draws the last hour once; leave out --sort-by and --interval")
+        raise UsageError(f"--history: it draws {LAST_HOUR} once; leave out --sort-by and --interval")
 
 
 def _check_why(arguments: argparse.Namespace) -> None:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LONGER = "A Prometheus that reads the agents' metrics knows more than the last hour (docs/operations.md)."
+LONGER = f"A Prometheus that reads the agents' metrics knows more than {contract.LAST_HOUR} (docs/operations.md)."
 
 
 MOST_NODES = 64
@@ -125,7 +125,7 @@ async def history(arguments: argparse.Namespace, access: Access, _: Sequence[Res
         if each.containers or not namespace:
             lines += [*tables.history_lines(node, each, columns, marks), ""]
     if not lines and found:
-        say(sys.stderr, f"No pod of {namespace} has had a GPU within the last hour, as far as nodes remember.")
+        say(sys.stderr, f"No pod of {namespace} has had a GPU within {contract.LAST_HOUR}, as far as nodes remember.")
     return [*lines, *([Line(LONGER, Tone.FAINT)] if lines else [])], _ending(found, silent)
 
 

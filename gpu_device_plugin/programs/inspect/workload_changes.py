@@ -12,7 +12,6 @@ import msgspec
 
 from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import NAMESPACES, NODES, PODS, ObjectKind
-from gpu_device_plugin.core.capacity.idle import replicas_before
 from gpu_device_plugin.core.cluster.resizing import sizes
 from gpu_device_plugin.core.cluster.usage import growable
 from gpu_device_plugin.core.report.text.printing import counted
@@ -24,8 +23,8 @@ from gpu_device_plugin.core.report.why.pod_use import (
     unreadable_wishes,
     why_not,
 )
-from gpu_device_plugin.features.elastic.contract import Allowance, Wish, read_wish, write_wish
-from gpu_device_plugin.features.elastic.rules.memory_file import IN_CONTAINER
+from gpu_device_plugin.features.elastic.contract import IN_CONTAINER, Allowance, Wish, read_wish, write_wish
+from gpu_device_plugin.features.idle.rules import replicas_before
 from gpu_device_plugin.model.contract.keys import (
     MEMORY_GUARANTEE,
     MEMORY_LIMIT,

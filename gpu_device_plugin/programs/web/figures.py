@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from gpu_device_plugin.cluster.client.api_client import Client
+    from gpu_device_plugin.core.report.why.slowness import MaySee
+    from gpu_device_plugin.features.history.contract import IncidentSummary, NodeHistory
     from gpu_device_plugin.features.use.contract import NodeUse
 
     Deliver = Callable[[str, NodeUse | None], None]
@@ -239,7 +241,7 @@ _AT_ONCE = 8
 
 
 class AgentHistory:
-    """Keeps answers of agents as they came; who may see what of them is the callers' matter."""
+    """Keeps answers of agents as they came; who may see what of them say `seen_history` and `seen_summary`."""
 
     def __init__(self, reader: AgentReader, clock: Callable[[], float] = time.monotonic) -> None:
         """Ask through `reader`; `clock` returns seconds."""
@@ -283,3 +285,16 @@ class AgentHistory:
 
 def _size(task: asyncio.Task[bytes]) -> int:
     return len(task.result()) if task.done() and not task.cancelled() and task.exception() is None else 0
+
+
+def seen_history(history: NodeHistory, may_see: MaySee, *, nodes: bool, pod: str = "") -> NodeHistory:
+    """Return what may be seen of a history, of one pod if it is named; `nodes`: GPUs, with the sums on them, may be."""
+    containers = tuple(each for each in history.containers if may_see(each.namespace) and pod in {"", each.pod})
+    return replace(history, gpus=history.gpus if nodes else (), containers=containers)
+
+
+def seen_summary(about: IncidentSummary, may_see: MaySee) -> IncidentSummary:
+    """Return an incident; of a pod that may not be seen without names and sentence."""
+    if not (about.pod or about.container) or may_see(about.namespace):
+        return about
+    return replace(about, sentence="", namespace="", pod="", container="")

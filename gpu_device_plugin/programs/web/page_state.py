@@ -18,7 +18,7 @@ from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.report.overview_document import node_document
 from gpu_device_plugin.core.report.text.printing import counted
 from gpu_device_plugin.core.report.why.explanations import asked_amounts, what_makes_room, why_waits
-from gpu_device_plugin.features.history.contract import everyone
+from gpu_device_plugin.core.report.why.slowness import everyone
 from gpu_device_plugin.features.use.contract import NodeReport
 from gpu_device_plugin.view.why_pod import why
 

@@ -20,9 +20,9 @@ from gpu_device_plugin.cluster.objects.decoding import PODS, UnreadableObjectErr
 from gpu_device_plugin.core.report.overview_document import containers_of, node_document
 from gpu_device_plugin.core.report.why.explanations import explain
 from gpu_device_plugin.features.history import contract
-from gpu_device_plugin.features.history.contract import seen_history, seen_summary
 from gpu_device_plugin.programs.api_reads import AgentUnreadableError, events_of, explained, histories_of
 from gpu_device_plugin.programs.web.callers import ALL_NAMESPACES, CallerScope
+from gpu_device_plugin.programs.web.figures import seen_history, seen_summary
 from gpu_device_plugin.view.poddetails import event_documents, events, pod_and_status
 from gpu_device_plugin.view.why_pod import on_gpus
 

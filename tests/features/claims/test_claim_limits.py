@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.features.elastic.rules.memory_file import MemoryFile
+from gpu_device_plugin.features.elastic.contract import MemoryFile
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.kubelet._proto import dra_v1_pb2
 from gpu_device_plugin.testing.pod_specs import Pod, PodSpec
@@ -67,7 +67,7 @@ async def test_a_claim_with_a_limit_borrows_and_returns(tmp_path: Path) -> None:
         assert here.status("small")[0]["data"]["memoryLimitMiB"] == 12288
 
         use(here, "small", 12)
-        watch = here.node.agent.of(Use).watch if here.node.agent is not None else None
+        watch = here.node.agent.of(Use) if here.node.agent is not None else None
         assert watch is not None
         await here.node.until(lambda: any(each.used_mib == 12288 for each in watch.reading.value.containers))
         here.wish("large", exactly(memory="8Gi"))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.features.conflicts.node import ConflictingPlugins
-from gpu_device_plugin.features.over_use.node import OverUseOfMemory
+from gpu_device_plugin.features.over_use.node import OverUse
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
 from gpu_device_plugin.testing import builders
@@ -145,14 +145,14 @@ async def theirs(there: Cluster) -> None:
 
 async def reading_of(there: Cluster, agent: NodeAgent) -> None:
     """Wait until a reading shows the process, and for some more."""
-    await there.node.until(lambda: agent.of(Use).watch.reading.value.used_mib.get(there.node.uuids[0]) == 3200)
-    at = agent.of(Use).watch.reading.version
-    await there.node.until(lambda: agent.of(Use).watch.reading.version >= at + 5)
+    await there.node.until(lambda: agent.of(Use).reading.value.used_mib.get(there.node.uuids[0]) == 3200)
+    at = agent.of(Use).reading.version
+    await there.node.until(lambda: agent.of(Use).reading.version >= at + 5)
 
 
 def nobody_is_accused(there: Cluster, agent: NodeAgent) -> bool:
-    assert agent.of(OverUseOfMemory).over_use.excesses.value == {}
-    assert not any(use.trespassing for use in agent.of(Use).watch.reading.value.containers)
+    assert agent.of(OverUse).excesses == {}
+    assert not any(use.trespassing for use in agent.of(Use).reading.value.containers)
     assert there.events("GPUTrespass") == []
     return bool(there.api.count("create", "pods/eviction") == 0)
 
@@ -170,7 +170,7 @@ async def test_beside_another_plugin_its_pods_do_not_trespass_and_nobody_is_evic
         await reading_of(there, agent)
         assert nobody_is_accused(there, agent), "the other plugin is gone, and its pod still runs"
         there.node.hardware(T4, T4)
-        await there.node.until(lambda: agent.of(Use).watch.reading.value.used_mib.get(there.node.uuids[0]) != 3200)
+        await there.node.until(lambda: agent.of(Use).reading.value.used_mib.get(there.node.uuids[0]) != 3200)
         there.node.hardware(BUSY, T4)
         await there.node.until(lambda: bool(there.events("GPUTrespass")))
 
@@ -245,6 +245,6 @@ async def test_what_another_plugin_gave_is_not_shared_when_it_has_left_and_nobod
         await there.node.until(lambda: bool(agent.state.node.ledger.held_by_other_resource))
         there.node.process(77, replace(pod("x"), uid=uid), "5ad9" * 16)
         there.node.hardware(T4, BUSY)
-        await there.node.until(lambda: agent.of(Use).watch.reading.value.used_mib.get(there.node.uuids[1]) == 3200)
+        await there.node.until(lambda: agent.of(Use).reading.value.used_mib.get(there.node.uuids[1]) == 3200)
         assert nobody_is_accused(there, agent)
         await there.node.healthy_is(COUNT, 1)

@@ -13,16 +13,14 @@ from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.client.errors import ConflictError
 from gpu_device_plugin.cluster.writers.own_node import OwnNode
-from gpu_device_plugin.features.cordon.node import AutoCordon
-from gpu_device_plugin.features.cordon.rules import KEPT_FOR_S
-from gpu_device_plugin.features.node_features import NODE_SETTINGS
+from gpu_device_plugin.features.cordon.node import KEPT_FOR_S, Cordons
 from gpu_device_plugin.model.contract.cordons import Cordon, read_cordons, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS
 from gpu_device_plugin.model.telemetry import GpuTelemetry
 from gpu_device_plugin.node.node_api import NodeApi
-from gpu_device_plugin.settings.sources import Sources
 from tests.names import COUNT, MEM
 from tests.node.cluster_harness import NODE, RIGHTS, Cluster, cluster, promise
+from tests.node.contexts import context, settings
 from tests.node.harness import pod
 
 if TYPE_CHECKING:
@@ -120,13 +118,16 @@ def failing(uuid: str) -> dict[str, GpuTelemetry]:
     return {uuid: GpuTelemetry(uuid, repair_failed=True)}
 
 
-def auto(it: Cluster, now: list[float]) -> AutoCordon:
+def auto(it: Cluster, now: list[float]) -> Cordons:
+    """Return the feature without its agent's own readings."""
     agent = it.node.agent
     assert agent is not None
-    return AutoCordon(Observable({}), agent.settings, agent.config, agent.api, clock=lambda: now[0])
+    by = Cordons(context(settings=agent.settings, config=agent.config, api=agent.api, reports=agent.reports))
+    by.clock = lambda: now[0]
+    return by
 
 
-async def lasts(by: AutoCordon, now: list[float], telemetry: dict[str, GpuTelemetry]) -> None:
+async def lasts(by: Cordons, now: list[float], telemetry: dict[str, GpuTelemetry]) -> None:
     for _ in range(2):
         await by.act_on(telemetry)
         now[0] += KEPT_FOR_S
@@ -214,10 +215,12 @@ async def test_a_cordon_that_cannot_be_written_is_tried_again(trouble: str) -> N
 
 async def test_without_the_api_nothing_is_put_aside_and_readings_are_followed() -> None:
     conditions: Observable[Any] = Observable(failing("GPU-a"))
-    settings = Observable(Sources(NODE_SETTINGS, {"cordon_on": "memory-not-repaired"}, {}).read())
+    given = Observable(settings(cordon_on="memory-not-repaired"))
     config: Any = Observable(SimpleNamespace(cordons={}, shares=SimpleNamespace(gpus=())))
     now = [0.0]
-    by = AutoCordon(conditions, settings, config, NodeApi(), clock=lambda: now[0])
+    history: Any = SimpleNamespace(get=lambda _: SimpleNamespace(telemetry=conditions))
+    by = Cordons(context(settings=given, config=config, features=history, reports=SimpleNamespace(name_of=str)))
+    by.clock = lambda: now[0]
     assert not await NodeApi().cordon("GPU-a", WHY)
     await lasts(by, now, failing("GPU-a"))
     assert json.dumps(dict(by._faults.due(now[0])))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpu_device_plugin.features.cordon.rules import KEPT_FOR_S, Faults
+from gpu_device_plugin.features.cordon.node import KEPT_FOR_S, Faults
 from gpu_device_plugin.model.telemetry import FAULTS, GpuTelemetry, Throttle
 
 HOT = Throttle.HARDWARE_HEAT | Throttle.HARDWARE

@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.features.elastic.contract import NO_ANSWER, Answer, read_answer
-from gpu_device_plugin.features.elastic.guarantees import SavedGuarantees
-from gpu_device_plugin.features.elastic.node import Elastic
+from gpu_device_plugin.features.elastic.guarantees import Guarantees
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED, RESIZE_BOUND
 from tests.cluster_double import troubles
 from tests.names import COUNT, MEM
@@ -19,12 +18,10 @@ from tests.node.harness import pod
 from tests.patience import stretched
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Sequence
 
     import pytest
 
-    from gpu_device_plugin.features.elastic.guarantees import Guarantees
-    from gpu_device_plugin.node.rules.ledger import Reservation
     from tests.node.cluster_harness import Cluster
 
 
@@ -36,7 +33,7 @@ def namespace(bound: str | None, name: str = "default") -> dict[str, Any]:
 def part(there: Cluster) -> Guarantees:
     """Return the part of the agent that this is about; it does not wait long."""
     assert there.node.agent is not None
-    found = there.node.agent.of(Elastic).guarantees
+    found = there.node.agent.of(Guarantees)
     found.pace_s, found.again_s = 0.05, 0.2
     return found
 
@@ -105,19 +102,19 @@ async def test_room_that_a_pod_gets_while_a_guarantee_is_being_saved_is_not_guar
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The disk is slow, and the kubelet gets its answers meanwhile."""
-    begun, goes_on, save = threading.Event(), threading.Event(), SavedGuarantees.save
-
-    def slow(self: SavedGuarantees, reservations: Mapping[Any, Reservation]) -> bool:
-        if reservations:
-            begun.set()
-            goes_on.wait(patient_s)
-        return save(self, reservations)
-
-    patient_s = stretched()
+    begun, goes_on, patient_s = threading.Event(), threading.Event(), stretched()
     async with node() as there:
+        save = part(there)._file.write_document
+
+        def slow(reservations: Sequence[object]) -> bool:
+            if reservations:
+                begun.set()
+                goes_on.wait(patient_s)
+            return save(reservations)
+
         a = await there.run(pod("a", mem=4))
         await there.node.healthy_is(MEM, 14)
-        monkeypatch.setattr(SavedGuarantees, "save", slow)
+        monkeypatch.setattr(part(there)._file, "write_document", slow)
         wish(there, "a", "10")
         await there.node.until(begun.is_set)
         b = await there.run(pod("b", mem=8))
@@ -127,7 +124,7 @@ async def test_room_that_a_pod_gets_while_a_guarantee_is_being_saved_is_not_guar
         await there.node.until(lambda: held(there, "a").why == why)
         assert there.node.agent is not None
         assert there.node.agent.state.node.ledger.reservations == {}
-        assert await asyncio.to_thread(SavedGuarantees(there.node.kubelet.device_plugin_dir).load) == {}
+        assert await asyncio.to_thread(part(there)._load) == {}
         assert there.positions(a) == {0: 4}
 
 

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.elastic.memory_files import MemoryFiles
-from gpu_device_plugin.features.elastic.rules.memory_file import DIRECTORY, NAME, MemoryFile, slot
-from gpu_device_plugin.node.rules.container_grants import Mount
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.features.elastic.borrowing import Borrowing
+from gpu_device_plugin.features.elastic.contract import MEMORY_DIRECTORY, MEMORY_FILE, MemoryFile
+from gpu_device_plugin.features.elastic.memory_files import MemoryFiles, slot
+from gpu_device_plugin.features.elastic.settings import ElasticSettings
+from gpu_device_plugin.features.use.node import Use
+from gpu_device_plugin.model.allocations import Allocation
+from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.node.extension import StartRequest
+from gpu_device_plugin.node.rules.container_grants import NOBODY, Mount
 from tests.memory import read_memory_file
+from tests.node.contexts import context
+from tests.nodes import ids
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,9 +28,9 @@ MEMORY = MemoryFile(2048, 4096, 4096)
 def test_a_directory_is_made_and_its_file_replaced_until_the_container_has_ended(tmp_path: Path) -> None:
     files = MemoryFiles(tmp_path / "memory")
     folder = tmp_path / "memory" / slot(IDS)
-    assert files.make(IDS, MEMORY) == (Mount(str(folder), DIRECTORY),)
+    assert files.make(IDS, MEMORY) == (Mount(str(folder), MEMORY_DIRECTORY),)
     files.update(IDS, MemoryFile(2048, 2048, 4096, 512))
-    assert read_memory_file((folder / NAME).read_text()).return_mib == 512
+    assert read_memory_file((folder / MEMORY_FILE).read_text()).return_mib == 512
     files.update(OTHER, MEMORY)  # it has none
     assert [each.name for each in (tmp_path / "memory").iterdir()] == [folder.name]
     files.keep([], IDS)  # not in the kubelet's records yet
@@ -39,11 +48,17 @@ def test_an_agent_that_starts_anew_knows_directories_by_the_devices_and_touches_
     assert {each.name for each in tmp_path.iterdir()} == {slot(IDS), "mps"}
 
 
-def test_without_a_directory_there_are_no_files(tmp_path: Path) -> None:
-    files = MemoryFiles(None)
-    assert files.make(IDS, MEMORY) == ()
-    files.update(IDS, MEMORY)
-    files.keep([], ())
+async def test_without_a_directory_there_are_no_files(tmp_path: Path) -> None:
+    there = context(
+        entries=Observable((Allocation("a", "main", Kind.MEMORY, frozenset(ids(0, [0, 1])), limit_mib=4096),))
+    )
+    there.features.add(Use(there))
+    borrowing = Borrowing(there)
+    assert there.settings.value.of(ElasticSettings).memory_dir is None
+    assert borrowing.mounts(NOBODY, ids(0, [0, 1])) == ()
+    assert await borrowing.before_start(StartRequest(Kind.MEMORY, ids(0, [0, 1]), 0.0)) is None
+    borrowing.publish_allowed()
+    borrowing.holders_changed(())
     MemoryFiles(tmp_path / "none").keep([], ())
 
 
@@ -52,8 +67,8 @@ def test_a_file_that_cannot_be_written_harms_nothing(tmp_path: Path) -> None:
     assert MemoryFiles(tmp_path / "file").make(IDS, MEMORY) == ()
     files = MemoryFiles(tmp_path)
     files.make(IDS, MEMORY)
-    (tmp_path / slot(IDS) / NAME).unlink()
-    (tmp_path / slot(IDS) / NAME).mkdir()
+    (tmp_path / slot(IDS) / MEMORY_FILE).unlink()
+    (tmp_path / slot(IDS) / MEMORY_FILE).mkdir()
     files.update(IDS, MemoryFile(1, 1, 1))
 
 

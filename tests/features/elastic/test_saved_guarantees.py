@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.features.elastic.guarantees import SavedGuarantees
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.features.elastic.guarantees import Guarantees
 from gpu_device_plugin.node.rules.ledger import Reservation
+from tests.node.contexts import context, settings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,32 +28,38 @@ GROWN = {
 }
 
 
-def test_the_next_agent_knows_what_is_guaranteed_beyond_requests(folder: Path) -> None:
-    assert SavedGuarantees(folder).save(GROWN)
-    assert SavedGuarantees(folder).load() == GROWN
-    assert SavedGuarantees(folder).save({})
-    assert SavedGuarantees(folder).load() == {}
+def agent(folder: Path) -> Guarantees:
+    """Return the part of an agent that keeps guarantees."""
+    given = replace(settings(), device_plugin_dir=folder)
+    return Guarantees(context(settings=Observable(given), checkpoint_entries=Observable(())))
 
 
-def test_a_node_on_which_nothing_ever_grew_has_no_such_file(folder: Path) -> None:
-    assert SavedGuarantees(folder).load() == {}
-    assert SavedGuarantees(folder).save({})
+async def test_the_next_agent_knows_what_is_guaranteed_beyond_requests(folder: Path) -> None:
+    assert await agent(folder)._save(GROWN)
+    assert agent(folder)._load() == GROWN
+    assert await agent(folder)._save({})
+    assert agent(folder)._load() == {}
+
+
+async def test_a_node_on_which_nothing_ever_grew_has_no_such_file(folder: Path) -> None:
+    assert agent(folder)._load() == {}
+    assert await agent(folder)._save({})
     assert not (folder / "gpushare" / "guarantees").exists()
 
 
 @pytest.mark.parametrize("text", ["[", "[1]", '[["a","b","c","d",[]]]', "{}x", "[[" * 5000])
-def test_a_damaged_file_guarantees_nothing(folder: Path, text: str) -> None:
+async def test_a_damaged_file_guarantees_nothing(folder: Path, text: str) -> None:
     (folder / "gpushare" / "guarantees").write_text(f"{text}\n")
-    saved = SavedGuarantees(folder)
-    assert saved.load() == {}
-    assert saved.save(GROWN)
-    assert SavedGuarantees(folder).load() == GROWN
+    saved = agent(folder)
+    assert saved._load() == {}
+    assert await saved._save(GROWN)
+    assert agent(folder)._load() == GROWN
 
 
-def test_what_cannot_be_saved_is_said(folder: Path) -> None:
-    saved = SavedGuarantees(folder)
+async def test_what_cannot_be_saved_is_said(folder: Path) -> None:
+    saved = agent(folder)
     (folder / "gpushare").rmdir()
-    assert not saved.save(GROWN)
+    assert not await saved._save(GROWN)
     (folder / "gpushare").mkdir()
-    assert saved.save(GROWN)
-    assert saved.save(GROWN)
+    assert await saved._save(GROWN)
+    assert await saved._save(GROWN)

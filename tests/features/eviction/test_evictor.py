@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,15 +16,12 @@ from gpu_device_plugin.features.eviction.evictor import Evictor
 from gpu_device_plugin.features.eviction.rules import Candidate
 from gpu_device_plugin.features.history.contract import IncidentKind
 from gpu_device_plugin.features.history.rules.incidents import Trigger
-from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.model.pods import Pod
-from gpu_device_plugin.settings.sources import Sources
+from tests.node.contexts import context, settings
 from tests.patience import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-    from gpu_device_plugin.node.node_cluster import NodeCluster
 
 POD = Pod("u", "default", "big")
 GPUS = frozenset({"GPU-0"})
@@ -44,8 +41,10 @@ class Desk(m.Metrics):
     now: float = 0.0
 
     def __post_init__(self) -> None:
-        self.settings = Observable(Sources(NODE_SETTINGS, {}, {}).read())
-        self.evictor = Evictor(cast("NodeCluster", self), self, self.settings, first_retry_s=10, clock=lambda: self.now)
+        self.settings = Observable(settings())
+        self.evictor = Evictor(context(reached_cluster=self, metrics=self, settings=self.settings))
+        self.evictor.first_retry_s = 10
+        self.evictor.clock = lambda: self.now
 
     def event(
         self,
@@ -93,7 +92,7 @@ def test_beside_another_plugin_nobody_is_chosen() -> None:
 async def desk(*answers: Eviction) -> AsyncIterator[Desk]:
     made = Desk(list(answers))
     async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(made.evictor.run())
+        running = tasks.create_task(*made.evictor.tasks())
         yield made
         running.cancel()
 
@@ -117,7 +116,6 @@ async def test_an_evicted_pod_is_on_its_way_until_it_has_ended() -> None:
         it.pods["u"] = replace(POD, phase="Succeeded")
         assert it.evictor.going == {}
         assert it.asked == ["u"]
-        assert it.evictor.evicted == {"u": "GPUMemoryEvicted"}
 
 
 ANOTHER = Pod("v", "default", "small")
@@ -131,7 +129,7 @@ async def test_a_pod_that_does_not_end_in_time_keeps_its_gpu_busy_no_longer(
     stubborn = replace(POD, grace_s=own_s)
     candidates = [Candidate(stubborn, "GPU-0", 9), Candidate(ANOTHER, "GPU-0", 1)]
     async with desk(Eviction(EvictionOutcome.EVICTED)) as it:
-        it.settings.set(Sources(NODE_SETTINGS, {"eviction_grace": f"{round(most_s * 1000)}ms"}, {}).read())
+        it.settings.set(settings(eviction_grace=f"{round(most_s * 1000)}ms"))
         it.pods |= {"u": stubborn, "v": ANOTHER}
         it.order(stubborn)
         await eventually(lambda: bool(it.events))

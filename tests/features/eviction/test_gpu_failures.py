@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.features.eviction.node import Evictions
+from gpu_device_plugin.features.eviction.evictor import GpuFailures
 from tests.node.cluster_harness import NODE, RIGHTS, Cluster, cluster, promise
 from tests.node.harness import T4, pod
 
@@ -48,8 +48,7 @@ async def test_the_pods_of_a_failed_gpu_go_one_after_the_other() -> None:
         await it.node.rounds(3)
         assert going(it) == [first]
         assert it.node.agent is not None
-        assert it.node.agent.of(Evictions).failures is not None
-        it.node.agent.of(Evictions).failures.again_s = 0.05
+        it.node.agent.of(GpuFailures).again_s = 0.05
         it.api.delete("pods", first)
         await it.node.until(lambda: bool(going(it)))
         (second,) = going(it)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gpu_device_plugin.features.forgotten.node import SavedAllocations
 from gpu_device_plugin.features.forgotten.rules import Remembered
-from gpu_device_plugin.features.forgotten.saved_allocations import SavedAllocations
 from gpu_device_plugin.model.allocations import Allocation, AllocationSource
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.resources import Kind

@@ -20,8 +20,9 @@ from gpu_device_plugin.features.history.contract import (
     IncidentProcess,
     NodeHistory,
 )
-from gpu_device_plugin.features.history.node import PastHour
+from gpu_device_plugin.features.history.flight_recorder import FlightRecorder
 from gpu_device_plugin.features.history.rules.incidents import MOST_INCIDENTS, Trigger
+from gpu_device_plugin.features.history.sampling import History
 from gpu_device_plugin.features.use.contract import ContainerUse, NodeUse
 from gpu_device_plugin.model.telemetry import GpuTelemetry
 from gpu_device_plugin.model.times import rfc3339
@@ -34,7 +35,6 @@ from tests.ports import free_port
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from gpu_device_plugin.features.history.flight_recorder import FlightRecorder
     from gpu_device_plugin.node.agent import NodeAgent
     from gpu_device_plugin.testing.pod_specs import Pod
 
@@ -59,16 +59,16 @@ class Scene:
 
     @property
     def recorder(self) -> FlightRecorder:
-        return self.agent.of(PastHour).recorder
+        return self.agent.of(FlightRecorder)
 
     async def start(self) -> None:
         agent = self.node.launch()
-        agent.of(PastHour).recorder.history.ring.step_s = 0.05
+        agent.of(History).ring.step_s = 0.05
 
         async def warm(_groups: Sequence[str]) -> tuple[GpuTelemetry, ...]:
             return tuple(GpuTelemetry(gpu.uuid, temperature_c=88) for gpu in agent.hardware.view.value.inventory.gpus)
 
-        agent.of(PastHour).recorder.history._condition = warm
+        agent.hardware.condition = warm  # type: ignore[method-assign,assignment]
         await self.node.ready()
 
     async def restart(self) -> None:
@@ -135,7 +135,7 @@ async def test_the_event_of_an_xid_names_a_record_with_what_led_to_it_that_outli
         await there.run(pod("far", mem=4), promise(1, 4))
         await there.assigned("web", "far")
         its.run_process(made)
-        ring = its.recorder.history.ring
+        ring = its.agent.of(History).ring
 
         def seen() -> bool:
             selection = ring.select(uuids=[there.node.uuids[0]])
@@ -249,7 +249,7 @@ async def test_a_process_that_the_kernel_kills_in_a_container_that_lives_on_has_
         (leaf / "memory.events").write_text("oom_kill 0\n")
         running = {"name": "main", "state": {"running": {}}, "containerID": f"containerd://{ID}"}
         there.api.patch("pods", "web", {"status": {"containerStatuses": [running]}}, subresource="status")
-        await there.node.until(lambda: bool(its.recorder.history._counters))
+        await there.node.until(lambda: bool(its.agent.of(History)._counters))
         (leaf / "memory.events").write_text("oom_kill 1\n")
         ((about, name),) = await told(there, "GPUIncident")
         found = (await its.record(name)).summary
@@ -272,7 +272,7 @@ async def test_a_record_is_bounded_however_much_there_is_to_tell() -> None:
     async with scene() as (_, its):
         why, name = "x" * 400, "n" * 253
         parts = tuple(ContainerUse("n" * 63, f"{n:0253}", "c" * 63, 0, 1, n, why=why) for n in range(4096))
-        its.recorder._use = lambda: NodeUse("now", {}, parts)
+        its.recorder._use_now = lambda: NodeUse("now", {}, parts)
         for _ in range(300):
             its.agent.api.happenings.tell(Happening("", why + name))
         its.recorder.decisions.append(Decision("2000-01-01T00:00:00Z", "long ago"))
@@ -290,13 +290,13 @@ async def test_what_happens_in_one_moment_is_taken_down_once() -> None:
     """All GPUs of a node may fail at once; limits and use of a thousand containers take 40 ms."""
     async with scene() as (_, its):
         recorder, taken = its.recorder, []
-        of_now = recorder._use
+        of_now = recorder._use_now
 
         def use() -> NodeUse:
             taken.append(1)
             return of_now()
 
-        recorder._use = use
+        recorder._use_now = use
         names = [
             incident_of(recorder.record(Trigger(IncidentKind.GPU_FAILED, "?", (uuid,)))) for uuid in its.node.uuids
         ]
@@ -316,7 +316,7 @@ async def test_a_gpu_without_history_and_a_report_that_fails_keep_nobody_from_te
         def fail() -> NodeUse:
             raise RuntimeError
 
-        its.recorder._use = fail
+        its.recorder._use_now = fail
         for _ in range(2):
             assert its.recorder.record(Trigger(IncidentKind.XID, "?", (its.node.uuids[0],))) == ""
 

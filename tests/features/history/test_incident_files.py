@@ -23,7 +23,7 @@ from gpu_device_plugin.features.history.contract import (
     IncidentSummary,
     NodeHistory,
 )
-from gpu_device_plugin.features.history.incident_files import IncidentFiles
+from gpu_device_plugin.features.history.flight_recorder import IncidentFiles
 from gpu_device_plugin.features.history.rules.incidents import MOST_INCIDENTS
 from gpu_device_plugin.features.use.contract import ContainerUse, GpuUse, NodeUse
 from gpu_device_plugin.model.limits import Enforcement, LimitStatus

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
 from gpu_device_plugin.aio.http import JSON, Page, Request
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.features.history.contract import LARGEST_HISTORY, NodeHistory
-from gpu_device_plugin.features.history.rules.ring import ROOM, STEPS, GpuSample, Ring
+from gpu_device_plugin.features.history.contract import LARGEST_HISTORY, STEPS, NodeHistory
+from gpu_device_plugin.features.history.rules.ring import ROOM, GpuSample, Ring
 from gpu_device_plugin.features.history.sampling import History, encoded
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
@@ -20,14 +21,13 @@ from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.shares import Shares
 from gpu_device_plugin.model.telemetry import GpuTelemetry, TelemetryGroup
+from tests.node.contexts import context
 from tests.nodes import inventory
 from tests.patience import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-    from gpu_device_plugin.features.use.node import UseWatch
 
 UID = "8dbc6bd1-07c9-4f21-a4f4-3b4fd6e0c6a1"
 ID = "ab" * 32
@@ -39,20 +39,26 @@ SHARES = Shares(1024).with_inventory(inventory(16, 16))
 
 @dataclass
 class Desk:
-    """A node whose clock, driver and cgroups a test moves; it has what a history reads of a `UseWatch`."""
+    """A node whose clock, driver and cgroups a test moves; it has what a history reads of `Use` and of the settings."""
 
     folder: Path
     interval_s: float = 15.0
     now: float = 1000.0
     reading: Observable[UseReading] = field(default_factory=lambda: Observable(UseReading()))
-    condition: tuple[GpuTelemetry, ...] | None = ()
+    telemetry: tuple[GpuTelemetry, ...] | None = ()
     asked: list[tuple[str, ...]] = field(default_factory=list)
-    groups: tuple[str, ...] = tuple(TelemetryGroup)
+    condition: tuple[str, ...] = tuple(TelemetryGroup)
+    """The setting."""
 
     def __post_init__(self) -> None:
-        watch = cast("UseWatch", self)
-        tree = CgroupTree(self.folder)
-        self.history = History(watch, self._condition, lambda: self.groups, tree, clock=lambda: self.now)
+        node = context(
+            settings=Observable(SimpleNamespace(of=lambda _: self)),
+            hardware=SimpleNamespace(condition=self._condition),
+            cgroups=CgroupTree(self.folder),
+            features=SimpleNamespace(of=lambda _: self),
+        )
+        self.history = History(node)
+        self.history.clock = lambda: self.now
 
     def shares(self) -> Shares:
         return SHARES
@@ -62,7 +68,7 @@ class Desk:
 
     async def _condition(self, groups: Sequence[str]) -> tuple[GpuTelemetry, ...] | None:
         self.asked.append(tuple(groups))
-        return self.condition
+        return self.telemetry
 
     def read(self, *uses: AttributedUse) -> None:
         self.reading.set(UseReading(self.now, uses, {"GPU-0": 3100}))
@@ -80,7 +86,7 @@ class Desk:
         (leaf / "memory.events").write_text(f"oom_kill {kills}\n")
 
     async def get(self, rest: str, **query: str) -> Page:
-        (route,) = self.history.routes
+        (route,) = self.history.routes()
         page = await route.answer(Request(f"{route.path}{rest}", rest, query=query))
         assert isinstance(page, Page)
         return page
@@ -104,30 +110,30 @@ def condition(**fields: Any) -> GpuTelemetry:
 
 
 async def test_condition_and_use_are_sampled_and_the_condition_is_published(desk: Desk) -> None:
-    desk.condition = (condition(temperature_c=70, power_mw=250_000, sm_percent=88, throttle=4),)
+    desk.telemetry = (condition(temperature_c=70, power_mw=250_000, sm_percent=88, throttle=4),)
     await desk.sample(USE)
     assert desk.asked == [tuple(TelemetryGroup)]
-    assert desk.history.telemetry.value == {"GPU-0": desk.condition[0]}
+    assert desk.history.telemetry.value == {"GPU-0": desk.telemetry[0]}
     found = await desk.shown()
     ((gpu,), (container,)) = found.gpus, found.containers
     assert (gpu.used_mib, gpu.power_w, gpu.temperature_c, gpu.sm_percent) == ((3100,), (250,), (70,), (88,))
-    assert gpu.condition == desk.condition[0]
+    assert gpu.condition == desk.telemetry[0]
     assert (container.pod, container.used_mib, container.sm_percent) == ("web", (3000,), (40,))
 
 
 async def test_the_load_of_the_pcie_link_is_that_between_two_readings(desk: Desk) -> None:
     link = condition(pcie_generation=4, pcie_width=16, pcie_received_bytes=0, pcie_sent_bytes=0)
     for sent in (5, 5 + 15 * 15_752_000_000):
-        desk.condition = (replace(link, pcie_sent_bytes=sent),)
+        desk.telemetry = (replace(link, pcie_sent_bytes=sent),)
         await desk.sample(USE)
-    desk.condition = None
+    desk.telemetry = None
     await desk.sample(USE)
     assert (await desk.shown()).gpus[0].pcie_percent == (None, 50, None)
     assert desk.history.telemetry.value == {}
 
 
 async def test_groups_that_nobody_wants_are_not_read(desk: Desk) -> None:
-    desk.groups = ()
+    desk.condition = ()
     await desk.sample(USE)
     assert desk.asked == []
 
@@ -158,14 +164,14 @@ async def test_a_reading_that_is_not_repeated_in_time_tells_nothing_of_now(desk:
 
 
 async def test_the_condition_is_read_where_use_is_not_read(desk: Desk) -> None:
-    desk.condition = (condition(temperature_c=70),)
+    desk.telemetry = (condition(temperature_c=70),)
     desk.interval_s = 0
     await desk.sample()
     assert (await desk.shown("")).gpus[0].temperature_c == (70,)
 
 
 async def test_where_neither_is_read_the_answer_says_so(desk: Desk) -> None:
-    desk.groups, desk.interval_s = (), 0
+    desk.condition, desk.interval_s = (), 0
     await desk.sample(USE)
     assert (desk.asked, desk.history.telemetry.value) == ([], {})
     page = await desk.get("")
@@ -173,10 +179,10 @@ async def test_where_neither_is_read_the_answer_says_so(desk: Desk) -> None:
 
 
 async def test_the_driver_is_asked_until_it_answers_for_the_first_time(desk: Desk) -> None:
-    desk.condition = None
+    desk.telemetry = None
     task = asyncio.create_task(desk.history.run())
     await eventually(lambda: len(desk.asked) > 1)
-    desk.condition = (condition(temperature_c=70),)
+    desk.telemetry = (condition(temperature_c=70),)
     await eventually(lambda: desk.history.telemetry.value)
     task.cancel()
 

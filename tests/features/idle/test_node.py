@@ -3,38 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.features.idle.node import IdlePods
-from gpu_device_plugin.features.node_features import NODE_SETTINGS
+from gpu_device_plugin.features.idle.node import Idle
 from gpu_device_plugin.features.use.contract import read_node_use
-from gpu_device_plugin.features.use.node import Use
+from gpu_device_plugin.features.use.node import Use, UseReports
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
 from gpu_device_plugin.model.contract.keys import IDLE_SINCE
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.settings.knobs import SettingsError
-from gpu_device_plugin.settings.sources import Sources
 from tests.features.use.test_use_report import ID, using
 from tests.node.cluster_harness import NODE, cluster, promise
+from tests.node.contexts import context, settings
 from tests.node.harness import pod
 from tests.node.recorded_api import RecordedApi
 from tests.nodes import uuid
 
-if TYPE_CHECKING:
-    from gpu_device_plugin.settings.node import NodeSettings
-
 POD = Pod("u", "default", "web", phase="Running")
 HOLDING = ContainerGpus("u", "main", {uuid(0): 4096}, pod=POD)
 OLD = "2026-01-02T03:04:05Z"
-
-
-def settings(**changed: str) -> NodeSettings:
-    return Sources(NODE_SETTINGS, {"idle_after": "60s", **changed}, {}).read()
 
 
 class Scene:
@@ -42,8 +34,11 @@ class Scene:
 
     def __init__(self, *pods: Pod, **changed: str) -> None:
         self.api = RecordedApi(*pods)
-        self.settings = Observable(settings(**changed))
-        self.idle = IdlePods(self.settings, self.api)
+        self.settings = Observable(settings(**{"idle_after": "60s", **changed}))
+        node = context(settings=self.settings, api=self.api)
+        self.use = Use(node)
+        node.features.add(self.use)
+        self.idle = Idle(node)
 
     def read(self, at: float, percent: int | None = 0, used: int = 500) -> None:
         use = AttributedUse("u", "main", uuid(0), 4096, used, percent, HOLDING, POD)
@@ -57,7 +52,7 @@ def test_an_idle_pod_is_told_once_and_marked_with_one_time() -> None:
     its = Scene(POD)
     its.read(1000)
     its.read(1059)
-    assert (its.api.pod_events, its.marked(), its.idle.since.value) == ([], [], {})
+    assert (its.api.pod_events, its.marked(), its.use.idle.value) == ([], [], {})
     its.read(1061)
     ((uid, reason, note, action),) = its.api.pod_events
     assert (uid, reason, action) == ("u", "GPUIdle", "Observe")
@@ -67,7 +62,7 @@ def test_an_idle_pod_is_told_once_and_marked_with_one_time() -> None:
     (since,) = its.marked()
     assert since is not None
     assert epoch_s(since) is not None
-    assert its.idle.since.value == {"u": since}
+    assert its.use.idle.value == {"u": since}
     its.api.known["u"] = replace(POD, annotations={IDLE_SINCE: since})
     its.read(1076)
     assert (len(its.api.pod_events), its.marked()) == (1, [since])
@@ -77,9 +72,9 @@ def test_use_removes_the_mark_and_idleness_is_told_anew() -> None:
     its = Scene(POD)
     its.read(1000)
     its.read(1060)
-    its.api.known["u"] = replace(POD, annotations={IDLE_SINCE: its.idle.since.value["u"]})
+    its.api.known["u"] = replace(POD, annotations={IDLE_SINCE: its.use.idle.value["u"]})
     its.read(1075, percent=2)
-    assert (its.marked()[-1], its.idle.since.value) == (None, {})
+    assert (its.marked()[-1], its.use.idle.value) == (None, {})
     its.api.known["u"] = POD
     its.read(1090)
     its.read(1150)
@@ -105,9 +100,9 @@ def test_a_reading_that_is_not_newer_is_ignored_and_the_settings_hold_at_once() 
     assert its.marked() != []
     its.settings.set(settings(idle_after="0s"))
     its.read(1060)
-    assert its.idle.since.value != {}
+    assert its.use.idle.value != {}
     its.read(1075)
-    assert its.idle.since.value == {}
+    assert its.use.idle.value == {}
 
 
 def test_a_pod_that_is_gone_is_forgotten() -> None:
@@ -116,12 +111,12 @@ def test_a_pod_that_is_gone_is_forgotten() -> None:
     its.read(1060)
     its.api.known.clear()
     its.read(1075)
-    assert its.idle.since.value == {}
+    assert its.use.idle.value == {}
 
 
 def test_idleness_needs_readings_of_use() -> None:
     with pytest.raises(SettingsError, match="usage_interval=0s forbids"):
-        settings(usage_interval="0s")
+        settings(idle_after="60s", usage_interval="0s")
 
 
 async def test_from_the_driver_to_the_pod_and_back() -> None:
@@ -129,7 +124,7 @@ async def test_from_the_driver_to_the_pod_and_back() -> None:
     at_work: dict[str, Any] = {"pid": 11, "used": "3GiB", "sm": 40}
     async with cluster([{"model": "T4"}]) as there:
         there.node.settings |= {"usage_interval": "50ms", "http": "127.0.0.1:0", "idle_after": "200ms"}
-        reports = there.node.launch().of(Use).reports
+        reports = there.node.launch().of(UseReports)
         reports.soon_s = reports.seldom_s = 0.05
         await there.node.ready()
         made = await there.run(pod("web", mem=4), promise(0, 4))
@@ -151,7 +146,7 @@ async def test_from_the_driver_to_the_pod_and_back() -> None:
         there.node.hardware(using(at_work, used="3200MiB"))
         await there.node.until(lambda: not marked() and reported() == [""])
         there.node.hardware(using(at_work | {"sm": None}, used="3200MiB"))
-        readings = there.node.agent.of(Use).watch.reading if there.node.agent is not None else None
+        readings = there.node.agent.of(Use).reading if there.node.agent is not None else None
         assert readings is not None
         for _ in range(10):
             await readings.after(readings.version)

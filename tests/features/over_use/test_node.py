@@ -11,23 +11,21 @@ import pytest
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.conflicts.node import ConflictingPlugins
-from gpu_device_plugin.features.eviction.node import Evictions
-from gpu_device_plugin.features.node_features import NODE_SETTINGS
-from gpu_device_plugin.features.over_use.node import OverUse, OverUseOfMemory
+from gpu_device_plugin.features.eviction.evictor import Evictor
+from gpu_device_plugin.features.over_use.node import OverUse
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
 from gpu_device_plugin.model.contract.keys import OVER_USE
 from gpu_device_plugin.model.pods import Pod
-from gpu_device_plugin.node.node_state import NodeState
-from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing import builders
 from tests.cluster_double.owned import mirror
 from tests.cluster_double.troubles import Answer, Hang
 from tests.listening import listening
 from tests.node.cluster_harness import NODE, RIGHTS, Cluster, cluster, promise
+from tests.node.contexts import context, settings
 from tests.node.harness import container, gpus_of, pod, world
 from tests.node.recorded_api import RecordedApi
-from tests.nodes import node, uuid
+from tests.nodes import uuid
 from tests.patience import eventually
 
 if TYPE_CHECKING:
@@ -57,13 +55,13 @@ class Scene:
         gpu = self.it.node.uuids[0]
         uses = tuple(AttributedUse(self.uid(name), "main", gpu, 4096, mib) for name, mib in used.items())
         amount = sum(mib or 0 for mib in used.values()) if total is None else total
-        agent.of(Use).watch.reading.set(UseReading(self.at, uses, {gpu: amount, self.it.node.uuids[1]: 0}, blind=blind))
+        agent.of(Use).reading.set(UseReading(self.at, uses, {gpu: amount, self.it.node.uuids[1]: 0}, blind=blind))
 
     async def taken(self) -> None:
         """Wait until the agent has acted on the last reading."""
         agent = self.it.node.agent
         assert agent is not None
-        await self.it.node.until(lambda: agent.of(OverUseOfMemory).over_use._watch.at == self.at)
+        await self.it.node.until(lambda: agent.of(OverUse)._watch.at == self.at)
 
     async def shows(self, line: str) -> None:
         """Wait until the metrics have a line: an eviction counts once the API server's answer to it has come."""
@@ -111,8 +109,7 @@ async def scene(
             await it.run(pod(name, mem=4), promise(0, 4), grace_s=grace_s)
         await it.assigned(*pods)
         assert it.node.agent is not None
-        assert it.node.agent.of(Evictions).evictor is not None
-        it.node.agent.of(Evictions).evictor.first_retry_s = 0.1
+        it.node.agent.of(Evictor).first_retry_s = 0.1
         yield Scene(it, time.monotonic() + 3600)
 
 
@@ -148,8 +145,8 @@ async def test_a_trespasser_is_told_by_that_name() -> None:
         assert agent is not None
         for at in (its.at + 1, its.at + 62):
             use = AttributedUse(its.uid("small"), "main", its.it.node.uuids[1], 0, 900)
-            agent.of(Use).watch.reading.set(UseReading(at, (use,), {its.it.node.uuids[1]: 900}))
-            await its.it.node.until(lambda at=at: agent.of(OverUseOfMemory).over_use._watch.at == at)  # type: ignore[misc]
+            agent.of(Use).reading.set(UseReading(at, (use,), {its.it.node.uuids[1]: 900}))
+            await its.it.node.until(lambda at=at: agent.of(OverUse)._watch.at == at)  # type: ignore[misc]
         await its.it.node.until(lambda: bool(its.told("GPUTrespass")))
         (told,) = its.told("GPUTrespass")
         assert told[1].startswith("container main uses 900 MiB of GPU 1, was not given that GPU, for 61 s")
@@ -238,8 +235,7 @@ async def test_a_budget_is_respected_and_told() -> None:
         await its.shows(f"{evictions('blocked')} 1.0")
         its.it.api.patch("poddisruptionbudgets", "all", {"status": {"disruptionsAllowed": 1}}, subresource="status")
         assert its.it.node.agent is not None
-        evictor = its.it.node.agent.of(Evictions).evictor
-        assert evictor is not None
+        evictor = its.it.node.agent.of(Evictor)
         await its.it.node.until(lambda: not evictor.put_off)
         its.read({"big": 6120, "small": 0})
         await its.it.node.until(its.going)
@@ -253,8 +249,7 @@ async def test_an_api_that_is_away_meanwhile_is_asked_again(trouble: Any) -> Non
         await its.exceed()
         await its.it.node.until(lambda: fault.happened == 1)
         assert its.it.node.agent is not None
-        evictor = its.it.node.agent.of(Evictions).evictor
-        assert evictor is not None
+        evictor = its.it.node.agent.of(Evictor)
         await its.it.node.until(lambda: "1 refused" in repr(evictor) and not evictor.put_off)
         its.read({"big": 6120, "small": 0})
         await its.it.node.until(its.going)
@@ -285,8 +280,9 @@ def test_a_new_agent_begins_the_grace_anew_and_removes_what_no_longer_holds(
     readings: list[tuple[float, int | None, str]], events: list[str], *, removed: bool
 ) -> None:
     api = RecordedApi(Pod("u", "default", "big", annotations={OVER_USE: "it did"}))
-    settings = Sources(NODE_SETTINGS, {"over_use_grace": "60s"}, {}).read()
-    over_use = OverUse(NodeState(node(8)), Observable(settings), api)
+    there = context(settings=Observable(settings(over_use_grace="60s")), api=api)
+    there.features.add(Use(there))
+    over_use = OverUse(there)
     for at, used, blind in readings:
         use = AttributedUse("u", "main", uuid(0), 4096, used)
         over_use.act_on(UseReading(at, (use,), {uuid(0): used}, blind=blind))
@@ -328,10 +324,8 @@ async def test_without_the_api_it_is_logged(caplog: pytest.LogCaptureFixture) ->
         (gpu,) = gpus_of(made)
         later = time.monotonic() + 3600
         for at in (later, later + 61):
-            agent.of(Use).watch.reading.set(
-                UseReading(at, (AttributedUse(made.uid, "main", gpu, 4096, 6120),), {gpu: 6120})
-            )
-            await there.until(lambda at=at: agent.of(OverUseOfMemory).over_use._watch.at == at)  # type: ignore[misc]
-        assert len(agent.of(OverUseOfMemory).over_use.excesses.value) == 1
+            agent.of(Use).reading.set(UseReading(at, (AttributedUse(made.uid, "main", gpu, 4096, 6120),), {gpu: 6120}))
+            await there.until(lambda at=at: agent.of(OverUse)._watch.at == at)  # type: ignore[misc]
+        assert len(agent.of(OverUse).excesses) == 1
         assert any("uses 6,120 MiB of GPU" in message for message in caplog.messages)
         assert any("it is not known in the API" in message for message in caplog.messages)

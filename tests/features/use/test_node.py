@@ -6,23 +6,24 @@ import asyncio
 import logging
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.features.over_use.rules import Excess
 from gpu_device_plugin.features.use.contract import SERVED, GpuUse, read_node_use
-from gpu_device_plugin.features.use.node import UseReports, UseWatch
+from gpu_device_plugin.features.use.node import Use, UseReports
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.features.use.rules.process_use import NOT_READ, AttributedUse, UseReading
 from gpu_device_plugin.features.use.rules.use_report import FRESH_S, SELDOM_S, SOON_S
-from gpu_device_plugin.kubelet.procfs import ProcessOwners
 from gpu_device_plugin.model.allocations import Allocation
+from gpu_device_plugin.model.contract.keys import NODE_USE
 from gpu_device_plugin.model.limits import Enforcement, LimitState, LimitStatus
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.telemetry import GpuProcess, GpuReading
-from gpu_device_plugin.node.node_state import NodeState
-from tests.nodes import ids, node, uuid
+from tests.node.contexts import context
+from tests.node.recorded_api import RecordedApi
+from tests.nodes import ids, uuid
 from tests.patience import eventually
 
 if TYPE_CHECKING:
@@ -50,14 +51,11 @@ class World:
     entries: Observable[tuple[Allocation, ...]] = field(default_factory=lambda: Observable(()))
     readings: tuple[GpuReading, ...] | None = ()
     error: Exception | None = None
-    host_pids: bool | None = True
-    pods: tuple[Pod, ...] = ()
-    servers: frozenset[int] = frozenset()
-    state: NodeState = field(default_factory=lambda: NodeState(node(16, 16)))
     read: int = 0
     """How often the GPUs were read."""
 
-    async def read_use(self) -> tuple[GpuReading, ...] | None:
+    async def read_use(self, *, utilisation: bool) -> tuple[GpuReading, ...] | None:
+        assert utilisation
         self.read += 1
         if self.error is not None:
             raise self.error
@@ -74,17 +72,9 @@ class World:
         self.readings = (GpuReading(gpu, tuple(GpuProcess(pid, mib) for pid, mib in processes), used),)
 
     @asynccontextmanager
-    async def watching(self, interval_s: float = 0.01) -> AsyncIterator[UseWatch]:
-        watch = UseWatch(
-            self.read_use,
-            self.entries,
-            self.state,
-            interval_s=interval_s,
-            pods=lambda: self.pods,
-            mps_servers=lambda: self.servers,
-            processes=ProcessOwners(self.proc),
-            host_pids=lambda: self.host_pids,
-        )
+    async def watching(self, interval_s: float = 0.01) -> AsyncIterator[Use]:
+        watch = Use(context(self.proc, hardware=SimpleNamespace(use=self.read_use), entries=self.entries))
+        watch.interval_s = interval_s
         task = asyncio.create_task(watch.run())
         try:
             yield watch
@@ -99,7 +89,7 @@ class World:
         await eventually(lambda: self.read >= until)
 
 
-def amounts(watch: UseWatch) -> list[tuple[str, int, int | None]]:
+def amounts(watch: Use) -> list[tuple[str, int, int | None]]:
     return [(use.container, use.granted_mib, use.used_mib) for use in watch.reading.value.containers]
 
 
@@ -189,15 +179,18 @@ class Reported:
 
     entries: Observable[tuple[Allocation, ...]] = field(default_factory=lambda: Observable((entry(),)))
     limits: Observable[Mapping[Place, LimitState]] = field(default_factory=lambda: Observable({}))
-    over: Observable[Mapping[Place, Excess]] = field(default_factory=lambda: Observable({}))
     now: float = 1000.0
     written: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.watch = UseWatch(
-            _unread, self.entries, NodeState(node(16, 16)), interval_s=15.0, pods=lambda: (Pod(UID, "shop", "web-0"),)
-        )
-        self.reports = UseReports(self.watch, self.limits, self.over, self.written.append, clock=lambda: self.now)
+        api = RecordedApi(Pod(UID, "shop", "web-0"))
+        api.has_access = True
+        node = context(entries=self.entries, limit_states=self.limits, api=api)
+        self.watch = Use(node)
+        node.features.add(self.watch)
+        self.reports = UseReports(node)
+        self.reports.clock = lambda: self.now
+        api.annotate_node = lambda annotations: self.written.append(annotations[NODE_USE] or "")  # type: ignore[method-assign]
 
     def read(self, used: int = 700) -> None:
         self.watch.reading.set(UseReading(self.now, (WEB,), {uuid(0): used}, {uuid(0): 0}))
@@ -215,10 +208,6 @@ class Reported:
             assert not task.done()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-
-
-async def _unread() -> None:
-    """Read no GPU: the test says what was read."""
 
 
 async def settled() -> None:
@@ -252,7 +241,7 @@ async def test_figures_are_written_after_their_minute_and_states_after_seconds()
         await settled()
         assert [(said.gpus[0].used_mib, said.parts[0].held) for said in node.said[1:]] == [(9000, LimitStatus.HELD)]
         node.now += SOON_S
-        node.over.set({PLACE: Excess(PLACE, 700, 100, since=node.now)})
+        node.watch.over.set({PLACE: node.now})
         await settled()
         assert bool(node.said[2].parts[0].over_since)
         node.now += SELDOM_S

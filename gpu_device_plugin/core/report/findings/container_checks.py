@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.report.finding import Finding, Severity, Unknown, error, note, ok, warning
 from gpu_device_plugin.core.report.text.printing import MOST_NAMED
+from gpu_device_plugin.features.history.contract import LAST_HOUR
 from gpu_device_plugin.model.contract.keys import MIG_LABEL
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.telemetry import BY_HEAT, Throttle
@@ -352,7 +353,7 @@ def _seen(gpu_name: str, step_s: float, gpu: GpuHistory) -> Iterator[Finding]:
     for field, code, words, many, advice in _GROWING:
         counts = [value for value in getattr(gpu, field) if value is not None]
         if counts and (grown := counts[-1] - counts[0]) > 0:
-            severity, text = warning if grown >= many else note, f"{{gpu}} had {words} within the last hour"
+            severity, text = warning if grown >= many else note, f"{{gpu}} had {words} within {LAST_HOUR}"
             yield severity(code, text, advice, gpu=gpu_name, errors=grown)
     if (now := gpu.condition) is not None:
         # Old errors of links are harmless, unless they are of an agent that does not tell whether they grow.

@@ -11,7 +11,6 @@ from gpu_device_plugin.core.report.finding import Finding, Unknown, grouped, not
 from gpu_device_plugin.core.report.text.printing import counted, first, ranges
 from gpu_device_plugin.core.report.text.use_texts import duration, mib
 from gpu_device_plugin.core.report.why.gpu_window import LEAST_S, RECENT_S, Held, windows
-from gpu_device_plugin.features.history.contract import everyone
 from gpu_device_plugin.model.telemetry import BY_HEAT, SLOWING, Throttle
 from gpu_device_plugin.model.times import epoch_s
 
@@ -19,13 +18,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.core.report.why.gpu_window import GpuWindow
-    from gpu_device_plugin.features.history.contract import MaySee, NodeHistory, Series
+    from gpu_device_plugin.features.history.contract import NodeHistory, Series
     from gpu_device_plugin.model.telemetry import GpuTelemetry
 
 Cause: TypeAlias = tuple[float, Finding]
 """The part of the pod's speed that something may have cost, 0 to 1: an estimate that orders the causes; and what."""
 Verdict: TypeAlias = Cause | str | None
 """A cause; None: there is none; or why that is not known, as a clause."""
+MaySee: TypeAlias = "Callable[[str], bool]"
+"""Says of a namespace whether the reader may see its pods, and of the empty name whether of all namespaces."""
 
 _BUSY_PERCENT = 90
 """Of the multiprocessors: who wants more has to wait. Readings of a busy GPU stay a little below 100."""
@@ -72,6 +73,11 @@ _TOLD_BY_OTHERS: Mapping[int, int] = {Throttle.HARDWARE: Throttle.HARDWARE_HEAT 
 _NO_MEMORY = "how much memory is used is not known"
 _ASSUMED_LOSS = 0.3
 """Part of the speed that a slowdown costs where the clock is not known."""
+
+
+def everyone(_namespace: str) -> bool:
+    """Say that the reader may see the pods of all namespaces."""
+    return True
 
 
 def _slowed(code: str, window: GpuWindow, _: MaySee) -> Verdict:

@@ -17,17 +17,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.features.elastic.contract import MemoryFile, MemoryRequests, is_elastic
+from gpu_device_plugin.features.elastic.rules.reservations import elastic_gpu
 from gpu_device_plugin.features.eviction.rules import Candidate, spared
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse
+from gpu_device_plugin.features.use.rules.use_report import AskedToReturn
+from gpu_device_plugin.model.allocations import AllocationSource
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_LIMIT
+from gpu_device_plugin.model.resources import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
     from gpu_device_plugin.features.use.rules.process_use import UseReading
-    from gpu_device_plugin.model.allocations import Place
+    from gpu_device_plugin.model.allocations import Allocation, Place
     from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.model.shares import Shares
 
 _CHANGING = frozenset({MEMORY_LIMIT, MEMORY_GUARANTEE, MEMORY_HELD})
 """Annotations of a pod whose containers may use something else than they were granted when they started."""
@@ -148,6 +154,12 @@ class ReclaimState:
                 found[key] = spent_s
         return found
 
+    @property
+    def asked(self) -> Mapping[Place, AskedToReturn]:
+        """The containers that are to return memory now, for the report of use."""
+        requests = self.requests.items()
+        return {place: AskedToReturn(each.since, each.until, each.needed_by) for place, each in requests if each.mib}
+
     def candidates(self) -> tuple[Candidate, ...]:
         """Return the pods whose time is over, each with the GPU that lacks what it borrows.
 
@@ -211,13 +223,44 @@ def shortage_mib(uses: Iterable[AttributedUse], used_mib: int | None, capacity_m
     return max(0, untaken - (capacity_mib - used_mib))
 
 
+def owners_limits(
+    allocation: Allocation,
+    pod: Pod | None,
+    granted: Mapping[str, int],
+    *,
+    shares: Shares,
+    requests: dict[str, MemoryRequests],
+    may_borrow: bool,
+) -> Mapping[str, int]:
+    """Return `ContainerGpus.limits` of a container: what its owner, or its claim, lets it use at most.
+
+    `requests` are those parsed so far, by the UID of each pod; `may_borrow`: its node lends.
+    """
+    if allocation.source is AllocationSource.CLAIM:  # it does not change
+        return dict.fromkeys(granted, allocation.limit_mib) if allocation.limit_mib and may_borrow else {}
+    shared = None if pod is None or not is_elastic(pod.annotations) else elastic_gpu(allocation, pod, shares)
+    if pod is None or shared is None:
+        return {}
+    uuid, share_mib = shared.gpu.uuid, shares.share_mib
+    if pod.uid not in requests:
+        requests[pod.uid] = MemoryRequests.of(pod.annotations)
+    guaranteed = granted[uuid] // share_mib
+    limit = requests[pod.uid].limit_of(allocation.container, guaranteed, len(shared.shares), may_borrow=may_borrow)
+    return {} if limit == guaranteed else {uuid: limit * share_mib}
+
+
 def uses_now(
-    reading: UseReading, holders: Iterable[ContainerGpus], starting: Iterable[AttributedUse] = ()
+    reading: UseReading,
+    holders: Iterable[ContainerGpus],
+    starting: Iterable[AttributedUse] = (),
+    *,
+    may_borrow: bool = True,
 ) -> Mapping[str, tuple[AttributedUse, ...]]:
     """Return the containers that have a guarantee on each GPU (by UUID) now, with their use by an earlier reading.
 
     `starting` are those that the kubelet is about to start, with their guarantees: the kubelet's checkpoint, of which
-    `holders` are made, may not show them yet.
+    `holders` are made, may not show them yet. Where a node lends, one that was started with more than it is guaranteed
+    of its GPU was lent it.
     """
     read = {use.place: use for use in reading.containers}
     about_to_start = {use.place: use for use in starting}
@@ -229,8 +272,9 @@ def uses_now(
             used = 0 if use is None else use.used_mib
             if used is None and place in about_to_start:
                 used = 0
-            limit = holder.limits.get(uuid)
-            found[place] = AttributedUse(*place, granted, used, None, holder, holder.pod, limit, holder.lent)
+            limit, lent = holder.limits.get(uuid), may_borrow and len(holder.granted) == 1
+            lent = lent and (holder.started_mib or 0) > granted
+            found[place] = AttributedUse(*place, granted, used, None, holder, holder.pod, limit, lent)
     by_gpu: dict[str, list[AttributedUse]] = {}
     for use in {**about_to_start, **found}.values():
         by_gpu.setdefault(use.uuid, []).append(use)
@@ -260,6 +304,35 @@ def allowed_now(
             more = 0 if use.place in held_back else spare
             found[use.place] = min(use.allowed_mib, use.granted_mib + more)
     return found
+
+
+def memory_files(
+    allocations: Iterable[Allocation],
+    uses: Mapping[str, Iterable[AttributedUse]],
+    allowed: Mapping[Place, int],
+    requests: Mapping[Place, ReclaimRequest],
+    due: Mapping[Place, str],
+) -> Iterable[tuple[Allocation, AttributedUse, MemoryFile]]:
+    """Yield what the file of each container says, if it has one.
+
+    Args:
+        allocations: what containers hold.
+        uses: the containers with a guarantee on each GPU, see `uses_now`.
+        allowed: what they may use now, see `allowed_now`.
+        requests: those that were asked to return memory.
+        due: when each of their pods may be evicted, RFC 3339.
+    """
+    by_container = {use.place[:2]: use for on_gpu in uses.values() for use in on_gpu}
+    for allocation in allocations:
+        use = by_container.get((allocation.pod_uid, allocation.container))
+        if allocation.kind is not Kind.MEMORY or use is None:
+            continue
+        limit, request = allowed.get(use.place, use.granted_mib), requests.get(use.place)
+        memory = MemoryFile(use.granted_mib, limit, max(limit, use.allowed_mib))
+        if request is not None and request.mib:
+            told = request.told_needed_by
+            memory = replace(memory, return_mib=request.mib, return_by=due.get(use.place, ""), needed_by=told)
+        yield allocation, use, memory
 
 
 def _changes(use: AttributedUse) -> bool:

@@ -81,14 +81,14 @@ class _Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecentIncidents:
     """The incidents of the last hour, so that a storm of one trouble fills nothing."""
 
     known: Mapping[tuple[str, ...], _Known] = field(default_factory=dict)
     refused: Mapping[str, float] = field(default_factory=dict)
     """When namespaces last had an incident that was not recorded, of those that have had no record since."""
 
-    def after(self, trigger: Trigger, name: str, now: float) -> tuple[Recorded, str]:
+    def after(self, trigger: Trigger, name: str, now: float) -> tuple[RecentIncidents, str]:
         """Return the incidents with this one, and the name of its record.
 
         That is `name` for a new record; the name of an earlier record if that is of the same trouble; empty if too
@@ -99,14 +99,14 @@ class Recorded:
         refused = {namespace: at for namespace, at in self.refused.items() if now - at < _WITHIN_S}
         if before is not None and now - before.seen < QUIET_S and now - before.recorded < AGAIN_S:
             known[trigger.subject] = replace(before, seen=now)
-            return Recorded(known, refused), before.name
+            return RecentIncidents(known, refused), before.name
         lately = [each.namespace for each in known.values() if now - each.recorded < _WITHIN_S]
         namespace = trigger.namespace
         if len(lately) >= _AT_MOST or (namespace and not _has_its_turn(namespace, lately, known.values(), refused)):
-            return Recorded(known, {**refused, namespace: now} if namespace else refused), ""
+            return RecentIncidents(known, {**refused, namespace: now} if namespace else refused), ""
         refused.pop(namespace, None)
         known[trigger.subject] = _Known(name, namespace, now, now)
-        return Recorded(known, refused), name
+        return RecentIncidents(known, refused), name
 
 
 def _has_its_turn(namespace: str, lately: Sequence[str], known: Iterable[_Known], refused: Collection[str]) -> bool:

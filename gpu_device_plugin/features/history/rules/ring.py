@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
-from gpu_device_plugin.features.history.contract import ContainerHistory, GpuHistory, NodeHistory
+from gpu_device_plugin.features.history.contract import STEP_S, STEPS, ContainerHistory, GpuHistory, NodeHistory
 from gpu_device_plugin.model.times import rfc3339
 
 if TYPE_CHECKING:
@@ -28,10 +28,6 @@ _Values: TypeAlias = "Mapping[str, int | None]"
 K = TypeVar("K", bound="str | Place")
 F = TypeVar("F", GpuHistory, ContainerHistory)
 
-STEP_S = 15.0
-"""Seconds from one value to the next."""
-STEPS = 240
-"""Values of a series: an hour."""
 ROOM = 1120
 """Containers, each once for every GPU that it holds: 140 on each of 8 GPUs."""
 
@@ -127,11 +123,6 @@ class _Table(Generic[K, F]):
         self._room = room
         self.rows: dict[K, _Row[F]] = {}
 
-    @property
-    def size(self) -> int:
-        """The bytes of all values."""
-        return sum(len(codes) * codes.itemsize for row in self.rows.values() for codes in row.columns.values())
-
     def put(self, step: int, samples: Mapping[K, tuple[F, _Values]]) -> frozenset[K]:
         """Add a step, with facts and values of each row; return those for which there is no room, the last of them."""
         self.rows = rows = {key: row for key, row in self.rows.items() if row.last > step - self._steps}
@@ -197,14 +188,6 @@ class Ring:
         self._gpus: _Table[str, GpuHistory] = _Table(_GPU_COLUMNS, steps, _ROOM_OF_GPUS)
         self._containers: _Table[Place, ContainerHistory] = _Table(_CONTAINER_COLUMNS, steps, room)
         self._left_out: Sequence[AttributedUse] = ()
-
-    def __repr__(self) -> str:
-        return f"<Ring: {len(self._gpus.rows)} GPUs, {len(self._containers.rows)} containers, {self.size} bytes>"
-
-    @property
-    def size(self) -> int:
-        """The bytes of all values."""
-        return self._gpus.size + self._containers.size
 
     def tick(
         self,

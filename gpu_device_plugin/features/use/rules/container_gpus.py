@@ -5,23 +5,30 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from gpu_device_plugin.features.elastic.contract import MemoryRequests, is_elastic
 from gpu_device_plugin.model.allocations import AllocationSource
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import parse_id
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from gpu_device_plugin.model.allocations import Allocation
     from gpu_device_plugin.model.limits import Enforcement
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.shares import SharedGpu, Shares
+    from gpu_device_plugin.model.shares import Shares
     from gpu_device_plugin.node.rules.ledger import Reservation, Reservations
 
 _NONE: Reservations = MappingProxyType({})
+
+LimitsOf: TypeAlias = "Callable[[Allocation, Pod | None, Mapping[str, int]], Mapping[str, int]]"
+"""Returns `ContainerGpus.limits` of a container, by its devices, its pod and what it is guaranteed of each GPU."""
+
+
+def no_limits(*_: object) -> Mapping[str, int]:
+    """Say that a container may use what it is guaranteed."""
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +54,6 @@ class ContainerGpus:
     """MiB of each GPU that it may use at most, where that is not what it is guaranteed."""
     started_mib: int | None = None
     """The limit that it was started with on its GPUs, see `Allocation.limit_mib`."""
-    lent: bool = False
-    """It was started with more than it is guaranteed of its GPU, on a node that lends."""
     misdirected: bool = False
     """See `Allocation.misdirected`."""
 
@@ -74,7 +79,7 @@ def container_gpus(
     ended: Collection[str] = frozenset(),
     reservations: Reservations = _NONE,
     *,
-    may_borrow: bool = True,
+    limits: LimitsOf = no_limits,
 ) -> tuple[ContainerGpus, ...]:
     """Return the GPUs of each container that holds some, but for containers that have ended as far as is known.
 
@@ -84,7 +89,7 @@ def container_gpus(
 
     `pods` are those of this node in the API; none without the API. The kubelet's checkpoint keeps what an ordinary init
     container was given as long as its pod, and may still show pods that have `ended` (UIDs). `reservations` are
-    the ledger's; `may_borrow` says whether the node lets containers use more than their guarantee.
+    the ledger's; `limits` says what each container may use.
     """
     known = {pod.kubelet_uid: pod for pod in pods}
     kept = [
@@ -94,15 +99,14 @@ def container_gpus(
     ]
     ids: dict[tuple[str, str], set[str]] = defaultdict(set)
     extra = Counter[tuple[str, str]]()
-    reserved = [_reservation(allocation, reservations) for allocation in kept]
-    for allocation, reservation in zip(kept, reserved, strict=True):
+    for allocation in kept:
         for name in allocation.device_ids:
             ids[allocation.pod_uid, parse_id(name)[0]].add(name)
-        if reservation is not None:
+        if (reservation := _reservation(allocation, reservations)) is not None:
             extra[allocation.pod_uid, reservation.uuid] += reservation.shares * shares.share_mib
-    requests: dict[str, MemoryRequests] = {}
     found = []
-    for allocation, reservation in zip(kept, reserved, strict=True):
+    for allocation in kept:
+        reservation = _reservation(allocation, reservations)
         whole = allocation.kind is not Kind.MEMORY
         granted = {
             uuid: mib
@@ -120,7 +124,6 @@ def container_gpus(
         }
         if granted:
             pod = known.get(allocation.pod_uid)
-            limits = _limits(allocation, pod, granted, shares, requests, may_borrow=may_borrow)
             found.append(
                 ContainerGpus(
                     allocation.pod_uid,
@@ -130,12 +133,8 @@ def container_gpus(
                     whole,
                     allocation.enforcement,
                     pod,
-                    limits,
+                    limits(allocation, pod, granted),
                     allocation.limit_mib,
-                    may_borrow
-                    and not whole
-                    and len(granted) == 1
-                    and (allocation.limit_mib or 0) > max(granted.values()),
                     allocation.misdirected,
                 )
             )
@@ -146,47 +145,6 @@ def _reservation(allocation: Allocation, reservations: Reservations) -> Reservat
     """Return what a container is guaranteed beyond the shares that it holds, if these are the plugin's."""
     ours = allocation.kind is Kind.MEMORY and allocation.source is not AllocationSource.CLAIM
     return reservations.get((allocation.pod_uid, allocation.container)) if ours else None
-
-
-def _limits(
-    allocation: Allocation,
-    pod: Pod | None,
-    granted: Mapping[str, int],
-    shares: Shares,
-    requests: dict[str, MemoryRequests],
-    *,
-    may_borrow: bool,
-) -> Mapping[str, int]:
-    """Return `ContainerGpus.limits` of a container; `requests` are those parsed so far, by the UID of each pod."""
-    if allocation.source is AllocationSource.CLAIM:  # it does not change
-        return dict.fromkeys(granted, allocation.limit_mib) if allocation.limit_mib and may_borrow else {}
-    if pod is None:
-        return {}
-    shared = elastic_gpu(allocation, pod, shares) if is_elastic(pod.annotations) else None
-    if shared is None:
-        return {}
-    uuid, share_mib = shared.gpu.uuid, shares.share_mib
-    if pod.uid not in requests:
-        requests[pod.uid] = MemoryRequests.of(pod.annotations)
-    guaranteed = granted[uuid] // share_mib
-    limit = requests[pod.uid].limit_of(allocation.container, guaranteed, len(shared.shares), may_borrow=may_borrow)
-    return {} if limit == guaranteed else {uuid: limit * share_mib}
-
-
-def elastic_gpu(allocation: Allocation, pod: Pod, shares: Shares) -> SharedGpu | None:
-    """Return the GPU of which a container may get more while it runs; None: its devices allow none.
-
-    It has shares of one GPU through the device plugin, and is no ordinary init container: containers after such a one
-    reuse its devices. A MIG instance is never larger than it is.
-    """
-    uuids = {parse_id(name)[0] for name in allocation.device_ids}
-    if allocation.kind is not Kind.MEMORY or allocation.source is AllocationSource.CLAIM or len(uuids) != 1:
-        return None
-    shared = shares.by_uuid(uuids.pop())
-    if shared is None or shared.gpu.instance is not None:
-        return None
-    stays = any(each.name == allocation.container and not each.devices_reused_by_later for each in pod.containers)
-    return shared if stays else None
 
 
 def _over(allocation: Allocation, pod: Pod | None) -> bool:

@@ -241,9 +241,6 @@ def container_of(owner: CgroupOwner, holders: Sequence[ContainerGpus], pod: Pod 
 
 def _sum(amounts: Iterable[int | None]) -> int | None:
     """Return the sum of amounts; None if one of them is not known."""
-    total = 0
-    for amount in amounts:
-        if amount is None:
-            return None
-        total += amount
-    return total
+    given = tuple(amounts)
+    known = [each for each in given if each is not None]
+    return sum(known) if len(known) == len(given) else None

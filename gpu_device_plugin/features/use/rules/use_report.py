@@ -7,7 +7,7 @@ say that nothing is used.
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from gpu_device_plugin.features.use.contract import ContainerUse, GpuUse, NodeUse
 from gpu_device_plugin.model.times import rfc3339
@@ -15,8 +15,6 @@ from gpu_device_plugin.model.times import rfc3339
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.features.elastic.rules.reclaiming import ReclaimRequest
-    from gpu_device_plugin.features.over_use.rules import Excess
     from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
     from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
     from gpu_device_plugin.model.allocations import Place
@@ -42,6 +40,16 @@ _LEAST_PART = 0.05
 
 Names: TypeAlias = "Mapping[str, tuple[str, str]]"
 """Namespace and name of pods, by UID as the kubelet knows them."""
+
+
+class AskedToReturn(NamedTuple):
+    """A container that is to return memory, in monotonic seconds."""
+
+    since: float
+    until: float | None
+    """When its pod may be evicted; None: nothing evicts it."""
+    needed_by: str
+    """``namespace/name`` of the pod that needs it; empty: not known."""
 
 
 def longest_pause_s(interval_s: float) -> float:
@@ -75,14 +83,14 @@ def node_use(
     holders: Sequence[ContainerGpus],
     reading: UseReading,
     limits: Mapping[Place, LimitState],
-    over: Mapping[Place, Excess],
+    over: Mapping[Place, float],
     shares: Shares,
     *,
     named: Names,
     epoch: float,
     fresh: bool = True,
     there: Collection[str] | None = None,
-    requests: Mapping[Place, ReclaimRequest] = MappingProxyType({}),
+    asked: Mapping[Place, AskedToReturn] = MappingProxyType({}),
     idle: Mapping[str, str] = MappingProxyType({}),
 ) -> NodeUse:
     """Return who holds and who uses the GPUs, no container twice on one GPU.
@@ -91,8 +99,8 @@ def node_use(
     shared: they have no position. Its figures are reported only if they are `fresh`. Pods are `named`, see `names`.
 
     Monotonic time was 0 at `epoch`, in seconds since the epoch; `there` are the UIDs, as the kubelet knows them, of the
-    pods in the API that have not ended, None: there is no API. `requests` are those that were asked to return memory.
-    `idle` tells since when pods are idle, RFC 3339 by UID.
+    pods in the API that have not ended, None: there is no API. `over` tells since when containers exceed what they may
+    use, `asked` which are to return memory, `idle` since when pods are idle, RFC 3339 by UID.
     """
     uses = {(use.pod_uid, use.container, use.uuid): use for use in reading.containers} if fresh else {}
     granted = _granted(holders)
@@ -102,14 +110,11 @@ def node_use(
     parts: dict[object, ContainerUse] = {}
     for place in (*granted, *others[:MOST_OTHERS]):
         uid, container, uuid = place
-        shared, use, excess = shares.by_uuid(uuid), uses.get(place), over.get(place)
+        shared, use, asking = shares.by_uuid(uuid), uses.get(place), asked.get(place)
         if shared is None:
             continue
         grant_mib, holder = granted.get(place, (uses[place].granted_mib if place in uses else 0, None))
         state = limits.get(place) if holder is not None else None
-        asking = requests.get(place)
-        if asking is not None and not asking.mib:
-            asking = None
         namespace, pod = named.get(uid, ("", uid))
         part = ContainerUse(
             namespace,
@@ -124,7 +129,7 @@ def node_use(
             None if state is None else state.held,
             None if state is None else state.found_mib,
             "" if state is None else state.why,
-            "" if excess is None else rfc3339(epoch + excess.since),
+            rfc3339(epoch + over[place]) if place in over else "",
             None if holder is None else holder.limits.get(uuid),
             "" if asking is None else rfc3339(epoch + asking.since),
             "" if asking is None or asking.until is None else rfc3339(epoch + asking.until),

@@ -15,7 +15,7 @@ from gpu_device_plugin.cluster.objects.decoding import NAMESPACES, read_metadata
 from gpu_device_plugin.cluster.writers.events import EventSubject
 from gpu_device_plugin.cluster.writers.evictions import EvictionOutcome, evict
 from gpu_device_plugin.cluster.writers.workloads import NotScalableError, pods_of, scale_to_zero, workload_of
-from gpu_device_plugin.core.capacity.idle import WhenIdle, due, idle_pod, idle_since, trusted, warned_after, warning
+from gpu_device_plugin.features.idle.rules import WhenIdle, due, idle_pod, idle_since, trusted, warned_after, warning
 from gpu_device_plugin.model.contract.keys import WHEN_IDLE
 from gpu_device_plugin.model.times import rfc3339
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from gpu_device_plugin.cluster.writers.events import EventWriter
-    from gpu_device_plugin.core.capacity.idle import IdlePod, Warned
+    from gpu_device_plugin.features.idle.rules import IdlePod, Warned
     from gpu_device_plugin.model.pods import Owner, Pod
     from gpu_device_plugin.programs.extender.capacity.waiters import Parts
 
@@ -133,12 +133,12 @@ class IdleActions:
         selected = await pods_of(self._parts.client, found)
         for each in pods:
             if each.pod.uid not in selected:
-                self._tell_not_scaled(each, f"its labels are not those that {found.workload} selects")
+                self._tell_not_scaled(each, f"its labels are not those that {found} selects")
         pods = [each for each in pods if each.pod.uid in selected]
         if not pods:
             return
         # A StatefulSet does not count those of other names than it gives.
-        workload = replace(found.workload, running=max(found.workload.running, len(selected)))
+        workload = replace(found, running=max(found.running, len(selected)))
         if why_not := workload.why_not(len(pods)):
             extra = {"workload": f"{found.namespace}/{workload}", "why": why_not, "once_per_s": 600}
             _log.info("a workload with idle pods is not scaled to zero", extra=extra)

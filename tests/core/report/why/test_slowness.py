@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.core.report.finding import Severity
 from gpu_device_plugin.core.report.why.gpu_window import windows
-from gpu_device_plugin.core.report.why.slowness import CHECKS, gpus_of, slowness
-from gpu_device_plugin.features.history.contract import ContainerHistory, GpuHistory, NodeHistory, everyone
+from gpu_device_plugin.core.report.why.slowness import CHECKS, everyone, gpus_of, slowness
+from gpu_device_plugin.features.history.contract import ContainerHistory, GpuHistory, NodeHistory
 from gpu_device_plugin.model.telemetry import GpuTelemetry, Throttle
 from tests.findings import facts
 from tests.slow_pods import (

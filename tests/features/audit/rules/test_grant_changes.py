@@ -8,7 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.features.audit.contract import AuditKind, AuditRecord, changes, decision, grants, offered
+from gpu_device_plugin.features.audit.contract import AuditKind, AuditRecord
+from gpu_device_plugin.features.audit.rules import changes, decision, grants, offered
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.model.gpus import Gpu, Inventory
 from gpu_device_plugin.model.mig import MigMode
@@ -52,15 +53,15 @@ def test_a_whole_gpu_has_all_its_shares() -> None:
 
 def test_a_grant_an_end_and_nothing_new_are_told_apart() -> None:
     one, both = having(held(4096)), having(held(4096), held(1024, gpu=1))
-    assert said(changes({}, one, {}, (), T0)) == [("granted", 4, T0, "")]
-    assert said(changes({}, one, {}, (), T0, first=True)) == [("found", 4, T0, "")]
-    assert changes(one, one, {}, (), T1) == []
-    assert said(changes(both, one, {}, (), T1)) == [("ended", 1, T0, T1)]
+    assert said(changes({}, one, {}, T0)) == [("granted", 4, T0, "")]
+    assert said(changes({}, one, {}, T0, first=True)) == [("found", 4, T0, "")]
+    assert changes(one, one, {}, T1) == []
+    assert said(changes(both, one, {}, T1)) == [("ended", 1, T0, T1)]
 
 
 def test_a_resize_tells_the_shares_before_and_its_event() -> None:
     before = having(held(4096))
-    (record,) = changes(before, having(held(6144), before=before, now=T1), {}, (), T1)
+    (record,) = changes(before, having(held(6144), before=before, now=T1), {}, T1)
     assert (record.kind, record.before, record.shares, record.event, record.began) == (
         AuditKind.RESIZED, 4, 6, "GPUMemoryResized", T1,
     )  # fmt: skip
@@ -69,7 +70,7 @@ def test_a_resize_tells_the_shares_before_and_its_event() -> None:
 def test_a_name_that_becomes_known_is_told_and_stays_once_the_api_forgets_it() -> None:
     unnamed = having(held(4096, pod=None))
     named = having(held(4096), before=unnamed, now=T1)
-    assert said(changes(unnamed, named, {}, (), T1)) == [("found", 4, T0, "")]
+    assert said(changes(unnamed, named, {}, T1)) == [("found", 4, T0, "")]
     assert having(held(4096, pod=None), before=named, now=T1) == named
 
 
@@ -81,10 +82,10 @@ def test_a_pod_without_a_controller_has_no_owner() -> None:
 def test_an_eviction_is_told_once_with_the_reason_of_its_event() -> None:
     now = having(held(4096))
     evicted = {"a": "GPUMemoryEvicted", "other": "GPUMemoryEvicted"}
-    (record,) = changes(now, now, evicted, (), T1)
+    (record,) = changes(now, now, evicted, T1)
     assert (record.kind, record.event) == (AuditKind.EVICTED, "GPUMemoryEvicted")
-    assert changes(now, now, evicted, ("a",), T1) == []
-    assert [each.kind for each in changes(now, {}, evicted, (), T1)] == [AuditKind.EVICTED, AuditKind.ENDED]
+    assert changes(now, now, {"other": "GPUMemoryEvicted"}, T1) == []
+    assert [each.kind for each in changes(now, {}, evicted, T1)] == [AuditKind.EVICTED, AuditKind.ENDED]
 
 
 def test_containers_of_one_pod_are_told_apart() -> None:
@@ -127,7 +128,7 @@ def test_records_replayed_are_what_containers_have(states: list[dict[str, int]])
     for number, state in enumerate(states):
         holders = [ContainerGpus(uid, "main", {uuid(0): count * 1024}) for uid, count in state.items()]
         now = grants("n", holders, SHARES, before, f"t{number}")
-        for record in changes(before, now, {}, (), f"t{number}"):
+        for record in changes(before, now, {}, f"t{number}"):
             replayed[record.pod_uid] = record.shares
             if record.kind is AuditKind.ENDED:
                 del replayed[record.pod_uid]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpu_device_plugin.features.elastic.contract import Allowance
-from gpu_device_plugin.features.elastic.rules.growth import GpuRoom, Growth, GrowthRequest, grow
+from gpu_device_plugin.features.elastic.rules.reservations import GpuRoom, Growth, GrowthRequest, grow
 
 GPU = GpuRoom("GPU 0", total=12, free=5, share_mib=1024)
 FREELY = {"default": Allowance("default", 99)}

@@ -168,7 +168,7 @@ def test_its_time_ends_after_the_grace_where_it_may_be_evicted(
 
 
 def test_who_was_told_the_limit_of_another_container_is_asked_and_never_evicted() -> None:
-    lent = replace(holding("a"), started_mib=12288, lent=True)
+    lent = replace(holding("a"), started_mib=12288)
     for held, evicted in ((lent, True), (replace(lent, misdirected=True), False)):
         short = step(ReclaimState(), 1, [held, NEW, B], {"a": 12288, "b": 0}, EVICT)
         assert asked(short) == {"a": 4096}
@@ -216,7 +216,9 @@ def test_who_withdraws_its_limit_has_to_return_what_it_was_lent() -> None:
     """With the limit that it started with it borrowed; without one it would only be reported."""
     withdrawn = holding("a")
     assert asked(step(ReclaimState(), 1, [withdrawn, NEW], {"a": 13000}, EVICT)) == {}
-    assert asked(step(ReclaimState(), 1, [replace(withdrawn, lent=True), NEW], {"a": 13000}, EVICT)) == {"a": 712}
+    assert asked(step(ReclaimState(), 1, [replace(withdrawn, started_mib=12288), NEW], {"a": 13000}, EVICT)) == {
+        "a": 712
+    }
     first = step(ReclaimState(), 1, [A, NEW], {"a": 13000}, EVICT)
     late = step(first, 31, [withdrawn, NEW], {"a": 13000}, EVICT)
     assert [each.pod for each in late.candidates()] == [A.pod]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gpu_device_plugin.features.history.contract import Decision, IncidentKind, IncidentProcess, IncidentSummary
 from gpu_device_plugin.features.history.rules.incidents import (
     MOST_INCIDENTS,
-    Recorded,
+    RecentIncidents,
     Trigger,
     concerned,
     deaths,
@@ -54,7 +54,7 @@ def death(name: str = "main", pod: Pod = POD) -> Trigger:
 
 def recorded(*happenings: tuple[float, Trigger]) -> list[str]:
     """Return the name of the record of each, on a machine that is up for days; the n-th would be new as n."""
-    known, names = Recorded(), []
+    known, names = RecentIncidents(), []
     for number, (at, trigger) in enumerate(happenings):
         known, name = known.after(trigger, str(number), 1e6 + at)
         names.append(name)

@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import pytest
-
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus, container_gpus
 from gpu_device_plugin.model.allocations import Allocation, AllocationSource
-from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_LIMIT
 from gpu_device_plugin.model.memory import MIB_PER_GIB
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind
@@ -131,69 +128,3 @@ def test_what_a_container_is_guaranteed_beyond_its_request_counts_for_it_and_its
 def test_growth_on_a_gpu_that_is_gone_is_left_out() -> None:
     reservations = {("a", "main"): Reservation("GPU-gone", 3, frozenset({"GPU-gone::0"}))}
     assert container_gpus([entry("a", "main", ["GPU-gone::0"])], [], SHARES, reservations=reservations) == ()
-
-
-@pytest.mark.parametrize(
-    ("annotations", "may_borrow", "limits"),
-    [
-        ({}, True, {}),
-        ({MEMORY_LIMIT: "12"}, True, {uuid(0): 12 * MIB_PER_GIB}),
-        ({MEMORY_LIMIT: "99"}, True, {uuid(0): 16 * MIB_PER_GIB}),
-        ({MEMORY_LIMIT: "12"}, False, {}),
-        ({MEMORY_LIMIT: "5"}, True, {}),
-        ({MEMORY_GUARANTEE: "1"}, False, {uuid(0): MIB_PER_GIB}),
-    ],
-)
-def test_the_owner_of_a_pod_sets_its_limit(
-    annotations: Mapping[str, str], *, may_borrow: bool, limits: Mapping[str, int]
-) -> None:
-    known = replace(pod("a", "main"), annotations=annotations)
-    reservations = {("a", "main"): Reservation(uuid(0), 3, frozenset(ids(0, [0, 1])))}
-    (found,) = container_gpus(
-        [entry("a", "main", ids(0, [0, 1]))], [known], SHARES, reservations=reservations, may_borrow=may_borrow
-    )
-    assert (found.granted, found.limits) == ({uuid(0): 5 * MIB_PER_GIB}, limits)
-
-
-def test_whole_gpus_have_no_limit_of_the_owner() -> None:
-    known = replace(pod("a", "main"), annotations={MEMORY_LIMIT: "12"})
-    (found,) = container_gpus([entry("a", "main", [uuid(1)], Kind.COUNT)], [known], SHARES)
-    assert (found.limits, found.limit_mib(uuid(1))) == ({}, 16 * MIB_PER_GIB)
-
-
-def test_a_claim_has_its_own_limit_whoever_uses_it() -> None:
-    """While the agent does not know the pod, too; its owner's annotations say nothing about claims."""
-    held = replace(entry("a", "main", ids(0, [0, 1])), source=AllocationSource.CLAIM, limit_mib=6 * MIB_PER_GIB)
-    known = replace(pod("a", "main"), annotations={MEMORY_LIMIT: "12"})
-    for pods in ([], [known]):
-        (found,) = container_gpus([held], pods, SHARES)
-        assert (found.granted, found.limit_mib(uuid(0))) == ({uuid(0): 2 * MIB_PER_GIB}, 6 * MIB_PER_GIB)
-        (found,) = container_gpus([held], pods, SHARES, may_borrow=False)
-        assert found.limits == {}
-    (found,) = container_gpus([replace(held, limit_mib=0)], [known], SHARES)
-    assert found.limits == {}
-
-
-def test_the_wishes_of_a_pod_are_read_once_for_all_of_its_containers() -> None:
-    """Each takes a tenth of a millisecond if its owner makes it long, and a node has hundreds of containers."""
-
-    class Counting(dict[str, str]):
-        reads = 0
-
-        def __getitem__(self, key: str) -> str:
-            Counting.reads += 1
-            return super().__getitem__(key)
-
-    names = [f"c{n}" for n in range(12)]
-    owner = replace(pod("a", *names), annotations=Counting({MEMORY_LIMIT: "2"}))
-    found = container_gpus([entry("a", name, ids(0, [n])) for n, name in enumerate(names)], [owner], SHARES)
-    assert [each.limits for each in found] == [{uuid(0): 2 * MIB_PER_GIB}] * 12
-    assert Counting.reads <= 2
-
-
-def test_who_was_started_with_more_than_its_guarantee_was_lent_it_where_the_node_lends() -> None:
-    one, both = entry("a", "main", ids(0, [1, 2])), entry("b", "main", [*ids(0, [3]), *ids(1, [1])])
-    told = [replace(each, limit_mib=3 * MIB_PER_GIB) for each in (one, both)]
-    assert [each.lent for each in container_gpus(told, [], SHARES)] == [True, False]
-    assert [each.lent for each in container_gpus(told, [], SHARES, may_borrow=False)] == [False, False]
-    assert not container_gpus([replace(one, limit_mib=2 * MIB_PER_GIB)], [], SHARES)[0].lent

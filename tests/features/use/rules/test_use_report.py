@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.features.elastic.rules.reclaiming import ReclaimRequest
-from gpu_device_plugin.features.over_use.rules import Excess
+from gpu_device_plugin.features.elastic.rules.reclaiming import ReclaimRequest, ReclaimState
 from gpu_device_plugin.features.use.contract import STALE_S, ContainerUse, GpuUse, NodeUse
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
@@ -60,7 +59,7 @@ def shown(
 def test_a_borrower_is_reported_with_what_it_is_asked(mib: int, until: float | None) -> None:
     borrower = replace(HELD, limits={uuid(1): 12288})
     requests = {PLACE: ReclaimRequest(PLACE, 40.0, 40.0, mib, 2048, until, "shop/new", WEB)}
-    (part,) = shown((borrower,), (USE,), requests=requests)
+    (part,) = shown((borrower,), (USE,), asked=ReclaimState(requests=requests).asked)
     assert (part.limit_mib, part.borrowed_mib) == (12288, 2048)
     told = ("2026-11-20T10:13:40Z", "2026-11-20T10:14:10Z" if until else "", "shop/new") if mib else ("", "", "")
     assert (part.asked_at, part.return_by, part.needed_by) == told
@@ -80,7 +79,7 @@ def test_everything_that_is_known_is_reported() -> None:
         100.0, (USE,), {uuid(0): None, uuid(1): 6500, "GPU-unshared": 9}, {uuid(1): 380, "GPU-unshared": 9}, "why"
     )
     limits = {PLACE: LimitState(Enforcement.DRIVER, LimitStatus.DIFFERS, 5120, "because")}
-    over = {PLACE: Excess(PLACE, 6144, 4096, since=40.0)}
+    over = {PLACE: 40.0}
     named = names({}, (HELD,), reading)
     use = node_use((HELD,), reading, limits, over, SHARES, named=named, epoch=EPOCH)
     since = "2026-11-20T10:13:40Z"

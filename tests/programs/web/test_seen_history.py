@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_device_plugin.features.history.contract import seen_history, seen_summary
+from gpu_device_plugin.programs.web.figures import seen_history, seen_summary
 from tests.histories import hour, summary, used_by
 
 MINE, OTHER, UNKNOWN = used_by("mine/a"), used_by("other/b"), used_by("/0b0c6c4e")

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.capacity.idle import (
+from gpu_device_plugin.cluster.writers.workloads import Workload
+from gpu_device_plugin.features.idle.rules import (
     TRUSTED_S,
     IdlePod,
     Warned,
     WhenIdle,
-    Workload,
     due,
     idle_pod,
     idle_since,

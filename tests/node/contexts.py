@@ -1,0 +1,43 @@
+"""What a feature knows of a node, as far as a test needs it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.features.node_features import NODE_SETTINGS
+from gpu_device_plugin.metrics import Metrics
+from gpu_device_plugin.node.extension import Features
+from gpu_device_plugin.node.node_api import NodeApi
+from gpu_device_plugin.node.node_state import NodeState
+from gpu_device_plugin.settings.sources import Sources
+from tests.nodes import node
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gpu_device_plugin.node.feature_context import NodeContext
+    from gpu_device_plugin.settings.node import NodeSettings
+
+
+def settings(**given: str) -> NodeSettings:
+    """Return the settings of an agent to which these are given."""
+    return Sources(NODE_SETTINGS, given, {}).read()
+
+
+def context(proc: Path | None = None, **known: Any) -> NodeContext:
+    """Return a node of two GPUs on which nobody else hands out GPUs, with what is `known` of it in place of that."""
+    parts = {
+        "settings": Observable(settings()),
+        "state": NodeState(node(16, 16)),
+        "entries": Observable(()),
+        "limit_states": Observable({}),
+        "metrics": Metrics(),
+        "api": NodeApi(),
+        "records": SimpleNamespace(over=frozenset()),
+        "other_plugins": SimpleNamespace(alone=lambda: True),
+        "features": Features(),
+        "proc": proc,
+    }
+    return cast("NodeContext", SimpleNamespace(**parts | known))
