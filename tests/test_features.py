@@ -65,7 +65,8 @@ OWN: Mapping[str, Traces] = {
     ),
     "use": Traces(settings={"usage_interval"}),
     "conflicts": Traces(settings={"allow_other_plugins"}),
-    "eviction": Traces(settings={"on_gpu_failure", "gpu_failure_grace", "eviction_grace"}),
+    "eviction": Traces(settings={"eviction_grace"}),
+    "gpu_failures": Traces(settings={"on_gpu_failure", "gpu_failure_grace"}),
     "over_use": Traces({"gpushare_containers_over"}, settings={"over_use", "over_use_slack", "over_use_grace"}),
     "borrowing": Traces(settings={"borrowers", "return_grace", "memory_dir"}),
     "limits": Traces(

@@ -4,7 +4,7 @@ from gpu_device_plugin.features.claims.settings import ClaimSettings
 from gpu_device_plugin.features.conflicts.settings import ConflictSettings
 from gpu_device_plugin.features.cordon.settings import CordonSettings
 from gpu_device_plugin.features.elastic.settings import ElasticSettings
-from gpu_device_plugin.features.eviction.settings import EvictionSettings
+from gpu_device_plugin.features.eviction.settings import EvictionSettings, GpuFailureSettings
 from gpu_device_plugin.features.history.settings import HistorySettings
 from gpu_device_plugin.features.idle.settings import IdleSettings
 from gpu_device_plugin.features.limits.settings import LimitSettings
@@ -19,7 +19,12 @@ NODE_FEATURES = (
     FeatureSpec("use", "gpu_device_plugin.features.use.node:Use", UseSettings),
     FeatureSpec("use_reports", "gpu_device_plugin.features.use.node:UseReports", needs=("use",)),
     FeatureSpec("eviction", "gpu_device_plugin.features.eviction.evictor:Evictor", EvictionSettings, needs_api=True),
-    FeatureSpec("gpu_failures", "gpu_device_plugin.features.eviction.evictor:GpuFailures", needs=("use", "eviction")),
+    FeatureSpec(
+        "gpu_failures",
+        "gpu_device_plugin.features.eviction.evictor:GpuFailures",
+        GpuFailureSettings,
+        needs=("use", "eviction"),
+    ),
     FeatureSpec("over_use", "gpu_device_plugin.features.over_use.node:OverUse", OverUseSettings, needs=("use",)),
     FeatureSpec("guarantees", "gpu_device_plugin.features.elastic.guarantees:Guarantees"),
     FeatureSpec("borrowing", "gpu_device_plugin.features.elastic.borrowing:Borrowing", ElasticSettings, needs=("use",)),

@@ -22,7 +22,7 @@ from gpu_device_plugin.features.claims.claim_objects import GROUP, SLICES, read_
 from gpu_device_plugin.features.claims.contract import DRIVER, device_name
 from gpu_device_plugin.features.claims.rules.devices import Order, SliceInputs, reordered
 from gpu_device_plugin.features.claims.rules.pool import Content, Present, contents, dropped, plain_contents, writes
-from gpu_device_plugin.features.eviction.settings import EvictionSettings
+from gpu_device_plugin.features.eviction.settings import GpuFailureSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -92,7 +92,7 @@ class DeviceOffer(Store[Present]):
             order=(),  # ours to choose
             driver_version=config.facts.inventory.driver_version,
             enforcements={uuid: gpu.enforcement for uuid, gpu in config.means.gpus.items()},
-            evict=isinstance(settings, EvictionSettings) and settings.on_gpu_failure == "evict",
+            evict=isinstance(settings, GpuFailureSettings) and settings.on_gpu_failure == "evict",
             kinds=self._kinds,
         )
         if (config.policy, facts) != (self._policy, self._facts):

@@ -12,7 +12,7 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.worker import Backoff, Worker
 from gpu_device_plugin.core.report.text.use_texts import duration
 from gpu_device_plugin.features.eviction.rules import failures, lasting, leaving, next_victims, on_failed
-from gpu_device_plugin.features.eviction.settings import EvictionSettings
+from gpu_device_plugin.features.eviction.settings import EvictionSettings, GpuFailureSettings
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.node.extension import NodeFeature
@@ -211,13 +211,13 @@ class GpuFailures(NodeFeature):
         watched = view.state is State.WATCHING
         healths = with_cards(view.health_by_uuid, view.inventory.gpus)
         self._failing = failures(self._failing, healths, watched=watched, now=time.monotonic())
-        if self._settings.value.of(EvictionSettings).on_gpu_failure == "evict":
+        if self._settings.value.of(GpuFailureSettings).on_gpu_failure == "evict":
             self._evict()
         return self.again_s if self._failing else None
 
     def _evict(self) -> None:
         now = time.monotonic()
-        failed = lasting(self._failing, self._settings.value.of(EvictionSettings).gpu_failure_grace_s, now)
+        failed = lasting(self._failing, self._settings.value.of(GpuFailureSettings).gpu_failure_grace_s, now)
         if not failed:
             return
         victims = self._evictor.next_victims(on_failed(failed, self._use.holders()))

@@ -6,8 +6,8 @@ from gpu_device_plugin.settings.forms import duration, one_of
 from gpu_device_plugin.settings.knobs import Settings, knob
 
 
-class EvictionSettings(Settings):
-    """Whether and how pods are evicted."""
+class GpuFailureSettings(Settings):
+    """What becomes of pods on failed GPUs."""
 
     on_gpu_failure: str = knob(
         "report",
@@ -19,9 +19,15 @@ class EvictionSettings(Settings):
     gpu_failure_grace_s: float = knob(
         "1m", duration(), "How long a GPU must be out of service before its pods are evicted.", live=True
     )
+
+
+class EvictionSettings(Settings):
+    """How pods are evicted."""
+
     eviction_grace_s: float = knob(
         "60s",
         duration(),
         "The longest time for an evicted pod to end, whatever its terminationGracePeriodSeconds says.",
         live=True,
+        after="cordon_on",
     )

@@ -28,7 +28,7 @@ from gpu_device_plugin.features.claims.claim_objects import GROUP
 from gpu_device_plugin.features.conflicts.rules import DRIVER_SOCKETS, PLUGIN_SOCKETS, sightings
 from gpu_device_plugin.features.conflicts.settings import ConflictSettings
 from gpu_device_plugin.features.elastic.settings import ElasticSettings
-from gpu_device_plugin.features.eviction.settings import EvictionSettings
+from gpu_device_plugin.features.eviction.settings import GpuFailureSettings
 from gpu_device_plugin.features.history.settings import HistorySettings
 from gpu_device_plugin.features.limits.extra_grant_file import read_extra_grant
 from gpu_device_plugin.features.limits.settings import LimitSettings
@@ -300,7 +300,7 @@ async def examined(
 
 def rights_of(settings: NodeSettings) -> tuple[Call, ...]:
     """Return the rights that the agent needs with these settings."""
-    failure, borrowers = settings.of(EvictionSettings).on_gpu_failure, settings.of(ElasticSettings).borrowers
+    failure, borrowers = settings.of(GpuFailureSettings).on_gpu_failure, settings.of(ElasticSettings).borrowers
     evicts = "evict" in {failure, borrowers} or settings.of(OverUseSettings).over_use != "report"
     claims = CLAIMS if settings.serve == ServingMode.DRA else ()
     return (*RIGHTS, *([EVICTING] if evicts else []), *([CONDITION] if settings.node_condition else []), *claims)
