@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from gpu_device_plugin import files
 from gpu_device_plugin.model.contract.keys import DEFAULT_PROFILE
-from gpu_device_plugin.model.contract.variables import LIMITS, MEMORY_GUARANTEED, MEMORY_LIMIT
+from gpu_device_plugin.model.contract.variables import COMPUTE_LIMIT, LIMITS, MEMORY_GUARANTEED, MEMORY_LIMIT
 from gpu_device_plugin.settings.knobs import (
     ENVIRONMENT_PREFIX,
     PROGRAM,
@@ -32,7 +32,7 @@ S = TypeVar("S", bound=Settings)
 _SERVICE_LINK = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 _CONFIG_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
 # Containers with a part of a GPU have the others, and a program of ours may run in one of them.
-_NO_SETTINGS = frozenset({_CONFIG_VARIABLE, MEMORY_LIMIT, MEMORY_GUARANTEED, LIMITS})
+_NO_SETTINGS = frozenset({_CONFIG_VARIABLE, MEMORY_LIMIT, MEMORY_GUARANTEED, COMPUTE_LIMIT, LIMITS})
 
 _SUFFIX = ".yaml"
 _LARGEST = 1 << 16

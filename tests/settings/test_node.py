@@ -13,7 +13,7 @@ import pytest
 from gpu_device_plugin.features.history.settings import HistorySettings
 from gpu_device_plugin.features.limits.settings import LimitSettings
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
-from gpu_device_plugin.model.contract.variables import LIMITS, MEMORY_GUARANTEED, MEMORY_LIMIT
+from gpu_device_plugin.model.contract.variables import COMPUTE_LIMIT, LIMITS, MEMORY_GUARANTEED, MEMORY_LIMIT
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.model.telemetry import TelemetryGroup
 from gpu_device_plugin.settings.extender import ExtenderSettings
@@ -92,7 +92,10 @@ def test_variables_that_kubernetes_makes_of_services_are_none_of_ours() -> None:
 
 def test_what_a_container_is_told_of_its_memory_is_no_setting() -> None:
     """Somebody runs one of our programs where a part of a GPU is."""
-    assert read({}, {MEMORY_LIMIT: "4096", MEMORY_GUARANTEED: "2048", LIMITS: "mps"}) == NODE_SETTINGS()
+    assert (
+        read({}, {MEMORY_LIMIT: "4096", MEMORY_GUARANTEED: "2048", COMPUTE_LIMIT: "25", LIMITS: "mps"})
+        == NODE_SETTINGS()
+    )
 
 
 def test_in_a_file_off_is_a_word_and_lists_are_lists(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Decide which GPUs of a node need an MPS daemon, and which containers may get shares or start beside it."""
+"""Decide which GPUs need an MPS daemon, which containers may get shares or start beside it, and what clients get."""
 
 from __future__ import annotations
 
