@@ -134,10 +134,17 @@ def drain(sites: Iterable[Site], node: str, positions: Collection[int], budgets:
     Pods that no plan moves stay, see `Resident.stays`.
     """
     now, left = tuple(sites), Counter(budgets)
-    there = [each for site in now if site.node.name == node for each in on_gpus(site, positions) if each.stays is None]
+
+    def there() -> list[Resident]:
+        drained = (site for site in now if site.node.name == node)
+        return [each for site in drained for each in on_gpus(site, positions) if each.stays is None]
+
     moves: list[Move] = []
     stuck: list[Resident] = []
-    for resident in sorted(there, key=lambda each: (-len(each.pod.usage.whole), -each.pod.usage.all_shares, str(each))):
+    largest = sorted(there(), key=lambda each: (-len(each.pod.usage.whole), -each.pod.usage.all_shares, str(each)))
+    for resident in largest:
+        if resident.pod.uid not in {each.pod.uid for each in there()}:
+            continue  # it has moved to make room for another one
         found = plan(now, PodGone(node, resident.pod.uid), left).moves
         if found is None:
             stuck.append(resident)

@@ -218,6 +218,23 @@ def test_others_make_room_for_pods_that_leave() -> None:
     assert told(drain(sites, "a", [0], {})) == [("r", "c", {0: 4}), ("p", "b", {0: 5})]
 
 
+@pytest.mark.parametrize(("small", "leaves"), [((), "b"), ((3, 3), "a")])
+def test_a_pod_that_has_made_room_for_another_one_has_left(small: tuple[int, ...], leaves: str) -> None:
+    """Room for `big` is made by `two`, which has a part of the drained GPU and is planned next."""
+    first = filled(node("a", [8, 8, *small]), big=(0, 5))[0]
+    two = resident("two", [Demand(Kind.MEMORY, 4, 2)], first)
+    assert two is not None
+    first = first.changed(come=replace(two, pod=replace(two.pod, usage=Usage(((0, 2), (1, 2))))))
+    kept = Resident(Occupant("kept", Usage(((1, 3),))), stays=Stays.STORAGE)
+    second = node("b", [8, 8])
+    for at in (0, 1):
+        full = Usage(((at, 8 if small else 6),))
+        second = second.changed(come=Resident(Occupant(f"full-{at}", full), stays=Stays.STORAGE))
+    found = drain(aside([first.changed(come=kept), second], "a-0"), "a", [0], {})
+    assert [(uid, name) for uid, name, _ in told(found)] == [("two", leaves), ("big", "a")]
+    assert (found.stuck, on_gpus(found.then[0], [0])) == ((), [])
+
+
 def test_budgets_hold_for_all_moves_of_a_drain_together() -> None:
     sites = filled(node("a", [8]), node("b", [8]), p=(0, 3), q=(0, 2))
     guarded = [replace(each, budget="ns/one") for each in sites[0].residents]
