@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import socket as sockets
 import subprocess
 import tempfile
 from dataclasses import dataclass, field
@@ -122,7 +123,12 @@ async def _child(*words: str, **pipes: int | bool) -> AsyncIterator[asyncio.subp
         yield process
     finally:
         signal_child(process.pid, process.returncode, signal.SIGKILL)
-        await process.wait()
+        ended = asyncio.create_task(process.wait())
+        try:
+            await asyncio.shield(ended)
+        except asyncio.CancelledError:  # which would leave a process that nobody has waited for
+            await asyncio.wait({ended})
+            raise
 
 
 async def _chosen(flags: Sequence[str], kubectl: str) -> Selected:
@@ -142,8 +148,10 @@ _BEGINS_S = 60.0
 """How long kubectl may take until it serves."""
 _LOOK_S = 0.02
 """How often it is looked whether kubectl serves."""
-_GUARD = 'read -r line; kill "$1"; rm -f "$2/socket"; rmdir "$2"'
-"""Reads from a pipe of which only we have the other end, so that it goes on when we have ended, however that was."""
+_SHELL = "/bin/sh"
+_GUARD = 'read -r line; pkill -P "$1"; kill "$1"; rm -f "$2/socket"; rmdir "$2"'
+"""Reads from a pipe of which only we have the other end, so that it goes on when we have ended, however that was. What
+is called kubectl may be a script or another program, and its child that which serves."""
 
 
 def _not_run(program: str, error: OSError) -> ClusterUnreadableError:
@@ -155,16 +163,18 @@ def _not_run(program: str, error: OSError) -> ClusterUnreadableError:
 
 def _how_it_ended(code: int | None) -> str:
     """Return the exit code of kubectl, or the signal that ended it; what it said is on stderr already."""
-    return f"exit code {code}" if code is None or code >= 0 else f"ended by {signal.Signals(-code).name}"
+    if code is None or code >= 0:
+        return f"exit code {code}"
+    return f"ended by {next((each.name for each in signal.Signals if each == -code), f'signal {-code}')}"
 
 
 async def _keep(command: Sequence[str], socket: Path, served: asyncio.Future[None]) -> None:
     """Run kubectl's proxy again and again; `served` is done once it serves, or has the reason why it never did."""
     none, pause_s = asyncio.subprocess.DEVNULL, 0.0
     while True:
-        socket.unlink(missing_ok=True)  # noqa: ASYNC240 - of a moment
-        guarded = ("/bin/sh", "-c", _GUARD, "sh")
+        guarded = (_SHELL, "-c", _GUARD, "sh")
         try:
+            socket.unlink(missing_ok=True)  # noqa: ASYNC240 - of a moment
             # No pipes: a process ends for asyncio only when what it leaves behind, such as the browser of a login, has
             # closed them, too. On stderr a login plugin may ask for something.
             async with (
@@ -176,17 +186,25 @@ async def _keep(command: Sequence[str], socket: Path, served: asyncio.Future[Non
                     stdout=none,
                     stderr=none,
                     start_new_session=True,
-                ),
+                ) as guard,
             ):
-                in_time = await wait_within(_BEGINS_S, _until_it_serves(process, socket))
-                if in_time and process.returncode is None:
-                    if not served.done():
-                        served.set_result(None)
-                    await process.wait()
+                try:
+                    in_time = await wait_within(_BEGINS_S, _until_it_serves(process, socket))
+                    if in_time and process.returncode is None:
+                        if not served.done():
+                            served.set_result(None)
+                        await process.wait()
+                except asyncio.CancelledError:
+                    if process.returncode is None and guard.stdin is not None:
+                        guard.stdin.close()
+                        await guard.wait()
+                    raise
             why = _how_it_ended(process.returncode) if in_time else f"it did not serve within {_BEGINS_S:g} s"
             problem = ClusterUnreadableError(f"{command[0]} proxy: {why}; its message, if any, stands above")
         except OSError as error:
             problem = _not_run(command[0], error)
+            if error.filename == _SHELL:
+                problem = ClusterUnreadableError(f"{_SHELL}: {error.strerror}; it is to end kubectl's proxy with us")
         if not served.done():
             served.set_exception(problem)
             return
@@ -206,6 +224,8 @@ async def _until_it_serves(process: asyncio.subprocess.Process, socket: Path) ->
 @contextlib.asynccontextmanager
 async def _running(flags: Sequence[str], program: str, *, read_only: bool) -> AsyncIterator[Path]:
     """Run a proxy for as long as the block runs; yield its socket, in a folder that only this user can enter."""
+    if not hasattr(sockets, "AF_UNIX"):
+        raise ClusterUnreadableError("kubectl proxy has no socket here that is this user's alone; use WSL")
     try:
         folder = Path(tempfile.mkdtemp(prefix="gpushare-"))  # with mode 0700
     except OSError as error:
@@ -218,6 +238,9 @@ async def _running(flags: Sequence[str], program: str, *, read_only: bool) -> As
     command = (program, *flags, "proxy", f"--unix-socket={socket}", *rejected)
     keeping = asyncio.create_task(_keep(command, socket, served), name="keep kubectl's proxy")
     try:
+        await asyncio.wait({served, keeping}, return_when=asyncio.FIRST_COMPLETED)
+        if not served.done():
+            keeping.result()
         await served
         yield socket
     finally:

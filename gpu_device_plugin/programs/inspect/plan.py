@@ -264,8 +264,9 @@ class Mover:
             try:
                 await self._access.client.patch(PODS, pod.name, body, namespace=pod.namespace)
             except UnavailableError as error:
-                # Ctrl-C in a terminal ends kubectl's proxy, too, which is then started again.
-                if error.sent or destination is not None or time.monotonic() >= end:
+                # Ctrl-C in a terminal ends kubectl's proxy, too, which is then started again. To withdraw a wish twice
+                # does no harm.
+                if destination is not None or time.monotonic() >= end:
                     raise MoveStoppedError(f"the wish cannot be written: {unread(error)}") from error
                 await asyncio.sleep(0.2)
             except ApiError as error:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpu_device_plugin.cluster.client.errors import Call, UnavailableError
 from gpu_device_plugin.model.contract.keys import HELD_ROOM, MOVE_REFUSED, MOVE_TO
 from gpu_device_plugin.programs.inspect import plan
 from gpu_device_plugin.programs.inspect.plan import Mover, MoveStoppedError, Patience
@@ -302,6 +303,31 @@ def test_a_wish_is_withdrawn_on_an_interrupt(world: World) -> None:
     with pytest.raises(MoveStoppedError, match="you interrupted it, and the wish to move default/web-0 is withdrawn"):
         asyncio.run(_made(world, _moves(world)[0], sleep=interrupt))
     assert written(world, "web-0").keys().isdisjoint({MOVE_TO, MOVE_REFUSED})
+
+
+def test_a_wish_whose_withdrawal_may_have_been_sent_is_withdrawn_again(world: World) -> None:
+    """The connection to the proxy that Ctrl-C has ended is found broken by what is sent next."""
+    (move,) = _moves(world)
+    asyncio.run(_withdrawn(world, move))
+    assert written(world, "web-0").keys().isdisjoint({MOVE_TO, MOVE_REFUSED})
+
+
+async def _withdrawn(world: World, move: Any) -> None:
+    """Wish for a move and withdraw the wish, while the connection breaks."""
+    async with reaching((), str(world.kubectl)) as access:
+        mover, patch, lost = Mover(access, RESOURCES), access.client.patch, [True]
+        await mover._wish(move.pod.pod, "node-b")
+        assert MOVE_TO in written(world, "web-0")
+
+        async def patched(*words: Any, **more: Any) -> Any:
+            if lost:
+                call = Call("patch", "pods", namespace="default", name="web-0")
+                raise UnavailableError(call, "Connection reset by peer", sent=lost.pop())
+            return await patch(*words, **more)
+
+        with pytest.MonkeyPatch.context() as patching:
+            patching.setattr(access.client, "patch", patched)
+            await mover._wish(move.pod.pod, None)
 
 
 async def _made(world: World, move: Any, sleep: Any = asyncio.sleep) -> str:
