@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin.cluster.objects.decoding import NodeReader, NodeRecord, PodReader
-from gpu_device_plugin.cluster.store import Store, Versioned
+from gpu_device_plugin.cluster.store import Applied, Store, Versioned
 from gpu_device_plugin.core.cluster.candidate import gpus_of_node
 from gpu_device_plugin.core.cluster.claimed_gpus import pools, waits_for_ours, with_claims
 from gpu_device_plugin.core.cluster.held_instances import instance_pod
@@ -131,9 +131,11 @@ class FollowedCluster:
         """Grows with every change of a waiting pod, and of a claim."""
         self._sorted: tuple[int, Sequence[FollowedPod]] = (0, ())
         """The waiting pods as of a version: every reader of a page asks for them."""
-        self.nodes: Store[FollowedNode] = _Held(self._nodes.values, self.put_node, self.remove_node)
-        self.pods: Store[FollowedPod] = _Held(tuple, self.put_pod, self.remove_pod, self._forget_pods)
-        self.claims: Store[Claim] = _Held(self._claims.values, self.put_claim, self.remove_claim)
+        replace_nodes = _replacing(self._nodes.values, self.put_node, self.remove_node)
+        replace_claims = _replacing(self._claims.values, self.put_claim, self.remove_claim)
+        self.nodes: Store[FollowedNode] = Applied(replace_nodes, self.put_node, self.remove_node)
+        self.pods: Store[FollowedPod] = Applied(self.replace_pods, self.put_pod, self.remove_pod)
+        self.claims: Store[Claim] = Applied(replace_claims, self.put_claim, self.remove_claim)
 
     # --- Objects of the API ------------------------------------------------------------------------------------------
 
@@ -323,8 +325,8 @@ class FollowedCluster:
             self.waiting_version += 1
         self._on_change()
 
-    def _forget_pods(self, pods: Sequence[FollowedPod]) -> None:
-        """Forget all pods but these, which are put next."""
+    def replace_pods(self, pods: Sequence[FollowedPod]) -> None:
+        """Replace all pods."""
         there = {each.pod.uid for each in pods}
         for node in tuple(self._instances_on):
             for uid in self._instances_on[node].keys() - there:
@@ -338,6 +340,8 @@ class FollowedCluster:
         self.phases.clear()
         self.waiting_version += 1
         self._on_change()
+        for each in pods:
+            self.put_pod(each)
 
     def _count(self, before: FleetEntry | None, now: FleetEntry | None) -> None:
         """Note the nodes where a pod counts otherwise than before; the fleet tells only what concerns placement."""
@@ -406,26 +410,16 @@ def _shares(candidate: Candidate) -> bool:
     return bool(candidate.rooms or candidate.gpus.instances or candidate.gpus.fault)
 
 
-@dataclass(frozen=True, slots=True)
-class _Held(Store[T]):
-    """Objects of one kind in a cluster."""
+def _replacing(
+    held: Callable[[], Iterable[T]], put: Callable[[T], None], remove: Callable[[T], None]
+) -> Callable[[Sequence[T]], None]:
+    """Return what replaces all objects of a kind, one by one."""
 
-    held: Callable[[], Iterable[T]]
-    hold: Callable[[T], None]
-    drop: Callable[[T], None]
-    forget: Callable[[Sequence[T]], None] = lambda _: None
-    """Forget all but these in another way than one by one."""
-
-    def replace(self, objects: Sequence[T]) -> None:
+    def replace_all(objects: Sequence[T]) -> None:
         there = {each.uid for each in objects}
-        for gone in [each for each in self.held() if each.uid not in there]:
-            self.drop(gone)
-        self.forget(objects)
+        for gone in [each for each in held() if each.uid not in there]:
+            remove(gone)
         for each in objects:
-            self.hold(each)
+            put(each)
 
-    def put(self, object: T) -> None:  # noqa: A002 - the API's term
-        self.hold(object)
-
-    def remove(self, object: T) -> None:  # noqa: A002 - the API's term
-        self.drop(object)
+    return replace_all
