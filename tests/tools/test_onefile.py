@@ -54,6 +54,7 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_):
         pass
 (socket,) = [word.partition("=")[2] for word in words if word.startswith("--unix-socket=")]
+socketserver.ThreadingUnixStreamServer.request_queue_size = 128
 socketserver.ThreadingUnixStreamServer(socket, Handler).serve_forever()
 """
 

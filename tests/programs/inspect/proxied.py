@@ -93,6 +93,7 @@ class ProxiedApi:
         class Server(socketserver.ThreadingUnixStreamServer):
             daemon_threads = True
             block_on_close = False
+            request_queue_size = 128  # as of Go's servers, far more than the 5 that refuse connections made at once
 
             def handle_error(self, *_: Any) -> None:
                 """Pass over clients that have gone."""
