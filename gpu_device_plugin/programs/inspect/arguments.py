@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 from itertools import takewhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -247,12 +248,13 @@ def _add_arguments(commands: Mapping[str, Parser]) -> None:
 
 
 def _valued(kind: Callable[[str], T], valid: Callable[[T], bool], advice: str) -> Callable[[str], T]:
-    """Return what reads a value of a flag, and gives an advice if it is not valid."""
+    """Return what reads a value of a flag, and gives an advice if it cannot be read or is not valid."""
 
     def value(text: str) -> T:
-        if not valid(read := kind(text)):
-            raise argparse.ArgumentTypeError(advice)
-        return read
+        with suppress(ValueError):
+            if valid(read := kind(text)):
+                return read
+        raise argparse.ArgumentTypeError(advice)
 
     return value
 

@@ -937,6 +937,8 @@ def test_the_nearest_ten_nodes_are_told_or_all(world: World, capsys: pytest.Capt
         (["doctor", "-w"], "-w goes with no command (the overview), top, and not with doctor; leave it out"),
         (["--sort-by", "used"], "--sort-by goes with top, and not with no command (the overview); leave it out"),
         (["--interval", "2"], "--interval goes with top, and not with no command (the overview); leave it out"),
+        (["top", "--interval", "x"], "--interval: choose 0.5 to 3600 seconds; see kubectl inspect gpushare top --help"),
+        (["plan", "--nodes-free=two"], "--nodes-free: write 1, for example; see"),
         (["top", "--interval", "0"], "--interval: choose 0.5 to 3600 seconds; see kubectl inspect gpushare top --help"),
         (["web", "-o", "json"], "-o goes with no command (the overview), incident, plan, prices, and not with web"),
         (
