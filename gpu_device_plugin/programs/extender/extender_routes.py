@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import __version__
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.other_pods import OtherPod
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.programs.extender.binding import Binding
+    from gpu_device_plugin.programs.extender.controller_context import ControllerContext
     from gpu_device_plugin.programs.extender.verbs import Verbs
 
     Watches = Mapping[str, Reflector[NodeRecord] | Reflector[Pod | OtherPod]]
@@ -43,13 +44,10 @@ _LONGEST_FIELD = 600
 class ExtenderRoutes:
     """Routes each request to the part that answers it."""
 
+    _context: ControllerContext
     _verbs: Verbs
     _binding: Binding
     _readiness: Readiness
-    _metrics: m.Metrics
-    _: KW_ONLY
-    quiet_within_s: Callable[[], float]
-    """How long `/quiet` may wait, seconds."""
 
     def __post_init__(self) -> None:
         self.quiet = asyncio.Event()
@@ -71,15 +69,15 @@ class ExtenderRoutes:
     def for_monitoring(self) -> list[Route]:
         """Return the routes of the address for monitoring and the kubelet."""
         routes = [*self._probes(), page_at("/quiet", self._quiet)]
-        if isinstance(self._metrics, m.PrometheusMetrics):
-            routes.append(page_at("/metrics", self._metrics.page))
+        if isinstance(self._context.metrics, m.PrometheusMetrics):
+            routes.append(page_at("/metrics", self._context.metrics.page))
         return routes
 
     def _verb(self, name: str, answer: Callable[[bytes], bytes]) -> Callable[[Request], Awaitable[Page]]:
         async def answered(request: Request) -> Page:
             began = time.perf_counter()
             body = answer(request.body)
-            self._metrics.took(m.VERBS, time.perf_counter() - began, name, "answered")
+            self._context.metrics.took(m.VERBS, time.perf_counter() - began, name, "answered")
             return self._json(body)
 
         return answered
@@ -102,8 +100,8 @@ class ExtenderRoutes:
         except wire.UnreadableRequestError as error:
             why = str(error)
         outcome = "refused" if why else "bound"
-        self._metrics.count(m.BINDS, outcome)
-        self._metrics.took(m.VERBS, time.perf_counter() - began, "bind", outcome)
+        self._context.metrics.count(m.BINDS, outcome)
+        self._context.metrics.took(m.VERBS, time.perf_counter() - began, "bind", outcome)
         return self._json(wire.binding_result(why))
 
     async def _inspect(self, request: Request) -> Page:
@@ -123,7 +121,8 @@ class ExtenderRoutes:
 
         The kube-scheduler in the same pod waits for this answer before it releases its lease.
         """
-        quiet = await wait_within(self.quiet_within_s(), self.quiet.wait())
+        within_s = self._context.settings().bind_timeout_s + self._context.timings.quiet_s
+        quiet = await wait_within(within_s, self.quiet.wait())
         return Page("quiet\n" if quiet else "this extender has not been asked to stop\n")
 
 
@@ -135,13 +134,10 @@ async def _version() -> Page:
 class Readiness:
     """The reasons why this extender is not ready. All are temporary but its shutdown."""
 
+    _context: ControllerContext
     _watches: Watches
     _lease: Lease | None
     """None: this extender has no replicas."""
-    _clock: Callable[[], float]
-    """Returns monotonic seconds."""
-    _unfollowed_s: float
-    """How old the view of the cluster may be while a watch is broken."""
     shutting_down: bool = field(default=False, init=False)
     """The extender is shutting down, and accepts no new work."""
 
@@ -161,7 +157,7 @@ class Readiness:
 
     def record_watches(self) -> None:
         """Record which watches are current; to be called periodically."""
-        now = self._clock()
+        now = self._context.clock()
         for what, watch in self._watches.items():
             if watch.live or watch.problem is None or what not in self._followed_at:
                 self._followed_at[what] = now
@@ -173,7 +169,7 @@ class Readiness:
 
     def unknown(self) -> tuple[str, ...]:
         """Return for each kind why its objects are unknown or out of date; empty if all are current."""
-        oldest = self._clock() - self._unfollowed_s
+        oldest = self._context.clock() - self._context.timings.unfollowed_s
         found = []
         for what, watch in self._watches.items():
             why = f": {watch.problem}" if watch.problem is not None else ""

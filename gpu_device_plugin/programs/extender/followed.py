@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import KW_ONLY, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from gpu_device_plugin.cluster.objects.decoding import NodeRecord
 from gpu_device_plugin.cluster.store import Applied
-from gpu_device_plugin.core.capacity.movable import Evictability
+from gpu_device_plugin.core.capacity.movable import Evictability, Residents
 from gpu_device_plugin.core.cluster.candidate import gpus_of_node
 from gpu_device_plugin.core.cluster.other_pods import OtherPod
 from gpu_device_plugin.model.contract.keys import (
@@ -34,18 +34,18 @@ from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.sharing import Shared
 from gpu_device_plugin.model.times import epoch_s
+from gpu_device_plugin.programs.extender.holds import Holds
+from gpu_device_plugin.programs.extender.resizes import Resizes
 from gpu_device_plugin.view.movable_pods import evictability
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.cluster.store import Store
-    from gpu_device_plugin.fleet import Fleet
+    from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.model.gpus import Links
     from gpu_device_plugin.model.pods import Owner
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.programs.extender.holds import Holds
-    from gpu_device_plugin.programs.extender.resizes import Resizes
+    from gpu_device_plugin.programs.extender.controller_context import ControllerContext
 
 _KEPT = frozenset({KEPT_NODE, *KEEPS})
 READ_ON_NODES = _KEPT | {HELD_ROOM, SWITCH_LABEL, HOSTNAME}
@@ -113,20 +113,18 @@ class Followed:
     room: it teaches nothing.
     """
 
-    fleet: Fleet
-    resources: Sequence[Resource]
-    holds: Holds
-    resizes: Resizes
-    _: KW_ONLY
-    observe: Callable[[Pod | OtherPod], None] = lambda _pod: None
-    clock: Callable[[], float]
-    """Returns monotonic seconds."""
-    every_pod: bool
-    """Keep all bound pods, with what decides whether they may be moved; not those alone that somebody wants to move."""
-    waiting_pods: bool = True
-    """Keep what decides which nodes would help the pods that wait."""
+    _context: ControllerContext
 
     def __post_init__(self) -> None:
+        settings = self._context.settings()
+        self.every_pod = settings.follows_every_pod
+        """Keep all bound pods, and what decides whether they may be moved; not those alone that are to be moved."""
+        self._waiting_pods = settings.follows_waiting_pods
+        """Keep what decides which nodes would help the pods that wait."""
+        self.observe: Callable[[Pod | OtherPod], None] = lambda _pod: None
+        """Called with each pod once, when it is seen bound."""
+        self.holds = Holds(self._context)
+        self.resizes = Resizes(self._context)
         self.pods: dict[str, Pod] = {}
         """By UID, bound and not ended."""
         self.nodes: dict[str, FollowedNode] = {}
@@ -152,7 +150,7 @@ class Followed:
         self._on_node: dict[str, dict[str, Pod]] = {}
         self._facts: dict[str, Evictability] = {}
         self._shared: Shared[str, Evictability] = Shared()
-        self._names: Mapping[Kind, str] = {resource.kind: resource.name for resource in self.resources}
+        self._names: Mapping[Kind, str] = {resource.kind: resource.name for resource in self._context.resources}
         self._links: dict[str, Links] = {}
         self.pod_store: Store[Pod | OtherPod] = Applied(self.replace_pods, self.put_pod, self.remove_pod)
         self.node_store: Store[NodeRecord] = Applied(self.replace_nodes, self.put_node, self.remove_node)
@@ -164,18 +162,18 @@ class Followed:
         if self._comes(pod):
             self.observe(pod)
         if isinstance(pod, OtherPod):
-            self.fleet.put_other(pod)
+            self._context.fleet.put_other(pod)
             return
-        self.fleet.put_pod(pod, self.clock())
+        self._context.fleet.put_pod(pod, self._context.clock())
         self.resizes.put(pod)
         self._keep(pod)
 
     def remove_pod(self, pod: Pod | OtherPod) -> None:
         """Remove a pod, given its last state."""
         if isinstance(pod, OtherPod):
-            self.fleet.remove_other(pod)
+            self._context.fleet.remove_other(pod)
             return
-        self.fleet.remove_pod(pod, self.clock())
+        self._context.fleet.remove_pod(pod, self._context.clock())
         self.resizes.remove(pod.uid)
         self._forget(pod.uid)
 
@@ -185,13 +183,13 @@ class Followed:
         for each in sorted(filter(self._comes, pods), key=lambda pod: pod.created)[-_MOST_COUNTED:]:
             self.observe(each)
         there = {pod.uid: pod for pod in pods if isinstance(pod, Pod)}
-        self.fleet.replace_pods(tuple(there.values()), self.clock())
+        self._context.fleet.replace_pods(tuple(there.values()), self._context.clock())
         self.resizes.replace(there)
         for uid in [uid for uid in (*self.pods, *self.stand_ins, *self.unschedulable) if uid not in there]:
             self._forget(uid)
         for pod in there.values():
             self._keep(pod)
-        self.fleet.replace_others(each for each in pods if isinstance(each, OtherPod))
+        self._context.fleet.replace_others(each for each in pods if isinstance(each, OtherPod))
 
     def _comes(self, pod: Pod | OtherPod) -> bool:
         """Return whether a pod is seen bound for the first time, and says something of what comes."""
@@ -199,8 +197,8 @@ class Followed:
             return False
         if isinstance(pod, OtherPod):
             # A pod that had no choice of its node says nothing of what comes to other nodes.
-            return not pod.bound_to_node and self.fleet.gains_other(pod)
-        entry = self.fleet.entries.get(pod.uid)
+            return not pod.bound_to_node and self._context.fleet.gains_other(pod)
+        entry = self._context.fleet.entries.get(pod.uid)
         return bool(pod.node_name) and not pod.deleting and (entry is None or not entry.seen)
 
     def _keep(self, pod: Pod) -> None:
@@ -222,7 +220,7 @@ class Followed:
         if pod.node_name:
             follows = self.every_pod or MOVE_TO in pod.annotations
         else:
-            follows = self.waiting_pods and bool(pod.containers) and not pod.deleting
+            follows = self._waiting_pods and bool(pod.containers) and not pod.deleting
         if not follows or pod.ended:
             return
         facts, since = evictability(raw)
@@ -230,7 +228,7 @@ class Followed:
             if since is None:
                 return
             # The clock of the API server may be ahead of ours.
-            self.unschedulable[pod.uid] = min(since, known, self.holds.wall())
+            self.unschedulable[pod.uid] = min(since, known, self._context.wall())
         self._facts[pod.uid] = self._shared.one(repr(facts), lambda: facts)
 
     def facts(self, uid: str) -> Evictability:
@@ -282,7 +280,7 @@ class Followed:
         if len(self._links) > _MOST_LINKS:
             self._links.clear()
         gpus = gpus_of_node(node.annotations, node.labels, memory, count, self._links)
-        self.fleet.put_node(node.name, gpus, node.cpu_and_memory)
+        self._context.fleet.put_node(node.name, gpus, node.cpu_and_memory)
         self.holds.put_node(node)
 
     def remove_node(self, node: NodeRecord) -> None:
@@ -290,7 +288,7 @@ class Followed:
         self.changes += self.nodes.pop(node.name, None) is not None
         self._sort(node.name)
         self._note_use(node.name, None)
-        self.fleet.remove_node(node.name)
+        self._context.fleet.remove_node(node.name)
         self.holds.remove_node(node.name)
 
     def replace_nodes(self, nodes: Sequence[NodeRecord]) -> None:
@@ -313,6 +311,19 @@ class Followed:
         if text is not None:
             self.used_mib[name], read_at = used_mib(text)
             self.use_read_at.update({} if read_at is None else {name: read_at})
+
+    def sharing(self) -> dict[str, Candidate]:
+        """Return the nodes whose GPUs pods share by limits, as they are now: those that pods may be moved between."""
+        return {
+            name: node
+            for name, node in self._context.fleet.candidates.items()
+            if node.rooms and not node.gpus.claims and name in self.nodes
+        }
+
+    def residents(self, nodes: Iterable[str]) -> Residents:
+        """Return what makes residents of pods, of which those that may be moved may go to these nodes."""
+        # The eviction itself asks PodDisruptionBudgets.
+        return Residents([self.nodes[name] for name in nodes], self._context.resources, {})
 
     def hostnames(self) -> frozenset[str]:
         """Return the host names of all nodes that share GPUs."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.client.answers import translated
@@ -20,12 +20,11 @@ from gpu_device_plugin.model.times import epoch_s
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.pod_demand import Ask
-    from gpu_device_plugin.fleet import Fleet
     from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.programs.extender.controller_context import ControllerContext
 
 _PREFIX = "held/"
 """Of the UID under which the fleet counts held room."""
@@ -42,13 +41,7 @@ within seconds; what names a controller that does not exist gets none."""
 class Holds:
     """All held room of the cluster. Pods of other controllers cannot take it."""
 
-    _fleet: Fleet
-    _client: Client
-    _: KW_ONLY
-    clock: Callable[[], float]
-    """Returns monotonic seconds."""
-    wall: Callable[[], float]
-    """Returns seconds since the epoch."""
+    _context: ControllerContext
 
     def __post_init__(self) -> None:
         self._rooms: dict[str, tuple[str, HeldRoom]] = {}
@@ -87,7 +80,7 @@ class Holds:
         # The room of a pod that is still to leave is for a replacement that is still to come.
         for uid in sorted(uids, key=self._leaves, reverse=True):
             if self._rooms[uid][0] in among:
-                there = self._fleet.with_held_room(_PREFIX + uid)
+                there = self._context.fleet.with_held_room(_PREFIX + uid)
                 if there is not None and unfit(asked, there) is None:
                     return _PREFIX + uid, there
         return None
@@ -110,7 +103,7 @@ class Holds:
         """Give back the room for the replacement of a pod."""
         found = self._rooms.pop(uid, None)
         if found is not None:
-            self._fleet.let_go(_PREFIX + uid)
+            self._context.fleet.let_go(_PREFIX + uid)
             self._unwritten.add(found[0])
 
     def taken(self, held: str, by: str, *, elsewhere: bool = False) -> None:
@@ -127,7 +120,7 @@ class Holds:
 
     def expire(self) -> None:
         """Give back the room whose time has run out."""
-        now = self.wall()
+        now = self._context.wall()
         for uid in [uid for uid, (_, room) in self._rooms.items() if room.until_s <= now]:
             self.let_go(uid)
 
@@ -135,7 +128,7 @@ class Holds:
         """Give back the room whose replacement is bound, and that which no pod has waited for in `_UNCLAIMED_S`."""
         if not self._rooms:
             return
-        now, over = self.clock(), self._over()
+        now, over = self._context.clock(), self._over()
         # Whoever bound the pod there may have ended before the node said so, or got no answer to the binding.
         for uid, by in over.taken.items():
             self.taken(uid, by)
@@ -156,17 +149,17 @@ class Holds:
         known = {by for by, _ in self._taken.values()}
         bound = [
             entry
-            for entry in self._fleet.entries.values()
+            for entry in self._context.fleet.entries.values()
             if entry.owner in owners and not entry.claimed and entry.uid not in known
         ]
-        return over_rooms(self._rooms, bound, self._fleet.pending.values(), self._leaves)
+        return over_rooms(self._rooms, bound, self._context.fleet.pending.values(), self._leaves)
 
     def _leaves(self, uid: str) -> bool:
         """Return whether a pod ends, or has gone."""
-        return not self._stays(uid) or self._fleet.entries[uid].deleting
+        return not self._stays(uid) or self._context.fleet.entries[uid].deleting
 
     def _stays(self, uid: str) -> bool:
-        entry = self._fleet.entries.get(uid)
+        entry = self._context.fleet.entries.get(uid)
         return entry is not None and entry.until is None  # else it has vanished, or has ended
 
     def forget(self) -> None:
@@ -185,7 +178,7 @@ class Holds:
             held = self._held_on(node)
             body = {"metadata": {"annotations": {HELD_ROOM: held}}}
             try:
-                after = await self._client.patch(NODES, node, body, timeout_s=_WRITE_S)
+                after = await self._context.client.patch(NODES, node, body, timeout_s=_WRITE_S)
                 with translated(Call("patch", NODES.plural, name=node)):
                     self._written[node] = read_version(after)
                 self._show(node, held or "")
@@ -238,7 +231,7 @@ class Holds:
         shown = {room.uid: room for room in read_held({HELD_ROOM: self._shown.get(node, "")})}
         for uid in [uid for uid, (at, _) in self._rooms.items() if at == node and uid not in shown]:
             del self._rooms[uid]
-            self._fleet.let_go(_PREFIX + uid)
+            self._context.fleet.let_go(_PREFIX + uid)
         for uid, room in shown.items():
             if uid in self._taken:
                 self._unwritten.add(node)  # the pod counts in its place, and the node does not say so yet
@@ -247,17 +240,17 @@ class Holds:
 
     def _enter(self, node: str, room: HeldRoom) -> None:
         self._rooms[room.uid] = node, room
-        left_s = room.until_s - self.wall()
+        left_s = room.until_s - self._context.wall()
         if left_s <= 0:
             return  # the active extender is about to give it back
-        self._fleet.hold(
+        self._context.fleet.hold(
             FleetEntry(
                 _PREFIX + room.uid,
                 room.namespace,
                 f"replacement of {room.uid}",
                 node,
                 Usage(room.shares),
-                until=self.clock() + left_s,
+                until=self._context.clock() + left_s,
                 held_for=room.owner,
             )
         )

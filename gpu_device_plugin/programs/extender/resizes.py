@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.objects.decoding import version_number
@@ -11,14 +11,13 @@ from gpu_device_plugin.core.cluster.resizing import Outcome, decides, resize
 from gpu_device_plugin.core.cluster.usage import NO_GROWTH
 from gpu_device_plugin.features.elastic.contract import Allowance, write_answer
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED, PLACES
-from gpu_device_plugin.programs.extender.binding import LATEST_COMMIT_S
+from gpu_device_plugin.programs.extender.controller_context import LATEST_COMMIT_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from gpu_device_plugin.fleet import Fleet
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resources import Resource
+    from gpu_device_plugin.programs.extender.controller_context import ControllerContext
 
 _EVERY_S = 1.0
 """There is at most one decision on a pod in this time, however often its owner changes the wish."""
@@ -64,11 +63,7 @@ class Resizes:
     Pods of a namespace that resizes much do not hold up those of others: namespaces take turns.
     """
 
-    _fleet: Fleet
-    _resources: Sequence[Resource]
-    _: KW_ONLY
-    clock: Callable[[], float]
-    """Returns monotonic seconds."""
+    _context: ControllerContext
 
     def __post_init__(self) -> None:
         self._pods: dict[str, Pod] = {}
@@ -105,7 +100,7 @@ class Resizes:
         self._pods[pod.uid] = pod
         if before is None or before.annotations != pod.annotations:
             self._failures.pop(pod.uid, None)
-            self._changed_at[pod.uid] = self.clock()
+            self._changed_at[pod.uid] = self._context.clock()
             self._queue(pod.uid)
 
     def remove(self, uid: str) -> None:
@@ -136,18 +131,18 @@ class Resizes:
             self._queue(uid)
 
     def _queue(self, uid: str, after_s: float = 0.0) -> None:
-        at = max(self.clock() + after_s, self._next_at.get(uid, 0.0))
+        at = max(self._context.clock() + after_s, self._next_at.get(uid, 0.0))
         self._queued[uid] = min(at, self._queued.get(uid, at))
 
     def due(self) -> bool:
         """Return whether something is due, or may have become possible."""
         self._look_at_nodes()
-        now = self.clock()
+        now = self._context.clock()
         return any(at <= now for at in self._queued.values())
 
     def _look_at_nodes(self) -> None:
         if self._refused:
-            self._mark, names = self._fleet.now.changed_since(self._mark)
+            self._mark, names = self._context.fleet.now.changed_since(self._mark)
             for name in self._refused if names is None else self._refused.keys() & set(names):
                 for uid in self._refused[name]:
                     self._queue(uid)
@@ -155,11 +150,11 @@ class Resizes:
     def take(self, most: int) -> Sequence[Pod]:
         """Return pods that are due, one of each namespace in turn, and count them as decided on now."""
         if max(len(self._next_at), len(self._turns)) > 2 * len(self._pods) + _SPARE:
-            now = self.clock()
+            now = self._context.clock()
             self._next_at = {uid: at for uid, at in self._next_at.items() if at > now}
             self._turns.clear()
         self._look_at_nodes()
-        now = self.clock()
+        now = self._context.clock()
         due = sorted((at, uid) for uid, at in self._queued.items() if at <= now)
         pods = sorted((self._pods[uid] for _, uid in due), key=lambda pod: self._turns.get(pod.namespace, 0))
         taken = in_turns(pods, lambda pod: pod.namespace)[:most]
@@ -174,16 +169,16 @@ class Resizes:
 
     def decide(self, uid: str, labels: Mapping[str, str]) -> tuple[Outcome, Patch | None]:
         """Decide on a pod of a namespace with these labels, and claim the growth; None: nothing is to be written."""
-        pod, entry = self._pods.get(uid), self._fleet.entries.get(uid)
+        pod, entry = self._pods.get(uid), self._context.fleet.entries.get(uid)
         counts = entry is not None and not (entry.claimed or entry.temporary)
         if pod is None or not counts or not decides(pod) or uid in self._claims:
             return Outcome.KEPT, None
-        node = self._fleet.candidates.get(pod.node_name)
+        node = self._context.fleet.candidates.get(pod.node_name)
         if node is not None and node.gpus.claims:
             node = None  # its pods count nowhere
-        allowance = Allowance.of(pod.namespace, labels, self._fleet.growth[pod.namespace])
-        quiet_s = self.clock() - self._changed_at[uid]
-        decision = resize(pod, self._resources, node, allowance, quiet=quiet_s >= _QUIET_S)
+        allowance = Allowance.of(pod.namespace, labels, self._context.fleet.growth[pod.namespace])
+        quiet_s = self._context.clock() - self._changed_at[uid]
+        decision = resize(pod, self._context.resources, node, allowance, quiet=quiet_s >= _QUIET_S)
         self._accepted(pod)
         if quiet_s < _QUIET_S and decision.outcome is Outcome.KEPT:
             self._queue(uid, _QUIET_S - quiet_s)
@@ -191,7 +186,7 @@ class Resizes:
             self._queue(uid, _BOUND_AGAIN_S)
         elif decision.answer.why:
             if not self._refused:
-                self._mark = self._fleet.now.changed_since(0)[0]
+                self._mark = self._context.fleet.now.changed_since(0)[0]
             self._refused.setdefault(pod.node_name, set()).add(uid)
         promised = write_answer(decision.answer)
         if promised == pod.annotations[MEMORY_PROMISED]:
@@ -199,7 +194,7 @@ class Resizes:
         patch = Patch(pod, promised, decision.outcome)
         if decision.outcome is Outcome.GROWN:
             self._claims[uid] = _Claim(patch)
-            self._fleet.grow(pod, promised)
+            self._context.fleet.grow(pod, promised)
         return decision.outcome, patch
 
     def _accepted(self, pod: Pod) -> None:
@@ -227,7 +222,7 @@ class Resizes:
         uid = patch.pod.uid
         claim = self._claims.get(uid)
         if claim is not None and not certain:
-            claim.doubted_at = self.clock()
+            claim.doubted_at = self._context.clock()
         elif claim is not None and claim.doubted_at is None:
             self._settle(self._pods.get(uid, patch.pod))
         if uid in self._pods:
@@ -265,7 +260,7 @@ class Resizes:
     def _settle(self, pod: Pod) -> None:
         """Count a pod by its own annotations again."""
         del self._claims[pod.uid]
-        self._fleet.grown(pod)
+        self._context.fleet.grown(pod)
         if pod.uid in self._pods:
             self._queue(pod.uid)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.cluster.client.answers import translated
+from gpu_device_plugin.cluster.client.config import SERVICE_ACCOUNT
 from gpu_device_plugin.cluster.client.errors import (
     ApiError,
     Call,
@@ -24,18 +25,15 @@ from gpu_device_plugin.core.cluster.resizing import Outcome, wants_more
 from gpu_device_plugin.model.contract.keys import MEMORY_PROMISED
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Hashable, Mapping
 
-    from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.cluster.writers.binder import Binder
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resources import Resource
+    from gpu_device_plugin.programs.extender.controller_context import ControllerContext
     from gpu_device_plugin.programs.extender.extender_routes import Readiness
     from gpu_device_plugin.programs.extender.resizes import Patch, Resizes
 
 _log = logging.getLogger(__name__)
 
-_PAUSE_S = 0.2
 _MOST = 10
 """Pods that are decided on between two pauses: 50 a second, which take 2 % of a CPU and as many patches at most."""
 _LABELS_S = 10.0
@@ -51,18 +49,16 @@ _READ_S = 2.0
 class Leadership:
     """Whether this extender is the active one. Of several, that is the one whose kube-scheduler leads."""
 
-    _client: Client
+    _context: ControllerContext
     _readiness: Readiness
-    _: KW_ONLY
-    lease: tuple[str, str] | None
-    """Namespace and name of the Lease of the kube-scheduler beside this extender; None: there is no other extender, or
-    they elect the active one themselves."""
-    identity: str
-    """The host name of this pod, with which kube-scheduler's own identity begins."""
-    clock: Callable[[], float]
-    """Returns monotonic seconds."""
 
     def __post_init__(self) -> None:
+        settings = self._context.settings()
+        self._lease = settings.namespace(SERVICE_ACCOUNT), settings.scheduler_lease
+        """Namespace and name of that of the kube-scheduler beside this extender; without a name no other extender is
+        there, or they elect the active one themselves."""
+        self._identity = settings.holder()
+        """The host name of this pod, with which kube-scheduler's own identity begins."""
         self._read: tuple[float, Hashable | None] | None = None
 
     async def term(self, within_s: float = _TERM_S) -> Hashable | None:
@@ -72,12 +68,12 @@ class Leadership:
         """
         if self._readiness.unready():
             return None
-        if self.lease is None:
+        if not self._lease[1]:
             return ("elected", self._readiness.term)
-        now = self.clock()
+        now = self._context.clock()
         if self._read is None or now - self._read[0] > within_s:
-            holder, transitions = await holder_of(self._client, *self.lease, timeout_s=_READ_S)
-            ours = holder.rpartition("_")[0] == self.identity
+            holder, transitions = await holder_of(self._context.client, *self._lease, timeout_s=_READ_S)
+            ours = holder.rpartition("_")[0] == self._identity
             self._read = now, (holder, transitions) if ours else None
         return self._read[1]
 
@@ -86,21 +82,14 @@ class Leadership:
 class Resizer:
     """Decides on resizes and writes the promises: a few at a time, so that no call of the scheduler waits for them."""
 
+    _context: ControllerContext
     _resizes: Resizes
-    _client: Client
-    _binder: Binder
-    _resources: Sequence[Resource]
     _leadership: Leadership
-    _metrics: m.Metrics
     _: KW_ONLY
     catch_up: Callable[[], Awaitable[None]]
     """Returns once the fleet has all bindings that other extenders have made; it raises ApiError or TimeoutError."""
-    clock: Callable[[], float]
-    """Returns monotonic seconds."""
-    check_doubts_s: float
     before_write: Callable[[str, object], Awaitable[object]]
     """Awaited before a promise is written that the fleet counts on a node already, with the node and the pod's name."""
-    pause_s: float = _PAUSE_S
 
     def __post_init__(self) -> None:
         self._term: Hashable | None = None
@@ -112,7 +101,7 @@ class Resizer:
     async def run(self) -> NoReturn:
         """Answer wishes. Ends only by cancellation."""
         while True:
-            await asyncio.sleep(self.pause_s)
+            await asyncio.sleep(self._context.timings.resize_s)
             try:
                 # The lock spans awaits on purpose: `close` waits for what is under way.
                 async with self._writing:
@@ -129,12 +118,12 @@ class Resizer:
 
     async def answer(self) -> None:
         """Answer the wishes that are due, and look at the patches in doubt. Raises ApiError or TimeoutError."""
-        doubts = self._resizes.doubts if self.clock() >= self._doubts_at else ()
+        doubts = self._resizes.doubts if self._context.clock() >= self._doubts_at else ()
         if not doubts and not self._resizes.due():
             return
         term = await self._leadership.term()
         if doubts:
-            self._doubts_at = self.clock() + self.check_doubts_s
+            self._doubts_at = self._context.clock() + self._context.timings.check_doubts_s
             await asyncio.gather(*(self._check(patch, leads=term is not None) for patch in doubts))
         if term is not None and term != self._term:
             await self.catch_up()
@@ -145,7 +134,7 @@ class Resizer:
 
     async def _decide(self, pod: Pod) -> None:
         labels: Mapping[str, str] = {}
-        if wants_more(pod, self._resources):
+        if wants_more(pod, self._context.resources):
             try:
                 labels = await self._labels_of(pod.namespace)
             except ApiError as error:
@@ -155,7 +144,7 @@ class Resizer:
         # The decision claims: what is awaited before the patch does not matter.
         outcome, patch = self._resizes.decide(pod.uid, labels)
         if patch is not None and await self._write(patch):
-            self._metrics.count(m.RESIZES, outcome)
+            self._context.metrics.count(m.RESIZES, outcome)
             if outcome in {Outcome.GROWN, Outcome.LOWERED}:
                 what = {"pod": f"{pod.namespace}/{pod.name}", "node": pod.node_name, "promised": patch.promised[:600]}
                 _log.info("a pod is resized", extra=what)
@@ -163,7 +152,7 @@ class Resizer:
     async def _write(self, patch: Patch) -> bool:
         try:
             await self.before_write(patch.pod.node_name, f"{patch.pod.namespace}/{patch.pod.name}")
-            after = await self._binder.annotate(patch.pod, {MEMORY_PROMISED: patch.promised})
+            after = await self._context.binder.annotate(patch.pod, {MEMORY_PROMISED: patch.promised})
         except (ConflictError, InvalidError, NotFoundError):
             self._resizes.failed(patch, certain=True, outdated=True)
             return False
@@ -178,15 +167,15 @@ class Resizer:
         return True
 
     def _told(self, pod: Pod, why: str) -> None:
-        self._metrics.count(m.RESIZES, "failed")
+        self._context.metrics.count(m.RESIZES, "failed")
         extra = {"pod": f"{pod.namespace}/{pod.name}", "why": why, "once_per_s": 60}
         _log.warning("a pod is not resized yet", extra=extra)
 
     async def _check(self, patch: Patch, *, leads: bool) -> None:
         """Find out whether a patch is written whose answer was lost."""
-        asked_at = self.clock()
+        asked_at = self._context.clock()
         try:
-            now: Pod | None = await self._binder.read(patch.pod.namespace, patch.pod.name, timeout_s=_READ_S)
+            now: Pod | None = await self._context.binder.read(patch.pod.namespace, patch.pod.name, timeout_s=_READ_S)
         except NotFoundError:
             now = None
         except ApiError:
@@ -197,14 +186,14 @@ class Resizer:
 
     async def _labels_of(self, namespace: str) -> Mapping[str, str]:
         found = self._labels.get(namespace)
-        if found is None or self.clock() - found[0] > _LABELS_S:
+        if found is None or self._context.clock() - found[0] > _LABELS_S:
             try:
-                raw = await self._client.get(NAMESPACES, namespace, timeout_s=_READ_S)
+                raw = await self._context.client.get(NAMESPACES, namespace, timeout_s=_READ_S)
                 with translated(Call("get", NAMESPACES.plural, name=namespace)):
                     labels = read_metadata(raw).labels or {}
             except NotFoundError:
                 labels = {}
-            found = self.clock(), labels
+            found = self._context.clock(), labels
             self._labels[namespace] = found
             if len(self._labels) > _MOST_NAMESPACES:
                 self._labels.popitem(last=False)

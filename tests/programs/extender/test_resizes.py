@@ -10,6 +10,7 @@ from gpu_device_plugin.model.contract.keys import IDX, MEMORY_GUARANTEE, MEMORY_
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.programs.extender.resizes import Patch, Resizes
+from tests.programs.extender.contexts import context
 from tests.resources import MEM, RESOURCES
 
 LABELS = {RESIZE_BOUND: "100"}
@@ -22,7 +23,7 @@ class World:
         self.now = 100.0
         self.fleet = Fleet(RESOURCES, vanished_grace_s=30)
         self.fleet.put_node("a", NodeGpus((ListedGpu(0, 12),), share_mib=1024))
-        self.resizes = Resizes(self.fleet, RESOURCES, clock=lambda: self.now)
+        self.resizes = Resizes(context(self.fleet, clock=lambda: self.now))
 
     def see(self, pod: Pod) -> Pod:
         self.fleet.put_pod(pod, self.now)

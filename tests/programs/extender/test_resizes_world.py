@@ -20,6 +20,7 @@ from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD,
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.programs.extender.resizes import Resizes
+from tests.programs.extender.contexts import context
 from tests.resources import MEM, RESOURCES
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Extender:
 
     def __init__(self, world: World) -> None:
         self.fleet = Fleet(RESOURCES, vanished_grace_s=VANISHED_GRACE_S)
-        self.resizes = Resizes(self.fleet, RESOURCES, clock=lambda: world.now)
+        self.resizes = Resizes(context(self.fleet, clock=lambda: world.now))
         self.seen = len(world.history)
         self.fleet.replace_nodes({name: (gpus, None) for name, gpus in NODES.items()})
         pods = list(world.pods.values())

@@ -17,7 +17,7 @@ from tests.programs.extender.harness import HASTY, LEASE_RIGHTS, QUICK, RIGHTS, 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from gpu_device_plugin.programs.extender.extender_program import ExtenderTimings
+    from gpu_device_plugin.programs.extender.controller_context import ExtenderTimings
     from tests.cluster_double.troubles import Trouble
     from tests.programs.extender.harness import Running
 

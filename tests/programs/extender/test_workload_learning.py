@@ -6,7 +6,8 @@ import asyncio
 import logging
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -24,10 +25,11 @@ from gpu_device_plugin.model.resources import Amounts
 from gpu_device_plugin.programs.extender.workload_learning import Learner
 from tests.names import COUNT, MEM
 from tests.patience import patience
+from tests.programs.extender.contexts import context
 from tests.resources import RESOURCES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Generator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Generator, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.value.price_learning import Tables
@@ -69,8 +71,14 @@ class Clock:
         return self.now
 
 
-def learner_of(nodes: Nodes, clock: Clock | None = None, **more: Any) -> Learner:
-    return Learner(cast("Judge", nodes), RESOURCES, clock or Clock(), look_s=0.0, **more)
+def learner_of(
+    nodes: Nodes,
+    clock: Clock | None = None,
+    entries: Callable[[], Collection[FleetEntry]] = tuple,
+    others: Collection[Amounts] = (),
+) -> Learner:
+    fleet = SimpleNamespace(entries=SimpleNamespace(values=entries), others=others)
+    return Learner(context(fleet, clock=clock or Clock()), cast("Judge", nodes), look_s=0.0)
 
 
 def pod(number: int, limits: Mapping[str, int], model: str = "", namespace: str = "default") -> Pod:
@@ -215,7 +223,7 @@ async def test_pods_count_by_the_resource_of_which_they_take_most() -> None:
     """A pod of 1 share and 64 of 256 CPUs, and pods without GPUs, hold as much as their CPU."""
     entries = [entry(number, "team", Usage(((0, 40),), (1,))) for number in range(30)]
     entries += [replace(entry(99, "other", Usage(((0, 1),))), amounts=Amounts(64_000, 0))]
-    learner = learner_of(Nodes(there={LARGE: 60}), entries=lambda: entries, others=lambda: [Amounts(32_000, 0)])
+    learner = learner_of(Nodes(there={LARGE: 60}), entries=lambda: entries, others=[Amounts(32_000, 0)])
     await learner._look_at_holdings()
     assert learner._mix.held == {"team": 3600, "other": 160, "": 80}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -18,14 +18,15 @@ from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.programs.extender.followed import replaceable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.cluster.writers.events import EventWriter
     from gpu_device_plugin.core.capacity.node_kinds import Needs
     from gpu_device_plugin.core.capacity.terms import Terms
     from gpu_device_plugin.programs.extender.capacity.known_kinds import KnownKinds
-    from gpu_device_plugin.programs.extender.capacity.waiters import Parts, Waiter, Waiters
-    from gpu_device_plugin.programs.extender.followed import FollowedNode
+    from gpu_device_plugin.programs.extender.capacity.waiters import Waiter, Waiters
+    from gpu_device_plugin.programs.extender.controller_context import ControllerContext
+    from gpu_device_plugin.programs.extender.followed import Followed, FollowedNode
 
     _Node: TypeAlias = tuple[Wanted, Sequence[Waiter]]
     """A new node, and the pods that it is for."""
@@ -55,15 +56,11 @@ class _NewNode:
 class Grower:
     """Works out which nodes are wanted."""
 
-    _parts: Parts
+    _context: ControllerContext
+    _followed: Followed
     _kinds: KnownKinds
     _waiters: Waiters
-    _: KW_ONLY
-    node_start_s: Callable[[], float]
-    """How long a new node takes until pods can be placed on it, seconds."""
-    events: EventWriter
-    settled_s: float
-    """A pod counts once it has waited for so many seconds: others may end, or an eviction may make room."""
+    _events: EventWriter
     latest: Sequence[Wanted] = field(default=(), init=False)
     """The latest result."""
 
@@ -76,18 +73,22 @@ class Grower:
         self._present: frozenset[str] = frozenset()
         """The host names of the nodes that share GPUs, or did while the latest asks stood."""
 
+    @property
+    def _node_start_s(self) -> float:
+        return self._context.settings().node_start_s
+
     async def wanted(self) -> Sequence[Wanted]:
         """Return the new nodes that are wanted. Raises ApiError."""
         # An autoscaler adds no nodes for pods of a lower priority, nor for those that have a node of their own.
         waiting = [
             each
-            for each in self._waiters.unschedulable(self.settled_s)
+            for each in self._waiters.unschedulable()
             if each.pod.priority >= PRIORITY and (each.pod.owner is None or replaceable(each.pod))
         ]
         labels = {key for each in waiting for key in each.needs.terms.labels}
         kinds = await self._kinds.all(labels)
         await self._judge_new_nodes(waiting)
-        now = self._parts.wall()
+        now = self._context.wall()
         waiting = [
             each for each in await self._waiters.without_room(waiting) if self._attempts.may_ask(_asker(each), now)
         ]
@@ -114,7 +115,7 @@ class Grower:
         if nodes and 0 < len(recent) < len(kinds):
             nodes += (await _packed(useful, fitting, kinds, coming, recent))[len(nodes) :]
         nodes += await self._for_unknown_kinds({needs: groups[needs] for needs in groups if not fitting[needs]}, kinds)
-        present = self._parts.followed.hostnames()
+        present = self._followed.hostnames()
         known = self._present | present
         self._present = known if self.latest and len(known) <= 2 * len(present) + _GONE else present
         most = min(_MOST_NODES, max(1, _MOST_NAMED // (len(self._present) or 1)))
@@ -122,7 +123,7 @@ class Grower:
             await _without(nodes, [itself for itself, kind in young if kind is None], kinds),
             lambda node: node[1][0].pod.namespace,
         )[:most]
-        self._attempts.asked(dict.fromkeys(_asker(pod) for _, pods in chosen for pod in pods), now, self.node_start_s())
+        self._attempts.asked(dict.fromkeys(_asker(pod) for _, pods in chosen for pod in pods), now, self._node_start_s)
         names = tuple(sorted(self._present))
         self.latest = [replace(node, present=names, pods=tuple(map(str, pods))) for node, pods in chosen]
         return self.latest
@@ -137,7 +138,7 @@ class Grower:
         before, self._guessed = self._guessed, {}
         if not all(kind.product for kind in kinds):
             return ()  # nothing tells these from others: they would come, and be of no use
-        present = self._parts.sharing().values()
+        present = self._followed.sharing().values()
         found: dict[Terms, list[Waiter]] = {}
         for needs, pods in groups.items():
             await asyncio.sleep(0)
@@ -155,8 +156,8 @@ class Grower:
 
     def _young_nodes(self) -> Iterator[tuple[FollowedNode, NodeKind | None]]:
         """Yield the nodes that may still be starting, each as it is now; None: its agent does not list GPUs yet."""
-        for itself in self._parts.followed.young(self._parts.wall() - self.node_start_s()):
-            node = self._parts.fleet.candidates.get(itself.name)
+        for itself in self._followed.young(self._context.wall() - self._node_start_s):
+            node = self._context.fleet.candidates.get(itself.name)
             if node is None or not node.rooms or node.gpus.problem:
                 yield itself, None
             else:
@@ -170,7 +171,7 @@ class Grower:
         Of a kind that is no better than those before, or empty once its time to start is over or it has gone, although
         pods wait that fit there.
         """
-        now, before, self._young = self._parts.wall(), self._young, {}
+        now, before, self._young = self._context.wall(), self._young, {}
         young = list(self._young_nodes()) if waiting else []
         # Its agent lists GPUs before its kubelet offers them, and others may keep pods from it meanwhile.
         for itself, kind in young:
@@ -180,7 +181,7 @@ class Grower:
         one_each = {_asker(each): each for each in reversed(waiting)}
         for name in before.keys() - {itself.name for itself, _ in young}:
             new = before[name]
-            if not new.kind.node.summary.used and now - new.open_at >= min(_TRIED_S, self.node_start_s() / 2):
+            if not new.kind.node.summary.used and now - new.open_at >= min(_TRIED_S, self._node_start_s / 2):
                 for asker, each in one_each.items():
                     met = each.needs.met_by(new.kind.node)
                     if new.kind.allows(each.needs) and (met or asker in self._guessed):
@@ -196,13 +197,13 @@ class Grower:
                     self._tell_in_vain(one_each[asker], name, new.created_s, _OTHER)
 
     def _tell_in_vain(self, waiter: Waiter, node: str, created_s: float, why: str) -> None:
-        now, pod = self._parts.wall(), waiter.pod
-        until = self._attempts.in_vain(_asker(waiter), created_s, now, self.node_start_s())
+        now, pod = self._context.wall(), waiter.pod
+        until = self._attempts.in_vain(_asker(waiter), created_s, now, self._node_start_s)
         if until is None:
             return
         note = f"node {node} came for it, {why}; for pods of its controller no node is asked for until {rfc3339(until)}"
         about = EventSubject("Pod", pod.name, pod.namespace, pod.uid)
-        self.events.post(about, reason="GPUNodeDidNotHelp", note=note, action="Grow", warning=True)
+        self._events.post(about, reason="GPUNodeDidNotHelp", note=note, action="Grow", warning=True)
         _log.warning("a new node did not help", extra={"pod": str(waiter), "why": note})
 
 

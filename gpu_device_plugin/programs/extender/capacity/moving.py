@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.model.pods import Owner, Pod
-    from gpu_device_plugin.programs.extender.capacity.waiters import Parts
+    from gpu_device_plugin.programs.extender.controller_context import ControllerContext
+    from gpu_device_plugin.programs.extender.followed import Followed
 
     Shares = tuple[tuple[int, int], ...]
 
@@ -49,7 +50,8 @@ MANIFEST = "deploy/optional/capacity.yaml (chart: scheduler.capacity)"
 class Mover:
     """Moves one pod after the other."""
 
-    _parts: Parts
+    _context: ControllerContext
+    _followed: Followed
     _before_taking: Callable[[str, object], Awaitable[str]]
     """Awaited once room of a node is held, as before a binding (`Capacity.before_bind`)."""
     moving: set[str] = field(default_factory=set, init=False)
@@ -79,7 +81,7 @@ class Mover:
             # It is tried again after ever longer, whatever keeps the refusal from the pod, or the pod from going.
             _, wait_s, _ = self._tried.get(pod.uid, ("", 0.0, 0.0))
             wait_s = min(max(_AGAIN_S, 2 * wait_s), _LATEST_AGAIN_S)
-            self._tried[pod.uid] = text, wait_s, self._parts.clock() + wait_s
+            self._tried[pod.uid] = text, wait_s, self._context.clock() + wait_s
             try:
                 await self._tell(pod, why)
             except ApiError as error:
@@ -88,10 +90,10 @@ class Mover:
             raise failed
 
     def _due(self) -> Sequence[Pod]:
-        wishes = self._parts.followed.to_move()
+        wishes = self._followed.to_move()
         uids = {pod.uid for pod in wishes}
         self._tried = {uid: tried for uid, tried in self._tried.items() if uid in uids}
-        now = self._parts.clock()
+        now = self._context.clock()
         due = [
             pod
             for pod in wishes
@@ -105,16 +107,16 @@ class Mover:
 
         Whoever makes a pod names its controller, which may not exist: of such pods each would have its room.
         """
-        entries = self._parts.fleet.entries
+        entries = self._context.fleet.entries
 
         def stays(uid: str) -> bool:
             entry = entries.get(uid)
             return entry is not None and entry.until is None and not entry.deleting and uid not in self.moving
 
-        return {room.namespace for room in self._parts.holds.unclaimed() if not stays(room.uid)}
+        return {room.namespace for room in self._followed.holds.unclaimed() if not stays(room.uid)}
 
     def _look(self) -> None:
-        pods, rooms = self._parts.followed.pods, self._parts.holds.rooms
+        pods, rooms = self._followed.pods, self._followed.holds.rooms
         self.moving = {uid for uid in self.moving if uid in rooms and uid in pods and not pods[uid].deleting}
 
     async def _tell(self, pod: Pod, why: str) -> None:
@@ -122,12 +124,12 @@ class Mover:
         if why:
             body = {"metadata": {"uid": pod.uid, "annotations": {MOVE_TO: None, MOVE_REFUSED: why[:1000]}}}
             with suppress(ConflictError, InvalidError, NotFoundError):  # it is gone
-                await self._parts.client.patch(PODS, pod.name, body, namespace=pod.namespace, timeout_s=_CALL_S)
+                await self._context.client.patch(PODS, pod.name, body, namespace=pod.namespace, timeout_s=_CALL_S)
 
     async def move(self, pod: Pod, to: Destination) -> str:
         """Hold room for the replacement of a pod and evict the pod; return an empty text, or why it stays."""
         # What is held for it, perhaps by an extender that was active before, is no obstacle.
-        self._parts.holds.let_go(pod.uid)
+        self._followed.holds.let_go(pod.uid)
         owner, place = replaceable(pod), self._place(pod, to)
         if owner is None:
             why = "no controller would replace it on another node"
@@ -136,7 +138,7 @@ class Mover:
         else:
             why = await self._hold(pod, owner, to.node, place) or await self._evicted(pod)
         where = {"pod": f"{pod.namespace}/{pod.name}", "from": pod.node_name, "to": to.node}
-        self._parts.metrics.count(m.MOVES, "refused" if why else "evicted")
+        self._context.metrics.count(m.MOVES, "refused" if why else "evicted")
         if why:
             _log.warning("a pod is not moved", extra=where | {"why": why, "once_per_s": 60})
         else:
@@ -148,7 +150,7 @@ class Mover:
 
     def _place(self, pod: Pod, to: Destination) -> Shares | str:
         """Return the shares that the replacement takes, by position and no more than asked for, or why it cannot."""
-        asked = ask(pod, self._parts.resources)
+        asked = ask(pod, self._context.resources)
         if isinstance(asked, Impossible):
             return asked.sentence
         if not asked.parts:
@@ -166,11 +168,11 @@ class Mover:
 
     def _destination(self, pod: Pod, name: str) -> Candidate | str:
         """Return the node that a pod is to be moved to, or why it cannot go there whatever GPUs are free."""
-        there, node = self._parts.fleet.candidates.get(name), self._parts.followed.nodes.get(name)
+        there, node = self._context.fleet.candidates.get(name), self._followed.nodes.get(name)
         if there is None or node is None:
             return f"node {name} is not known to the GPU scheduler"
-        terms = self._parts.followed.facts(pod.uid).terms
-        if not self._parts.followed.every_pod and terms != NOWHERE:
+        terms = self._followed.facts(pod.uid).terms
+        if not self._followed.every_pod and terms != NOWHERE:
             terms = replace(NO_TERMS, tolerations=terms.tolerations)  # the labels of nodes are not known
         why = {code for code, _ in obstacles(node, terms)}
         if node.going or why & {"cordoned", "not-ready"}:
@@ -183,35 +185,35 @@ class Mover:
 
     async def _hold(self, pod: Pod, owner: Owner, node: str, shares: Shares) -> str:
         """Hold room so that the next active extender knows of it before the pod goes; return why it is not held."""
-        if not self._parts.holds.hold(node, room_for(pod, owner, shares, self._parts.wall())):
+        if not self._followed.holds.hold(node, room_for(pod, owner, shares, self._context.wall())):
             return f"the room could not be held: node {node} has no space to note it"
         try:
-            await self._parts.holds.write(node)
+            await self._followed.holds.write(node)
         except ApiError as error:
-            self._parts.holds.let_go(pod.uid)
+            self._followed.holds.let_go(pod.uid)
             hint = f"; apply {MANIFEST}" if isinstance(error, ForbiddenError) else ""
             return f"the room could not be held: {error}{hint}"
         why = await self._before_taking(node, f"{pod.namespace}/{pod.name}")
         if why:
-            self._parts.holds.let_go(pod.uid)
+            self._followed.holds.let_go(pod.uid)
         return why
 
     async def _evicted(self, pod: Pod) -> str:
         """Evict a pod for which room is held; return an empty text, or why it stays."""
-        done = await evict(self._parts.client, pod, most_grace_s=pod.grace_s, timeout_s=_CALL_S, manifest=MANIFEST)
+        done = await evict(self._context.client, pod, most_grace_s=pod.grace_s, timeout_s=_CALL_S, manifest=MANIFEST)
         if done.outcome is EvictionOutcome.EVICTED:
             return ""
         if done.outcome is EvictionOutcome.FAILED:
             try:
                 # Its answer may be lost.
-                now = await self._parts.binder.read(pod.namespace, pod.name, timeout_s=_CALL_S)
+                now = await self._context.binder.read(pod.namespace, pod.name, timeout_s=_CALL_S)
             except NotFoundError:
                 return ""
             except ApiError:
                 return f"{done.why}; the room is held meanwhile, as the pod may be evicted still"
             if now.uid != pod.uid or now.deleting:
                 return ""
-        self._parts.holds.let_go(pod.uid)
+        self._followed.holds.let_go(pod.uid)
         return done.why or "it is gone already"
 
 

@@ -15,12 +15,14 @@ from gpu_device_plugin.core.capacity.plans import planning
 from gpu_device_plugin.core.contract.moves import Destination
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from gpu_device_plugin.core.capacity.movable import Move, Residents
     from gpu_device_plugin.fleet import FleetEntry
     from gpu_device_plugin.programs.extender.capacity.moving import Mover
-    from gpu_device_plugin.programs.extender.capacity.waiters import Parts, Waiter, Waiters
+    from gpu_device_plugin.programs.extender.capacity.waiters import Waiter, Waiters
+    from gpu_device_plugin.programs.extender.controller_context import ControllerContext
+    from gpu_device_plugin.programs.extender.followed import Followed
 
 _log = logging.getLogger(__name__)
 
@@ -36,14 +38,11 @@ _NODES_AT_ONCE = 16
 class Rebalancer:
     """Carries out one plan at a time, one move after the other, and stops it at the first surprise."""
 
-    _parts: Parts
+    _context: ControllerContext
+    _followed: Followed
     _mover: Mover
     _waiters: Waiters
     _: KW_ONLY
-    per_hour: Callable[[], int]
-    """How many pods may be evicted in an hour; 0: none."""
-    settled_s: float
-    """A pod counts once it has been refused for so many seconds."""
     patience_s: float = 120.0
     """How long after the eviction a plan waits for the replacement: the pod may take hours to end, and its controller
     not exist."""
@@ -70,35 +69,35 @@ class Rebalancer:
 
     async def look(self) -> None:
         """Take the next step, if one is due. Raises ApiError."""
-        if not self.per_hour():
+        if not self._context.settings().rebalance:
             return
-        if self._under_way in self._parts.holds.rooms:  # its replacement is not bound yet
-            if self._parts.clock() - self._evicted_at[-1] < self.patience_s:
+        if self._under_way in self._followed.holds.rooms:  # its replacement is not bound yet
+            if self._context.clock() - self._evicted_at[-1] < self.patience_s:
                 return
             self._stop(self._under_way, f"its replacement was not bound within {self.patience_s:g} s")
-        elif self._under_way and not self._parts.holds.was_taken(self._under_way):
+        elif self._under_way and not self._followed.holds.was_taken(self._under_way):
             self._stop(self._under_way, "its replacement was not bound in its room")
         self._under_way = ""
-        if self._moves and self._for not in self._parts.followed.unschedulable:
+        if self._moves and self._for not in self._followed.unschedulable:
             self._stop(self._for, "the pod that it is for does not wait for room any more")
         elif self._moves:
             await self._next()
-        elif self._left() and self._parts.clock() >= self._plan_at:
-            began = self._parts.clock()
+        elif self._left() and self._context.clock() >= self._plan_at:
+            began = self._context.clock()
             await self._plan()
-            now = self._parts.clock()
+            now = self._context.clock()
             self._plan_at = now + _REST * (now - began)
 
     def _left(self) -> int:
         """Return how many pods may be evicted now."""
-        begin = self._parts.clock() - _HOUR_S
+        begin = self._context.clock() - _HOUR_S
         while self._evicted_at and self._evicted_at[0] <= begin:
             self._evicted_at.popleft()
-        return self.per_hour() - len(self._evicted_at)
+        return self._context.settings().rebalance - len(self._evicted_at)
 
     async def _next(self) -> None:
         move = self._moves.popleft()
-        pod = self._parts.followed.pods.get(move.pod.pod.uid)
+        pod = self._followed.pods.get(move.pod.pod.uid)
         why = "it is gone already"
         if pod is not None and pod.node_name == move.origin:
             why = await self._mover.move(pod, Destination(move.node, tuple(move.shares.items())))
@@ -106,7 +105,7 @@ class Rebalancer:
             self._stop(str(move.pod), why)
         else:
             self._under_way = move.pod.pod.uid
-            self._evicted_at.append(self._parts.clock())
+            self._evicted_at.append(self._context.clock())
 
     def _stop(self, pod: str, why: str) -> None:
         left = len(self._moves)
@@ -114,9 +113,10 @@ class Rebalancer:
         _log.warning("a plan is stopped", extra={"pod": pod, "why": why, "moves_left": left})
 
     async def _plan(self) -> None:
-        now = self._parts.clock()
-        self._tried_at = {uid: at for uid, at in self._tried_at.items() if now - at < _AGAIN * self.settled_s}
-        waiting = self._waiters.unschedulable(self.settled_s)
+        now = self._context.clock()
+        again_s = _AGAIN * self._context.timings.settled_s
+        self._tried_at = {uid: at for uid, at in self._tried_at.items() if now - at < again_s}
+        waiting = self._waiters.unschedulable()
         due = await self._waiters.without_room([each for each in waiting if each.pod.uid not in self._tried_at])
         if not due:
             return
@@ -137,14 +137,14 @@ class Rebalancer:
 
     def _goal(self, waiter: Waiter) -> Fits:
         needs = waiter.needs
-        open_ = [name for name in self._parts.sharing() if self._parts.followed.nodes[name].open]
-        return Fits(needs.ask, needs.amounts, self._parts.residents(open_).allowed(needs.terms), waiter.pod.priority)
+        open_ = [name for name in self._followed.sharing() if self._followed.nodes[name].open]
+        return Fits(needs.ask, needs.amounts, self._followed.residents(open_).allowed(needs.terms), waiter.pod.priority)
 
     async def _sites(self) -> Sequence[Site]:
-        fleet, followed = self._parts.fleet, self._parts.followed
-        nodes = self._parts.sharing()
+        fleet, followed = self._context.fleet, self._followed
+        nodes = self._followed.sharing()
         open_ = {name for name in nodes if followed.nodes[name].open}
-        residents = self._parts.residents(open_)
+        residents = self._followed.residents(open_)
         sites = []
         for number, (name, node) in enumerate(nodes.items()):
             if not number % _NODES_AT_ONCE:
@@ -155,7 +155,7 @@ class Rebalancer:
 
     def _resident(self, residents: Residents, entry: FleetEntry) -> Resident:
         occupant = entry.occupant
-        pod = self._parts.followed.pods.get(entry.uid)
+        pod = self._followed.pods.get(entry.uid)
         if pod is None or entry.temporary:
             return Resident(occupant, stays=Stays.HELD if entry.held_for else Stays.ENDING)
-        return residents.of(pod, self._parts.followed.facts(entry.uid), occupant)
+        return residents.of(pod, self._followed.facts(entry.uid), occupant)
