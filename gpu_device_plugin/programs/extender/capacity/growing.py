@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, TypeAlias
 from gpu_device_plugin.aio.waiting import last_of
 from gpu_device_plugin.cluster.writers.events import EventSubject
 from gpu_device_plugin.core.capacity.asks import PRIORITY, Asker, Attempts, Wanted, common_terms, in_turns
-from gpu_device_plugin.core.capacity.node_kinds import NodeKind, Waiting, lasting, likely_labels, needed, unlike
+from gpu_device_plugin.core.capacity.node_kinds import NodeKind, lasting, likely_labels, needed, unlike
 from gpu_device_plugin.core.capacity.terms import obstacles
 from gpu_device_plugin.model.contract.keys import STARTUP_TAINT
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.programs.extender.followed import replaceable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.cluster.writers.events import EventWriter
     from gpu_device_plugin.core.capacity.node_kinds import Needs
@@ -96,9 +96,9 @@ class Grower:
         groups: dict[Needs, list[Waiter]] = {}
         for each in sorted(waiting, key=lambda one: (one.pod.created, one.pod.uid)):
             groups.setdefault(each.needs, []).append(each)
-        fitting: dict[Needs, list[int]] = {}
+        fitting: dict[Needs, list[NodeKind]] = {}
         for needs in groups:
-            fitting[needs] = [at for at, kind in enumerate(kinds) if kind.allows(needs) and needs.met_by(kind.node)]
+            fitting[needs] = [kind for kind in kinds if kind.allows(needs) and needs.met_by(kind.node)]
             await asyncio.sleep(0)
         # Nodes whose agents list GPUs, and on which kube-scheduler cannot place pods yet, or may not have.
         coming = [
@@ -107,11 +107,11 @@ class Grower:
             if kind is not None and (itself.created_s > self._waiters.new_since() or not _takes(itself))
         ]
         useful = {needs: groups[needs] for needs in groups if fitting[needs]}
-        nodes = [*await _packed(useful, fitting, kinds, coming, range(len(kinds)))]
+        nodes = [*await _packed(useful, fitting, kinds, coming, kinds)]
         # They are counted by the kind that takes most. Where the autoscaler has brought another, more are asked for of
         # that alone: once it has none left, others would come in their number.
         keys = {kind.key for _, kind in young if kind is not None}
-        recent = [at for at, kind in enumerate(kinds) if kind.key in keys]
+        recent = [kind for kind in kinds if kind.key in keys]
         if nodes and 0 < len(recent) < len(kinds):
             nodes += (await _packed(useful, fitting, kinds, coming, recent))[len(nodes) :]
         nodes += await self._for_unknown_kinds({needs: groups[needs] for needs in groups if not fitting[needs]}, kinds)
@@ -214,33 +214,19 @@ def _takes(node: FollowedNode) -> bool:
 
 async def _packed(
     groups: Mapping[Needs, Sequence[Waiter]],
-    fitting: Mapping[Needs, Sequence[int]],
+    fitting: Mapping[Needs, Sequence[NodeKind]],
     kinds: Sequence[NodeKind],
     coming: Sequence[NodeKind],
-    allowed: Collection[int],
+    allowed: Sequence[NodeKind],
 ) -> Sequence[_Node]:
-    """Return the nodes that pods need of the kinds at some places, beside those that are coming."""
-    waiting = [
-        Waiting(
-            needs.ask,
-            len(pods),
-            needs.amounts,
-            {
-                *(at for at in fitting[needs] if at in allowed),
-                *(len(kinds) + n for n, kind in enumerate(coming) if kind.allows(needs)),
-            },
-        )
-        for needs, pods in groups.items()
-    ]
-    there = [(len(kinds) + n, kind.node) for n, kind in enumerate(coming)]
-    new = await last_of(needed(waiting, [kind.node for kind in kinds], there))
-    left = [iter(in_turns(pods, lambda each: each.pod.namespace)) for pods in groups.values()]
+    """Return the nodes that pods need of the allowed ones among the kinds, beside those that are coming."""
+    left = {needs: iter(in_turns(pods, lambda each: each.pod.namespace)) for needs, pods in groups.items()}
     found: list[_Node] = []
-    for node in new:
-        pods = [pod for place, number in node.pods.items() for pod in islice(left[place], number)]
-        needs = list(dict.fromkeys(pod.needs for pod in pods))
-        fit = [kinds[at] for at in allowed if all(at in fitting[each] for each in needs)]
-        found.append((Wanted(common_terms(dict.fromkeys(each.terms for each in needs), fit), unlike(fit, kinds)), pods))
+    for _, taken in await last_of(needed({needs: len(groups[needs]) for needs in groups}, allowed, coming)):
+        pods = [pod for needs, number in taken.items() for pod in islice(left[needs], number)]
+        fit = [kind for kind in allowed if all(kind in fitting[needs] for needs in taken)]
+        terms = common_terms(dict.fromkeys(needs.terms for needs in taken), fit)
+        found.append((Wanted(terms, unlike(fit, kinds)), pods))
     return found
 
 
