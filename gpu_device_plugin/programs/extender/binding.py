@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -297,18 +298,13 @@ class Freshness:
     """Raises if it cannot."""
     _clock: Callable[[], float]
     """Returns monotonic seconds."""
-    catches: int = field(default=0, init=False)
-    """The number of times that catching up was necessary."""
+    _term: Callable[[], int]
+    """Returns a number that changes whenever others may have bound pods until now."""
 
     def __post_init__(self) -> None:
-        self._fresh_at: float | None = None
-        self._losses = 0
+        self._fresh_at = -math.inf
+        self._known_term: int | None = None
         self._one_at_a_time = asyncio.Lock()
-
-    def lost(self) -> None:
-        """Record that others may have bound pods until now: any earlier catch-up is out of date."""
-        self._fresh_at = None
-        self._losses += 1
 
     async def __call__(self) -> None:
         """Return once the bindings of others are known; to be called before every binding.
@@ -319,12 +315,12 @@ class Freshness:
         if not self._is_fresh():
             # The lock spans an await on purpose: all callers wait for the same catch-up.
             async with self._one_at_a_time:
-                losses = self._losses if self._is_fresh() else None
-                while losses != self._losses:
-                    losses = self._losses
+                term = self._known_term if self._is_fresh() else None
+                while term != self._term():
+                    term = self._term()
                     await self._catch_up()
-                    self.catches += 1
+                self._known_term = term
         self._fresh_at = self._clock()
 
     def _is_fresh(self) -> bool:
-        return self._fresh_at is not None and self._clock() - self._fresh_at < PAUSE_S
+        return self._known_term == self._term() and self._clock() - self._fresh_at < PAUSE_S

@@ -169,9 +169,9 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         catch_up = partial(self._pods.caught_up, timings.catch_up_s)
         before_bind = self.capacity.before_bind
         self._resizer = Resizer(context, self.resizes, leadership, catch_up=catch_up, before_write=before_bind)
-        self._fresh = Freshness(catch_up, context.clock)
+        current = Freshness(catch_up, context.clock, lambda: self.readiness.term)
         self.binding = Binding(
-            context, followed, current=self._fresh, ranks=self._learner.ranks, before_bind=before_bind
+            context, followed, current=current, ranks=self.verbs.judge.ranks, before_bind=before_bind
         )
         self.routes = ExtenderRoutes(context, self.verbs, self.binding, self.readiness)
         self.ports: dict[str, int] = {}
@@ -289,8 +289,6 @@ class Extender(ReloadingProgram[ExtenderSettings]):
 
     async def _follow_leader(self, lease: Lease) -> NoReturn:
         def log(leads: bool) -> None:  # noqa: FBT001 - a value that is followed
-            if leads:
-                self._fresh.lost()
             _log.info("this extender leads" if leads else "this extender does not lead", extra={"holder": lease.holder})
 
         await lease.leader.follow(log, initial=True)

@@ -22,7 +22,6 @@ from gpu_device_plugin.model.contract.keys import (
     MOVE_TO,
     NODE_USE,
     STAND_IN,
-    STARTUP_TAINT,
     SWITCH_LABEL,
     TOO_LONG,
     WHEN_IDLE,
@@ -100,9 +99,14 @@ class FollowedNode(NodeRecord):
         return any(taint.key in _GOING for taint in self.taints)
 
     @property
+    def draining(self) -> bool:
+        """Whether it is cordoned, or an autoscaler is about to remove it."""
+        return self.unschedulable or self.going
+
+    @property
     def open(self) -> bool:
         """Whether pods may come to it."""
-        return self.ready and not self.unschedulable and not self.going
+        return self.ready and not self.draining
 
 
 @dataclass(eq=False)
@@ -135,19 +139,10 @@ class Followed:
         """By UID of each pod for which its scheduler has found no node: since when, in seconds since the epoch."""
         self.stand_ins: dict[str, Pod] = {}
         """By UID, the pods that stand for wanted room."""
-        self.closed: set[str] = set()
-        """The nodes that are cordoned or not ready."""
-        self.starting: set[str] = set()
-        """The nodes with `STARTUP_TAINT`."""
-        self.marked: set[str] = set()
-        """The nodes that the extender has kept from autoscalers, or did once."""
-        self.draining: set[str] = set()
-        """The nodes that an autoscaler is about to remove, and those that are cordoned."""
         self.used_mib: dict[str, Mapping[int, int]] = {}
         """By node, the memory in use on each GPU by position, where its agent tells it."""
         self.use_read_at: dict[str, float] = {}
         """By node, when its agent last read the use of its GPUs, in seconds since the epoch."""
-        self._on_node: dict[str, dict[str, Pod]] = {}
         self._facts: dict[str, Evictability] = {}
         self._shared: Shared[str, Evictability] = Shared()
         self._names: Mapping[Kind, str] = {resource.kind: resource.name for resource in self._context.resources}
@@ -210,8 +205,7 @@ class Followed:
             self._forget(pod.uid)
         else:
             self.stand_ins.pop(pod.uid, None)
-            self.pods[pod.uid] = kept = _brief(pod)
-            self._on_node.setdefault(pod.node_name, {})[pod.uid] = kept
+            self.pods[pod.uid] = _brief(pod)
 
     def note(self, pod: Pod, raw: msgspec.Raw) -> None:
         """Note what of a pod's JSON decides to which nodes it may go, before the pod itself is added."""
@@ -242,16 +236,11 @@ class Followed:
 
     def _unbound(self, uid: str) -> None:
         self.stand_ins.pop(uid, None)
-        pod = self.pods.pop(uid, None)
-        if pod is not None:
-            there = self._on_node[pod.node_name]
-            del there[uid]
-            if not there:
-                del self._on_node[pod.node_name]
+        self.pods.pop(uid, None)
 
-    def on_node(self, name: str) -> Iterable[Pod]:
+    def on_node(self, name: str) -> Sequence[Pod]:
         """Return the pods on a node."""
-        return self._on_node.get(name, {}).values()
+        return [self.pods[each.uid] for each in self._context.fleet.on_node(name) if each.uid in self.pods]
 
     def to_move(self) -> Sequence[Pod]:
         """Return the pods that somebody wants to move."""
@@ -268,13 +257,6 @@ class Followed:
         now = FollowedNode.of(node)
         self.changes += self.nodes.get(node.name) != now
         self.nodes[node.name] = now
-        self._sort(
-            node.name,
-            closed=node.unschedulable or not node.ready,
-            starting=any(taint.key == STARTUP_TAINT for taint in now.taints),
-            marked=KEPT_NODE in now.annotations,
-            draining=now.unschedulable or now.going,
-        )
         self._note_use(node.name, node.annotations.get(NODE_USE))
         memory, count = (node.capacity.get(self._names[kind], 0) for kind in (Kind.MEMORY, Kind.COUNT))
         if len(self._links) > _MOST_LINKS:
@@ -286,7 +268,6 @@ class Followed:
     def remove_node(self, node: NodeRecord) -> None:
         """Forget a node."""
         self.changes += self.nodes.pop(node.name, None) is not None
-        self._sort(node.name)
         self._note_use(node.name, None)
         self._context.fleet.remove_node(node.name)
         self.holds.remove_node(node.name)
@@ -298,12 +279,6 @@ class Followed:
             self.remove_node(node)
         for each in nodes:
             self.put_node(each)
-
-    def _sort(self, name: str, **is_so: bool) -> None:
-        """Note in which of the sets a node is that are looked at all the time."""
-        for what in ("closed", "starting", "marked", "draining"):
-            names: set[str] = getattr(self, what)
-            (names.add if is_so.get(what) else names.discard)(name)
 
     def _note_use(self, name: str, text: str | None) -> None:
         self.used_mib.pop(name, None)
@@ -320,6 +295,10 @@ class Followed:
             if node.rooms and not node.gpus.claims and name in self.nodes
         }
 
+    def sharing_open(self) -> Mapping[str, Candidate]:
+        """Return those of them that pods may come to."""
+        return {name: node for name, node in self.sharing().items() if self.nodes[name].open}
+
     def residents(self, nodes: Iterable[str]) -> Residents:
         """Return what makes residents of pods, of which those that may be moved may go to these nodes."""
         # The eviction itself asks PodDisruptionBudgets.
@@ -332,9 +311,7 @@ class Followed:
     def young(self, since_s: float) -> Iterator[FollowedNode]:
         """Yield the nodes that share GPUs, were made after `since_s` (seconds since the epoch), and are to stay."""
         return (
-            node
-            for node in self.nodes.values()
-            if node.created_s > since_s and node.shares_gpus and not node.unschedulable and not node.going
+            node for node in self.nodes.values() if node.created_s > since_s and node.shares_gpus and not node.draining
         )
 
 

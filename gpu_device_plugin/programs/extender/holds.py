@@ -44,7 +44,7 @@ class Holds:
     _context: ControllerContext
 
     def __post_init__(self) -> None:
-        self._rooms: dict[str, tuple[str, HeldRoom]] = {}
+        self.rooms: dict[str, tuple[str, HeldRoom]] = {}
         """By the UID of the pod that is replaced: the node and the room."""
         self._unwritten: set[str] = set()
         """The nodes whose annotation does not say yet what is held there."""
@@ -58,12 +58,7 @@ class Holds:
         """By the UID of a pod that is gone, since when no other claims its room, monotonic seconds."""
 
     def __repr__(self) -> str:
-        return f"<Holds: {len(self._rooms)}>"
-
-    @property
-    def rooms(self) -> Mapping[str, tuple[str, HeldRoom]]:
-        """By the UID of the pod that is replaced: the node and the room."""
-        return self._rooms
+        return f"<Holds: {len(self.rooms)}>"
 
     # --- For the scheduler's calls ------------------------------------------------------------------------------------
 
@@ -72,14 +67,14 @@ class Holds:
 
         As its UID in the fleet, and its node without other room. None: there is none that it fits in.
         """
-        if pod.owner is None or not self._rooms:
+        if pod.owner is None or not self.rooms:
             return None
         own = pod.owner.uid, pod.namespace
-        uids = [uid for uid, (_, room) in self._rooms.items() if (room.owner, room.namespace) == own and uid != pod.uid]
+        uids = [uid for uid, (_, room) in self.rooms.items() if (room.owner, room.namespace) == own and uid != pod.uid]
         among = frozenset(nodes) if uids else ()
         # The room of a pod that is still to leave is for a replacement that is still to come.
         for uid in sorted(uids, key=self._leaves, reverse=True):
-            if self._rooms[uid][0] in among:
+            if self.rooms[uid][0] in among:
                 there = self._context.fleet.with_held_room(_PREFIX + uid)
                 if there is not None and unfit(asked, there) is None:
                     return _PREFIX + uid, there
@@ -101,7 +96,7 @@ class Holds:
 
     def let_go(self, uid: str) -> None:
         """Give back the room for the replacement of a pod."""
-        found = self._rooms.pop(uid, None)
+        found = self.rooms.pop(uid, None)
         if found is not None:
             self._context.fleet.let_go(_PREFIX + uid)
             self._unwritten.add(found[0])
@@ -121,12 +116,12 @@ class Holds:
     def expire(self) -> None:
         """Give back the room whose time has run out."""
         now = self._context.wall()
-        for uid in [uid for uid, (_, room) in self._rooms.items() if room.until_s <= now]:
+        for uid in [uid for uid, (_, room) in self.rooms.items() if room.until_s <= now]:
             self.let_go(uid)
 
     def release(self) -> None:
         """Give back the room whose replacement is bound, and that which no pod has waited for in `_UNCLAIMED_S`."""
-        if not self._rooms:
+        if not self.rooms:
             return
         now, over = self._context.clock(), self._over()
         # Whoever bound the pod there may have ended before the node said so, or got no answer to the binding.
@@ -145,14 +140,14 @@ class Holds:
         return self._over().unclaimed
 
     def _over(self) -> OverRooms:
-        owners = {room.owner for _, room in self._rooms.values()}
+        owners = {room.owner for _, room in self.rooms.values()}
         known = {by for by, _ in self._taken.values()}
         bound = [
             entry
             for entry in self._context.fleet.entries.values()
             if entry.owner in owners and not entry.claimed and entry.uid not in known
         ]
-        return over_rooms(self._rooms, bound, self._context.fleet.pending.values(), self._leaves)
+        return over_rooms(self.rooms, bound, self._context.fleet.pending.values(), self._leaves)
 
     def _leaves(self, uid: str) -> bool:
         """Return whether a pod ends, or has gone."""
@@ -165,7 +160,7 @@ class Holds:
     def forget(self) -> None:
         """Hold what the nodes say and no more: another extender has been active."""
         self._unwritten.clear()
-        for node in {*self._shown, *(at for at, _ in self._rooms.values())}:
+        for node in {*self._shown, *(at for at, _ in self.rooms.values())}:
             self._read(node)
 
     async def write(self, *nodes: str) -> None:
@@ -195,7 +190,7 @@ class Holds:
             raise failed
 
     def _on(self, node: str) -> Iterator[HeldRoom]:
-        return (room for at, room in self._rooms.values() if at == node)
+        return (room for at, room in self.rooms.values() if at == node)
 
     def _held_on(self, node: str) -> str | None:
         return write_held(self._on(node))
@@ -214,7 +209,7 @@ class Holds:
 
     def remove_node(self, name: str) -> None:
         """Forget a node."""
-        for uid in [uid for uid, (at, _) in self._rooms.items() if at == name]:
+        for uid in [uid for uid, (at, _) in self.rooms.items() if at == name]:
             self.let_go(uid)
         self._unwritten.discard(name)
         self._written.pop(name, None)
@@ -229,8 +224,8 @@ class Holds:
     def _read(self, node: str) -> None:
         """Hold on a node what its annotation says."""
         shown = {room.uid: room for room in read_held({HELD_ROOM: self._shown.get(node, "")})}
-        for uid in [uid for uid, (at, _) in self._rooms.items() if at == node and uid not in shown]:
-            del self._rooms[uid]
+        for uid in [uid for uid, (at, _) in self.rooms.items() if at == node and uid not in shown]:
+            del self.rooms[uid]
             self._context.fleet.let_go(_PREFIX + uid)
         for uid, room in shown.items():
             if uid in self._taken:
@@ -239,7 +234,7 @@ class Holds:
                 self._enter(node, room)
 
     def _enter(self, node: str, room: HeldRoom) -> None:
-        self._rooms[room.uid] = node, room
+        self.rooms[room.uid] = node, room
         left_s = room.until_s - self._context.wall()
         if left_s <= 0:
             return  # the active extender is about to give it back

@@ -227,7 +227,8 @@ class Verbs:
 
     def _outside(self, sample: Sequence[str], pod: Pod, asked: Ask, placing: wire.Placing) -> str:
         """Nominate a node outside the sample that has room for a pod, or where evicting may make room; say so."""
-        left_out = {*sample, *self._followed.closed}
+        closed = (node.name for node in self._followed.nodes.values() if node.unschedulable or not node.ready)
+        left_out = {*sample, *closed}
         roomy = [
             node.name
             for node in self.judge.fitting(asked)

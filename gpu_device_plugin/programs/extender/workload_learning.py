@@ -12,18 +12,14 @@ from gpu_device_plugin.aio.waiting import last_of
 from gpu_device_plugin.core.cluster.other_pods import OtherPod
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.value.fair_learning import due, studying
-from gpu_device_plugin.core.value.marginal_value import Appraiser, ranks_on
 from gpu_device_plugin.core.value.price_learning import Dominance
 from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix, kinds_of
 from gpu_device_plugin.model.times import epoch_s
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.value.fair_learning import Study
     from gpu_device_plugin.fleet_judge import Judge
-    from gpu_device_plugin.model.placing import Ranks
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resources import Amounts
     from gpu_device_plugin.programs.extender.controller_context import ControllerContext
 
 _log = logging.getLogger(__name__)
@@ -44,24 +40,20 @@ class Learner:
     """How often to look whether there is more to learn."""
     hold_s: float = 60.0
     """How often to look which namespace uses how much."""
+    in_force: bool = field(default=False, init=False)
+    """Whether the policy `fit` goes by what was learned; it is `binpack` otherwise."""
     distrusted: tuple[str, ...] = field(default=(), init=False)
     """Namespaces that count little; see `Study.distrusted`."""
 
     def __post_init__(self) -> None:
         self._mix = WorkloadMix()
         self._held_at = -math.inf
-        self._appraiser: Appraiser | None = None
         self._learned_from = 0
         self._learned_at = 0.0
         self._told: tuple[bool, tuple[str, ...]] = True, ()
 
     def __repr__(self) -> str:
         return f"<Learner: {self._mix.arrivals} pods of {len(self._mix)} kinds, learned from {self._learned_from}>"
-
-    @property
-    def in_force(self) -> bool:
-        """Whether the policy `fit` goes by what was learned; it is `binpack` otherwise."""
-        return self._appraiser is not None
 
     def observe(self, pod: Pod | OtherPod) -> None:
         """Count a pod that was bound, once: with GPUs, or to a node with GPUs. One without a time is as the latest."""
@@ -72,10 +64,6 @@ class Learner:
         asked = ask(pod, self._context.resources)
         if isinstance(asked, Ask) and asked.parts:
             self._mix.add(kinds_of(asked, amounts.cpu_milli, amounts.memory_mib), created_s, pod.namespace)
-
-    def ranks(self, node: Candidate, amounts: Amounts) -> Ranks | None:
-        """Return what the policy `fit` prefers on a node for a pod that requests these amounts; None: unknown yet."""
-        return None if self._appraiser is None else ranks_on(self._appraiser, node, amounts)
 
     async def run(self) -> NoReturn:
         """Learn whenever it is due. Ends only by cancellation."""
@@ -104,7 +92,7 @@ class Learner:
         arrivals, node_types = self._mix.arrivals, self._judge.node_types()
         study = await last_of(studying(self._mix, node_types))
         await last_of(self._judge.learned(study.usable))
-        self._appraiser = None if study.usable is None else Appraiser(study.usable)
+        self.in_force = study.usable is not None
         self.distrusted = study.distrusted
         said = _log.debug if self._learned_from else _log.info
         said("learned what room is worth", extra={"pods": arrivals, "kinds": len(self._mix), "shapes": len(node_types)})

@@ -226,9 +226,10 @@ class Opener:
     async def open(self) -> None:
         """Remove the taint where it is due. Raises ApiError."""
         candidates = self._context.fleet.candidates
-        for name in tuple(self._followed.starting):
-            node, there = self._followed.nodes.get(name), candidates.get(name)
-            if node is not None and node.offers and there is not None and there.rooms and not there.gpus.problem:
+        for node in tuple(self._followed.nodes.values()):
+            there = candidates.get(node.name)
+            starting = node.offers and any(taint.key == STARTUP_TAINT for taint in node.taints)
+            if starting and there is not None and there.rooms and not there.gpus.problem:
                 with suppress(ConflictError, NotFoundError):  # the watch shows it as it is now
                     await self._open(node.name)
 

@@ -16,8 +16,7 @@ from gpu_device_plugin.programs.extender.capacity.growing import Grower
 from gpu_device_plugin.programs.extender.capacity.idle_actions import IdleActions
 from gpu_device_plugin.programs.extender.capacity.keeping import Keeper
 from gpu_device_plugin.programs.extender.capacity.known_kinds import KnownKinds
-from gpu_device_plugin.programs.extender.capacity.moving import MANIFEST, Mover
-from gpu_device_plugin.programs.extender.capacity.rebalancing import Rebalancer
+from gpu_device_plugin.programs.extender.capacity.moving import MANIFEST, Mover, Rebalancer
 from gpu_device_plugin.programs.extender.capacity.waiters import Waiters
 from gpu_device_plugin.settings.common import own_namespace
 
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.fleet_judge import Judge
     from gpu_device_plugin.programs.extender.controller_context import ControllerContext
-    from gpu_device_plugin.programs.extender.followed import Followed
     from gpu_device_plugin.programs.extender.resizing import Leadership
+    from gpu_device_plugin.programs.extender.followed import Followed
 
 T = TypeVar("T")
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from gpu_device_plugin.core.capacity.movable import Move, Resident, Residents
-    from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.programs.extender.controller_context import ControllerContext
     from gpu_device_plugin.programs.extender.followed import Followed, FollowedNode
@@ -77,7 +76,7 @@ class Keeper:
 
     async def decide(self) -> Leaving:
         """Return which nodes may go."""
-        nodes = self._open()
+        nodes = self._followed.sharing_open()
         tied = dict.fromkeys((at for at, _ in self._followed.holds.rooms.values()), _HELD)
         # The watch has not shown these pods yet, so that they are on no node here.
         tied |= {entry.node: _COMING for entry in self._context.fleet.entries.values() if not entry.seen}
@@ -120,7 +119,8 @@ class Keeper:
 
     async def release(self) -> bool:
         """Remove what was written on nodes; return whether all is removed. Raises ApiError."""
-        self.latest = Leaving(dict.fromkeys(self._followed.marked, ()))
+        marked = (name for name, node in self._followed.nodes.items() if KEPT_NODE in node.annotations)
+        self.latest = Leaving(dict.fromkeys(marked, ()))
         return await self._write_all(self._due(dict.fromkeys(self.latest.may_go, "")))
 
     async def secure(self, name: str, why: str) -> Collection[str]:
@@ -226,11 +226,6 @@ class Keeper:
         self._written[node.name] = now = replace(node, annotations=notes, resource_version=meta.resource_version)
         return now
 
-    def _open(self) -> Mapping[str, Candidate]:
-        """Return the nodes that pods with GPUs may come to."""
-        followed = self._followed.nodes
-        return {name: node for name, node in self._followed.sharing().items() if followed[name].open}
-
     def _resident(self, residents: Residents, pod: Pod) -> Resident:
         return residents.of(pod, self._followed.facts(pod.uid))
 
@@ -239,15 +234,11 @@ class Keeper:
     async def shelter(self, moving: Collection[str] = ()) -> None:
         """Hold places for the pods of nodes that are being drained; `moving` have theirs."""
         self._give_back(moving)
-        if not self._followed.draining:
-            return
-        awaited = self._awaited()
-        for name in tuple(self._followed.draining):
-            node = self._followed.nodes.get(name)
-            if node is None:
-                continue
+        draining = [node for node in self._followed.nodes.values() if node.draining]
+        awaited = self._awaited() if draining else {}
+        for node in draining:
             leavers: list[tuple[Pod, float]] = []
-            for pod in self._followed.on_node(name):
+            for pod in self._followed.on_node(node.name):
                 owner = replaceable(pod)
                 if owner is None or pod.uid in self._followed.holds.rooms:
                     continue
@@ -258,7 +249,7 @@ class Keeper:
                 elif node.going:
                     leavers.append((pod, self._context.wall()))
             if leavers:
-                await self._hold_for(name, leavers)
+                await self._hold_for(node.name, leavers)
 
     def _awaited(self) -> Mapping[str, list[float]]:
         """Return by controller when the pods were made, the newest last, that wait and have no room held."""
@@ -275,7 +266,7 @@ class Keeper:
         return found
 
     async def _hold_for(self, name: str, leavers: Sequence[tuple[Pod, float]]) -> None:
-        nodes, may_go = self._open(), self.latest.may_go
+        nodes, may_go = self._followed.sharing_open(), self.latest.may_go
         pods = {pod.uid: (pod, since_s) for pod, since_s in leavers}
         known = self._followed.residents(nodes)
         residents = [self._resident(known, pod) for pod, _ in leavers]
@@ -306,5 +297,5 @@ class Keeper:
         for uid, (name, _) in tuple(self._followed.holds.rooms.items()):
             pod, to = self._followed.pods.get(uid), nodes.get(name)
             node = None if pod is None or pod.deleting or uid in moving else nodes.get(pod.node_name)
-            if (to is not None and (to.unschedulable or to.going)) or (node is not None and not node.going):
+            if (to is not None and to.draining) or (node is not None and not node.going):
                 self._followed.holds.let_go(uid)

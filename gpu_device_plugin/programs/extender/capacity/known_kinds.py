@@ -15,6 +15,7 @@ from gpu_device_plugin.cluster.client.errors import Call, ForbiddenError, Invali
 from gpu_device_plugin.cluster.objects.decoding import ObjectKind, decoded
 from gpu_device_plugin.core.capacity.node_kinds import NodeKind, kind_of, lasting
 from gpu_device_plugin.core.cluster.candidate import candidate
+from gpu_device_plugin.core.value.marginal_value import shape_of
 from gpu_device_plugin.model.contract.keys import GROUP_LABELS, HOSTNAME, MalformedAnnotationError
 from gpu_device_plugin.model.contract.nodegpus import read_node_gpus, write_node_gpus
 from gpu_device_plugin.model.pods import Taint  # noqa: TC001 - msgspec reads it
@@ -88,11 +89,11 @@ class KnownKinds:
         if self._found is not None and self._found[0] == state:
             return self._found[1]
         found: dict[object, NodeKind] = {}
-        for number, (node_type, node) in enumerate(self._judge.by_type()):
+        for number, node in enumerate(tuple(self._context.fleet.candidates.values())):
             if not number % _NODES_AT_ONCE:
                 await asyncio.sleep(0)
-            itself = followed.get(node.name)
-            if itself is None or node.gpus.claims or len(found) >= _MOST_KINDS:
+            itself, node_type = followed.get(node.name), shape_of(node)
+            if itself is None or not node_type.sizes or node.gpus.claims or len(found) >= _MOST_KINDS:
                 continue
             told = tuple([itself.labels.get(key) for key in labels])
             key = node_type, told, lasting(itself.taints), itself.others

@@ -342,7 +342,7 @@ async def test_the_rooms_are_looked_through_as_often_however_many_nodes_have_som
                 h.fleet.put_node(f"n{n}", GPUS)
                 h.holds.hold(f"n{n}", room(f"p{n}"))
             rooms = Rooms(h.holds.rooms)
-            h.holds._rooms = rooms  # type: ignore[assignment]
+            h.holds.rooms = rooms  # type: ignore[assignment]
             h.holds.release()
             looks.append(rooms.looks)
     assert looks[0] == looks[1]
