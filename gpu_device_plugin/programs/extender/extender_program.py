@@ -36,11 +36,10 @@ from gpu_device_plugin.model.contract.promises import promises
 from gpu_device_plugin.programs.extender.binding import Binding, Freshness
 from gpu_device_plugin.programs.extender.capacity.capacity import Capacity
 from gpu_device_plugin.programs.extender.controller_context import DEFAULT_TIMINGS, ControllerContext
-from gpu_device_plugin.programs.extender.extender_routes import ExtenderRoutes, Readiness
+from gpu_device_plugin.programs.extender.extender_routes import ExtenderRoutes, Leadership, Readiness
 from gpu_device_plugin.programs.extender.followed import READ_ON_NODES as FOLLOWED_ON_NODES
 from gpu_device_plugin.programs.extender.followed import Followed, is_stand_in, with_brief_use
 from gpu_device_plugin.programs.extender.nominating import Nominator
-from gpu_device_plugin.programs.extender.resizing import Leadership, Resizer
 from gpu_device_plugin.programs.extender.verbs import Verbs
 from gpu_device_plugin.programs.extender.workload_learning import Learner
 from gpu_device_plugin.settings.extender import ExtenderSettings
@@ -167,8 +166,8 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             context, followed, self.verbs.judge, self.verbs.waiting.refused, leadership, catch_up=self._caught_up
         )
         catch_up = partial(self._pods.caught_up, timings.catch_up_s)
-        before_bind = self.capacity.before_bind
-        self._resizer = Resizer(context, self.resizes, leadership, catch_up=catch_up, before_write=before_bind)
+        self.resizes.before_write = before_bind = self.capacity.before_bind
+        self._resize = partial(self.resizes.run, leadership.term, catch_up)
         current = Freshness(catch_up, context.clock, lambda: self.readiness.term)
         self.binding = Binding(
             context, followed, current=current, ranks=self.verbs.judge.ranks, before_bind=before_bind
@@ -211,7 +210,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
                 tasks.create_task(self._learner.run(), name="learn")
                 tasks.create_task(self._tick(), name="expire vanished pods")
                 tasks.create_task(self._nominator.run(), name="nominate nodes")
-                tasks.create_task(self._resizer.run(), name="resize pods")
+                tasks.create_task(self._resize(), name="resize pods")
                 tasks.create_task(self.capacity.run(), name="care for the capacity")
                 tasks.create_task(self._log_when_ready(), name="log when ready")
                 if self._lease is not None:
@@ -223,7 +222,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
                     # Bindings in progress end before the lease is released: the next leader lists pods before it binds,
                     # and would miss a binding still in flight.
                     self.readiness.shutting_down = True
-                    await self._resizer.close()
+                    await self.resizes.close()
                     await servers.aclose()
 
     async def _serve(

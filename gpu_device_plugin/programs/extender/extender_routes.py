@@ -1,4 +1,7 @@
-"""The extender's HTTP endpoints: the scheduler's calls, probes, metrics, and `/quiet` for kube-scheduler's shutdown."""
+"""The extender's HTTP endpoints: the scheduler's calls, probes, metrics, and `/quiet` for kube-scheduler's shutdown.
+
+What decides whether they may be answered is here too: whether the cluster is known, and which extender is active.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,13 @@ from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.http import JSON, Page, Request, Route, page_at
 from gpu_device_plugin.aio.waiting import wait_within
+from gpu_device_plugin.cluster.client.config import SERVICE_ACCOUNT
+from gpu_device_plugin.cluster.lease import holder_of
 from gpu_device_plugin.cluster.writers.binder import PodRef
 from gpu_device_plugin.scheduler import wire
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Hashable, Mapping
 
     from gpu_device_plugin.cluster.lease import Lease
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
@@ -38,6 +43,10 @@ PREFIX = "/gpushare-scheduler"
 
 _LONGEST_FIELD = 600
 """Characters of one field in a log line."""
+_TERM_S = 1.0
+"""How long the holder of kube-scheduler's Lease is remembered. Another needs more than 10 s to take it."""
+_READ_S = 2.0
+"""Timeout of reading it."""
 
 
 @dataclass(eq=False, repr=False)
@@ -185,3 +194,36 @@ class Readiness:
         if self._lease.problem is not None:
             return (f"whether this extender may lead is unknown: {self._lease.problem}",)
         return (f"another extender leads: {self._lease.holder or 'none yet'}",)
+
+
+@dataclass(eq=False, repr=False)
+class Leadership:
+    """Whether this extender is the active one. Of several, that is the one whose kube-scheduler leads."""
+
+    _context: ControllerContext
+    _readiness: Readiness
+
+    def __post_init__(self) -> None:
+        settings = self._context.settings()
+        self._lease = settings.namespace(SERVICE_ACCOUNT), settings.scheduler_lease
+        """Namespace and name of that of the kube-scheduler beside this extender; without a name no other extender is
+        there, or they elect the active one themselves."""
+        self._identity = settings.holder()
+        """The host name of this pod, with which kube-scheduler's own identity begins."""
+        self._read: tuple[float, Hashable | None] | None = None
+
+    async def term(self, within_s: float = _TERM_S) -> Hashable | None:
+        """Return what stays equal for as long as no other extender can have been active; None: this one is not.
+
+        The Lease was read at most `within_s` ago. Raises ApiError.
+        """
+        if self._readiness.unready():
+            return None
+        if not self._lease[1]:
+            return ("elected", self._readiness.term)
+        now = self._context.clock()
+        if self._read is None or now - self._read[0] > within_s:
+            holder, transitions = await holder_of(self._context.client, *self._lease, timeout_s=_READ_S)
+            ours = holder.rpartition("_")[0] == self._identity
+            self._read = now, (holder, transitions) if ours else None
+        return self._read[1]

@@ -34,7 +34,7 @@ from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.sharing import Shared
 from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.programs.extender.holds import Holds
-from gpu_device_plugin.programs.extender.resizes import Resizes
+from gpu_device_plugin.programs.extender.resizing import Resizes
 from gpu_device_plugin.view.movable_pods import evictability
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.fleet_judge import Judge
     from gpu_device_plugin.programs.extender.controller_context import ControllerContext
-    from gpu_device_plugin.programs.extender.resizing import Leadership
+    from gpu_device_plugin.programs.extender.extender_routes import Leadership
     from gpu_device_plugin.programs.extender.followed import Followed
 
 T = TypeVar("T")
