@@ -19,12 +19,13 @@ from gpu_device_plugin.cluster.writers.binder import Binder, BinderTiming, PodRe
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.model.contract.keys import POD_ANNOTATIONS
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
-from gpu_device_plugin.programs.extender.binding import LATEST_COMMIT_S, Binding
+from gpu_device_plugin.programs.extender.controller_context import LATEST_COMMIT_S
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container
 from gpu_device_plugin.testing.cluster.cluster_kinds import PODS, StatusError
 from gpu_device_plugin.testing.cluster.cluster_store import Store
 from tests.cluster_double.troubles import Answer, Late
+from tests.programs.extender.contexts import binding_in, context
 from tests.programs.extender.harness import HASTY, held, world
 from tests.resources import RESOURCES
 
@@ -160,17 +161,9 @@ class Cluster:
         for node, sizes in SIZES.items():
             gpus = tuple(ListedGpu(at, size, f"GPU-{node}-{at}") for at, size in enumerate(sizes))
             self.fleet.put_node(node, NodeGpus(gpus, 1024))
-        self.binding = Binding(
-            self.fleet,
-            Binder(cast("Client", self.wire), self.reader, timing=lambda: BinderTiming(pause_s=0)),
-            RESOURCES,
-            current=self.current,
-            gpu_policy=lambda: "binpack",
-            ranks=lambda _node, _amounts: None,
-            timeout_s=lambda: 60.0,
-            clock=lambda: self.clock.now,
-            wall_ns=lambda: 17,
-            check_doubts_s=5.0,
+        binder = Binder(cast("Client", self.wire), self.reader, timing=lambda: BinderTiming(pause_s=0))
+        self.binding = binding_in(
+            context(self.fleet, binder=binder, clock=lambda: self.clock.now, wall=lambda: 17e-9), self.current
         )
         self.told = 0
         self.calls: set[asyncio.Task[str]] = set()

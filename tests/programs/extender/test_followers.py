@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.objects.decoding import NodeReader, NodeRecord
 from gpu_device_plugin.core.cluster.other_pods import OtherPod
@@ -14,16 +14,13 @@ from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Amounts
 from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.programs.extender.followed import Followed, with_brief_use
-from gpu_device_plugin.programs.extender.holds import Holds
-from gpu_device_plugin.programs.extender.resizes import Resizes
 from gpu_device_plugin.testing import builders
 from tests.names import COUNT, MEM
+from tests.programs.extender.contexts import context
 from tests.resources import RESOURCES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    from gpu_device_plugin.cluster.client.api_client import Client
 
 
 def fleet() -> Fleet:
@@ -31,10 +28,9 @@ def fleet() -> Fleet:
 
 
 def followed(fleet: Fleet, arrivals: Arrivals | None = None, clock: Callable[[], float] = lambda: 0.0) -> Followed:
-    holds = Holds(fleet, cast("Client", None), clock=clock, wall=lambda: 0.0)
-    resizes = Resizes(fleet, RESOURCES, clock=clock)
-    observe = (arrivals or Arrivals()).observe
-    return Followed(fleet, RESOURCES, holds, resizes, observe=observe, clock=clock, every_pod=False)
+    there = Followed(context(fleet, clock=clock, wall=lambda: 0.0))
+    there.observe = (arrivals or Arrivals()).observe
+    return there
 
 
 def node(

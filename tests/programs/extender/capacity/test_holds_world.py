@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -22,12 +22,12 @@ from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Owner, Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.programs.extender.holds import Holds
+from tests.programs.extender.contexts import context
 from tests.resources import RESOURCES
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
 
-    from gpu_device_plugin.cluster.client.api_client import Client
 
 SIZE = 8
 GPUS = NodeGpus((ListedGpu(0, SIZE), ListedGpu(1, SIZE)), share_mib=1024)
@@ -93,7 +93,7 @@ class Extenders(RuleBasedStateMachine):
         self.active = 0
         self.fleets = [Fleet(RESOURCES, vanished_grace_s=30) for _ in range(EXTENDERS)]
         self.all = [
-            Holds(fleet, cast("Client", self.api), clock=lambda: self.time_s, wall=lambda: self.time_s)
+            Holds(context(fleet, client=self.api, clock=lambda: self.time_s, wall=lambda: self.time_s))
             for fleet in self.fleets
         ]
         for fleet in self.fleets:
