@@ -11,9 +11,8 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together
 from gpu_device_plugin.aio.worker import Backoff
-from gpu_device_plugin.cluster.client.answers import translated
 from gpu_device_plugin.cluster.client.api_client import Client
-from gpu_device_plugin.cluster.client.errors import ApiError, Call, ForbiddenError
+from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError
 from gpu_device_plugin.cluster.node_pods import NodePods
 from gpu_device_plugin.cluster.objects.decoding import NAMESPACES, PodReader, read_metadata
 from gpu_device_plugin.cluster.writers.events import EventSubject, EventWriter, about_node
@@ -138,8 +137,7 @@ class NodeCluster(NodeApi):
 
     async def namespace_labels(self, namespace: str) -> Mapping[str, str] | str | None:  # noqa: D102
         try:
-            with translated(Call("get", NAMESPACES.plural, name=namespace)):
-                found = read_metadata(await self.client.get(NAMESPACES, namespace))
+            found = (await self.client.get(NAMESPACES, namespace)).read(read_metadata)
         except ForbiddenError as error:
             return f"the labels of namespace {namespace} cannot be read: {error}"
         except ApiError as error:

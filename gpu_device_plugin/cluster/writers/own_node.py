@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.aio.worker import Backoff
-from gpu_device_plugin.cluster.client.answers import translated
 from gpu_device_plugin.cluster.client.api_client import PatchType
-from gpu_device_plugin.cluster.client.errors import ApiError, Call, ConflictError, ForbiddenError, NotFoundError
+from gpu_device_plugin.cluster.client.errors import ApiError, ConflictError, ForbiddenError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import NODES, NodeReader
 from gpu_device_plugin.model.contract.cordons import read_cordons, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS, GPU_CONDITION
@@ -65,8 +64,7 @@ class OwnNode:
             UnavailableError: the answer is not a node, but that of a proxy.
         """
         try:
-            with translated(Call("get", NODES.plural, name=self.name)):
-                return NodeReader().read(await self._client.get(NODES, self.name))
+            return (await self._client.get(NODES, self.name)).read(NodeReader().read)
         except NotFoundError as error:
             why = f"{error.status} {error.reason}: no such node; set the node's name (NODE_NAME) from spec.nodeName"
             raise NotFoundError(error.call, why, status=error.status, reason=error.reason) from error
