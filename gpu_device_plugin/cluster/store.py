@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 
 class Versioned(Protocol):
@@ -23,6 +23,7 @@ class Versioned(Protocol):
         ...
 
 
+T = TypeVar("T", bound=Versioned)
 T_contra = TypeVar("T_contra", bound=Versioned, contravariant=True)
 
 
@@ -73,3 +74,18 @@ class Applied(Store[T_contra]):
     def remove(self, object: T_contra) -> None:  # noqa: A002 - the API's term
         """Remove a deleted object."""
         self.cluster_remove(object)
+
+
+def replacing(
+    held: Callable[[], Iterable[T]], put: Callable[[T], None], remove: Callable[[T], None]
+) -> Callable[[Sequence[T]], None]:
+    """Return what replaces all objects of a kind, one by one."""
+
+    def replace_all(objects: Sequence[T]) -> None:
+        there = {each.uid for each in objects}
+        for gone in [each for each in held() if each.uid not in there]:
+            remove(gone)
+        for each in objects:
+            put(each)
+
+    return replace_all

@@ -348,8 +348,9 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             _log.warning(
                 "ignoring invalid limits of a pod", extra={"pod": f"{pod.namespace}/{pod.name}", "why": ignored[0]}
             )
-        self._followed.note(pod, raw)
-        return pod if pod.containers or is_stand_in(pod) else self._other_reader.read(raw)
+        if pod.containers or is_stand_in(pod):
+            return self._followed.with_facts(pod, raw)
+        return self._other_reader.read(raw)
 
     def _unplaced(self, pod: Pod) -> None:
         """Count a pod whose GPU is unknown because its annotations are malformed."""

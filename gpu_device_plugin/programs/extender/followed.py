@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import KW_ONLY, dataclass, fields, replace
-from typing import TYPE_CHECKING
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from gpu_device_plugin.cluster.objects.decoding import NodeRecord
-from gpu_device_plugin.cluster.store import Applied
+from gpu_device_plugin.cluster.store import Applied, replacing
 from gpu_device_plugin.core.capacity.movable import Evictability
 from gpu_device_plugin.core.cluster.candidate import gpus_of_node
 from gpu_device_plugin.core.cluster.other_pods import OtherPod
@@ -105,6 +105,15 @@ class FollowedNode(NodeRecord):
         return self.ready and not self.unschedulable and not self.going
 
 
+@dataclass(frozen=True, slots=True)
+class PodWithFacts(Pod):
+    """A pod, with what of its JSON decides to which nodes it may go."""
+
+    facts: Evictability = field(default=_NO_FACTS, compare=False)
+    unschedulable_s: float | None = field(default=None, compare=False)
+    """Since when its scheduler finds no node for it, in seconds since the epoch by the API server's clock."""
+
+
 @dataclass(eq=False)
 class Followed:
     """Applies watched pods and nodes to the fleet, its resizes and held room, and keeps what else is asked of them.
@@ -150,12 +159,13 @@ class Followed:
         self.use_read_at: dict[str, float] = {}
         """By node, when its agent last read the use of its GPUs, in seconds since the epoch."""
         self._on_node: dict[str, dict[str, Pod]] = {}
-        self._facts: dict[str, Evictability] = {}
         self._shared: Shared[str, Evictability] = Shared()
         self._names: Mapping[Kind, str] = {resource.kind: resource.name for resource in self.resources}
         self._links: dict[str, Links] = {}
         self.pod_store: Store[Pod | OtherPod] = Applied(self.replace_pods, self.put_pod, self.remove_pod)
-        self.node_store: Store[NodeRecord] = Applied(self.replace_nodes, self.put_node, self.remove_node)
+        self.node_store: Store[NodeRecord] = Applied(
+            replacing(self.nodes.values, self.put_node, self.remove_node), self.put_node, self.remove_node
+        )
 
     # --- Pods ---------------------------------------------------------------------------------------------------------
 
@@ -204,6 +214,10 @@ class Followed:
         return bool(pod.node_name) and not pod.deleting and (entry is None or not entry.seen)
 
     def _keep(self, pod: Pod) -> None:
+        known = self.unschedulable.pop(pod.uid, math.inf)
+        if isinstance(pod, PodWithFacts) and pod.unschedulable_s is not None:
+            # The clock of the API server may be ahead of ours.
+            self.unschedulable[pod.uid] = min(pod.unschedulable_s, known, self.holds.wall())
         if is_stand_in(pod):
             self.stand_ins[pod.uid] = pod
         elif not pod.node_name and not pod.ended:
@@ -215,30 +229,27 @@ class Followed:
             self.pods[pod.uid] = kept = _brief(pod)
             self._on_node.setdefault(pod.node_name, {})[pod.uid] = kept
 
-    def note(self, pod: Pod, raw: msgspec.Raw) -> None:
-        """Note what of a pod's JSON decides to which nodes it may go, before the pod itself is added."""
-        known = self.unschedulable.pop(pod.uid, math.inf)
-        self._facts.pop(pod.uid, None)
+    def with_facts(self, pod: Pod, raw: msgspec.Raw) -> Pod:
+        """Return a pod, as it is read, with what of its JSON decides to which nodes it may go, where that matters."""
         if pod.node_name:
             follows = self.every_pod or MOVE_TO in pod.annotations
         else:
             follows = self.waiting_pods and bool(pod.containers) and not pod.deleting
         if not follows or pod.ended:
-            return
+            return pod
         facts, since = evictability(raw)
-        if not pod.node_name:
-            if since is None:
-                return
-            # The clock of the API server may be ahead of ours.
-            self.unschedulable[pod.uid] = min(since, known, self.holds.wall())
-        self._facts[pod.uid] = self._shared.one(repr(facts), lambda: facts)
+        if since is None and not pod.node_name:
+            return pod
+        facts = self._shared.one(repr(facts), lambda: facts)
+        values: dict[str, Any] = {each.name: getattr(pod, each.name) for each in fields(pod)}
+        return PodWithFacts(**values, facts=facts, unschedulable_s=None if pod.node_name else since)
 
     def facts(self, uid: str) -> Evictability:
         """Return what decides whether a pod may be moved."""
-        return self._facts.get(uid, _NO_FACTS)
+        pod = self.pods.get(uid) or self.fleet.pending.get(uid)
+        return pod.facts if isinstance(pod, PodWithFacts) else _NO_FACTS
 
     def _forget(self, uid: str) -> None:
-        self._facts.pop(uid, None)
         self.unschedulable.pop(uid, None)
         self._unbound(uid)
 
@@ -292,14 +303,6 @@ class Followed:
         self._note_use(node.name, None)
         self.fleet.remove_node(node.name)
         self.holds.remove_node(node.name)
-
-    def replace_nodes(self, nodes: Sequence[NodeRecord]) -> None:
-        """Replace all nodes."""
-        there = {node.name for node in nodes}
-        for node in [node for name, node in self.nodes.items() if name not in there]:
-            self.remove_node(node)
-        for each in nodes:
-            self.put_node(each)
 
     def _sort(self, name: str, **is_so: bool) -> None:
         """Note in which of the sets a node is that are looked at all the time."""
