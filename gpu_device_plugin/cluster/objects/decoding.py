@@ -115,7 +115,9 @@ class _PodMeta(OwnedMeta, rename="camel", gc=False):
     deletion_grace_period_seconds: int | None = None
 
 
-class _Pod(msgspec.Struct, gc=False):
+class PodObject(msgspec.Struct, gc=False):
+    """The part of a pod that we read."""
+
     metadata: _PodMeta
     spec: PodSpec = msgspec.field(default_factory=PodSpec)
     status: PodStatus = msgspec.field(default_factory=PodStatus)
@@ -158,7 +160,7 @@ class PodReader:
         self._limits_made: Shared[tuple[object, ...], Mapping[str, int]] = Shared()
         self._names: Shared[str, str] = Shared(_MOST_NAMES)
         self._owners: Shared[tuple[str, ...], Owner] = Shared(_MOST_NAMES)
-        self._decoder = msgspec.json.Decoder(_Pod)
+        self._decoder = msgspec.json.Decoder(PodObject)
 
     def read(self, raw: bytes | msgspec.Raw) -> tuple[Pod, tuple[str, ...]]:
         """Return the pod, and a sentence each for the first limits that were ignored as they are not whole numbers.

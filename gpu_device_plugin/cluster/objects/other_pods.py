@@ -9,9 +9,9 @@ from __future__ import annotations
 import msgspec
 from msgspec import Raw, Struct
 
-from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError, decoded
+from gpu_device_plugin.cluster.objects.decoding import PodObject, UnreadableObjectError, decoded
 from gpu_device_plugin.cluster.objects.quantity import RequestSums
-from gpu_device_plugin.cluster.objects.requests import PodSpec, requests_of
+from gpu_device_plugin.cluster.objects.requests import requests_of
 from gpu_device_plugin.core.cluster.other_pods import OtherPod
 
 _OF_ONE_NODE = frozenset({"DaemonSet", "Node"})
@@ -19,32 +19,11 @@ _OF_ONE_NODE = frozenset({"DaemonSet", "Node"})
 _ENDED = frozenset({"Succeeded", "Failed"})
 
 
-class _Owner(msgspec.Struct, gc=False):
-    kind: str = ""
-
-
-class _Metadata(msgspec.Struct, rename="camel", gc=False):
-    uid: str = ""
-    resource_version: str = ""
-    creation_timestamp: str | None = None
-    owner_references: list[_Owner] | None = None
-
-
-class _Status(msgspec.Struct, gc=False):
-    phase: str = ""
-
-
-class _Pod(msgspec.Struct, gc=False):
-    metadata: _Metadata
-    spec: PodSpec = msgspec.field(default_factory=PodSpec)
-    status: _Status = msgspec.field(default_factory=_Status)
-
-
 class OtherPodReader:
     """Decodes a pod's JSON into an `OtherPod`."""
 
     def __init__(self) -> None:
-        self._decoder = msgspec.json.Decoder(_Pod)
+        self._decoder = msgspec.json.Decoder(PodObject)
         self._sums = RequestSums()
 
     def read(self, raw: bytes | msgspec.Raw) -> OtherPod:

@@ -61,7 +61,9 @@ class _OutcomeError(ApiError):
 
     def __init__(self, pod: PodRef, sentence: str) -> None:
         super().__init__(Call("create", "pods/binding", PODS.group, pod.namespace, pod.name), sentence)
-        self.args = (sentence,)
+
+    def __str__(self) -> str:
+        return self.why
 
 
 class BindError(_OutcomeError):
