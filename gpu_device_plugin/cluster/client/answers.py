@@ -14,7 +14,7 @@ from aiohttp.client_exceptions import UnixClientConnectorError
 
 from gpu_device_plugin.cluster.client.config import ClusterConfigError
 from gpu_device_plugin.cluster.client.errors import Call, UnavailableError, error_from
-from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError, WatchEvent
+from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -23,6 +23,28 @@ T = TypeVar("T")
 
 _LONGEST_EVENT = 16 << 20
 """Bytes. etcd stores no object above 1.5 MiB; a longer line of a watch is not an event."""
+
+
+class ListMeta(msgspec.Struct, rename={"resource_version": "resourceVersion", "continue_": "continue"}):
+    """The version and the continue token of a list."""
+
+    resource_version: str = ""
+    continue_: str = ""
+
+
+class Page(msgspec.Struct):
+    """One page of a list; its items are decoded one by one, so that one invalid object does not hide the others."""
+
+    metadata: ListMeta
+    items: list[msgspec.Raw] | None = None
+
+
+class WatchEvent(msgspec.Struct):
+    """One line of a watch."""
+
+    type: str
+    """``ADDED``, ``MODIFIED``, ``DELETED``, ``BOOKMARK`` or ``ERROR``."""
+    object: msgspec.Raw
 
 
 class _Outcome(msgspec.Struct):

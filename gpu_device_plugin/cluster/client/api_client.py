@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import aiohttp
 import msgspec
 
-from gpu_device_plugin.cluster.client.answers import ApiAnswer, events, read, translated
+from gpu_device_plugin.cluster.client.answers import ApiAnswer, Page, events, read, translated
 from gpu_device_plugin.cluster.client.config import ClusterConfigError, Credentials
 from gpu_device_plugin.cluster.client.errors import ApiError, Call, UnauthorizedError, UnavailableError, error_from
-from gpu_device_plugin.cluster.objects.decoding import PODS, ObjectKind, Page, version_number
+from gpu_device_plugin.cluster.objects.decoding import PODS, ObjectKind, version_number
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
     from types import TracebackType
 
+    from gpu_device_plugin.cluster.client.answers import WatchEvent
     from gpu_device_plugin.cluster.client.config import ClusterConfig
-    from gpu_device_plugin.cluster.objects.decoding import WatchEvent
 
 T = TypeVar("T")
 
