@@ -10,7 +10,7 @@ import asyncio
 import math
 import random
 import time
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
@@ -25,7 +25,7 @@ from gpu_device_plugin.cluster.client.errors import ApiError, Call, Unauthorized
 from gpu_device_plugin.cluster.objects.decoding import PODS, ObjectKind, version_number
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
     from types import TracebackType
 
     from gpu_device_plugin.cluster.client.answers import WatchEvent
@@ -367,6 +367,8 @@ class Client:
             # A pod that the proxy does not reach says nothing about the server, and a 403 nothing about its absence.
             if isinstance(error, UnavailableError) and call.resource != "pods/proxy" and error.status != 403:
                 self._unavailable_at = time.monotonic()
+            if isinstance(error.__cause__, (aiohttp.ClientSSLError, ClusterConfigError)):
+                self._credentials.forget_tls()
             self.on_error(error)
             raise
 
@@ -387,7 +389,7 @@ class Client:
             raise RuntimeError(f"the client of {self._config.url} is used outside its `async with`")
         data = None if body is None else msgspec.json.encode(body)
         while True:
-            with self._tls_forgotten_on_failure(), translated(call):
+            with translated(call):
                 async with asyncio.timeout(self.timing.request_s):
                     response = await self._session.request(
                         method,
@@ -424,16 +426,6 @@ class Client:
             why = error.strerror if isinstance(error, OSError) else "it does not contain a token"
             raise UnauthorizedError(call, f"the token file cannot be read: {why}") from None
         return headers | ({"Authorization": f"Bearer {token}"} if token else {})
-
-    @contextmanager
-    def _tls_forgotten_on_failure(self) -> Iterator[None]:
-        """Make the next call reload the certificates: an authority is rotated by replacing its file."""
-        try:
-            yield
-        except UnavailableError as error:
-            if isinstance(error.__cause__, (aiohttp.ClientSSLError, ClusterConfigError)):
-                self._credentials.forget_tls()
-            raise
 
 
 def _selectors(fields: str, labels: str) -> dict[str, str]:
