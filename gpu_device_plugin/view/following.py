@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.objects.decoding import NodeReader, NodeRecord, PodReader
-from gpu_device_plugin.cluster.store import Applied, Store, replacing
+from gpu_device_plugin.cluster.store import Store, replacing
 from gpu_device_plugin.core.cluster.candidate import gpus_of_node
 from gpu_device_plugin.core.cluster.claimed_gpus import pools, waits_for_ours, with_claims
 from gpu_device_plugin.core.cluster.held_instances import instance_pod
@@ -131,9 +131,9 @@ class FollowedCluster:
         """The waiting pods as of a version: every reader of a page asks for them."""
         replace_nodes = replacing(self._nodes.values, self.put_node, self.remove_node)
         replace_claims = replacing(self._claims.values, self.put_claim, self.remove_claim)
-        self.nodes: Store[FollowedNode] = Applied(replace_nodes, self.put_node, self.remove_node)
-        self.pods: Store[FollowedPod] = Applied(self.replace_pods, self.put_pod, self.remove_pod)
-        self.claims: Store[Claim] = Applied(replace_claims, self.put_claim, self.remove_claim)
+        self.nodes: Store[FollowedNode] = Store(replace_nodes, self.put_node, self.remove_node)
+        self.pods: Store[FollowedPod] = Store(self.replace_pods, self.put_pod, self.remove_pod)
+        self.claims: Store[Claim] = Store(replace_claims, self.put_claim, self.remove_claim)
 
     # --- Objects of the API ------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gpu_device_plugin.cluster.objects.decoding import NodeRecord
-from gpu_device_plugin.cluster.store import Applied, replacing
+from gpu_device_plugin.cluster.store import Store, replacing
 from gpu_device_plugin.core.capacity.movable import Evictability
 from gpu_device_plugin.core.cluster.candidate import gpus_of_node
 from gpu_device_plugin.core.cluster.other_pods import OtherPod
@@ -39,7 +39,6 @@ from gpu_device_plugin.view.movable_pods import evictability
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.cluster.store import Store
     from gpu_device_plugin.fleet import Fleet
     from gpu_device_plugin.model.gpus import Links
     from gpu_device_plugin.model.pods import Owner
@@ -162,8 +161,8 @@ class Followed:
         self._shared: Shared[str, Evictability] = Shared()
         self._names: Mapping[Kind, str] = {resource.kind: resource.name for resource in self.resources}
         self._links: dict[str, Links] = {}
-        self.pod_store: Store[Pod | OtherPod] = Applied(self.replace_pods, self.put_pod, self.remove_pod)
-        self.node_store: Store[NodeRecord] = Applied(
+        self.pod_store: Store[Pod | OtherPod] = Store(self.replace_pods, self.put_pod, self.remove_pod)
+        self.node_store: Store[NodeRecord] = Store(
             replacing(self.nodes.values, self.put_node, self.remove_node), self.put_node, self.remove_node
         )
 
