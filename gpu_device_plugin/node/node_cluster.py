@@ -11,14 +11,13 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together
 from gpu_device_plugin.aio.worker import Backoff
-from gpu_device_plugin.cluster.client.answers import translated
 from gpu_device_plugin.cluster.client.api_client import Client
-from gpu_device_plugin.cluster.client.errors import ApiError, Call, ForbiddenError
+from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError
 from gpu_device_plugin.cluster.node_pods import NodePods
 from gpu_device_plugin.cluster.objects.decoding import NAMESPACES, PodReader, read_metadata
 from gpu_device_plugin.cluster.writers.events import EventSubject, EventWriter, about_node
 from gpu_device_plugin.cluster.writers.evictions import evict
-from gpu_device_plugin.cluster.writers.own_node import NodeConditionWriter, OwnNode
+from gpu_device_plugin.cluster.writers.own_node import OwnNode
 from gpu_device_plugin.cluster.writers.pod_writer import PodWriter
 from gpu_device_plugin.model.contract.keys import ASSUME_TIME, READ_BY_AGENT, MalformedAnnotationError
 from gpu_device_plugin.model.contract.promises import assignment
@@ -76,12 +75,9 @@ class NodeCluster(NodeApi):
         self._events = EventWriter(self.client, instance=settings.node_name)
         self._self = OwnNode(self.client, settings.node_name)
         self.cleanup = Cleanup(self.client, self._self, settings.names)
-        condition = NodeConditionWriter(
-            self.client,
-            settings.node_name,
-            forbidden=lambda why: self.event("NodeConditionForbidden", why, "Observe"),
+        self.published: NodePublisher = NodePublisher(
+            self._self, settings, config, state, lambda why: self.event("NodeConditionForbidden", why, "Observe")
         )
-        self.published: NodePublisher = NodePublisher(self._self, condition, settings, config, state)
         self.users: Observable[frozenset[str]] = Observable(frozenset())
         """UIDs of the pods that request devices and have not ended."""
         self._state = state
@@ -138,8 +134,7 @@ class NodeCluster(NodeApi):
 
     async def namespace_labels(self, namespace: str) -> Mapping[str, str] | str | None:  # noqa: D102
         try:
-            with translated(Call("get", NAMESPACES.plural, name=namespace)):
-                found = read_metadata(await self.client.get(NAMESPACES, namespace))
+            found = (await self.client.get(NAMESPACES, namespace)).read(read_metadata)
         except ForbiddenError as error:
             return f"the labels of namespace {namespace} cannot be read: {error}"
         except ApiError as error:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.objects.decoding import NodeReader, NodeRecord, PodReader
-from gpu_device_plugin.cluster.store import Applied, Store, Versioned
+from gpu_device_plugin.cluster.store import Store, replacing
 from gpu_device_plugin.core.cluster.candidate import gpus_of_node
 from gpu_device_plugin.core.cluster.claimed_gpus import pools, waits_for_ours, with_claims
 from gpu_device_plugin.core.cluster.held_instances import instance_pod
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.features.claims.contract import Claim
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
-
-T = TypeVar("T", bound=Versioned)
 
 _NAMES_CLAIMS = b'"resourceClaims"'
 """In the JSON of a pod that names ResourceClaims."""
@@ -131,11 +129,11 @@ class FollowedCluster:
         """Grows with every change of a waiting pod, and of a claim."""
         self._sorted: tuple[int, Sequence[FollowedPod]] = (0, ())
         """The waiting pods as of a version: every reader of a page asks for them."""
-        replace_nodes = _replacing(self._nodes.values, self.put_node, self.remove_node)
-        replace_claims = _replacing(self._claims.values, self.put_claim, self.remove_claim)
-        self.nodes: Store[FollowedNode] = Applied(replace_nodes, self.put_node, self.remove_node)
-        self.pods: Store[FollowedPod] = Applied(self.replace_pods, self.put_pod, self.remove_pod)
-        self.claims: Store[Claim] = Applied(replace_claims, self.put_claim, self.remove_claim)
+        replace_nodes = replacing(self._nodes.values, self.put_node, self.remove_node)
+        replace_claims = replacing(self._claims.values, self.put_claim, self.remove_claim)
+        self.nodes: Store[FollowedNode] = Store(replace_nodes, self.put_node, self.remove_node)
+        self.pods: Store[FollowedPod] = Store(self.replace_pods, self.put_pod, self.remove_pod)
+        self.claims: Store[Claim] = Store(replace_claims, self.put_claim, self.remove_claim)
 
     # --- Objects of the API ------------------------------------------------------------------------------------------
 
@@ -408,18 +406,3 @@ def cluster(
 def _shares(candidate: Candidate) -> bool:
     """Return whether a node shares its GPUs, gives MIG instances to pods, or claims to."""
     return bool(candidate.rooms or candidate.gpus.instances or candidate.gpus.fault)
-
-
-def _replacing(
-    held: Callable[[], Iterable[T]], put: Callable[[T], None], remove: Callable[[T], None]
-) -> Callable[[Sequence[T]], None]:
-    """Return what replaces all objects of a kind, one by one."""
-
-    def replace_all(objects: Sequence[T]) -> None:
-        there = {each.uid for each in objects}
-        for gone in [each for each in held() if each.uid not in there]:
-            remove(gone)
-        for each in objects:
-            put(each)
-
-    return replace_all

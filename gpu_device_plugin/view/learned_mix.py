@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.cluster.objects.decoding import NodeReader, PodReader
-from gpu_device_plugin.cluster.objects.other_pods import OtherPodReader
 from gpu_device_plugin.core.cluster.candidate import candidate, gpus_of_node
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.report.text.columns import Layout, Line, Row, table
@@ -257,11 +256,10 @@ def _came(
 ) -> Iterable[tuple[float, str, Sequence[PodKind]]]:
     """Yield when each bound pod was created, its namespace and its kinds: it has GPUs, or is on a node with some."""
     reader = PodReader([resource.name for resource in resources], READ_ON_PODS.__contains__, sums=True)
-    others = OtherPodReader()
 
     def read(raw: msgspec.Raw) -> tuple[Pod, OtherPod | None]:
         pod, _ = reader.read(raw)
-        return pod, None if pod.containers else others.read(raw)
+        return pod, None if pod.containers else reader.read_other(raw)
 
     for pod, other in readable(raw_pods, read):
         if other is not None:

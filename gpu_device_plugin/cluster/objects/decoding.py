@@ -29,6 +29,7 @@ from gpu_device_plugin.cluster.objects.requests import (
     running,
     static_uid,
 )
+from gpu_device_plugin.core.cluster.other_pods import OtherPod
 from gpu_device_plugin.model.contract.keys import GPU_CONDITION, OVER_USE, kept
 from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.model.mig import is_mig_resource
@@ -54,6 +55,8 @@ _MOST_REQUESTED, _LONGEST_REQUESTED = 16, 2048
 """Resources that a pod requests, and bytes of their names: which of more its end frees is not known."""
 _PHASES = {each: each for each in ("Pending", "Running", "Succeeded", "Failed", "Unknown")}
 _NONE: Mapping[str, Any] = MappingProxyType({})
+_OF_ONE_NODE = frozenset({"DaemonSet", "Node"})
+"""The kinds of owners of pods that can run on one node only: the node itself owns the mirrors of its static pods."""
 _MOST_IGNORED = 8
 """How many invalid limits the message about one pod lists."""
 
@@ -153,6 +156,7 @@ class PodReader:
         self._keep = keep
         self._sums = RequestSums(self._resources) if sums else None
         self._every = every
+        self._other_sums = RequestSums()
         self._containers: Shared[tuple[object, ...], tuple[Container, ...]] = Shared()
         self._values: Shared[tuple[object, ...], Mapping[str, str]] = Shared()
         self._limits_made: Shared[tuple[object, ...], Mapping[str, int]] = Shared()
@@ -212,6 +216,23 @@ class PodReader:
             amounts=NO_AMOUNTS if sums is None else sums.amounts(requests),
         )
         return record, tuple(ignored)
+
+    def read_other(self, raw: bytes | msgspec.Raw) -> OtherPod:
+        """Return a pod that asks for none of our resources, reduced to what its node must spare for it.
+
+        Requests that are invalid, or of too many containers, count as none. Raises UnreadableObjectError.
+        """
+        pod = decoded(self._decoder, raw, "pod")
+        meta = named(pod.metadata, "pod")
+        return OtherPod(
+            meta.uid,
+            meta.resource_version,
+            pod.spec.node_name or "",
+            self._other_sums.amounts(requests_of(pod.spec, self._other_sums)),
+            pod.status.phase in {"Succeeded", "Failed"},
+            any(owner.kind in _OF_ONE_NODE for owner in meta.owner_references or ()),
+            meta.creation_timestamp or "",
+        )
 
     def _kept(self, values: Mapping[str, str] | None, placed: int, *, ended: bool) -> Mapping[str, str]:
         # Only strings with few different values are interned; some Python versions never free interned strings.
@@ -423,25 +444,3 @@ def read_version(raw: bytes | msgspec.Raw) -> int:
 def version_number(version: str) -> int:
     """Return a resource version as a number, 0 if it is not one. Versions grow; Kubernetes guarantees it since 1.35."""
     return int(version) if version.isascii() and version.isdigit() else 0
-
-
-class ListMeta(msgspec.Struct, rename={"resource_version": "resourceVersion", "continue_": "continue"}):
-    """The version and the continue token of a list."""
-
-    resource_version: str = ""
-    continue_: str = ""
-
-
-class Page(msgspec.Struct):
-    """One page of a list; its items are decoded one by one, so that one invalid object does not hide the others."""
-
-    metadata: ListMeta
-    items: list[msgspec.Raw] | None = None
-
-
-class WatchEvent(msgspec.Struct):
-    """One line of a watch."""
-
-    type: str
-    """``ADDED``, ``MODIFIED``, ``DELETED``, ``BOOKMARK`` or ``ERROR``."""
-    object: msgspec.Raw

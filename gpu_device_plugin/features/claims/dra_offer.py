@@ -9,8 +9,6 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import msgspec
-
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import any_of, together, wait_within
 from gpu_device_plugin.aio.worker import Backoff
@@ -27,6 +25,7 @@ from gpu_device_plugin.features.eviction.settings import GpuFailureSettings
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from gpu_device_plugin.cluster.client.answers import ApiAnswer
     from gpu_device_plugin.node.feature_context import NodeContext
 
 _log = logging.getLogger(__name__)
@@ -243,7 +242,7 @@ class DeviceOffer(Store[Present]):
                 answer = await self._client.create(SLICES, body)
             else:
                 answer = await self._replaced(name, body)
-            self._keep(read_slice(answer))
+            self._keep(answer.read(read_slice))
             self._check(spec, answer)
         for name in todo.delete:
             with contextlib.suppress(NotFoundError):
@@ -252,7 +251,7 @@ class DeviceOffer(Store[Present]):
         if todo or self.published.value != wanted:
             self.published.set(wanted)
 
-    async def _replaced(self, name: str, body: Mapping[str, Any]) -> bytes:
+    async def _replaced(self, name: str, body: Mapping[str, Any]) -> ApiAnswer:
         """Replace a slice. Raises ConflictError if it has just been deleted, as by a kubelet that starts."""
         try:
             return await self._client.replace(SLICES, name, body)
@@ -268,9 +267,9 @@ class DeviceOffer(Store[Present]):
         self._check(spec, await self._client.create(SLICES, await self._body(name, spec, None), dry_run=True))
         self._known |= _fields(spec)
 
-    def _check(self, spec: Mapping[str, Any], answer: bytes) -> None:
+    def _check(self, spec: Mapping[str, Any], answer: ApiAnswer) -> None:
         """Raise FieldsDroppedError if the server did not store a field; it can be replaced by an older one."""
-        if missing := dropped(spec, msgspec.json.decode(answer, type=dict[str, Any]).get("spec", {})):
+        if missing := dropped(spec, answer.decoded(dict[str, Any], "a ResourceSlice").get("spec", {})):
             self._known = frozenset()
             self._fields_dropped(missing)
             raise FieldsDroppedError(
@@ -279,7 +278,7 @@ class DeviceOffer(Store[Present]):
 
     async def _body(self, name: str, spec: Mapping[str, Any], present: Present | None) -> dict[str, Any]:
         if not self._uid or present is None:  # a node may have been recreated, and with it its uid
-            self._uid = read_metadata(await self._client.get(NODES, self._pool)).uid
+            self._uid = (await self._client.get(NODES, self._pool)).read(read_metadata).uid
         owner = {"apiVersion": "v1", "kind": "Node", "name": self._pool, "uid": self._uid, "controller": True}
         version = {} if present is None else {"resourceVersion": present.resource_version}
         return {

@@ -18,7 +18,6 @@ from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.config import SERVICE_ACCOUNT, ClusterConfig, ClusterConfigError, config_for
 from gpu_device_plugin.cluster.lease import Lease
 from gpu_device_plugin.cluster.objects.decoding import NODES, PODS, NodeReader, PodReader
-from gpu_device_plugin.cluster.objects.other_pods import OtherPodReader
 from gpu_device_plugin.cluster.reflector import Reflector
 from gpu_device_plugin.cluster.writers.binder import Binder, BinderTiming
 from gpu_device_plugin.core.report.gauges import ExtenderMetrics
@@ -102,7 +101,6 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             else m.Metrics()
         )
         self._pod_reader = PodReader(names, READ_ON_PODS.__contains__, sums=True, owners=True)
-        self._other_reader = OtherPodReader()
         # A pod whose JSON names none of our resources asks for none.
         self._ours = tuple(f'"{name}"'.encode() for name in (*names, STAND_IN))
         kept = READ_ON_NODES | FOLLOWED_ON_NODES | {NODE_USE}
@@ -238,14 +236,15 @@ class Extender(ReloadingProgram[ExtenderSettings]):
     def _read_pod(self, raw: msgspec.Raw) -> Pod | OtherPod | None:
         whole = bytes(raw)
         if not any(name in whole for name in self._ours):
-            return self._other_reader.read(raw)
+            return self._pod_reader.read_other(raw)
         pod, ignored = self._pod_reader.read(raw)
         if ignored:
             _log.warning(
                 "ignoring invalid limits of a pod", extra={"pod": f"{pod.namespace}/{pod.name}", "why": ignored[0]}
             )
-        self._followed.note(pod, raw)
-        return pod if pod.containers or is_stand_in(pod) else self._other_reader.read(raw)
+        if pod.containers or is_stand_in(pod):
+            return self._followed.with_facts(pod, raw)
+        return self._pod_reader.read_other(raw)
 
     def _unplaced(self, pod: Pod) -> None:
         """Count a pod whose GPU is unknown because its annotations are malformed."""

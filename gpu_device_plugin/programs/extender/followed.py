@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from gpu_device_plugin.cluster.objects.decoding import NodeRecord
-from gpu_device_plugin.cluster.store import Applied
+from gpu_device_plugin.cluster.store import Store, replacing
 from gpu_device_plugin.core.capacity.movable import Evictability, Residents
 from gpu_device_plugin.core.cluster.candidate import gpus_of_node
 from gpu_device_plugin.core.cluster.other_pods import OtherPod
@@ -40,7 +40,6 @@ from gpu_device_plugin.view.movable_pods import evictability
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.cluster.store import Store
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.model.gpus import Links
     from gpu_device_plugin.model.pods import Owner
@@ -109,6 +108,15 @@ class FollowedNode(NodeRecord):
         return self.ready and not self.draining
 
 
+@dataclass(frozen=True, slots=True)
+class PodWithFacts(Pod):
+    """A pod, with what of its JSON decides to which nodes it may go."""
+
+    facts: Evictability = field(default=_NO_FACTS, compare=False)
+    unschedulable_s: float | None = field(default=None, compare=False)
+    """Since when its scheduler finds no node for it, in seconds since the epoch by the API server's clock."""
+
+
 @dataclass(eq=False)
 class Followed:
     """Applies watched pods and nodes to the fleet, its resizes and held room, and keeps what else is asked of them.
@@ -143,12 +151,13 @@ class Followed:
         """By node, the memory in use on each GPU by position, where its agent tells it."""
         self.use_read_at: dict[str, float] = {}
         """By node, when its agent last read the use of its GPUs, in seconds since the epoch."""
-        self._facts: dict[str, Evictability] = {}
         self._shared: Shared[str, Evictability] = Shared()
         self._names: Mapping[Kind, str] = {resource.kind: resource.name for resource in self._context.resources}
         self._links: dict[str, Links] = {}
-        self.pod_store: Store[Pod | OtherPod] = Applied(self.replace_pods, self.put_pod, self.remove_pod)
-        self.node_store: Store[NodeRecord] = Applied(self.replace_nodes, self.put_node, self.remove_node)
+        self.pod_store: Store[Pod | OtherPod] = Store(self.replace_pods, self.put_pod, self.remove_pod)
+        self.node_store: Store[NodeRecord] = Store(
+            replacing(self.nodes.values, self.put_node, self.remove_node), self.put_node, self.remove_node
+        )
 
     # --- Pods ---------------------------------------------------------------------------------------------------------
 
@@ -197,6 +206,10 @@ class Followed:
         return bool(pod.node_name) and not pod.deleting and (entry is None or not entry.seen)
 
     def _keep(self, pod: Pod) -> None:
+        known = self.unschedulable.pop(pod.uid, math.inf)
+        if isinstance(pod, PodWithFacts) and pod.unschedulable_s is not None:
+            # The clock of the API server may be ahead of ours.
+            self.unschedulable[pod.uid] = min(pod.unschedulable_s, known, self._context.wall())
         if is_stand_in(pod):
             self.stand_ins[pod.uid] = pod
         elif not pod.node_name and not pod.ended:
@@ -207,30 +220,27 @@ class Followed:
             self.stand_ins.pop(pod.uid, None)
             self.pods[pod.uid] = _brief(pod)
 
-    def note(self, pod: Pod, raw: msgspec.Raw) -> None:
-        """Note what of a pod's JSON decides to which nodes it may go, before the pod itself is added."""
-        known = self.unschedulable.pop(pod.uid, math.inf)
-        self._facts.pop(pod.uid, None)
+    def with_facts(self, pod: Pod, raw: msgspec.Raw) -> Pod:
+        """Return a pod, as it is read, with what of its JSON decides to which nodes it may go, where that matters."""
         if pod.node_name:
             follows = self.every_pod or MOVE_TO in pod.annotations
         else:
             follows = self._waiting_pods and bool(pod.containers) and not pod.deleting
         if not follows or pod.ended:
-            return
+            return pod
         facts, since = evictability(raw)
-        if not pod.node_name:
-            if since is None:
-                return
-            # The clock of the API server may be ahead of ours.
-            self.unschedulable[pod.uid] = min(since, known, self._context.wall())
-        self._facts[pod.uid] = self._shared.one(repr(facts), lambda: facts)
+        if since is None and not pod.node_name:
+            return pod
+        facts = self._shared.one(repr(facts), lambda: facts)
+        values: dict[str, Any] = {each.name: getattr(pod, each.name) for each in fields(pod)}
+        return PodWithFacts(**values, facts=facts, unschedulable_s=None if pod.node_name else since)
 
     def facts(self, uid: str) -> Evictability:
         """Return what decides whether a pod may be moved."""
-        return self._facts.get(uid, _NO_FACTS)
+        pod = self.pods.get(uid) or self._context.fleet.pending.get(uid)
+        return pod.facts if isinstance(pod, PodWithFacts) else _NO_FACTS
 
     def _forget(self, uid: str) -> None:
-        self._facts.pop(uid, None)
         self.unschedulable.pop(uid, None)
         self._unbound(uid)
 
@@ -271,14 +281,6 @@ class Followed:
         self._note_use(node.name, None)
         self._context.fleet.remove_node(node.name)
         self.holds.remove_node(node.name)
-
-    def replace_nodes(self, nodes: Sequence[NodeRecord]) -> None:
-        """Replace all nodes."""
-        there = {node.name for node in nodes}
-        for node in [node for name, node in self.nodes.items() if name not in there]:
-            self.remove_node(node)
-        for each in nodes:
-            self.put_node(each)
 
     def _note_use(self, name: str, text: str | None) -> None:
         self.used_mib.pop(name, None)

@@ -7,8 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.cluster.client.answers import translated
-from gpu_device_plugin.cluster.client.errors import ApiError, Call, ForbiddenError, InvalidError, NotFoundError
+from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, InvalidError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import NODES, read_version, version_number
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.usage import Usage
@@ -174,8 +173,7 @@ class Holds:
             body = {"metadata": {"annotations": {HELD_ROOM: held}}}
             try:
                 after = await self._context.client.patch(NODES, node, body, timeout_s=_WRITE_S)
-                with translated(Call("patch", NODES.plural, name=node)):
-                    self._written[node] = read_version(after)
+                self._written[node] = after.read(read_version)
                 self._show(node, held or "")
             except NotFoundError:
                 pass  # the watch shows that the node is gone

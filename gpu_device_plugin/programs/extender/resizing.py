@@ -9,10 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.cluster.client.answers import translated
 from gpu_device_plugin.cluster.client.errors import (
     ApiError,
-    Call,
     ConflictError,
     InvalidError,
     NotFoundError,
@@ -333,9 +331,8 @@ class Resizes:
         found = self._labels.get(namespace)
         if found is None or self._context.clock() - found[0] > _LABELS_S:
             try:
-                raw = await self._context.client.get(NAMESPACES, namespace, timeout_s=_READ_S)
-                with translated(Call("get", NAMESPACES.plural, name=namespace)):
-                    labels = read_metadata(raw).labels or {}
+                answer = await self._context.client.get(NAMESPACES, namespace, timeout_s=_READ_S)
+                labels = answer.read(read_metadata).labels or {}
             except NotFoundError:
                 labels = {}
             found = self._context.clock(), labels

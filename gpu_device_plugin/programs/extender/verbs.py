@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.http import JSON, Page
 from gpu_device_plugin.cluster.objects.decoding import PodReader, UnreadableObjectError
-from gpu_device_plugin.cluster.objects.other_pods import fits_by_requests_alone
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.packing import CachingPacker, Effort, TooLongError
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Impossible, ask
@@ -324,7 +323,7 @@ class Verbs:
             if (node := self._fleet.candidates.get(name)) is not None
         )
         chosen: dict[str, wire.Victims] = {}
-        preemptor = Preemptor(asked, pod.priority, pod.requests if fits_by_requests_alone(raw) else None)
+        preemptor = Preemptor(asked, pod.priority, pod.requests if wire.fits_by_requests_alone(raw) else None)
         for node, found in choose_on_each(preemptor, there):
             victims = proposed[node.name]
             kept = [uid for uid in victims.uids if uid in found]

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gpu_device_plugin.cluster.objects.decoding import NodeReader, PodReader, UnreadableObjectError, decoded
-from gpu_device_plugin.cluster.objects.other_pods import OtherPodReader
 from gpu_device_plugin.cluster.objects.requests import OwnerReference  # noqa: TC001 - msgspec reads it
 from gpu_device_plugin.core.cluster.candidate import gpus_of_node
 from gpu_device_plugin.core.cluster.pod_demand import Ask, amount_of, ask
@@ -106,7 +105,6 @@ class _Reader:
         self._from_empty = from_empty
         self._fleet = Fleet(resources, vanished_grace_s=0)
         self._pods = self._pod_reader()
-        self._others = OtherPodReader()
         self._nvidia: dict[str, tuple[NodeGpus, int]] = {}
         """The nodes without an agent of ours, where no node has one; see `gpus_by_labels`."""
         self._held: dict[str, int] = {}
@@ -134,7 +132,6 @@ class _Reader:
         if before_us and WHOLE not in self._resources:
             self._resources = (*self._resources, WHOLE)
             self._pods = self._pod_reader()
-        self._others = OtherPodReader()
         for node in nodes:
             offered = node.capacity.get(WHOLE.name, 0)
             if before_us and offered:
@@ -186,10 +183,10 @@ class _Reader:
         """Put a pod onto its node; return it if it asks for GPUs and has not ended."""
         pod, _ = self._pods.read(raw)
         if not pod.containers:
-            self._fleet.put_other(self._others.read(raw))
+            self._fleet.put_other(self._pods.read_other(raw))
             return None
         if not self._from_empty and (held := amount_of(pod, WHOLE)):
-            self._fleet.put_other(self._others.read(raw))
+            self._fleet.put_other(self._pods.read_other(raw))
             if not pod.ended:
                 self._held[pod.node_name] = self._held.get(pod.node_name, 0) + held
         elif not self._from_empty:

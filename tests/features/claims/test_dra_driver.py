@@ -22,7 +22,7 @@ from gpu_device_plugin.kubelet.sockets import DirectoryGoneError
 from gpu_device_plugin.metrics import PrometheusMetrics
 from gpu_device_plugin.model.contract.cordons import Cordon, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS
-from tests.cluster_double.troubles import Answer
+from tests.cluster_double.troubles import Answer, Garbage
 from tests.features.claims.dra_harness import Claims, claims
 from tests.features.mps.mps_supervisor import Supervisor
 from tests.node.cluster_harness import NODE, RIGHTS
@@ -219,6 +219,14 @@ async def test_slices_that_somebody_removes_come_back() -> None:
         assert len({spec["pool"]["generation"] for spec in here.slices()}) == 1
         await here.serves()
         assert (await here.run_claim("c1")).error == ""
+
+
+@pytest.mark.parametrize("body", [b"<html>sign in, please</html>", b"{}"])
+async def test_slices_are_published_although_a_proxy_answered_in_place_of_the_api_server(body: bytes) -> None:
+    async with claims() as here:
+        here.api.fail(Garbage(body), verbs=["get", "create"], resources=["nodes", "resourceslices"], times=4)
+        await here.start()
+        assert len(here.devices()) == 4
 
 
 async def test_no_device_is_offered_before_the_kubelet_can_call_the_driver() -> None:

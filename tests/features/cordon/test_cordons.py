@@ -26,6 +26,7 @@ from tests.node.harness import pod
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from gpu_device_plugin.cluster.client.answers import ApiAnswer
     from gpu_device_plugin.cluster.objects.decoding import ObjectKind
     from tests.cluster_double.api_server import ApiServer
 
@@ -176,7 +177,7 @@ class Overtaken(Client):
     api: ApiServer
     times = 1
 
-    async def patch(self, kind: ObjectKind, name: str, body: Mapping[str, Any], **more: Any) -> bytes:
+    async def patch(self, kind: ObjectKind, name: str, body: Mapping[str, Any], **more: Any) -> ApiAnswer:
         if self.times:
             self.times -= 1
             cordons = write_cordons({f"GPU-{self.times}": WHY})

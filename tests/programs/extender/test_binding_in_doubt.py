@@ -13,6 +13,7 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
+from gpu_device_plugin.cluster.client.answers import ApiAnswer
 from gpu_device_plugin.cluster.client.errors import Call, UnavailableError, error_from
 from gpu_device_plugin.cluster.objects.decoding import PodReader
 from gpu_device_plugin.cluster.writers.binder import Binder, BinderTiming, PodRef
@@ -120,7 +121,7 @@ class Wire:
         except StatusError as error:
             raise error_from(call, b"", status=error.code) from error
 
-    async def get(self, _kind: Any, name: str, *, namespace: str, **_rest: Any) -> bytes:
+    async def get(self, _kind: Any, name: str, *, namespace: str, **_rest: Any) -> ApiAnswer:
         call = Call("get", "pods", "", namespace, name)
         if self.down:
             raise UnavailableError(call, "no answer in time")
@@ -132,7 +133,7 @@ class Wire:
             self.overtaken = False
             self.carry_out(0)
             self.clock.now += 2
-        return found
+        return ApiAnswer.to(call, found)
 
     def carry_out(self, which: int) -> None:
         """Make a binding that its client gave up, if the API server still works on it."""

@@ -45,7 +45,8 @@ class Extender:
         self.fleet = Fleet(RESOURCES, vanished_grace_s=VANISHED_GRACE_S)
         self.resizes = Resizes(context(self.fleet, clock=lambda: world.now))
         self.seen = len(world.history)
-        self.fleet.replace_nodes({name: (gpus, None) for name, gpus in NODES.items()})
+        for name, gpus in NODES.items():
+            self.fleet.put_node(name, gpus)
         pods = list(world.pods.values())
         self.fleet.replace_pods(pods, world.now)
         self.resizes.replace({pod.uid: pod for pod in pods})

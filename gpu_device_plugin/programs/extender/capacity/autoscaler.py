@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpu_device_plugin.cluster.client.answers import translated
 from gpu_device_plugin.cluster.client.api_client import PatchType
-from gpu_device_plugin.cluster.client.errors import Call, ConflictError, ForbiddenError, NotFoundError
-from gpu_device_plugin.cluster.objects.decoding import NODES, PODS, ObjectKind, ObjectMeta, decoded, read_metadata
+from gpu_device_plugin.cluster.client.errors import ConflictError, ForbiddenError, NotFoundError
+from gpu_device_plugin.cluster.objects.decoding import NODES, PODS, ObjectKind, ObjectMeta, read_metadata
 from gpu_device_plugin.core.capacity.asks import UNSCHEDULABLE, WANTED_FOR, buffer_of, named, pod_of
 from gpu_device_plugin.model.contract.keys import STAND_IN, STARTUP_TAINT
 
@@ -114,7 +113,7 @@ class Autoscaler:
                 with suppress(ConflictError):
                     body = pod_of(name, self.namespace, template, await self._owned())
                     made = await self._client.create(PODS, body, namespace=self.namespace, timeout_s=_CALL_S)
-                    await self._tell(name, _meta(made).uid)
+                    await self._tell(name, made.read(read_metadata).uid)
                     self._log(name, template)
 
     async def _tell(self, name: str, uid: str) -> None:
@@ -152,8 +151,9 @@ class Autoscaler:
     async def _names(self, version: str) -> dict[str, str]:
         return {
             meta.name: (meta.annotations or {}).get(STAND_IN, "")
-            async for page in self._client.pages(_BUFFERS[version], namespace=self.namespace, labels=STAND_IN)
-            for meta in map(_meta, page.items or ())
+            async for meta in self._client.objects(
+                _BUFFERS[version], read_metadata, namespace=self.namespace, labels=STAND_IN
+            )
         }
 
     async def _have_buffers(self, version: str, templates: Templates) -> None:
@@ -181,8 +181,10 @@ class Autoscaler:
         """Return the references to what owns the objects: this extender's pod, if it runs in one."""
         if self._owners is None:
             try:
-                raw = await self._client.get(PODS, self._own_pod, namespace=self.namespace, timeout_s=_CALL_S)
-                meta = _meta(raw)
+                answer = await self._context.client.get(
+                    PODS, self._own_pod, namespace=self.namespace, timeout_s=_CALL_S
+                )
+                meta = raw.read(read_metadata)
                 self._owners = [{"apiVersion": "v1", "kind": "Pod", "name": meta.name, "uid": meta.uid}]
             except NotFoundError:
                 self._owners = []
@@ -198,12 +200,6 @@ def _asked(template: Mapping[str, Any] | None) -> str:
     return "" if template is None else str(template["metadata"]["annotations"][STAND_IN])
 
 
-def _meta(raw: bytes | msgspec.Raw) -> ObjectMeta:
-    """Return the metadata of an object in an answer. Raises UnavailableError if it is none."""
-    with translated(Call("get", _TEMPLATES.plural)):
-        return read_metadata(raw)
-
-
 class _Spec(msgspec.Struct):
     taints: list[dict[str, Any]] | None = None
 
@@ -211,9 +207,6 @@ class _Spec(msgspec.Struct):
 class _Node(msgspec.Struct):
     metadata: ObjectMeta
     spec: _Spec = msgspec.field(default_factory=_Spec)
-
-
-_DECODER = msgspec.json.Decoder(_Node)
 
 
 @dataclass(eq=False)
@@ -236,8 +229,7 @@ class Opener:
     async def _open(self, name: str) -> None:
         # The list of taints can only be replaced, with all that others have written in it.
         raw = await self._context.client.get(NODES, name, timeout_s=_CALL_S)
-        with translated(Call("get", NODES.plural, name=name)):
-            node = decoded(_DECODER, raw, "node")
+        node = raw.decoded(_Node, "a node")
         taints = [taint for taint in node.spec.taints or () if taint.get("key") != STARTUP_TAINT]
         meta = {"resourceVersion": node.metadata.resource_version}
         await self._context.client.patch(NODES, name, {"metadata": meta, "spec": {"taints": taints}}, timeout_s=_CALL_S)

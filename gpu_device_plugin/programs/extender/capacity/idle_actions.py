@@ -9,8 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.cluster.client.answers import translated
-from gpu_device_plugin.cluster.client.errors import ApiError, Call, ConflictError, ForbiddenError, NotFoundError
+from gpu_device_plugin.cluster.client.errors import ApiError, ConflictError, ForbiddenError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import NAMESPACES, read_metadata
 from gpu_device_plugin.cluster.writers.events import EventSubject
 from gpu_device_plugin.cluster.writers.evictions import EvictionOutcome, evict
@@ -173,14 +172,10 @@ class IdleActions:
             return {}
         known = self._namespaces.get(name)
         if known is None or self._context.clock() - known[0] > _REMEMBERED_S:
-            with translated(Call("get", NAMESPACES.plural, name=name)):
-                found = (
-                    read_metadata(await self._context.client.get(NAMESPACES, name, timeout_s=_CALL_S)).annotations or {}
-                )
-            known = self._namespaces[name] = (
-                self._context.clock(),
-                {key: found[key] for key in (WHEN_IDLE,) if key in found},
-            )
+            answer = await self._context.client.get(NAMESPACES, name, timeout_s=_CALL_S)
+            found = answer.read(read_metadata).annotations or {}
+            kept = {key: found[key] for key in (WHEN_IDLE,) if key in found}
+            known = self._namespaces[name] = self._context.clock(), kept
         return known[1]
 
     def _tell(self, pod: Pod, reason: str, note: str) -> None:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from gpu_device_plugin.aio.waiting import last_of
-from gpu_device_plugin.cluster.client.answers import translated
-from gpu_device_plugin.cluster.client.errors import ApiError, Call, ConflictError, InvalidError, NotFoundError
+from gpu_device_plugin.cluster.client.errors import ApiError, ConflictError, InvalidError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import NODES, read_metadata, version_number
 from gpu_device_plugin.core.capacity.leaving import Leaving, leaving, refuges
 from gpu_device_plugin.core.cluster.fitting import unfit
@@ -24,6 +23,7 @@ from gpu_device_plugin.programs.extender.followed import replaceable
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from gpu_device_plugin.cluster.client.answers import ApiAnswer
     from gpu_device_plugin.core.capacity.movable import Move, Resident, Residents
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.programs.extender.controller_context import ControllerContext
@@ -219,9 +219,8 @@ class Keeper:
             _log.info("a node is kept from autoscalers", extra={"node": name, "why": why})
         return True
 
-    def _noted(self, node: FollowedNode, raw: bytes) -> FollowedNode:
-        with translated(Call("patch", NODES.plural, name=node.name)):
-            meta = read_metadata(raw)
+    def _noted(self, node: FollowedNode, answer: ApiAnswer) -> FollowedNode:
+        meta = answer.read(read_metadata)
         notes = {key: text for key, text in (meta.annotations or {}).items() if key in {KEPT_NODE, *KEEPS}}
         self._written[node.name] = now = replace(node, annotations=notes, resource_version=meta.resource_version)
         return now

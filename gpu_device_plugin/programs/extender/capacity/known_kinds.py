@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpu_device_plugin.cluster.client.answers import translated
-from gpu_device_plugin.cluster.client.errors import Call, ForbiddenError, InvalidError, NotFoundError
-from gpu_device_plugin.cluster.objects.decoding import ObjectKind, decoded
+from gpu_device_plugin.cluster.client.errors import ForbiddenError, InvalidError, NotFoundError
+from gpu_device_plugin.cluster.objects.decoding import ObjectKind
 from gpu_device_plugin.core.capacity.node_kinds import NodeKind, kind_of, lasting
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.value.marginal_value import shape_of
@@ -45,9 +44,6 @@ _CALL_S = 5.0
 
 class _ConfigMap(msgspec.Struct):
     data: dict[str, str] | None = None
-
-
-_DECODER = msgspec.json.Decoder(_ConfigMap)
 
 
 @dataclass(eq=False)
@@ -123,11 +119,10 @@ class KnownKinds:
         self._kept = {key: text for key, text in (self._kept | new).items() if key not in full}
 
     async def _read(self) -> dict[str, str]:
-        self._written, raw = True, b"{}"
+        self._written, data = True, {}
         with self._told():
             raw = await self._context.client.get(_CONFIG_MAPS, _NAME, namespace=self.namespace, timeout_s=_CALL_S)
-        with translated(Call("get", _CONFIG_MAPS.plural, namespace=self.namespace, name=_NAME)):
-            data = decoded(_DECODER, raw, "ConfigMap").data or {}
+            data = raw.decoded(_ConfigMap, "a ConfigMap").data or {}
         return {key: text for key, text in list(data.items())[:_MOST_KINDS] if len(text) <= _MOST_BYTES}
 
     @contextmanager

@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from gpu_device_plugin.cluster.client.answers import ApiAnswer
 from gpu_device_plugin.cluster.client.errors import ApiError, Call, ForbiddenError, UnavailableError
 from gpu_device_plugin.cluster.objects.decoding import NodeRecord
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
@@ -49,16 +50,17 @@ class ApiDouble:
     versions: count[int] = field(default_factory=lambda: count(2))
     to_show: list[deque[tuple[str, int, str]]] = field(default_factory=lambda: [deque() for _ in range(EXTENDERS)])
 
-    async def patch(self, _kind: object, name: str, body: Mapping[str, Any], *, timeout_s: float) -> bytes:
+    async def patch(self, _kind: object, name: str, change: Mapping[str, Any], *, timeout_s: float) -> ApiAnswer:
         assert timeout_s > 0
         trouble, self.trouble = self.trouble, ""
         if trouble in {"refused", "unreachable"}:
             raise self._error(ForbiddenError if trouble == "refused" else UnavailableError)
-        self.write(name, body["metadata"]["annotations"][HELD_ROOM] or "")
+        self.write(name, change["metadata"]["annotations"][HELD_ROOM] or "")
         if trouble == "lost":
             raise self._error(UnavailableError)
         version, _ = self.now[name]
-        return b'{"metadata": {"name": "%s", "resourceVersion": "%d"}}' % (name.encode(), version)
+        body = b'{"metadata": {"name": "%s", "resourceVersion": "%d"}}' % (name.encode(), version)
+        return ApiAnswer.to(Call("patch", "nodes", name=name), body)
 
     def write(self, name: str, text: str) -> None:
         if self.now[name][1] != text:
