@@ -15,17 +15,19 @@ from gpu_device_plugin.core.capacity.movable import Fits, Resident, Site, Stays
 from gpu_device_plugin.core.capacity.plans import plan
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.usage import Occupant, Usage
+from gpu_device_plugin.core.value.placing import Placer, asked
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.resources import Amounts
 from gpu_device_plugin.programs.simulate.entries import nodes_in, pods_in
 from gpu_device_plugin.programs.simulate.model import Workload, departing
-from gpu_device_plugin.programs.simulate.placing import Placer, asked, run
+from gpu_device_plugin.programs.simulate.placing import run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpu_device_plugin.core.capacity.movable import Move
-    from gpu_device_plugin.programs.simulate.model import SimulationOutcome, Start
+    from gpu_device_plugin.core.value.placing import Start
+    from gpu_device_plugin.programs.simulate.model import SimulationOutcome
 
     Arrivals = tuple[Sequence[int], Sequence[int]]
     """As `departing` returns them."""

@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.value.fair_learning import due, studied
 from gpu_device_plugin.core.value.marginal_value import NEVER, Left, unused
+from gpu_device_plugin.core.value.placing import ByValue, Placer, Policy
 from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix
 from gpu_device_plugin.programs.simulate.model import gpus_with_room
-from gpu_device_plugin.programs.simulate.placing import ByValue, Placer, Policy, gpu_nodes, policy_of, run
+from gpu_device_plugin.programs.simulate.placing import gpu_nodes, policy_of, run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gpu_device_plugin.core.value.node_types import NodeType
-    from gpu_device_plugin.programs.simulate.model import SimulationOutcome, Start, Workload
+    from gpu_device_plugin.core.value.placing import Start
+    from gpu_device_plugin.programs.simulate.model import SimulationOutcome, Workload
 
 _TYPICAL = 0.95
 """The most frequent kinds that are this part of all pods."""

@@ -107,16 +107,6 @@ class Appraisal:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class GpuChoice:
-    """GPUs of a node for a pod, and what is gained by them."""
-
-    gain: float
-    """In shares, usually negative: of several nodes the one that loses least is the best."""
-    gpus: tuple[int, ...]
-    """Places in `Left.frees`."""
-
-
 class Appraiser:
     """Appraises by tables that were learned."""
 
@@ -206,12 +196,6 @@ class Appraiser:
         ties = ties_of(room.cards, frees, allowed)
         fitting = [(-preferred[group], ties[at], at) for at, group in enumerate(room.group_at) if group in preferred]
         return [at for *_, at in sorted(fitting)[: kind.gpus]]
-
-    def choose(self, kind: PodKind, node_type: NodeType, left: Left) -> GpuChoice | None:
-        """Return the GPUs on which a pod costs least; None where it does not fit."""
-        room = self.appraise(node_type, left)
-        gain = NEVER if room is None else self.gain(kind, room)
-        return None if room is None or gain == NEVER else GpuChoice(gain, tuple(self.gpus(kind, room)))
 
     def change(self, node_type: NodeType, frees: Sequence[int], cpu_milli: int, at: int, shares: int) -> float:
         """Return what one GPU gains if a pod takes shares of it and leaves the node this CPU: usually a loss."""
@@ -347,7 +331,7 @@ def ranks_on(appraiser: Appraiser, node: Candidate, amounts: Amounts) -> Ranks |
     def of(demand: Demand) -> Rank:
         def rank(room: Room) -> float:
             if room.position == TOGETHER:
-                return room.free  # of equal instances that on the fullest GPU, as `Appraiser.choose` says
+                return room.free  # of equal instances that on the fullest GPU, as `Appraiser.gpus` says
             at = places[room.position]
             # Parts of the pod that are placed already have left the other rooms as they are: nearly so.
             frees = (*left.frees[:at], _free(room), *left.frees[at + 1 :])

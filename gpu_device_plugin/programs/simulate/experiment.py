@@ -8,7 +8,8 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.value.node_types import needs_gpus
-from gpu_device_plugin.programs.simulate.model import Start, departing, shares_of, told, until
+from gpu_device_plugin.core.value.placing import Start
+from gpu_device_plugin.programs.simulate.model import departing, shares_of, told, until
 from gpu_device_plugin.programs.simulate.placing import run
 from gpu_device_plugin.settings.knobs import UsageError
 

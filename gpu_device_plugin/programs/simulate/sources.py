@@ -20,13 +20,14 @@ from gpu_device_plugin.core.value.workload_mix import PodKind
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError
 from gpu_device_plugin.programs.simulate.clusterlist import read_cluster
 from gpu_device_plugin.programs.simulate.entries import EntryError, known_model, nodes_in, pods_in
-from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Recording, Start, Workload, counted, told
+from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Recording, Workload, counted, told
 from gpu_device_plugin.settings.forms import duration
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from gpu_device_plugin.core.value.placing import Start
     from gpu_device_plugin.model.resources import Resource
 
 CLUSTER = "cluster"
