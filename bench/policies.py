@@ -13,7 +13,8 @@ from itertools import chain, compress, islice
 from math import exp, floor
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.value.fair_learning import due, studied
+from gpu_device_plugin.core.cluster.packing import finished
+from gpu_device_plugin.core.value.fair_learning import due, studying
 from gpu_device_plugin.core.value.marginal_value import NEVER, Left, unused
 from gpu_device_plugin.core.value.placing import ByValue, Placer, Policy
 from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix
@@ -178,7 +179,7 @@ class _LearningPlacer(SamplingPlacer):
     def _learned(self) -> Policy[Any]:
         if self._name == "fgd":
             return Fgd(self._mix.parts())
-        usable = studied(self._mix, self._gpu_nodes).usable
+        usable = finished(studying(self._mix, self._gpu_nodes)).usable
         return self._best_fit if usable is None else ByValue(usable)
 
 

@@ -63,13 +63,6 @@ class Plan:
         return self.moves is not None and len(self.moves) <= 1
 
 
-def plan(
-    sites: Iterable[Site], goal: Goal, budgets: Mapping[str, int] = NO_BUDGETS, most_steps: int = MOST_STEPS
-) -> Plan:
-    """Return few moves that reach a goal: see `planning`."""
-    return finished(planning(sites, goal, budgets, most_steps))
-
-
 def planning(
     sites: Iterable[Site], goal: Goal, budgets: Mapping[str, int] = NO_BUDGETS, most_steps: int = MOST_STEPS
 ) -> Generator[None, None, Plan]:
@@ -95,7 +88,7 @@ def plan_each(
     hopeless: set[Fits] = set()
     for pod in sorted(waiting, key=lambda pod: -pod.pod.priority):
         goal = Fits(pod.ask, pod.amounts, pod.nodes, pod.pod.priority)
-        found = Plan(None) if goal in hopeless else plan(now, goal, left)
+        found = Plan(None) if goal in hopeless else finished(planning(now, goal, left))
         if found.moves is None:
             hopeless.add(goal)
         else:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.cluster.packing import finished
 from gpu_device_plugin.core.value.placing import ByFullness, ByValue, Placer, Start
 from gpu_device_plugin.core.value.price_learning import Dominance, learning
 from gpu_device_plugin.core.value.workload_mix import joined
@@ -54,11 +53,6 @@ class Study:
     def usable(self) -> Tables | None:
         """The tables; None where `binpack` would have placed the pods better, or too few of them run."""
         return None if self.trial.failed or self.few_run else self.tables
-
-
-def studied(mix: WorkloadMix, nodes: Mapping[NodeType, int]) -> Study:
-    """Return the study of a mix on these nodes; see `studying`."""
-    return finished(studying(mix, nodes))
 
 
 def studying(mix: WorkloadMix, nodes: Mapping[NodeType, int]) -> Generator[None, None, Study]:

@@ -10,7 +10,6 @@ from itertools import accumulate
 from math import exp
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.cluster.packing import finished
 from gpu_device_plugin.core.value.node_types import needs_gpus
 
 if TYPE_CHECKING:
@@ -95,11 +94,6 @@ def cells(size: int) -> int:
 def cell(free: int, size: int) -> int:
     """Return in which cell so many free shares of a GPU of `size` shares end."""
     return free * cells(size) // size
-
-
-def learn(mix: Mapping[PodKind, float], nodes: Mapping[NodeType, int]) -> Tables:
-    """Return the tables for a mix of pods on these nodes; see `learning`."""
-    return finished(learning(mix, nodes))
 
 
 def learning(mix: Mapping[PodKind, float], nodes: Mapping[NodeType, int]) -> Generator[None, None, Tables]:

@@ -8,8 +8,9 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.core.cluster.packing import finished
 from gpu_device_plugin.core.value.placing import ByFullness, ByValue, Placer
-from gpu_device_plugin.core.value.price_learning import learn
+from gpu_device_plugin.core.value.price_learning import learning
 from gpu_device_plugin.programs.simulate.model import SimulationOutcome, capacity_of, demand_of
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ POLICIES = ("fit", "binpack", "spread")
 
 def policy_of(name: str, nodes: Sequence[Start], workload: Workload) -> Policy[Any]:
     """Return one of `POLICIES`; `fit` knows which pods will come."""
-    return ByValue(learn(workload.mix(), gpu_nodes(nodes))) if name == "fit" else ByFullness(name)
+    return ByValue(finished(learning(workload.mix(), gpu_nodes(nodes)))) if name == "fit" else ByFullness(name)
 
 
 def gpu_nodes(nodes: Iterable[Start]) -> Mapping[NodeType, int]:

@@ -13,10 +13,10 @@ from gpu_device_plugin.core.cluster.fitting import Fit, fit
 from gpu_device_plugin.core.value.marginal_value import NEVER, Left, left_on, shape_of
 from gpu_device_plugin.core.value.node_types import NodeType
 from gpu_device_plugin.core.value.placing import ByFullness, ByValue, Placer, Start, asked
-from gpu_device_plugin.core.value.price_learning import learn
 from gpu_device_plugin.core.value.workload_mix import PodKind
 from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuPreferences
 from tests.scores import partly_used, score
+from tests.searches import learn
 
 T4 = NodeType((16, 16), ("T4", "T4"), 32_000, 131_072)
 A10 = NodeType((24,), ("A10",), 32_000, 131_072)

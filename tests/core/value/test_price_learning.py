@@ -25,21 +25,14 @@ from gpu_device_plugin.core.value.marginal_value import (
     shape_of,
 )
 from gpu_device_plugin.core.value.node_types import GpuKind, NodeType, rounded
-from gpu_device_plugin.core.value.price_learning import (
-    MOST_CELLS,
-    MOST_LEVELS,
-    MOST_TABLES,
-    WANTED,
-    Tables,
-    learn,
-    learning,
-)
+from gpu_device_plugin.core.value.price_learning import MOST_CELLS, MOST_LEVELS, MOST_TABLES, WANTED, Tables, learning
 from gpu_device_plugin.core.value.workload_mix import PodKind
 from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuPreferences
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Amounts, Kind
 from tests.scores import partly_used
+from tests.searches import learn
 from tests.work import counted
 
 if TYPE_CHECKING:
