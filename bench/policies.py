@@ -24,8 +24,8 @@ from gpu_device_plugin.programs.simulate.placing import gpu_nodes, policy_of, ru
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gpu_device_plugin.core.value.node_types import NodeType
     from gpu_device_plugin.core.value.placing import Start
+    from gpu_device_plugin.core.value.workload_mix import NodeType
     from gpu_device_plugin.programs.simulate.model import SimulationOutcome, Workload
 
 _TYPICAL = 0.95

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from gpu_device_plugin.core.capacity.movable import Goal, Site
-    from gpu_device_plugin.core.value.node_types import NodeType
-    from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix
+    from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind, WorkloadMix
 
 
 def learn(mix: Mapping[PodKind, float], nodes: Mapping[NodeType, int]) -> Tables:

@@ -20,7 +20,7 @@ from gpu_device_plugin.programs.simulate.placing import POLICIES, run
 from tests.programs.simulate.test_placing import MIG, NODES, T4, gives_nothing_twice, start, workload
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.core.value.node_types import NodeType
+    from gpu_device_plugin.core.value.workload_mix import NodeType
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ import pytest
 
 from bench.policies import BestFit, Fgd, SamplingPlacer, nodes_to_find, passes, placed
 from gpu_device_plugin.core.value.marginal_value import NEVER, Left
-from gpu_device_plugin.core.value.node_types import NodeType
 from gpu_device_plugin.core.value.placing import ByFullness, ByValue, Policy, Start
-from gpu_device_plugin.core.value.workload_mix import PodKind
+from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind
 from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
 from gpu_device_plugin.programs.simulate.model import Workload
 from gpu_device_plugin.programs.simulate.placing import gpu_nodes

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.other_pods import OtherPod
     from gpu_device_plugin.core.value.fair_learning import Study
-    from gpu_device_plugin.core.value.node_types import GpuKind, NodeType
     from gpu_device_plugin.core.value.price_learning import Tables
+    from gpu_device_plugin.core.value.workload_mix import GpuKind, NodeType
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
 

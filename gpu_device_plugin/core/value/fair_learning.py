@@ -14,10 +14,9 @@ from gpu_device_plugin.core.value.workload_mix import joined
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterator, Mapping
 
-    from gpu_device_plugin.core.value.node_types import NodeType
     from gpu_device_plugin.core.value.placing import Policy
     from gpu_device_plugin.core.value.price_learning import Tables
-    from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix
+    from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind, WorkloadMix
 
 
 LITTLE = 0.02

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpu_device_plugin.core.value.node_types import NodeType, rounded
 from gpu_device_plugin.core.value.price_learning import SCARCITY, STRANDED, cell, cells
+from gpu_device_plugin.core.value.workload_mix import NodeType, rounded
 from gpu_device_plugin.model.placing import TOGETHER
 from gpu_device_plugin.model.resources import Amounts, Kind
 
@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
-    from gpu_device_plugin.core.value.node_types import GpuKind
     from gpu_device_plugin.core.value.price_learning import Tables
-    from gpu_device_plugin.core.value.workload_mix import PodKind
+    from gpu_device_plugin.core.value.workload_mix import GpuKind, PodKind
     from gpu_device_plugin.model.placing import Demand, Rank, Ranks, Room
 
 

@@ -20,9 +20,8 @@ from gpu_device_plugin.model.resources import Kind
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from gpu_device_plugin.core.value.node_types import NodeType
     from gpu_device_plugin.core.value.price_learning import Tables
-    from gpu_device_plugin.core.value.workload_mix import PodKind
+    from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind
 
 _MOST_STEPS = 1_000_000
 """Of the core for the score of one node: none runs out of them."""

@@ -10,13 +10,12 @@ from itertools import accumulate
 from math import exp
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.value.node_types import needs_gpus
+from gpu_device_plugin.core.value.workload_mix import needs_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.core.value.node_types import GpuKind, NodeType
-    from gpu_device_plugin.core.value.workload_mix import PodKind
+    from gpu_device_plugin.core.value.workload_mix import GpuKind, NodeType, PodKind
 
 WANTED = 0.5
 """How much of the difference counts between GPUs that many pods may have and those that few may have."""

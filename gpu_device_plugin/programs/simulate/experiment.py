@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.value.node_types import needs_gpus
 from gpu_device_plugin.core.value.placing import Start
+from gpu_device_plugin.core.value.workload_mix import needs_gpus
 from gpu_device_plugin.programs.simulate.model import departing, shares_of, told, until
 from gpu_device_plugin.programs.simulate.placing import run
 from gpu_device_plugin.settings.knobs import UsageError
@@ -16,8 +16,7 @@ from gpu_device_plugin.settings.knobs import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from gpu_device_plugin.core.value.node_types import NodeType
-    from gpu_device_plugin.core.value.workload_mix import PodKind
+    from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind
     from gpu_device_plugin.programs.simulate.model import SimulationOutcome
     from gpu_device_plugin.programs.simulate.sources import Inputs
 

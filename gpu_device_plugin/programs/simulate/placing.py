@@ -16,8 +16,8 @@ from gpu_device_plugin.programs.simulate.model import SimulationOutcome, capacit
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.core.value.node_types import NodeType
     from gpu_device_plugin.core.value.placing import Policy, Start
+    from gpu_device_plugin.core.value.workload_mix import NodeType
     from gpu_device_plugin.programs.simulate.model import Workload
 
 POLICIES = ("fit", "binpack", "spread")

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.value.fair_learning import LITTLE, Trial, scales_of, trying
-from gpu_device_plugin.core.value.node_types import NodeType
 from gpu_device_plugin.core.value.price_learning import Dominance
-from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix
+from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind, WorkloadMix
 from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
 from tests.searches import learn, studied
 from tests.work import counted

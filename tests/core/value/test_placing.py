@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.core.cluster.fitting import Fit, fit
 from gpu_device_plugin.core.value.marginal_value import NEVER, Left, left_on, shape_of
-from gpu_device_plugin.core.value.node_types import NodeType
 from gpu_device_plugin.core.value.placing import ByFullness, ByValue, Placer, Start, asked
-from gpu_device_plugin.core.value.workload_mix import PodKind
+from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind
 from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuPreferences
 from tests.scores import partly_used, score
 from tests.searches import learn

@@ -24,9 +24,8 @@ from gpu_device_plugin.core.value.marginal_value import (
     ranks_on,
     shape_of,
 )
-from gpu_device_plugin.core.value.node_types import GpuKind, NodeType, rounded
 from gpu_device_plugin.core.value.price_learning import MOST_CELLS, MOST_LEVELS, MOST_TABLES, WANTED, Tables, learning
-from gpu_device_plugin.core.value.workload_mix import PodKind
+from gpu_device_plugin.core.value.workload_mix import GpuKind, NodeType, PodKind, rounded
 from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuPreferences
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.model.placing import Demand

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bench.policies import BestFit
-from gpu_device_plugin.core.value.node_types import NodeType
 from gpu_device_plugin.core.value.placing import ByValue, Placer, Start
-from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix
+from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind, WorkloadMix
 from gpu_device_plugin.programs.simulate.model import Workload, capacity_of, shares_of, until
 from tests.searches import studied
 
