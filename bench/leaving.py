@@ -20,8 +20,8 @@ from gpu_device_plugin.core.value.placing import Placer, asked
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.resources import Amounts
 from gpu_device_plugin.programs.simulate.entries import nodes_in, pods_in
+from gpu_device_plugin.programs.simulate.experiment import run
 from gpu_device_plugin.programs.simulate.model import Workload, departing
-from gpu_device_plugin.programs.simulate.placing import run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,8 +18,8 @@ from gpu_device_plugin.core.value.fair_learning import due, studying
 from gpu_device_plugin.core.value.marginal_value import NEVER, Left, unused
 from gpu_device_plugin.core.value.placing import ByValue, Placer, Policy
 from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix
+from gpu_device_plugin.programs.simulate.experiment import gpu_nodes, policy_of, run
 from gpu_device_plugin.programs.simulate.model import gpus_with_room
-from gpu_device_plugin.programs.simulate.placing import gpu_nodes, policy_of, run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -15,8 +15,8 @@ from gpu_device_plugin.core.value.marginal_value import NEVER, Left
 from gpu_device_plugin.core.value.placing import Placer, Start
 from gpu_device_plugin.core.value.workload_mix import PodKind
 from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
+from gpu_device_plugin.programs.simulate.experiment import POLICIES, run
 from gpu_device_plugin.programs.simulate.model import Workload, departing
-from gpu_device_plugin.programs.simulate.placing import POLICIES, run
 from tests.programs.simulate.test_placing import MIG, NODES, T4, gives_nothing_twice, start, workload
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from gpu_device_plugin.core.value.marginal_value import NEVER, Left
 from gpu_device_plugin.core.value.placing import ByFullness, ByValue, Policy, Start
 from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind
 from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
+from gpu_device_plugin.programs.simulate.experiment import gpu_nodes
 from gpu_device_plugin.programs.simulate.model import Workload
-from gpu_device_plugin.programs.simulate.placing import gpu_nodes
 from tests.searches import learn
 
 T4 = NodeType((16, 16), ("T4", "T4"), 32_000, 131_072)
