@@ -190,11 +190,14 @@ class Appraiser:
             return _whole(kind, room)
         options = self._options(kind, room, self._level(room.left.cpu_milli - kind.cpu_milli))
         preferred = {at: gain for gain, _, at in options}
-        frees, groups = room.left.frees, room.groups
-        allowed = [at >= 0 and kind.wishes.allow_model(groups[at].gpu.model) for at in room.group_at]
-        ties = ties_of(room.cards, frees, allowed)
-        fitting = [(-preferred[group], ties[at], at) for at, group in enumerate(room.group_at) if group in preferred]
-        return [at for *_, at in sorted(fitting)[: kind.gpus]]
+        # Of equals instances come first, those of the fullest GPU before others, as `model.placing.preference` says.
+        frees: Counter[int | None] = Counter()
+        for card, free, group in zip(room.cards, room.left.frees, room.group_at, strict=True):
+            if card is not None and group >= 0 and kind.wishes.allow_model(room.groups[group].gpu.model):
+                frees[card] += free
+        places = enumerate(zip(room.group_at, room.cards, strict=True))
+        fitting = [(-preferred[at], card is None, frees[card], gpu) for gpu, (at, card) in places if at in preferred]
+        return [gpu for *_, gpu in sorted(fitting)[: kind.gpus]]
 
     def change(self, node_type: NodeType, frees: Sequence[int], cpu_milli: int, at: int, shares: int) -> float:
         """Return what one GPU gains if a pod takes shares of it and leaves the node this CPU: usually a loss."""
@@ -266,18 +269,6 @@ def unused(node_type: NodeType, frees: Sequence[int]) -> list[int]:
     """Return the GPUs that no pod uses; MIG instances cannot be taken as GPUs."""
     gpus = zip(frees, node_type.sizes, node_type.cards, strict=True)
     return [at for at, (free, size, card) in enumerate(gpus) if free == size and card is None]
-
-
-def ties_of(cards: Sequence[int | None], frees: Sequence[int], allowed: Sequence[bool]) -> Sequence[tuple[bool, int]]:
-    """Return for each GPU what decides between equals: instances come first, those of the fullest GPU before others.
-
-    So does `model.placing.preference`, which knows the allowed ones alone.
-    """
-    together: Counter[int] = Counter()
-    for at, card in enumerate(cards):
-        if card is not None and allowed[at]:
-            together[card] += max(0, frees[at])
-    return [(card is None, 0 if card is None else together[card]) for card in cards]
 
 
 UNKNOWN = Amounts(1 << 18, 1 << 22)

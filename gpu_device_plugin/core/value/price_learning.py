@@ -164,14 +164,9 @@ class Dominance:
     def of(cls, nodes: Mapping[NodeType, int]) -> Dominance:
         """Return the measure for these nodes."""
         having = {node_type: number for node_type, number in nodes.items() if node_type.sizes}
-        shares, cpu, memory = (
-            float(sum(number * amount for number, amount in zip(having.values(), amounts, strict=True)))
-            for amounts in (
-                [sum(each.sizes) for each in having],
-                [each.cpu_milli for each in having],
-                [each.memory_mib for each in having],
-            )
-        )
+        shares = float(sum(number * sum(each.sizes) for each, number in having.items()))
+        cpu = sum(number * each.cpu_milli for each, number in having.items())
+        memory = sum(number * each.memory_mib for each, number in having.items())
         return cls(mean_gpu(nodes), shares, shares / max(1.0, cpu), shares / max(1.0, memory))
 
     def size(self, shares: float, gpus: int, cpu_milli: int, memory_mib: int) -> float:
