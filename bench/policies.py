@@ -17,7 +17,7 @@ from gpu_device_plugin.core.cluster.packing import finished
 from gpu_device_plugin.core.value.fair_learning import due, studying
 from gpu_device_plugin.core.value.marginal_value import NEVER, Left, unused
 from gpu_device_plugin.core.value.placing import ByValue, Placer, Policy
-from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix
+from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix, joined
 from gpu_device_plugin.programs.simulate.experiment import gpu_nodes, policy_of, run
 from gpu_device_plugin.programs.simulate.model import gpus_with_room
 
@@ -124,6 +124,12 @@ class SamplingPlacer(Placer):
         self._passes: dict[int, tuple[bytearray, int]] = {}
         """By kind: 1 for each row that `passes`, and how many changes that includes."""
 
+    def follow(self, policy: Policy[Any]) -> None:
+        """Score by another policy, or by newer tables, from now on."""
+        self._policy = policy
+        self._seen = [policy.look(shape, left) for shape, left in zip(self.shapes, self.lefts, strict=True)]
+        self._scores.clear()
+
     def place(self, kind: int) -> tuple[int, Sequence[int]] | None:
         """Place a pod on a row of a sample.
 
@@ -178,7 +184,7 @@ class _LearningPlacer(SamplingPlacer):
 
     def _learned(self) -> Policy[Any]:
         if self._name == "fgd":
-            return Fgd(self._mix.parts())
+            return Fgd(joined(self._mix.by_namespace().values()))
         usable = finished(studying(self._mix, self._gpu_nodes)).usable
         return self._best_fit if usable is None else ByValue(usable)
 

@@ -169,13 +169,8 @@ class Placer:
         """Of each kind, how many changes these include."""
         self._changes: list[int] = []
         """Rows, in the order of their changes."""
-        self.follow(policy)
-
-    def follow(self, policy: Policy[Any]) -> None:
-        """Score by another policy, or by newer tables, from now on."""
         self._policy = policy
         self._seen = [policy.look(shape, left) for shape, left in zip(self.shapes, self.lefts, strict=True)]
-        self._scores.clear()
 
     def come(self, kind: int) -> None:
         """Place a pod that may leave."""

@@ -204,10 +204,6 @@ class WorkloadMix:
         """Return how often each kind comes, by namespace; only ratios matter."""
         return {namespace: dict(weights) for namespace, weights in self._weights.items()}
 
-    def parts(self) -> Mapping[PodKind, float]:
-        """Return each kind with its part of all pods, the sum of which is 1."""
-        return joined(self._weights.values())
-
 
 def joined(mixes: Iterable[Mapping[PodKind, float]]) -> dict[PodKind, float]:
     """Return several mixes as one, whose sum is 1."""
