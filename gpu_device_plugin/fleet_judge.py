@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.changes import View
     from gpu_device_plugin.core.cluster.pod_demand import Ask
     from gpu_device_plugin.core.value.marginal_value import Appraisal
-    from gpu_device_plugin.core.value.node_types import NodeType
     from gpu_device_plugin.core.value.price_learning import Tables
+    from gpu_device_plugin.core.value.workload_mix import NodeType
     from gpu_device_plugin.model.gpus import Links
     from gpu_device_plugin.model.placing import Ranks
     from gpu_device_plugin.model.resources import Amounts

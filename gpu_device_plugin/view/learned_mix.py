@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.cluster.objects.decoding import NodeReader, PodReader
 from gpu_device_plugin.core.cluster.candidate import candidate, gpus_of_node
+from gpu_device_plugin.core.cluster.packing import finished
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.report.text.columns import Layout, Line, Row, table
 from gpu_device_plugin.core.report.text.printing import counted, first, printable
-from gpu_device_plugin.core.value.fair_learning import FEWEST, LITTLE, studied
+from gpu_device_plugin.core.value.fair_learning import FEWEST, LITTLE, studying
 from gpu_device_plugin.core.value.marginal_value import shape_of
 from gpu_device_plugin.core.value.price_learning import HOSTS, Dominance, cells
 from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix, kinds_of
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.other_pods import OtherPod
     from gpu_device_plugin.core.value.fair_learning import Study
-    from gpu_device_plugin.core.value.node_types import GpuKind, NodeType
     from gpu_device_plugin.core.value.price_learning import Tables
+    from gpu_device_plugin.core.value.workload_mix import GpuKind, NodeType
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
 
@@ -248,7 +249,7 @@ def lesson_of(
         for kind in kinds:
             held[namespace] = held.get(namespace, 0.0) + measure.kind(kind)
     mix.hold(held, 0.0)
-    return lesson(studied(mix, counts), counts)
+    return lesson(finished(studying(mix, counts)), counts)
 
 
 def _came(

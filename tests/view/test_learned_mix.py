@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.core.value.fair_learning import Trial, studied
-from gpu_device_plugin.core.value.node_types import NodeType
-from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix
+from gpu_device_plugin.core.value.fair_learning import Trial
+from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind, WorkloadMix
 from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
 from gpu_device_plugin.view.learned_mix import DISCLAIMER, Lesson, lesson, price_document, price_lines
+from tests.searches import studied
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

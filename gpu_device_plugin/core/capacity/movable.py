@@ -134,15 +134,7 @@ class NodesFree:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class PodGone:
-    """The goal that a pod of a node has left its GPUs, for others of the node or of others."""
-
-    node: str
-    uid: str
-
-
-Goal: TypeAlias = Fits | NodesFree | PodGone
+Goal: TypeAlias = Fits | NodesFree
 """What moves are for."""
 
 

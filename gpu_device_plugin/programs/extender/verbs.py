@@ -14,7 +14,7 @@ from gpu_device_plugin.cluster.objects.decoding import PodReader, UnreadableObje
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.packing import CachingPacker, Effort, TooLongError
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Impossible, ask
-from gpu_device_plugin.core.cluster.preempting import Preemptor, choose_on_each, where_evicting_may_help
+from gpu_device_plugin.core.cluster.victims import Preemptor, choose_on_each, where_evicting_may_help
 from gpu_device_plugin.core.report.gauges import WaitingReason
 from gpu_device_plugin.fleet_judge import UNKNOWN, Judge
 from gpu_device_plugin.metrics import SAMPLE_MISSES, VERDICTS

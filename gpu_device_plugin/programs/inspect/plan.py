@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.cluster.client.errors import ApiError, NotFoundError, UnavailableError
 from gpu_device_plugin.cluster.objects.decoding import PODS, PodReader
 from gpu_device_plugin.core.capacity.movable import NodesFree, after, usage_at
-from gpu_device_plugin.core.capacity.plans import plan, plan_each
+from gpu_device_plugin.core.capacity.plans import plan_each, planning
+from gpu_device_plugin.core.cluster.packing import finished
 from gpu_device_plugin.core.cluster.usage import usage_of
 from gpu_device_plugin.core.contract.moves import Destination, write_destination
 from gpu_device_plugin.core.report.text.plan_texts import (
@@ -59,7 +60,7 @@ async def plan_moves(arguments: argparse.Namespace, access: Access, resources: S
     """
     _, found = await arranged(access, resources)
     if arguments.nodes_free:
-        one = plan(found.sites, NodesFree(arguments.nodes_free), found.budgets)
+        one = finished(planning(found.sites, NodesFree(arguments.nodes_free), found.budgets))
         goal = f"{counted(arguments.nodes_free, 'node')} without GPU pods"
         plans, then = [(goal, one)], after(found.sites, one.moves or ())
         said = [verdict(one, f"leave {goal}")]

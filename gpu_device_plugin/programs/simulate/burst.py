@@ -21,9 +21,8 @@ from gpu_device_plugin.features.elastic.rules.reclaiming import ReclaimPolicy, R
 from gpu_device_plugin.features.eviction.rules import next_victims
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
 from gpu_device_plugin.model.pods import Pod
-from gpu_device_plugin.programs.simulate.experiment import arrivals_of
+from gpu_device_plugin.programs.simulate.experiment import arrivals_of, run
 from gpu_device_plugin.programs.simulate.model import counted
-from gpu_device_plugin.programs.simulate.placing import run
 from gpu_device_plugin.programs.simulate.results import aligned
 from gpu_device_plugin.settings.knobs import UsageError
 

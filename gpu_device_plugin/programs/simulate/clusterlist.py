@@ -12,6 +12,7 @@ from gpu_device_plugin.cluster.objects.requests import OwnerReference  # noqa: T
 from gpu_device_plugin.core.cluster.candidate import gpus_of_node
 from gpu_device_plugin.core.cluster.pod_demand import Ask, amount_of, ask
 from gpu_device_plugin.core.value.marginal_value import left_on, shape_of
+from gpu_device_plugin.core.value.placing import Start
 from gpu_device_plugin.core.value.workload_mix import kinds_of
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.hardware.fake.gpu_models import MODELS
@@ -20,7 +21,7 @@ from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.gpus import MOST_GPUS
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.programs.simulate.entries import SHARE_MIB
-from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Start
+from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.core.capacity.movable import Evictability, Fits, Residents, Stays, after, why_it_stays
-from gpu_device_plugin.core.capacity.plans import plan, plan_each, settled
+from gpu_device_plugin.core.capacity.plans import plan_each, settled
 from gpu_device_plugin.core.capacity.terms import NO_TERMS, Terms
 from gpu_device_plugin.core.cluster.pod_demand import Ask
 from gpu_device_plugin.core.cluster.usage import NOTHING, Occupant, Usage
@@ -18,6 +18,7 @@ from gpu_device_plugin.model.resources import Amounts, Kind
 from tests.core.capacity.clusters import node, resident
 from tests.names import COUNT, MEM
 from tests.resources import RESOURCES
+from tests.searches import plan
 from tests.views import node_view
 
 if TYPE_CHECKING:

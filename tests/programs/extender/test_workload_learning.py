@@ -17,7 +17,7 @@ from gpu_device_plugin.core.cluster.fitting import Fit, fit
 from gpu_device_plugin.core.cluster.other_pods import OtherPod
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.cluster.usage import Usage
-from gpu_device_plugin.core.value.node_types import NodeType
+from gpu_device_plugin.core.value.workload_mix import NodeType
 from gpu_device_plugin.fleet import FleetEntry
 from gpu_device_plugin.fleet_judge import Judge
 from gpu_device_plugin.model.contract.keys import USE_MODEL
