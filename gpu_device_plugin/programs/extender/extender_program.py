@@ -220,7 +220,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
                     # Bindings in progress end before the lease is released: the next leader lists pods before it binds,
                     # and would miss a binding still in flight.
                     self.readiness.shutting_down = True
-                    await self.resizes.close()
+                    await self.resizes.finished()
                     await servers.aclose()
 
     async def _serve(

@@ -33,8 +33,8 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _REST = 20.0
-"""What nodes are needed, and which may go, is decided anew after so many times what it took: it takes a twentieth of a
-CPU at most."""
+"""What nodes are needed, which may go and which pods move is decided anew after so many times what it took: it takes a
+twentieth of a CPU at most."""
 
 
 _KEEP_S = 2.0
@@ -82,11 +82,6 @@ class Capacity:
         self._rested_at: dict[str, float] = {}
         """By name of a step, when it may be taken again, monotonic seconds."""
 
-    @property
-    def active(self) -> bool:
-        """Whether this extender is the active one, and knows what others have done."""
-        return self._term is not None
-
     async def run(self) -> NoReturn:
         """Take care. Ends only by cancellation."""
         await together(self._rounds(), self._events.run())
@@ -100,7 +95,7 @@ class Capacity:
                         self._shelter,
                         self._keep,
                         self.mover.obey,
-                        self.rebalancer.look,
+                        self._rebalance,
                         self.idle.look,
                         self._grow,
                     ):
@@ -150,6 +145,10 @@ class Capacity:
                 await self._autoscaler.ask(wanted, how)
         else:
             await self._autoscaler.clear()
+
+    async def _rebalance(self) -> None:
+        if await self.rebalancer.may_plan():
+            await self._resting("rebalance", self.rebalancer.plan)
 
     async def _keep(self) -> None:
         before = 0 if self._decided is None else self._decided[0]
