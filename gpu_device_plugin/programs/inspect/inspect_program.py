@@ -40,7 +40,7 @@ from gpu_device_plugin.programs.kubectl import GRANT, ClusterUnreadableError, ne
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.view.agent_reader import AgentUnreadableError
 from gpu_device_plugin.view.following import cluster
-from gpu_device_plugin.view.learned_mix import lesson_of, price_document, price_lines
+from gpu_device_plugin.view.learned_mix import lesson_of, price_lines
 from gpu_device_plugin.view.objects import escaped, gpu_pods, readable_claims
 from gpu_device_plugin.view.poddetails import events
 from gpu_device_plugin.view.why_pod import events_of, explained, histories_of, on_gpus
@@ -205,10 +205,10 @@ async def _histories(access: Access, pod: Pod, missing: list[str], agents_in: st
 
 
 async def _prices(arguments: argparse.Namespace, access: Access, resources: Sequence[Resource]) -> Output:
-    found = lesson_of(*await access.every_node_and_pod("prices are learned from all of them"), resources)
+    document, study = lesson_of(*await access.every_node_and_pod("prices are learned from all of them"), resources)
     if arguments.output == "json":
-        return json.dumps(price_document(found), indent=2).splitlines(), OK
-    return price_lines(found, width()), OK
+        return json.dumps(document, indent=2).splitlines(), OK
+    return price_lines(document, study, width()), OK
 
 
 async def _doctor(arguments: argparse.Namespace, access: Access, resources: Sequence[Resource]) -> Output:
