@@ -28,7 +28,6 @@ from gpu_device_plugin.core.report.findings.symptoms import (
     NodeSeen,
     PartSeen,
     PodSeen,
-    SliceSeen,
 )
 from gpu_device_plugin.core.report.leftovers import mig_resources
 from gpu_device_plugin.features.claims.claim_objects import CLAIMS, GROUP, SLICES, read_slice
@@ -67,6 +66,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.report.finding import Unknown
     from gpu_device_plugin.features.claims.contract import Claim
+    from gpu_device_plugin.features.claims.rules.pool import Present
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.kubectl import Access
@@ -393,19 +393,8 @@ async def _claims(access: Access) -> tuple[Claim, ...]:
     return tuple(readable_claims(await access.items(CLAIMS))[0])
 
 
-async def _slices(access: Access) -> tuple[SliceSeen, ...]:
-    """Return the ResourceSlices of our driver."""
-    raw = await access.items(SLICES, [f"spec.driver={DRIVER}"])
-    return tuple(
-        SliceSeen(
-            pool=found.pool,
-            generation=found.generation,
-            of=found.count,
-            devices=len(found.content["devices"]),
-            shared=any(device.get("allowMultipleAllocations") for device in found.content["devices"]),
-        )
-        for found in map(read_slice, raw)
-    )
+async def _slices(access: Access) -> tuple[Present, ...]:
+    return tuple(map(read_slice, await access.items(SLICES, [f"spec.driver={DRIVER}"])))
 
 
 async def _device_classes(access: Access) -> dict[str, str]:

@@ -485,11 +485,9 @@ def test_only_slices_of_our_driver_are_read(tmp_path: Path) -> None:
     pages[ours_alone] = pages.pop(f"{RESOURCE}/resourceslices")
     found = read(tmp_path, pages)
     assert not isinstance(found.slices, Unknown)
-    assert [(each.pool, each.devices, each.shared) for each in found.slices] == [
-        ("node-a", 0, False),
-        ("node-a", 1, True),
-    ]
-    assert {(each.generation, each.of) for each in found.slices} == {(3, 2)}
+    devices = [[device.get("allowMultipleAllocations") for device in each.content["devices"]] for each in found.slices]
+    assert ([each.pool for each in found.slices], devices) == (["node-a", "node-a"], [[], [True]])
+    assert {(each.generation, each.count) for each in found.slices} == {(3, 2)}
 
 
 def test_what_is_wrong_with_claims_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

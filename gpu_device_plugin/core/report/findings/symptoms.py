@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpu_device_plugin.features.claims.contract import Claim
+    from gpu_device_plugin.features.claims.rules.pool import Present
     from gpu_device_plugin.features.conflicts.rules import Detection
     from gpu_device_plugin.features.history.contract import NodeHistory
     from gpu_device_plugin.features.mps.contract import MpsGpu
@@ -100,21 +101,6 @@ class PodSeen:
     """The pod, if annotations change its memory while it runs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SliceSeen:
-    """A ResourceSlice of our driver: a part of a pool of devices."""
-
-    pool: str
-    """Our pools have the names of their nodes."""
-    generation: int = 0
-    """The slices of a pool with the highest one are valid."""
-    of: int = 1
-    """The number of slices of this generation that make the pool complete."""
-    devices: int = 0
-    shared: bool = False
-    """Whether claims can have parts of one of its devices."""
-
-
 @dataclass(frozen=True, slots=True)
 class Karpenter:
     """What Karpenter knows of nodes that share GPUs."""
@@ -164,7 +150,8 @@ class ClusterSymptoms:
     """The setting `limits` of the agents, by settings profile, as far as the ConfigMap can be read and has it."""
     claims: tuple[Claim, ...] | Unknown = ()
     """All ResourceClaims."""
-    slices: tuple[SliceSeen, ...] | Unknown = ()
+    slices: tuple[Present, ...] | Unknown = ()
+    """Those of our driver: its pools have the names of their nodes, and of each the newest generation is valid."""
     device_classes: Mapping[str, str] | Unknown = field(default_factory=dict)
     """The extended resource that each DeviceClass serves, by the name of the class; empty: none."""
     karpenter: Karpenter | Unknown = Karpenter()
