@@ -163,7 +163,7 @@ async def _names(access: Access, kind: ObjectKind) -> frozenset[str]:
 
 def _node(raw: msgspec.Raw, names: frozenset[str]) -> NodeSeen:
     node = NodeReader().read(raw)
-    ours = names | mig_resources(node.annotations, node.capacity, names)
+    ours = names | mig_resources(node, names)
     report, problems = node_report(node.annotations, time.time())
     return NodeSeen(
         name=node.name,

@@ -95,7 +95,6 @@ async def arranged(
     raw_nodes, raw_pods = await access.every_node_and_pod("a plan needs all of them")
     views = [as_if(view) for view in (await cluster_of(raw_nodes, raw_pods, resources, access)).views]
     reader = ArrangementReader(await _budgets(access), resources)
-    reader.read_nodes(raw_nodes)
     reader.read_pods(raw_pods)
     return views, reader.arrangement(views, now_s=time.time())
 

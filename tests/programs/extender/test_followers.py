@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from gpu_device_plugin.cluster.objects.decoding import NodeReader, NodeRecord
+from gpu_device_plugin.cluster.objects.decoding import NodeReader
 from gpu_device_plugin.core.cluster.other_pods import OtherPod
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.model.contract.keys import NODE_GPUS, NODE_USE, PLACEMENT_LABEL
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from gpu_device_plugin.cluster.client.api_client import Client
+    from gpu_device_plugin.model.nodes import NodeRecord
 
 
 def fleet() -> Fleet:
