@@ -20,10 +20,9 @@ from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.client.config import ClusterConfigError, config_if_any
 from gpu_device_plugin.cluster.client.errors import ApiError, Call
 from gpu_device_plugin.cluster.writers.own_node import OwnNode
-from gpu_device_plugin.core.cluster.candidate import gpus_of_node
 from gpu_device_plugin.core.report.finding import Unknown, examine, exit_code, report
 from gpu_device_plugin.core.report.findings.node_checks import CHECKS
-from gpu_device_plugin.core.report.findings.symptoms import NO_PROFILES, ApiSeen, NodeSeen, NodeSymptoms, Profiles
+from gpu_device_plugin.core.report.findings.symptoms import NO_PROFILES, ApiSeen, NodeSymptoms, Profiles, node_seen
 from gpu_device_plugin.features.claims.claim_objects import GROUP
 from gpu_device_plugin.features.conflicts.rules import DRIVER_SOCKETS, PLUGIN_SOCKETS, sightings
 from gpu_device_plugin.features.conflicts.settings import ConflictSettings
@@ -35,7 +34,6 @@ from gpu_device_plugin.features.limits.settings import LimitSettings
 from gpu_device_plugin.features.mps.contract import STATE_FILE
 from gpu_device_plugin.features.mps.settings import MpsSettings
 from gpu_device_plugin.features.over_use.settings import OverUseSettings
-from gpu_device_plugin.features.use.contract import node_report
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
 from gpu_device_plugin.hardware.monitor import Hardware, MonitorTimings
@@ -406,17 +404,7 @@ async def _with_node(seen: ApiSeen, client: Client, name: str) -> ApiSeen:
         node = await OwnNode(client, name).read()
     except ApiError as problem:
         return replace(seen, node_problem=str(problem))
-    report, problems = node_report(node.annotations, time.time())
-    ours = NodeSeen(
-        name=name,
-        gpus=gpus_of_node(node.annotations, node.labels, 0, 0),
-        capacity=node.capacity,
-        allocatable=node.allocatable,
-        report=report,
-        report_problems=problems,
-        labels=node.labels,
-    )
-    return replace(seen, node=ours)
+    return replace(seen, node=node_seen(node, time.time()))
 
 
 async def _may(client: Client, right: Call) -> bool | None:
