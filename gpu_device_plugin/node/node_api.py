@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from gpu_device_plugin.cluster.client.config import ClusterConfig
-    from gpu_device_plugin.cluster.objects.decoding import NodeRecord
     from gpu_device_plugin.model.contract.cordons import Cordon
+    from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.node.node_publisher import NodePublisher
     from gpu_device_plugin.node.waiting_pods import WaitingPods

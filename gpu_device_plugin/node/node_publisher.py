@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.cluster.objects.decoding import NodeRecord
     from gpu_device_plugin.cluster.writers.own_node import OwnNode
     from gpu_device_plugin.model.gpus import Gpu
+    from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.node.node_state import NodeState
     from gpu_device_plugin.node.rules.gpu_health import NodeCondition
     from gpu_device_plugin.node.rules.node_config import NodeConfig

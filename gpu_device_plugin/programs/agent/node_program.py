@@ -23,7 +23,7 @@ from gpu_device_plugin.settings.node import NodeSettings, settings_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from gpu_device_plugin.cluster.objects.decoding import NodeRecord
+    from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.node.feature_context import FeatureSpec
     from gpu_device_plugin.programs.agent.profile import ProfileChoice
     from gpu_device_plugin.settings.sources import Sources, Texts

@@ -70,7 +70,7 @@ def limits(cluster: ClusterSymptoms) -> Iterator[Finding]:
     present: list[tuple[tuple[Enforcement, str], str]] = []
     for node in cluster.nodes:
         reported = node.report.limits
-        if reported is None or not node.labelled:
+        if reported is None or not node.shares_gpus:
             continue
         refused = refusals(node.report)
         for refusal in refused:
@@ -194,7 +194,7 @@ def supervisors(cluster: ClusterSymptoms) -> Iterator[Finding]:
         present = None if node.report.limits is None else node.report.limits.enforcement
         # ACK's label cgpu prefers the driver's limits.
         asked = _asked_of(node, cluster) is Enforcement.MPS and present is not Enforcement.DRIVER
-        if node.labelled and (asked or present is Enforcement.MPS):
+        if node.shares_gpus and (asked or present is Enforcement.MPS):
             wanting.add(node.name)
     if missing := wanting - ready:
         text = "no MPS supervisor is ready on {nodes}, whose limits are to be those of MPS"
