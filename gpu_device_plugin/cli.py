@@ -360,7 +360,7 @@ def _add_cost(commands: Any) -> None:
     cost: Parser = commands.add_parser(
         "cost",
         help="who had the GPUs in a period, and what that cost",
-        usage="%(prog)s --prometheus URL | --audit PATH  [--from TIME] [--to TIME] [--step DURATION]\n"
+        usage="%(prog)s --prometheus URL  [--from TIME] [--to TIME] [--step DURATION]\n"
         "       [--by namespace|owner|pod] [--rate 'MODEL=PRICE'] [-o table|json|focus]",
         description="Tell who had the GPUs in a period, how much of that was used, what nobody had, and what it "
         "cost. All parts together are all GPU time, and cost what all GPUs cost, to the cent.",
@@ -382,11 +382,6 @@ def _add_cost(commands: Any) -> None:
         cost.add_argument(flag, metavar=metavar, help=text)
     for flag, metavar, text in (
         ("--header", "'NAME: VALUE'", "send it to Prometheus, as in 'X-Scope-OrgID: team'; repeatable"),
-        (
-            "--audit",
-            "PATH",
-            "read audit records in a JSON log of agents; beside Prometheus for owners only; repeatable",
-        ),
         (
             "--rate",
             "'MODEL=PRICE'",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -114,17 +114,6 @@ class AuditRecord:
         """Write it as a line of a log, that of `LOGGER`."""
         log.info(MESSAGE, self.kind, extra=dict(self.attributes()))
 
-    @classmethod
-    def of(cls, attributes: Mapping[str, Any]) -> AuditRecord | None:
-        """Return the record in the fields of a log line; None: it holds none, or one of a kind that is newer."""
-        name = attributes.get(_NAMES["kind"])
-        kind = name.removeprefix(_EVENT) if isinstance(name, str) else ""
-        if kind not in list(AuditKind):
-            return None
-        found = {field: attributes[key] for field, key in _NAMES.items() if field != "kind" and key in attributes}
-        types = {field: int if field in _NUMBERS else bool if field == "whole" else str for field in found}
-        return cls(AuditKind(kind), **found) if all(type(found[field]) is types[field] for field in found) else None
-
 
 _EVENT = "gpushare."
 _NAMES: Mapping[str, str] = {
@@ -151,4 +140,3 @@ _NAMES: Mapping[str, str] = {
     "began": "gpushare.from",
     "ended": "gpushare.to",
 }
-_NUMBERS = frozenset({"gpu_mib", "card_mib", "shares", "share_mib", "memory_mib", "before"})

@@ -106,7 +106,7 @@ class AboutPage:
     """The address that the page links to for more than the last hour; empty: none."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PageRoutes:
     """Answers requests."""
 
@@ -117,8 +117,8 @@ class PageRoutes:
     history: AgentHistory
     client: Client
     about: AboutPage
-    within_s: float
-    """How long a request waits for the API server."""
+    answer_s: float = 20.0
+    """How long a request may wait for the API server. A stream begins by then."""
     files: Mapping[str, Page] = field(default_factory=static_files, repr=False)
     turns: Turns = field(default_factory=lambda: Turns(16))
 
@@ -144,7 +144,7 @@ class PageRoutes:
         method: str = "GET",
         within_s: float = 0.0,
     ) -> Route:
-        most_s = max(self.within_s, within_s)
+        most_s = max(self.answer_s, within_s)
 
         async def checked(request: Request) -> Page | Stream:
             if (refusal := self._wrong_host(request)) is not None:

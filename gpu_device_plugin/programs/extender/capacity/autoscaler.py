@@ -181,10 +181,8 @@ class Autoscaler:
         """Return the references to what owns the objects: this extender's pod, if it runs in one."""
         if self._owners is None:
             try:
-                answer = await self._context.client.get(
-                    PODS, self._own_pod, namespace=self.namespace, timeout_s=_CALL_S
-                )
-                meta = raw.read(read_metadata)
+                own = await self._context.client.get(PODS, self._own_pod, namespace=self.namespace, timeout_s=_CALL_S)
+                meta = own.read(read_metadata)
                 self._owners = [{"apiVersion": "v1", "kind": "Pod", "name": meta.name, "uid": meta.uid}]
             except NotFoundError:
                 self._owners = []
