@@ -74,7 +74,7 @@ class Mps(NodeFeature):
         those who hold GPUs while MPS plays a part."""
         self.refuse = True
         """Containers are refused where MPS is required and not there."""
-        self._compute = False
+        self._compute = self._a_choice = False
         self.start_s, self.stop_s = mps.START_S, mps.STOP_S
         self.grace_s = mps.BEAT_S
         """How long a supervisor may be missing before that is reported: it may start together with us."""
@@ -165,7 +165,7 @@ class Mps(NodeFeature):
 
     def ask_for(self, uuids: Iterable[str]) -> None:
         """Let MPS be the means that the administrator wants on these GPUs."""
-        asked = frozenset(uuids)
+        self._a_choice, asked = True, frozenset(uuids)
         if asked != self.asked_for:
             self.asked_for = asked
             self._worker.wake()
@@ -197,7 +197,8 @@ class Mps(NodeFeature):
     # --- For the answers to the kubelet ---------------------------------------------------------------------------
 
     def granting(self, request: GrantRequest) -> AbstractAsyncContextManager[Contribution] | None:  # noqa: D102
-        return self._granting(request) if self.on else None
+        # Where no feature chooses among means, none makes a client of a container that MPS would take for one.
+        return self._granting(request) if self.on and self._a_choice else None
 
     @asynccontextmanager
     async def _granting(self, request: GrantRequest) -> AsyncIterator[Contribution]:

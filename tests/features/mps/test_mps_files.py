@@ -183,3 +183,22 @@ async def test_a_call_that_ends_late_does_not_take_away_the_daemon_for_a_later_c
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
             assert desk.wanted == left
+
+
+async def test_mps_says_nothing_of_a_container_where_no_feature_chooses_a_means(tmp_path: Path) -> None:
+    """Such an agent makes nobody a client, and the clients of its predecessor keep their daemon."""
+    desk = Desk(tmp_path)
+    desk.put({uuid(0): READY})
+    desk.state.update(Ledger.seen, ids(0, range(2)), certain=True)
+    desk.record(0, 1)
+    draft = GrantDraft(frozenset(ids(0, [2])), Placement(Demand(Kind.MEMORY, 1), ((0, 1),)), NOBODY, Delivery())
+    async with desk.running():
+        await eventually(lambda: desk.mps.on and desk.mps.gpus)
+        desk.mps.ledger_complete()
+        async with Features(desk.mps).granting(GrantRequest(lambda: draft)) as answer:
+            assert answer == draft
+        assert desk.wanted == {uuid(0): 2048}
+        desk.mps.ask_for(())  # as `Limits` does, also where nobody wants MPS
+        async with Features(desk.mps).granting(GrantRequest(lambda: draft)) as answer:
+            assert isinstance(answer, GrantDraft)
+            assert answer.enforcements[uuid(0)].enforcement is Enforcement.MPS
