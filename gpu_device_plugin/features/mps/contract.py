@@ -1,12 +1,15 @@
 """The MPS daemons of a node, and the directory `mps_dir` where the agent and the MPS supervisor meet by two files.
 
-See `rules.daemon_files` for these. Here is no compiled code: the kubectl plugin, which is one file, needs the names.
+See `rules.daemon_files` for these. The kubectl plugin, which is one file, needs the names, and reads no such file.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
+
+from gpu_device_plugin.model.contract.helperfiles import Count  # noqa: TC001 - msgspec reads it
 
 WANTED_FILE = "wanted.json"
 STATE_FILE = "state.json"
@@ -31,17 +34,16 @@ class MpsStatus(StrEnum):
     STOPPING = "stopping"
 
 
-@dataclass(frozen=True, slots=True)
-class MpsGpu:
-    """The MPS control daemon of one GPU."""
+class MpsGpu(msgspec.Struct, frozen=True, rename="camel"):
+    """The MPS control daemon of one GPU, as its supervisor tells it."""
 
     status: MpsStatus
     why: str = ""
     """For a person, as a sentence without a full stop; empty while all is well."""
     pipe_directory: str = ""
     """The path of the directory with the daemon's sockets on the host, and in containers (CUDA_MPS_PIPE_DIRECTORY)."""
-    clients: int = 0
-    server_pids: tuple[int, ...] = ()
+    clients: Count = 0
+    server_pids: tuple[Count, ...] = ()
     """In the host's PID namespace: processes on the GPU that are no container's."""
-    limit_mib: int = 0
-    """The limit that the daemon has for every client while it is READY, in MiB; 0: none."""
+    limit_mib: Count = 0
+    """The limit that the daemon has for every client while it is READY, in MiB; 0: none, or an earlier supervisor."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
-from msgspec.structs import astuple
 
-from gpu_device_plugin.features.mps.contract import STATE_FILE, WANTED_FILE, MpsGpu, MpsStatus
+from gpu_device_plugin.features.mps.contract import STATE_FILE, WANTED_FILE, MpsGpu
 from gpu_device_plugin.model.contract.helperfiles import VERSION, Count, Document, HelperFiles, parsed, text_of
 from gpu_device_plugin.model.gpus import MOST_GPUS
 
@@ -27,21 +26,9 @@ class _WantedDaemons(Document):
             raise ValueError(f"it names more than {MOST_GPUS} GPUs")
 
 
-class _Gpu(msgspec.Struct, rename="camel"):
-    """The fields of `MpsGpu`, in its order."""
-
-    status: MpsStatus
-    why: str
-    pipe_directory: str
-    clients: Count
-    server_pids: tuple[Count, ...]
-    limit_mib: Count = 0
-    """An earlier supervisor does not tell it."""
-
-
 class _DaemonsState(Document):
     beat: float
-    gpus: dict[str, _Gpu]
+    gpus: dict[str, MpsGpu]
 
 
 _WANTED_DAEMONS, _DAEMONS_STATE = msgspec.json.Decoder(_WantedDaemons), msgspec.json.Decoder(_DaemonsState)
@@ -62,13 +49,12 @@ def _read_wanted_daemons(content: str | bytes) -> Mapping[str, int]:
 
 
 def _write_daemons_state(gpus: Mapping[str, MpsGpu], beat_s: float) -> str:
-    daemons = {uuid: _Gpu(*(getattr(gpu, name) for name in _Gpu.__struct_fields__)) for uuid, gpu in gpus.items()}
-    return text_of(_DaemonsState(VERSION, beat_s, daemons))
+    return text_of(_DaemonsState(VERSION, beat_s, dict(gpus)))
 
 
 def _read_daemons_state(content: str | bytes) -> tuple[Mapping[str, MpsGpu], float]:
     found = parsed(_DAEMONS_STATE, STATE_FILE, content)
-    return {uuid: MpsGpu(*astuple(gpu)) for uuid, gpu in found.gpus.items()}, found.beat
+    return found.gpus, found.beat
 
 
 MPS_FILES: HelperFiles[Mapping[str, int], Mapping[str, MpsGpu]] = HelperFiles(
