@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, ClassVar
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together, wait_within
 from gpu_device_plugin.aio.worker import Worker
-from gpu_device_plugin.features.mps.contract import SHM_DIRECTORY, MpsStatus
+from gpu_device_plugin.features.mps.contract import MPS_FILES, SHM_DIRECTORY, MpsStatus
 from gpu_device_plugin.features.mps.rules import mps_admission as mps
-from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
 from gpu_device_plugin.features.mps.settings import MpsSettings
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.file_link import FileLink, HelperWords

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.features.mps.contract import STATE_FILE, WANTED_FILE, MpsGpu, MpsStatus
-from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
+from gpu_device_plugin.features.mps.contract import MPS_FILES, STATE_FILE, WANTED_FILE, MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.rules.mps_admission import NOT_MOUNTED, NOT_THERE, SILENT
 from gpu_device_plugin.model.allocations import Allocation, AllocationSource
 from gpu_device_plugin.model.limits import Enforcement
