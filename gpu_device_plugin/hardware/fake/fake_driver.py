@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.files import stamp_of
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.driver import HardwareError
 from gpu_device_plugin.hardware.fake.description import read
@@ -51,7 +52,7 @@ class Fake:
         self._origin_s = origin_s
         self._clock = clock
         self._parent = os.getppid()
-        self._stamp = _stamp(source)
+        self._stamp = stamp_of(Path(source))
         self._description = _read_or_fail(source)
         self._reported = [event for event in self._description.events if event["at"] <= since_s]
         # A real driver that has lost a GPU does not find it again until it is reopened.
@@ -191,7 +192,7 @@ class Fake:
         return gpus, node
 
     def _reread(self) -> None:
-        stamp = _stamp(self._source)
+        stamp = stamp_of(Path(self._source))
         if stamp != self._stamp:
             self._description = _read_or_fail(self._source)
             self._stamp = stamp
@@ -247,15 +248,6 @@ def _read_or_fail(source: str) -> Description:
         return read(source)
     except DescriptionError as error:
         raise HardwareError(driver.OTHER, str(error)) from error
-
-
-def _stamp(source: str) -> tuple[int, int, int] | None:
-    """Return a value that changes whenever the file changes; None without a file."""
-    try:
-        status = Path(source).stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _xid(uuid: str, event: Fields) -> Record:
