@@ -17,7 +17,6 @@ from gpu_device_plugin.core.report.text.use_texts import borrowed, duration, mis
 from gpu_device_plugin.features.elastic.contract import MemoryFile, MemoryRequests, is_elastic
 from gpu_device_plugin.features.elastic.memory_files import MemoryFiles
 from gpu_device_plugin.features.elastic.rules.reclaiming import (
-    ReclaimPolicy,
     ReclaimState,
     allowed_now,
     memory_files,
@@ -273,11 +272,11 @@ class Borrowing(NodeFeature):
         if not self._concerned():
             return
         settings, before, uses = self._settings, self.reclaiming.value, self._uses()
-        policy = ReclaimPolicy(settings.return_grace_s, settings.borrowers == "evict")
         waiting = [use.place for use in self._starters()]
         after = ReclaimState(reading.at)  # where use is not read, no other reading says soon that a shortage is over
         if self._use.interval_s:
-            after = before.after(reading, uses, self._shares.capacity_mib, policy, waiting)
+            grace_s, evicts = settings.return_grace_s, settings.borrowers == "evict"
+            after = before.after(reading, uses, self._shares.capacity_mib, waiting, grace_s=grace_s, evicts=evicts)
         self._report_changes(before, after, uses)
         self.reclaiming.set(after)
         self._use.asked.change(after.asked)
