@@ -7,6 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,9 +20,11 @@ from gpu_device_plugin.model.telemetry import TelemetryGroup
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.forms import Address
 from gpu_device_plugin.settings.knobs import Reload, SettingsError, knobs_of, reload
-from gpu_device_plugin.settings.node import NodeSettings, settings_for
-from gpu_device_plugin.settings.sources import Sources
+from gpu_device_plugin.settings.sources import Sources, settings_for
 from tests.configmap import mount
+
+if TYPE_CHECKING:
+    from gpu_device_plugin.settings.node import NodeSettings
 
 
 def read(flags: dict[str, str] | None = None, environ: dict[str, str] | None = None) -> NodeSettings:
@@ -241,6 +244,7 @@ def test_names_are_those_that_the_kubelet_accepts(
         ({"http": "localhost:9445"}, None),
         ({"http": "::1:9445"}, None),
         ({"http": "1.2.3:9445"}, None),
+        ({"http": "[fe80::1%eth0]:9445"}, None),
         ({"http": ":65536"}, None),
         ({"api": "ftp://x"}, None),
         ({"api": "http:///x"}, None),
