@@ -216,18 +216,14 @@ class GpuFailures(NodeFeature):
         return self.again_s if self._failing else None
 
     def _evict(self) -> None:
-        now = time.monotonic()
+        now, called = time.monotonic(), self._state.node.shares.called
         failed = lasting(self._failing, self._settings.value.of(GpuFailureSettings).gpu_failure_grace_s, now)
         if not failed:
             return
         victims = self._evictor.next_victims(on_failed(failed, self._use.holders()))
         for pod, uuids in victims.values():
             why = "; ".join(
-                f"{self._gpu(uuid)} has failed, for {duration(now - failed[uuid].since)}: {failed[uuid].why}"
+                f"{called(uuid)} has failed, for {duration(now - failed[uuid].since)}: {failed[uuid].why}"
                 for uuid in sorted(uuids)
             )
             self._evictor.order(pod, uuids, "GPUFailureEvicted", why, m.GPU_FAILURE_EVICTIONS)
-
-    def _gpu(self, uuid: str) -> str:
-        shared = self._state.node.shares.by_uuid(uuid)
-        return f"GPU {uuid}" if shared is None else shared.name
