@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.client.config import ClusterConfig
     from gpu_device_plugin.cluster.objects.decoding import NodeRecord
-    from gpu_device_plugin.model.contract.cordons import Cordon
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.node.node_publisher import NodePublisher
     from gpu_device_plugin.node.waiting_pods import WaitingPods
@@ -122,19 +121,9 @@ class NodeApi:
     def annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:
         """Write annotations on a pod in the background; None removes one."""
 
-    def annotate_node(self, annotations: Mapping[str, str | None]) -> None:
-        """Publish annotations of a feature on our node from now on, beside all others; None removes one.
-
-        Their keys are in `AGENT_ANNOTATIONS`, so that they are removed from a node that shares no GPUs any more.
-        """
-
     def pods_in_api(self) -> PodsInApi | None:
         """Return the pods of our node in the API, see `node.rules.ended_pods.pods_in_api`."""
         return PodsInApi()
-
-    async def cordon(self, _uuid: str, _cordon: Cordon) -> bool:
-        """Put a GPU of our node aside, unless it is; return whether it is now."""
-        return False
 
     async def namespace_labels(self, _namespace: str) -> Mapping[str, str] | str | None:
         """Return the labels of a namespace, or a sentence on why they cannot be read; None: they may be known later."""

@@ -128,7 +128,8 @@ class NodeCluster(NodeApi):
     def annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:  # noqa: D102
         self._writer.annotate(pod, annotations)
 
-    async def cordon(self, uuid: str, cordon: Cordon) -> bool:  # noqa: D102
+    async def cordon(self, uuid: str, cordon: Cordon) -> bool:
+        """Put a GPU of our node aside, unless it is; return whether it is now."""
         try:
             self.node.set(await self._self.cordon(uuid, cordon))
         except (ApiError, MalformedAnnotationError) as error:
@@ -162,9 +163,6 @@ class NodeCluster(NodeApi):
         """Take over from the kubelet's checkpoint which container has which devices, and settle the promises by it."""
         self.waiting.learn(allocations)
         self._settle_promises()
-
-    def annotate_node(self, annotations: Mapping[str, str | None]) -> None:  # noqa: D102
-        self.published.annotate(annotations)
 
     def living(self) -> Mapping[str, str] | None:  # noqa: D102
         if not self.followed.reflector.synced:
