@@ -484,15 +484,15 @@ def test_without_a_directory_the_label_means_nothing(tmp_path: Path) -> None:
 def test_what_an_agent_needs_before_it_knows_its_profile_stands_in_none(tmp_path: Path) -> None:
     apart = [knob.name for knob in knobs_of(NODE_SETTINGS) if not knob.in_profile]
     assert apart == [
-        "cdi_dir",
+        "log_format",
         "device_plugin_dir",
         "pod_resources_socket",
         "node_name",
         "api",
         "http",
-        "mps_dir",
         "memory_dir",
-        "log_format",
+        "mps_dir",
+        "cdi_dir",
     ]
     for name in apart:
         in_folder(tmp_path, default=f"{name}: ''" if name == "http" else "", big=f"policy: spread\n{name}: x")
@@ -587,7 +587,7 @@ def test_what_can_change_at_once_does_and_the_rest_waits() -> None:
     wanted = replace(running, policy="spread", share_size_mib=512, http=Address("", 1), log_level="debug")
     assert reload(running, wanted) == Reload(
         settings=replace(running, policy="spread", log_level="debug"),
-        applied=("policy", "log_level"),
+        applied=("log_level", "policy"),
         waiting=("share_size", "http"),
     )
 
