@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together
-from gpu_device_plugin.aio.worker import Backoff
+from gpu_device_plugin.aio.worker import Backoff, Worker
 from gpu_device_plugin.cluster.client.answers import translated
 from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.errors import ApiError, Call, ForbiddenError
@@ -91,6 +90,7 @@ class NodeCluster(NodeApi):
         """Seconds for the answer to an eviction."""
         self.look_s = 60.0
         """Seconds between two readings of our node, for changed labels and for notes that another client removed."""
+        self._look_again = Backoff(1.0)
 
     async def run(self) -> NoReturn:
         """Follow and publish until cancelled; owns the connections."""
@@ -100,7 +100,7 @@ class NodeCluster(NodeApi):
                 self._writer.run(),
                 self._events.run(),
                 self.published.run(),
-                self._look_at_node(),
+                Worker(self._look_at_node).run(),
                 self.followed.changes.follow(self._pods_changed),
             )
 
@@ -194,17 +194,14 @@ class NodeCluster(NodeApi):
                 if changes != requested:
                     self._writer.annotate(pod, changes)
 
-    async def _look_at_node(self) -> NoReturn:
-        backoff = Backoff(1.0)
-        while True:
-            try:
-                node = await self._self.read()
-            except ApiError as error:
-                _log.warning("our node cannot be read: %s", error, extra={"once_per_s": 600})
-                await asyncio.sleep(backoff.next_s(error.retry_after_s))
-                continue
-            backoff.reset()
-            self.cleanup.saw(node.labels)
-            self.published.take(node)
-            self.node.set(node)
-            await asyncio.sleep(self.look_s)
+    async def _look_at_node(self) -> float:
+        try:
+            node = await self._self.read()
+        except ApiError as error:
+            _log.warning("our node cannot be read: %s", error, extra={"once_per_s": 600})
+            return self._look_again.next_s(error.retry_after_s)
+        self._look_again.reset()
+        self.cleanup.saw(node.labels)
+        self.published.take(node)
+        self.node.set(node)
+        return self.look_s
