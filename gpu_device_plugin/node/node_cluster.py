@@ -154,7 +154,7 @@ class NodeCluster(NodeApi):
 
     def _refused(self, pod: Pod, error: ApiError) -> None:
         note = (
-            f"the annotations with the GPUs of pod {pod.namespace}/{pod.name} could not be written, and are retried: "
+            f"the annotations with the GPUs of pod {pod} could not be written, and are retried: "
             f"{error}. Until they are written, schedulers may count the pod on every GPU of this node"
         )
         self.event("PodNotAnnotated", note, "Annotating")
@@ -167,7 +167,7 @@ class NodeCluster(NodeApi):
     def living(self) -> Mapping[str, str] | None:  # noqa: D102
         if not self.followed.reflector.synced:
             return None
-        return {pod.kubelet_uid: f"{pod.namespace}/{pod.name}" for pod in self.followed.pods.values() if not pod.ended}
+        return {pod.kubelet_uid: str(pod) for pod in self.followed.pods.values() if not pod.ended}
 
     def pods_in_api(self) -> PodsInApi | None:  # noqa: D102
         node = self.node.value

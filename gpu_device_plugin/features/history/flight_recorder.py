@@ -122,7 +122,7 @@ class FlightRecorder(NodeFeature):
         return self.record(Trigger(kind, happening.summary, happening.gpus, happening.pod))
 
     def _decided(self, happening: Happening) -> None:
-        about = "" if happening.pod is None else f" on {happening.pod.namespace}/{happening.pod.name}"
+        about = "" if happening.pod is None else f" on {happening.pod}"
         text = f"{happening.reason}{about}: {happening.note}" if happening.reason else happening.note
         self.decisions.append(Decision(rfc3339(time.time()), text[:_LONGEST_DECISION]))
 

@@ -131,6 +131,5 @@ class OverUse(NodeFeature):
             self._evictor.order(pod, uuids, "GPUMemoryEvicted", why, m.OVER_USE_EVICTIONS)
 
     def _facts(self, excess: Excess) -> dict[str, object]:
-        pod = excess.pod
-        name = excess.place[0] if pod is None else f"{pod.namespace}/{pod.name}"
+        name = str(excess.pod or excess.place[0])
         return {"pod": name, "used_mib": excess.used_mib, "granted_mib": excess.granted_mib}
