@@ -46,26 +46,19 @@ class Happening:
 
 
 class Happenings:
-    """Calls its listeners at once and on the event loop, in the order in which they subscribed."""
+    """Calls its listeners at once and on the event loop, in their order."""
 
     def __init__(self) -> None:
-        self._recorders: list[Callable[[Happening], str]] = []
-        self._listeners: list[Callable[[Happening], None]] = []
+        self.recorders: list[Callable[[Happening], str]] = []
+        """They come before all listeners, and return the end of the sentence, such as a record's name."""
+        self.listeners: list[Callable[[Happening], None]] = []
 
     def tell(self, happening: Happening) -> None:
         """Tell all listeners."""
-        for record in self._recorders:
+        for record in self.recorders:
             happening = replace(happening, note=happening.note + record(happening))
-        for listen in self._listeners:
+        for listen in self.listeners:
             listen(happening)
-
-    def record_by(self, recorder: Callable[[Happening], str]) -> None:
-        """Have a recorder called before all listeners; it returns the end of the sentence, such as a record's name."""
-        self._recorders.append(recorder)
-
-    def subscribe(self, listener: Callable[[Happening], None]) -> None:
-        """Have a listener called with each happening."""
-        self._listeners.append(listener)
 
 
 class NodeApi:

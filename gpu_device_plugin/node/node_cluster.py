@@ -60,7 +60,7 @@ class NodeCluster(NodeApi):
     ) -> None:
         """Prepare to publish `config` through `server`; nothing is sent before `run`."""
         super().__init__()
-        self.happenings.subscribe(self._post)
+        self.happenings.listeners.append(self._post)
         self._settings = settings
         self.client = Client(
             server, on_error=lambda error: metrics.count(m.API_ERRORS, error.call.verb, type(error).__name__)

@@ -104,8 +104,8 @@ class FlightRecorder(NodeFeature):
         self._busy = asyncio.Lock()
         self.decisions: deque[Decision] = deque(maxlen=_MOST_DECISIONS)
         """What the agent did or was told lately, the newest last; everything that it tells is among it."""
-        self._api.happenings.record_by(self._incident)
-        self._api.happenings.subscribe(self._decided)
+        self._api.happenings.recorders.append(self._incident)
+        self._api.happenings.listeners.append(self._decided)
 
     def tasks(self) -> Tasks:  # noqa: D102
         kills, pods = self._history.kills, self._api.pod_changes
