@@ -95,7 +95,10 @@ class NodePublisher:
         self._show(self._config.value)  # the configuration may have nothing new to say of the node
 
     def annotate(self, annotations: Mapping[str, str | None]) -> None:
-        """Publish annotations of a feature beside the others."""
+        """Publish annotations of a feature on our node from now on, beside all others; None removes one.
+
+        Their keys are in `AGENT_ANNOTATIONS`, so that they are removed from a node that shares no GPUs any more.
+        """
         self._more = {**self._more, **annotations}
         self.note()
 

@@ -16,7 +16,8 @@ from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.shares import Shares
 from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.node.rules.node import Block
-from gpu_device_plugin.node.rules.node_config import NodeChoices, NodeConfig, NodeFacts, derive
+from gpu_device_plugin.node.rules.node_config import NodeConfig, NodeFacts, derive
+from gpu_device_plugin.settings.node import NodeSettings
 from tests import mig
 from tests.node.contexts import mps
 from tests.nodes import inventory, node
@@ -59,7 +60,7 @@ class Desk:
 
         facts = NodeFacts(inventory=inventory(8, 8) if there is None else there, started=True, watched=True)
         start = NodeConfig(shares=Shares(1024)) if before is None else before
-        return derive(NodeChoices(mig=mig_mode), facts, start, labels=labels, means=means)
+        return derive(NodeSettings(mig=mig_mode), facts, start, labels=labels, means=means)
 
 
 def test_daemons_of_mps_labels_and_settings_reach_the_means() -> None:
