@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.cluster.objects.decoding import NodeRecord
     from gpu_device_plugin.cluster.writers.own_node import OwnNode
     from gpu_device_plugin.model.gpus import Gpu
+    from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.node.node_state import NodeState
     from gpu_device_plugin.node.rules.gpu_health import NodeCondition
     from gpu_device_plugin.node.rules.node_config import NodeConfig
@@ -95,7 +95,10 @@ class NodePublisher:
         self._show(self._config.value)  # the configuration may have nothing new to say of the node
 
     def annotate(self, annotations: Mapping[str, str | None]) -> None:
-        """Publish annotations of a feature beside the others."""
+        """Publish annotations of a feature on our node from now on, beside all others; None removes one.
+
+        Their keys are in `AGENT_ANNOTATIONS`, so that they are removed from a node that shares no GPUs any more.
+        """
         self._more = {**self._more, **annotations}
         self.note()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateR
 from gpu_device_plugin.model.pods import ContainerKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,18 +108,6 @@ class Pod:
         return frozenset[str]().union(*(container.devices.get(resource, ()) for container in self.containers))
 
 
-def effective_requests(spec: PodSpec) -> dict[str, int]:
-    """Return the pod's peak request of each resource, as the scheduler computes it."""
-    staying, peak = Counter[str](), Counter[str]()
-    for container in spec.containers:
-        for resource, wanted in container.limits.items():
-            if container.kind is ContainerKind.INIT:
-                peak[resource] = max(peak[resource], staying[resource] + wanted)
-            else:
-                staying[resource] += wanted
-    return {resource: max(peak[resource], staying[resource]) for resource in sorted(peak.keys() | staying.keys())}
-
-
 # --- The pods of a node -----------------------------------------------------------------------------------------------
 
 
@@ -130,14 +117,10 @@ class NodePods:
     def __init__(self) -> None:
         """Start without pods."""
         self.in_api: dict[str, Pod] = {}
-        self.left_behind: dict[str, Pod] = {}
-        """Pods that were deleted from the API while their processes run, or while their containers are starting."""
-        self.starting: set[str] = set()
-        """UIDs of the pods with starting containers."""
 
     def known(self, uid: str) -> Pod | None:
-        """Return a pod, including one of `left_behind`; None if there is none."""
-        return self.in_api.get(uid) or self.left_behind.get(uid)
+        """Return a pod; None if there is none."""
+        return self.in_api.get(uid)
 
     def put(self, pod: Pod) -> Pod:
         """Store a pod's current state."""
@@ -145,18 +128,13 @@ class NodePods:
         return pod
 
     def put_container(self, uid: str, container: Container) -> None:
-        """Store a container's current state. KeyError: its pod does not exist, even in `left_behind`."""
-        pods = self.in_api if uid in self.in_api else self.left_behind
-        pod = pods[uid]
-        pods[uid] = replace(pod, containers=tuple(container if c.name == container.name else c for c in pod.containers))
+        """Store a container's current state. KeyError: its pod does not exist."""
+        pod = self.in_api[uid]
+        self.put(replace(pod, containers=tuple(container if c.name == container.name else c for c in pod.containers)))
 
-    def remove(self, uid: str, *, force: bool) -> Pod:
-        """Delete a pod from the API and return its last state; with `force` its processes keep running."""
-        gone = self.in_api.pop(uid)
-        if force and (gone.process_running or gone.uid in self.starting):
-            self.left_behind[gone.uid] = gone
-            return gone
-        return stopped(gone)
+    def remove(self, uid: str) -> Pod:
+        """Delete a pod from the API and return its last state."""
+        return stopped(self.in_api.pop(uid))
 
 
 def stopped(pod: Pod) -> Pod:
@@ -164,23 +142,3 @@ def stopped(pod: Pod) -> Pod:
     return replace(
         pod, containers=tuple(replace(container, started=False, running=False) for container in pod.containers)
     )
-
-
-def shortage(pod: Pod, others: Iterable[Pod], room: Mapping[str, int]) -> tuple[str, str] | None:
-    """Return reason and message if a pod does not fit beside the others; None if it fits.
-
-    The kubelet repeats this check of the scheduler. Resources that are missing in `room` are not checked: before a
-    plugin's first registration a pod runs without its devices.
-    """
-    others = tuple(others)
-    for resource, requested in effective_requests(pod.spec).items():
-        if not requested or resource not in room:
-            continue
-        used = sum(effective_requests(other.spec).get(resource, 0) for other in others)
-        if used + requested > room[resource]:
-            message = (
-                f"Node didn't have enough resource: {resource}, requested: {requested}, used: {used}, "
-                f"capacity: {room[resource]}"
-            )
-            return f"OutOf{resource}", message
-    return None

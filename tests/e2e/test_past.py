@@ -148,17 +148,9 @@ def test_a_pod_whose_cpu_is_held_back_is_told_so(cluster: Cluster) -> None:
     assert max(value or 0 for value in slow["cpu_throttled_percent"]) > 50
 
 
-def test_the_log_says_who_had_which_gpu_and_what_that_cost(cluster: Cluster) -> None:
+def test_the_log_says_who_had_which_gpu(cluster: Cluster) -> None:
     logs = cluster.kubectl("--namespace=gpushare", "logs", agent(cluster))
     records = [json.loads(line) for line in logs.splitlines() if '"event.name"' in line]
     kinds = {(each["event.name"], each.get("k8s.pod.name", "")) for each in records}
     assert {("gpushare.started", ""), ("gpushare.found", "web")} <= kinds
     assert all(each["k8s.node.name"] == cluster.node for each in records)
-    assert cluster.own is not None
-    log = cluster.own.home / "audit.log"
-    log.write_text(logs)
-    done = cluster.run(
-        "gpu-device-plugin", "cost", "--audit", str(log), "--from", "1h", "--step", "1s", "--by", "pod", "-o", "json"
-    )
-    assert done.returncode == 0, done.stderr
-    assert "web" in done.stdout

@@ -1,17 +1,39 @@
-"""A kubelet double that a test can hold up, and that refuses calls or loses connections where a test says so."""
+"""A kubelet double as strict as a real one, which a test can hold up, and which remembers what plugins did.
+
+Nodes restart, and pods are deleted by force or refused after their Allocate, where a test says so.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import grpc
+import grpc.aio
 
+from gpu_device_plugin.kubelet._proto import podresources_pb2 as v1
 from gpu_device_plugin.testing.kubelet import kubelet_double
-from gpu_device_plugin.testing.kubelet.kubelet_services import RpcStatusError
+from gpu_device_plugin.testing.kubelet import kubelet_versions as versions
+from gpu_device_plugin.testing.kubelet.kubelet_services import (
+    PluginRegistry,
+    PodResources,
+    RpcStatusError,
+    described,
+    entry,
+)
+from gpu_device_plugin.testing.kubelet.plugin_client import AdmissionError
+from gpu_device_plugin.testing.pod_specs import NodePods, Pod, stopped
+from tests.kubelet.kubelet_checks import is_extended_resource_name, shortage, validate
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
+
+    from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ListAndWatchResponse, RegisterRequest
+    from gpu_device_plugin.testing.kubelet.device_manager import KubeletPanic
+    from gpu_device_plugin.testing.kubelet.plugin_client import PluginClient
+    from gpu_device_plugin.testing.pod_specs import Container, PodSpec
 
 
 class Gate:
@@ -64,11 +86,163 @@ class Gate:
             raise self._refusal
 
 
+@dataclass(slots=True)
+class Registration:
+    """One Register call and its outcome."""
+
+    request: RegisterRequest
+    """Kubelets since 1.25 ignore its options."""
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class DeviceStream:
+    """One ListAndWatch call, from its start to its end."""
+
+    resource: str
+    endpoint: str
+    """The socket's file name."""
+    lists: list[ListAndWatchResponse] = field(default_factory=list)
+    open: bool = True
+    error: str | None = None
+    """The error that ended it, in the words of Go's gRPC. None while it is open, or if the kubelet closed it."""
+
+
+@dataclass(eq=False)
+class Registry(PluginRegistry):
+    """Remembers what plugins did."""
+
+    registrations: list[Registration] = field(default_factory=list)
+    streams: list[DeviceStream] = field(default_factory=list)
+
+    async def register(self, request: RegisterRequest) -> None:
+        registration = Registration(request)
+        self.registrations.append(registration)
+        try:
+            await super().register(request)
+        except (RpcStatusError, AdmissionError) as error:
+            registration.error = str(error)
+            raise
+
+    async def connect_later(self, request: RegisterRequest) -> str:
+        error = await super().connect_later(request)
+        for registration in self.registrations:
+            if error and registration.request is request:
+                registration.error = error
+        return error
+
+    async def listen(self, client: PluginClient, endpoint: str) -> None:
+        stream = DeviceStream(client.resource, endpoint)
+        self.streams.append(stream)
+
+        def believe(answer: ListAndWatchResponse) -> None:
+            stream.lists.append(answer)
+            self.manager.update(client.resource, answer.devices)
+
+        try:
+            stream.error = await client.follow(believe)
+        finally:
+            stream.open = False
+
+
+class Lister(PodResources):
+    """Also serves what the agent does not call."""
+
+    async def Get(  # noqa: N802 - gRPC calls it so, like the next
+        self,
+        request: v1.GetPodResourcesRequest,
+        context: grpc.aio.ServicerContext[v1.GetPodResourcesRequest, v1.GetPodResourcesResponse],
+    ) -> v1.GetPodResourcesResponse:
+        """Describe one active pod. Frees nothing."""
+        await self.passed(context)
+        if self.manager.minor not in versions.DESCRIBES_ONE_POD:
+            await context.abort(grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled")
+        for pod in self.pods(active_only=True):
+            if (pod.spec.namespace, pod.name) == (request.pod_namespace, request.pod_name):
+                return v1.GetPodResourcesResponse(pod_resources=described(self.manager, pod))
+        return await context.abort(
+            grpc.StatusCode.UNKNOWN, f"pod {request.pod_name} in namespace {request.pod_namespace} not found"
+        )
+
+    async def GetAllocatableResources(  # noqa: N802
+        self,
+        _request: v1.AllocatableResourcesRequest,
+        context: grpc.aio.ServicerContext[v1.AllocatableResourcesRequest, v1.AllocatableResourcesResponse],
+    ) -> v1.AllocatableResourcesResponse:
+        """List every healthy device, allocated or free."""
+        await self.passed(context)
+        return v1.AllocatableResourcesResponse(
+            devices=[
+                entry(resource, device, node)
+                for resource, ids in self.manager.healthy.items()
+                for device in sorted(ids)
+                for node in self.manager.numa_nodes(resource, device)
+            ]
+        )
+
+
+class LeavingPods(NodePods):
+    """Pods of which the processes may outlive what the API and the kubelet know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_force: set[str] = set()
+        """UIDs of the pods that are deleted by force."""
+        self.left_behind: dict[str, Pod] = {}
+        """Pods that were deleted from the API while their processes run, or while their containers are starting."""
+        self.starting: set[str] = set()
+        """UIDs of the pods with starting containers."""
+
+    def known(self, uid: str) -> Pod | None:
+        return super().known(uid) or self.left_behind.get(uid)
+
+    def put_container(self, uid: str, container: Container) -> None:
+        if uid in self.in_api:
+            super().put_container(uid, container)
+            return
+        pod = self.left_behind[uid]
+        containers = tuple(container if each.name == container.name else each for each in pod.containers)
+        self.left_behind[uid] = replace(pod, containers=containers)
+
+    def remove(self, uid: str) -> Pod:
+        if uid in self.by_force and (self.in_api[uid].process_running or uid in self.starting):
+            self.left_behind[uid] = self.in_api.pop(uid)
+            return self.left_behind[uid]
+        return super().remove(uid)
+
+
+class Process(kubelet_double.KubeletProcess):
+    """Knows which pods' containers are starting."""
+
+    async def start_containers(self, uid: str) -> None:
+        pods = self.pods
+        assert isinstance(pods, LeavingPods)
+        pods.starting.add(uid)
+        try:
+            await super().start_containers(uid)
+        finally:
+            pods.starting.discard(uid)
+            if uid in pods.left_behind and not pods.left_behind[uid].process_running:
+                del pods.left_behind[uid]
+
+
 class Kubelet(kubelet_double.Kubelet):
-    """The kubelet double with a gate before each of its steps."""
+    """The kubelet double with a gate before each of its steps, and with the checks of a real one.
+
+    Failures of a plugin or an agent show in the returned pods, in `registrations`, `streams` and `panics`.
+    """
+
+    process_type = Process
+    pod_resources_type = Lister
 
     def __init__(self, root: Path, **more: Any) -> None:
         super().__init__(root, **more)
+        self._pods = self._leaving = LeavingPods()
+        self._rejected: dict[str, tuple[str, str]] = {}
+        self.registrations: list[Registration] = []
+        self.streams: list[DeviceStream] = []
+        """Like `registrations`, of all processes."""
+        self.panics: list[KubeletPanic] = []
         self.register_gate = Gate()
         """Every Register call passes here: hold it, or refuse."""
         self.pod_resources_gate = Gate()
@@ -78,8 +252,14 @@ class Kubelet(kubelet_double.Kubelet):
         """Every start of a container passes here before the kubelet looks up what its devices bring: hold it. The real
         one makes the pod's sandbox and pulls the image meanwhile, and goes on when the pod is deleted by force."""
 
-    async def before_register(self) -> None:
+    def registry_type(self, *parts: Any, **named: Any) -> Registry:
+        registry = Registry(*parts, **named)
+        registry.registrations, registry.streams = self.registrations, self.streams
+        return registry
+
+    async def before_register(self, request: RegisterRequest) -> None:
         await self.register_gate.passed()
+        validate(request)
 
     async def before_pod_resources(self) -> None:
         await self.pod_resources_gate.passed()
@@ -92,3 +272,111 @@ class Kubelet(kubelet_double.Kubelet):
         for client in self._require().registry.connections:
             if resource in {None, client.resource}:
                 client.hang_up()
+
+    # The process
+
+    async def restart(self, *, ready: bool = False) -> None:
+        """End the process and start another one; see `start` for `ready`."""
+        await self.stop()
+        await self.start(ready=ready)
+
+    async def reboot(self, *, ready: bool = False) -> None:
+        """Restart the node: no process survives, and no socket of a plugin that does not come back by itself.
+
+        The kernel draws another ID for the boot, in the file below `root` that stands for the node's in /proc.
+        """
+        await self.stop()
+        self._boot_id.unlink()
+        self._leaving.left_behind.clear()
+        for known in self.pods:
+            self._pods.put(stopped(known))
+        await self.start(ready=ready)
+
+    async def _panicked(self, panic: KubeletPanic) -> None:
+        self.panics.append(panic)
+        await super()._panicked(panic)
+
+    # Pods
+
+    async def admit(self, spec: PodSpec, *, rejected: tuple[str, str] | None = None) -> Pod:
+        """Bind a pod to the node; see the double that does no more.
+
+        With `rejected`, a reason and a message, some later check refuses it, after Allocate: its devices stay booked
+        until the kubelet collects them.
+        """
+        if rejected is not None and self.up:
+            self._rejected[spec.name] = rejected
+        return await super().admit(spec)
+
+    def refused(self, pod: Pod) -> tuple[str, str] | None:
+        return self._rejected.pop(pod.name, None) or self._predicate(pod)
+
+    def _predicate(self, pod: Pod) -> tuple[str, str] | None:
+        process = self._require()
+        room = {resource: amount.allocatable for resource, amount in self.node_status.items()}
+        if pod.uid in process.manager.grants:
+            for resource, ids in process.manager.allocated.items():
+                room[resource] = max(room.get(resource, 0), len(ids))
+        extended = {resource: number for resource, number in room.items() if is_extended_resource_name(resource)}
+        others = [known for known in process.seen_pods(active_only=True) if known.uid != pod.uid]
+        return shortage(pod, others, extended)
+
+    def finish(self, pod: Pod, phase: str = "Succeeded") -> Pod:
+        """Let all containers of a pod exit. Its devices stay booked until the kubelet collects them."""
+        self._require()
+        return self._pods.put(replace(stopped(self.pod(pod)), phase=phase, terminating=False))
+
+    def terminate(self, pod: Pod) -> Pod:
+        """Begin to delete a pod: it has its grace period, and holds its devices, until `delete` or `finish`."""
+        return self._pods.put(replace(self.pod(pod), terminating=not self.pod(pod).terminal))
+
+    async def delete(self, pod: Pod, *, force: bool = False) -> Pod:
+        """Remove a pod from the API, its grace period over; return what is left of it.
+
+        With `force` its processes are still running, until `process_ended`, while the kubelet's records forget it now.
+        Containers that are just starting do start (kubelet.go gives the runtime's SyncPod a context that the end of the
+        pod does not cancel), with whatever its records still say of their devices.
+        """
+        if force:
+            self._leaving.by_force.add(pod.uid)
+        return await super().delete(pod)
+
+    def process_ended(self, pod: Pod) -> None:
+        """End the processes of a pod that was deleted by force. KeyError: there are none."""
+        del self._leaving.left_behind[pod.uid]
+
+    async def restart_container(self, pod: Pod, name: str) -> Pod:
+        """Let a container exit and be started again: no Allocate, the old answers anew, PreStartContainer if wanted.
+
+        Also the next try for a container that waits because PreStartContainer failed. ValueError: it never came so far.
+        """
+        process = self._require()
+        container = self.pod(pod).container(name)
+        if not (container.started or container.waiting):
+            raise ValueError(f"container {name} of pod {pod.name} was never started: {self.pod(pod)}")
+        restarts = container.restarts + container.started
+        self._pods.put_container(pod.uid, replace(container, started=False, running=False, restarts=restarts))
+        await process.start_containers(pod.uid)
+        return self._pods.known(pod.uid) or pod
+
+    def pod(self, pod: Pod | str) -> Pod:
+        """Return a pod's current state, by an older state or by its name. KeyError: it is not in the API."""
+        if isinstance(pod, Pod):
+            return self._pods.in_api[pod.uid]
+        for known in self._pods.in_api.values():
+            if known.name == pod:
+                return known
+        raise KeyError(f"no pod {pod} on {self.node}")
+
+    @property
+    def running(self) -> tuple[Pod, ...]:
+        """All pods with a running process, including those that were deleted by force."""
+        left = (each for each in self._leaving.left_behind.values() if each.process_running)
+        return (*super().running, *left)
+
+    # Devices
+
+    @property
+    def allocated(self) -> Mapping[str, frozenset[str]]:
+        """The IDs that the kubelet will not allocate to another pod, by resource."""
+        return {resource: frozenset(ids) for resource, ids in self._require().manager.allocated.items() if ids}

@@ -20,8 +20,8 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
     Mount,
 )
 from gpu_device_plugin.testing.kubelet.device_manager import Amount, KubeletPanic
-from gpu_device_plugin.testing.pod_specs import Pod, effective_requests
 from tests.kubelet.gated_kubelet import Kubelet
+from tests.kubelet.kubelet_checks import effective_requests
 from tests.kubelet.kubelet_under_test import listed
 from tests.kubelet.pod_lines import pod
 from tests.kubelet.scripted_plugin import Script, ScriptedPlugin
@@ -30,6 +30,8 @@ from tests.patience import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
+
+    from gpu_device_plugin.testing.pod_specs import Pod
 
 
 EIGHT = {f"GPU-{gpu}::{share}": True for gpu in range(2) for share in range(4)}

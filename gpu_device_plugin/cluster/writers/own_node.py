@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.cluster.objects.decoding import NodeRecord
     from gpu_device_plugin.model.contract.cordons import Cordon
+    from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.node.rules.gpu_health import NodeCondition
 
 _log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from gpu_device_plugin.core.cluster.fitting import Unfit, after, fit, unfit
 from gpu_device_plugin.model.contract.keys import GROUP_LABELS, HOSTNAME, NODE_LABELS, STARTUP_TAINT
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.contract.nodelabels import label_value
+from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts, Kind
 
 if TYPE_CHECKING:
@@ -56,18 +57,14 @@ class Needs:
         return len(node.summary.unused) >= whole and sum(node.summary.frees) >= shares
 
 
-@dataclass(frozen=True, slots=True)
-class NodeKind:
-    """A node as far as it decides which pods may go there (`terms.NodeFacts`), started and with all that it offers."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeKind(NodeRecord):
+    """A node as far as it decides which pods may go there, started and with all that it offers."""
 
     node: Candidate
-    labels: Mapping[str, str]
-    taints: tuple[Taint, ...] = ()
-    others: frozenset[str] = frozenset()
-    """The resources that it offers besides ours, CPU and memory."""
-    name: str = field(default="", init=False)
-    ready: bool = field(default=True, init=False)
-    unschedulable: bool = field(default=False, init=False)
+    name: str = ""
+    uid: str = ""
+    ready: bool = True
 
     def allows(self, needs: Needs) -> bool:
         """Return whether a pod may go there by its own terms, whatever room there is."""
@@ -111,7 +108,8 @@ def kind_of(node: Candidate, labels: Mapping[str, str], taints: Iterable[Taint],
     )
     listed = NodeGpus(gpus, node.gpus.share_mib, node.gpus.policy, divided=node.gpus.divided)
     empty = candidate("", listed, (), node.allocatable)
-    return NodeKind(empty, {key: labels[key] for key in labels if key != HOSTNAME}, lasting(taints), others)
+    lasting_labels = {key: labels[key] for key in labels if key != HOSTNAME}
+    return NodeKind(node=empty, labels=lasting_labels, taints=lasting(taints), others=others)
 
 
 def lasting(taints: Iterable[Taint]) -> tuple[Taint, ...]:

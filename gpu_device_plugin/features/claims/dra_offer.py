@@ -18,8 +18,8 @@ from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
 from gpu_device_plugin.cluster.store import Store
 from gpu_device_plugin.features.claims.claim_objects import GROUP, SLICES, read_slice
 from gpu_device_plugin.features.claims.contract import DRIVER, device_name
-from gpu_device_plugin.features.claims.rules.devices import Order, SliceInputs, reordered
-from gpu_device_plugin.features.claims.rules.pool import Content, Present, contents, dropped, plain_contents, writes
+from gpu_device_plugin.features.claims.rules.devices import Order, SliceInputs, devices, plain_devices, reordered
+from gpu_device_plugin.features.claims.rules.pool import Content, Present, contents, dropped, writes
 from gpu_device_plugin.features.eviction.settings import GpuFailureSettings
 
 if TYPE_CHECKING:
@@ -111,11 +111,6 @@ class DeviceOffer(Store[Present]):
             self._look.set()
 
     @property
-    def there(self) -> int:
-        """The number of slices of ours that the API server has, as far as we know."""
-        return len(self._found)
-
-    @property
     def withdrawn(self) -> bool:
         """Whether the API server has no slice of ours, as far as we know."""
         if isinstance(self.reflector.problem, NotFoundError):
@@ -155,7 +150,7 @@ class DeviceOffer(Store[Present]):
             self._made_of = sources
             wanted: Sequence[Content] = ()
             if self._offering:
-                wanted = plain_contents(node, facts) if self._dropped else contents(node, facts)
+                wanted = contents((plain_devices if self._dropped else devices)(node, facts))
             self.wanted.change(wanted)
             gpus = [shared.gpu.uuid for shared in node.shares.gpus if not shared.vacant]
             self.health.change({device_name(uuid): node.block(uuid).everyone for uuid in gpus})

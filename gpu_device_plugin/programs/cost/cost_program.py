@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
-from gpu_device_plugin.core.cost import GIVEN, MEMORY, Period, account, owners, recorded
+from gpu_device_plugin.core.cost import GIVEN, MEMORY, Period, account
 from gpu_device_plugin.core.report.tables.cost_forms import (
     By,
     Costs,
@@ -33,7 +33,6 @@ from gpu_device_plugin.programs.commandline import FAILED, OK, say, show, width
 from gpu_device_plugin.programs.cost.samples import (
     Prometheus,
     SamplesError,
-    audit_lines,
     checked,
     content,
     header,
@@ -43,7 +42,7 @@ from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from gpu_device_plugin.core.cost import Account, Series
 
@@ -70,7 +69,7 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
         by = By(arguments.by)
         prices = cents(found, rates) if rates else {}
         shown = rows(found, by, prices, models=arguments.output == "focus")
-        costs = Costs(shown, period, by, found.cards, currency if rates else "", _notes(found, arguments, missing))
+        costs = Costs(shown, period, by, found.cards, currency if rates else "", _notes(found, missing))
         if arguments.output == "json":
             sys.stdout.write(json.dumps(cost_document(costs), indent=2) + "\n")
         elif arguments.output == "focus":
@@ -94,36 +93,18 @@ def _account(
     arguments: argparse.Namespace, environ: Mapping[str, str], period: Period
 ) -> tuple[Account, Sequence[str]]:
     """Return the account, and why samples may be missing in it."""
-    series, missing = _series(arguments, environ, period)
+    url = arguments.prometheus or environ.get("PROMETHEUS_URL", "")
+    if not url:
+        raise UsageError("name what to read: --prometheus URL")
+    selected = _used("--select", matchers, arguments.select or "")
+    headers = dict(_used("--header", header, text) for text in arguments.header)
+    address, token = _used("--prometheus", checked, url), _token(arguments, environ)
+    series, missing = Prometheus(address, token, arguments.ca or "", headers, selected).read(period)
     found = account(series, period)
     if not found.cards:
         said = f". {_incomplete(missing)}" if missing else ""
-        raise SamplesError(f"{_nothing(series, arguments, period)}{said}")
+        raise SamplesError(f"{_nothing(series, period)}{said}")
     return found, missing
-
-
-def _series(
-    arguments: argparse.Namespace, environ: Mapping[str, str], period: Period
-) -> tuple[list[Series], Sequence[str]]:
-    url = arguments.prometheus or ("" if arguments.audit else environ.get("PROMETHEUS_URL", ""))
-    if not url and not arguments.audit:
-        raise UsageError("name what to read: --prometheus URL or --audit PATH")
-    selected = _used("--select", matchers, arguments.select or "")
-    series: Iterable[Series] = ()
-    missing: list[str] = []
-    if url:
-        headers = dict(_used("--header", header, text) for text in arguments.header)
-        address, token = _used("--prometheus", checked, url), _token(arguments, environ)
-        series, missing = Prometheus(address, token, arguments.ca or "", headers, selected).read(period)
-    records = []
-    for path in map(Path, arguments.audit):
-        new = audit_lines(content(path))
-        if not new:
-            raise SamplesError(f"{path} has no audit records; agents write them with --log-format=json")
-        records += new
-    if not url:
-        series = recorded(records, period)
-    return [*series, *owners(records)], missing
 
 
 def _used(flag: str, read: Callable[[str], T], text: str) -> T:
@@ -212,12 +193,10 @@ def _price(flag: str, text: str) -> Fraction:
 # --- What is said -----------------------------------------------------------------------------------------------------
 
 
-def _nothing(series: Sequence[Series], arguments: argparse.Namespace, period: Period) -> str:
+def _nothing(series: Sequence[Series], period: Period) -> str:
     when = f"from {rfc3339(period.start)} to {rfc3339(period.end)}"
     if any(each.name == GIVEN and each.values for each in series):
         return f"there is no {MEMORY} {when}, only what containers were given; read both"
-    if arguments.audit:
-        return f"the audit records name no GPU {when}; include the lines that agents write when they start"
     return (
         f"there is no {MEMORY} {when}: do agents run with --http, and does Prometheus read them? See docs/operations.md"
     )
@@ -227,13 +206,13 @@ def _incomplete(missing: Sequence[str]) -> str:
     return f"the costs are not complete, as samples may be missing: {first(missing, separator='; ')}"
 
 
-def _notes(found: Account, arguments: argparse.Namespace, missing: Sequence[str]) -> list[str]:
+def _notes(found: Account, missing: Sequence[str]) -> list[str]:
     notes = [_incomplete(missing)] if missing else []
     if not found.stranded_known:
         notes.append(
             "what is stranded is not known (no gpushare_extender_node_memory_stranded_bytes, which the policy fit "
             "learns) and counts as free"
         )
-    if not arguments.audit and not any(key.holder.owner for key, _ in found.parts):
-        notes.append("owners are not known: read kube-state-metrics with Prometheus, or add --audit PATH")
+    if not any(key.holder.owner for key, _ in found.parts):
+        notes.append("owners are not known: read kube-state-metrics with Prometheus")
     return notes

@@ -17,7 +17,7 @@ from gpu_device_plugin.programs.demo.stage import DemoStage, no_pause
 from gpu_device_plugin.programs.demo.story import DemoPage, Story
 from gpu_device_plugin.programs.demo.world import DemoError, world
 from gpu_device_plugin.programs.web.callers import LocalCallers
-from gpu_device_plugin.programs.web.figures import AgentFigures, FiguresTiming
+from gpu_device_plugin.programs.web.figures import AgentFigures
 from gpu_device_plugin.programs.web.web_program import PageServer
 from gpu_device_plugin.programs.web.web_routes import AboutPage
 from gpu_device_plugin.settings.forms import Address
@@ -114,8 +114,12 @@ async def play(gpus: str, stage: DemoStage, scenes: Scenes | None = None, *, pag
 # --- The page of the demo's cluster -----------------------------------------------------------------------------------
 
 _HOST = "127.0.0.1"
-_OFTEN = FiguresTiming(every_s=0.3, longest_s=1.0, round_s=0.3, pods_s=1.0, idle_s=0.1)
-"""As often as the demo's agents read who uses what. A page asks its two agents alone, and not those of a cluster."""
+
+
+class _DemoFigures(AgentFigures):
+    """Read as often as the demo's agents read who uses what. A page asks its two agents, and not those of a cluster."""
+
+    every_s, longest_s, round_s, pods_s, idle_s = 0.3, 1.0, 0.3, 1.0, 0.1
 
 
 @asynccontextmanager
@@ -128,7 +132,7 @@ async def page_of(api: ApiServer, resources: Sequence[Resource], *, used: bool) 
     callers = LocalCallers("")
     about = AboutPage("kubeconfig", "demo", frozenset({_HOST, "localhost"}))
     async with Client(ClusterConfig(api.url)) as client:
-        figures = AgentFigures(client, timing=_OFTEN) if used else None
+        figures = _DemoFigures(client) if used else None
         server = PageServer(client, resources, callers, about=about, figures=figures)
         async with server.serving(Address(_HOST, 0)) as port:
             yield DemoPage(server, f"http://{_HOST}:{port}/#token={callers.token}")

@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.aio.http import Route
     from gpu_device_plugin.cluster.client.errors import ApiError
-    from gpu_device_plugin.cluster.objects.decoding import NodeRecord
     from gpu_device_plugin.core.cluster.other_pods import OtherPod
+    from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.programs.extender.controller_context import ExtenderTimings
     from gpu_device_plugin.programs.extender.extender_routes import Watches

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Mapping
 
     from gpu_device_plugin.cluster.lease import Lease
-    from gpu_device_plugin.cluster.objects.decoding import NodeRecord
     from gpu_device_plugin.cluster.reflector import Reflector
     from gpu_device_plugin.core.cluster.other_pods import OtherPod
+    from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.programs.extender.binding import Binding
     from gpu_device_plugin.programs.extender.controller_context import ControllerContext

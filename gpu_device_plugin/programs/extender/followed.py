@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpu_device_plugin.cluster.objects.decoding import NodeRecord
 from gpu_device_plugin.cluster.store import Store, replacing
 from gpu_device_plugin.core.capacity.movable import Evictability, Residents
 from gpu_device_plugin.core.cluster.candidate import gpus_of_node
@@ -27,7 +26,6 @@ from gpu_device_plugin.model.contract.keys import (
     WHEN_IDLE,
     WISHES,
 )
-from gpu_device_plugin.model.contract.nodelabels import switched_on
 from gpu_device_plugin.model.gpus import MOST_GPUS
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind
@@ -42,6 +40,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.model.gpus import Links
+    from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.model.pods import Owner
     from gpu_device_plugin.programs.extender.controller_context import ControllerContext
 
@@ -52,60 +51,12 @@ _READ_ON_PODS = WISHES | {MOVE_TO, IDLE_SINCE, WHEN_IDLE}
 _NO_FACTS = Evictability()
 _ACTED_ON = frozenset({MOVE_TO, IDLE_SINCE})
 """The annotations of pods that ask for something to be done."""
-_GOING = frozenset({"ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted", "karpenter.sh/disruption"})
-"""Keys of the taints of a node whose pods an autoscaler evicts before it removes the node."""
 _OF_ONE_NODE = frozenset({"DaemonSet", "Node"})
 """The kinds of controllers whose pods can run on their node alone."""
 _MOST_COUNTED = 10_000
 """Of a list only the latest pods are counted as coming: older ones would teach no more, and take seconds."""
 _MOST_LINKS = 200
 """The most GPU topologies that are cached; the cache is cleared when it is full."""
-
-
-@dataclass(frozen=True, slots=True)
-class FollowedNode(NodeRecord):
-    """A node, of its annotations with those alone that keep autoscalers from it."""
-
-    @classmethod
-    def of(cls, node: NodeRecord) -> FollowedNode:
-        """Return a node with what is kept of it."""
-        kept = replace(node, annotations={key: text for key, text in node.annotations.items() if key in _KEPT})
-        return cls(*(getattr(kept, each.name) for each in fields(kept)))
-
-    @property
-    def shares_gpus(self) -> bool:
-        """Whether its label enables sharing, whether or not its agent runs yet."""
-        return switched_on(self.labels)
-
-    @property
-    def offers(self) -> bool:
-        """Whether its kubelet has some of our resources to give."""
-        return any(self.allocatable.values())
-
-    @property
-    def created_s(self) -> float:
-        """When it was made, seconds since the epoch."""
-        return epoch_s(self.created) or 0.0
-
-    @property
-    def hostname(self) -> str:
-        """Its host name by its label."""
-        return self.labels.get(HOSTNAME, self.name)
-
-    @property
-    def going(self) -> bool:
-        """Whether an autoscaler is about to remove it."""
-        return any(taint.key in _GOING for taint in self.taints)
-
-    @property
-    def draining(self) -> bool:
-        """Whether it is cordoned, or an autoscaler is about to remove it."""
-        return self.unschedulable or self.going
-
-    @property
-    def open(self) -> bool:
-        """Whether pods may come to it."""
-        return self.ready and not self.draining
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +90,7 @@ class Followed:
         self.resizes = Resizes(self._context)
         self.pods: dict[str, Pod] = {}
         """By UID, bound and not ended."""
-        self.nodes: dict[str, FollowedNode] = {}
+        self.nodes: dict[str, NodeRecord] = {}
         """By name."""
         self.changes = 0
         """How often what is kept of a node has changed."""
@@ -264,7 +215,7 @@ class Followed:
 
     def put_node(self, node: NodeRecord) -> None:
         """Add or update a node."""
-        now = FollowedNode.of(node)
+        now = replace(node, annotations={key: text for key, text in node.annotations.items() if key in _KEPT})
         self.changes += self.nodes.get(node.name) != now
         self.nodes[node.name] = now
         self._note_use(node.name, node.annotations.get(NODE_USE))
@@ -310,7 +261,7 @@ class Followed:
         """Return the host names of all nodes that share GPUs."""
         return frozenset(node.hostname for node in self.nodes.values() if node.shares_gpus)
 
-    def young(self, since_s: float) -> Iterator[FollowedNode]:
+    def young(self, since_s: float) -> Iterator[NodeRecord]:
         """Yield the nodes that share GPUs, were made after `since_s` (seconds since the epoch), and are to stay."""
         return (
             node for node in self.nodes.values() if node.created_s > since_s and node.shares_gpus and not node.draining

@@ -19,9 +19,9 @@ from gpu_device_plugin.model.times import epoch_s
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.cluster.objects.decoding import NodeRecord
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.pod_demand import Ask
+    from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.programs.extender.controller_context import ControllerContext
 

@@ -26,8 +26,8 @@ from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.cluster.objects.decoding import NodeRecord
     from gpu_device_plugin.core.value.workload_mix import PodKind
+    from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.model.pods import Pod
 
 

@@ -15,7 +15,7 @@ from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE, NEVER, Age
 from gpu_device_plugin.features.use.contract import SERVED, USE_PATH, read_node_use
 from gpu_device_plugin.model.contract.keys import MalformedAnnotationError
 from gpu_device_plugin.model.times import rfc3339
-from gpu_device_plugin.programs.api_reads import AgentReader, understood
+from gpu_device_plugin.view.agent_reader import AgentReader, understood
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -37,31 +37,6 @@ _OURS = "; the figures are those of the nodes' annotations, which are up to some
 
 
 @dataclass(frozen=True, slots=True)
-class FiguresTiming:
-    """The intervals of reading, in seconds."""
-
-    every_s: float = 10.0
-    """The time between two readings of an agent."""
-    longest_s: float = 300.0
-    """The longest time between two attempts at one that does not answer."""
-    at_once: int = 8
-    """Agents that are read at the same time."""
-    round_s: float = 0.8
-    """The least time between the beginnings of two rounds of `at_once`: ten agents a second, in any cluster."""
-    answer_s: float = 5.0
-    lasts_s: float = 90.0
-    """Figures that were not read again for so long are given up."""
-    pods_s: float = 60.0
-    """How old the list of the agents' pods may be."""
-    refused_s: float = 300.0
-    """How long nothing is asked after the API server has refused it."""
-    idle_s: float = 0.5
-
-
-DEFAULT_TIMING = FiguresTiming()
-
-
-@dataclass(frozen=True, slots=True)
 class FiguresState:
     """Where the figures of use come from."""
 
@@ -76,16 +51,30 @@ class FiguresState:
 class AgentFigures:
     """Reads agents in turn. An agent answers at most every ten seconds, a silent one is asked ever more rarely."""
 
-    def __init__(
-        self, client: Client, *, namespace: str = AGENT_NAMESPACE, timing: FiguresTiming = DEFAULT_TIMING
-    ) -> None:
+    every_s = 10.0
+    """The time between two readings of an agent."""
+    longest_s = 300.0
+    """The longest time between two attempts at one that does not answer."""
+    at_once = 8
+    """Agents that are read at the same time."""
+    round_s = 0.8
+    """The least time between the beginnings of two rounds of `at_once`: ten agents a second, in any cluster."""
+    answer_s = 5.0
+    lasts_s = 90.0
+    """Figures that were not read again for so long are given up."""
+    pods_s = 60.0
+    """How old the list of the agents' pods may be."""
+    refused_s = 300.0
+    """How long nothing is asked after the API server has refused it."""
+    idle_s = 0.5
+
+    def __init__(self, client: Client, *, namespace: str = AGENT_NAMESPACE) -> None:
         """Read nothing before `follow`; the rights of `client` decide what is read.
 
         The agents are in `namespace`, see `core.cluster.agentpods`.
         """
         self._client = client
-        self.reader = AgentReader(client, namespace, pods_s=timing.pods_s)
-        self._timing = timing
+        self.reader = AgentReader(client, namespace, pods_s=self.pods_s)
         self._agents = Agents({})
         self._refused_s = float("-inf")
         self._nothing = ""
@@ -120,8 +109,7 @@ class AgentFigures:
     @property
     def _most(self) -> int:
         """The most nodes that are read: those of which each is read again before its figures are given up."""
-        timing = self._timing
-        return int(timing.at_once * timing.lasts_s / timing.round_s / 2)
+        return int(self.at_once * self.lasts_s / self.round_s / 2)
 
     async def follow(
         self, nodes: Callable[[], Collection[str]], deliver: Deliver, in_view: Callable[[], Collection[str]] = tuple
@@ -131,15 +119,14 @@ class AgentFigures:
         `nodes` returns the names of the nodes whose use is wanted now, none while nobody looks, and `in_view` those
         that come first among them. `deliver` takes the use of a node; None: its agent cannot be read any more.
         """
-        timing = self._timing
         while True:
             began_s = time.monotonic()
             names = nodes()
-            if names and began_s - self._refused_s >= timing.refused_s:
+            if names and began_s - self._refused_s >= self.refused_s:
                 await self._round(names, in_view(), deliver)
             self._give_up(names, deliver)
             took_s = time.monotonic() - began_s
-            await asyncio.sleep(max(timing.round_s - took_s, 0) if names else timing.idle_s)
+            await asyncio.sleep(max(self.round_s - took_s, 0) if names else self.idle_s)
 
     async def _round(self, names: Collection[str], in_view: Collection[str], deliver: Deliver) -> None:
         self._wanted = len(names)
@@ -170,16 +157,16 @@ class AgentFigures:
 
     def _chosen(self, names: Collection[str], in_view: Collection[str]) -> list[str]:
         """Return whose turn it is. Those in view come first; of the others none is left so long that it is given up."""
-        timing, there, now_s = self._timing, {*names}, time.monotonic()
+        there, now_s = {*names}, time.monotonic()
         first = [name for name in in_view if name in there][: self._most]
         ahead = {*first}
         others = [name for name in sorted(there) if name not in ahead][: self._most - len(first)]
-        kept = math.ceil(len(others) * timing.round_s / (_SPARED * timing.lasts_s))
+        kept = math.ceil(len(others) * self.round_s / (_SPARED * self.lasts_s))
         groups = ([name for name in group if name in self._agents.by_node] for group in (first, others))
         first, others = (
-            due(group, self._last, now_s, every_s=timing.every_s, longest_s=timing.longest_s) for group in groups
+            due(group, self._last, now_s, every_s=self.every_s, longest_s=self.longest_s) for group in groups
         )
-        return shared(first, others, kept, timing.at_once)
+        return shared(first, others, kept, self.at_once)
 
     def _refuse(self, error: ForbiddenError) -> None:
         self._nothing = error.call.missing_right
@@ -189,12 +176,12 @@ class AgentFigures:
 
     async def _read(self, name: str) -> NodeUse | ForbiddenError | None:
         """Read one agent; None: it does not say who uses what."""
-        agent, timing = self._agents.by_node[name], self._timing
+        agent = self._agents.by_node[name]
         failures = self._last.get(name, NEVER).failures + 1
         use, why = None, ""
         try:
             body = await self._client.from_pod(
-                agent.namespace, agent.name, agent.port or 0, USE_PATH, most=_MOST_BYTES, timeout_s=timing.answer_s
+                agent.namespace, agent.name, agent.port or 0, USE_PATH, most=_MOST_BYTES, timeout_s=self.answer_s
             )
             # Many containers take longer than others should wait.
             use = await asyncio.to_thread(lambda: read_node_use(body.decode("utf-8", "replace"), SERVED))
@@ -220,7 +207,7 @@ class AgentFigures:
 
     def _give_up(self, names: Collection[str], deliver: Deliver) -> None:
         """Forget figures that were not read again, and nodes that are not there any more."""
-        until_s = time.monotonic() - self._timing.lasts_s
+        until_s = time.monotonic() - self.lasts_s
         for name in [name for name, read_s in self._read_s.items() if self._nothing or read_s <= until_s]:
             del self._read_s[name]
             deliver(name, None)

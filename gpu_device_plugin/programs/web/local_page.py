@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.aio.http import ListenError
 from gpu_device_plugin.aio.waiting import for_ever
+from gpu_device_plugin.cluster.client.api_client import Timing
 from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE
 from gpu_device_plugin.lifetime import until_stopped
 from gpu_device_plugin.programs.commandline import FAILED, discard_output, say
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, reaching
 from gpu_device_plugin.programs.web.callers import LocalCallers
 from gpu_device_plugin.programs.web.figures import AgentFigures
-from gpu_device_plugin.programs.web.web_program import DEFAULT_TIMINGS, PageServer
+from gpu_device_plugin.programs.web.web_program import PageServer
 from gpu_device_plugin.programs.web.web_routes import AboutPage
 from gpu_device_plugin.settings.forms import Address
 
@@ -65,7 +66,7 @@ def on_this_machine(
             threading.Thread(target=webbrowser.open, args=(url,), name="browser", daemon=True).start()
 
     async def serve() -> NoReturn:
-        async with reaching(flags, kubectl, read_only=True, timing=DEFAULT_TIMINGS.api) as access:
+        async with reaching(flags, kubectl, read_only=True, timing=Timing()) as access:
             callers = LocalCallers(access.selected.user)
             server = PageServer(
                 access.client,

@@ -75,23 +75,6 @@ _MOST_UNSURE = 5
 """After so many intervals in which the API server did not say what a reader may see, its stream ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamTiming:
-    """The intervals of a stream, in seconds."""
-
-    pulse_s: float = 2.0
-    between_changes_s: float = 0.5
-    first_s: float = 5.0
-    """How long the first event waits for the cluster to be read."""
-    learn_s: float = 0.5
-    """How long the first event waits to be told whose pods the reader may see. Later answers are looked at as often."""
-    rights_s: float = 45.0
-    """How often the reader's rights are looked at again."""
-    confirm_s: float = 8.0
-    """How long that may take. A right that was taken away lasts for both times and the one for which answers are
-    remembered, which together are less than a minute and a half."""
-
-
 class _EndedError(Exception):
     """A reader has other rights than its stream began with; its page opens another one."""
 
@@ -101,7 +84,7 @@ class _Rights:
     _scope: CallerScope
     """What the reader may see."""
     _again: Callable[[], Awaitable[Caller | None]]
-    _timing: StreamTiming
+    _streams: Streams
 
     def __post_init__(self) -> None:
         self._confirmed_at = self._looked_at = time.monotonic()
@@ -111,18 +94,18 @@ class _Rights:
 
         A reader may take its time for each chunk of an event, and for all of them longer than rights last.
         """
-        if time.monotonic() < self._looked_at + self._timing.rights_s:
+        if time.monotonic() < self._looked_at + self._streams.rights_s:
             return
         self._looked_at = time.monotonic()
         try:
-            async with asyncio.timeout(self._timing.confirm_s):
+            async with asyncio.timeout(self._streams.confirm_s):
                 caller = await self._again()
                 if caller is None:
                     raise _EndedError
-                same = await self._scope.still_holds(caller, self._timing.confirm_s / 2)
+                same = await self._scope.still_holds(caller, self._streams.confirm_s / 2)
         except (ApiError, TimeoutError):
             # The page says that the API server is not heard. But it may answer all except whose token this is.
-            if time.monotonic() - self._confirmed_at >= _MOST_UNSURE * self._timing.rights_s:
+            if time.monotonic() - self._confirmed_at >= _MOST_UNSURE * self._streams.rights_s:
                 raise _EndedError from None
             return
         if not same:
@@ -135,9 +118,19 @@ class Streams:
     """Writes streams. A slow reader gets fewer and larger changes; nothing is queued for it."""
 
     _page_state: PageState
-    _timing: StreamTiming
     chunk: int = _CHUNK
     """Bytes written at once, or a node more; a reader has to take each chunk within a time."""
+    pulse_s: float = 2.0
+    between_changes_s: float = 0.5
+    first_s: float = 5.0
+    """How long the first event waits for the cluster to be read."""
+    learn_s: float = 0.5
+    """How long the first event waits to be told whose pods the reader may see. Later answers are looked at as often."""
+    rights_s: float = 45.0
+    """How often the reader's rights are looked at again."""
+    confirm_s: float = 8.0
+    """How long that may take. A right that was taken away lasts for both times and the one for which answers are
+    remembered, which together are less than a minute and a half."""
 
     def __post_init__(self) -> None:
         self.views = Views()
@@ -167,24 +160,22 @@ class Streams:
     async def _open(
         self, caller: Caller, scope: CallerScope, again: Callable[[], Awaitable[Caller | None]]
     ) -> AsyncGenerator[bytes, None]:
-        page_state, timing = self._page_state, self._timing
+        page_state = self._page_state
         self.readers += 1
         stream = self.views.open(caller.user)
-        rights = _Rights(scope, again, timing)
+        rights = _Rights(scope, again, self)
         try:
-            await wait_within(timing.first_s, self._until_complete())
-            await wait_within(timing.learn_s, self._learn(scope))
+            await wait_within(self.first_s, self._until_complete())
+            await wait_within(self.learn_s, self._learn(scope))
             mark, seen, known = page_state.mark.value, scope.seen, self._known(scope)
             async for chunk in self._one_by_one(self._whole(scope, stream)):
                 yield chunk
                 await rights.hold()
             self._told[stream] = mark
-            pulse_at = time.monotonic() + timing.pulse_s
+            pulse_at = time.monotonic() + self.pulse_s
             while True:
                 # Answers outlast the waiting for them, which ends often, so that their pods are shown soon.
-                pause_s, learning = (
-                    (timing.pulse_s, []) if self._known(scope) else (timing.learn_s, [self._learn(scope)])
-                )
+                pause_s, learning = (self.pulse_s, []) if self._known(scope) else (self.learn_s, [self._learn(scope)])
                 await any_of(min(pause_s, pulse_at - time.monotonic()), page_state.mark.after(mark), *learning)
                 await rights.hold()
                 learned, knows = scope.seen - seen, self._known(scope)
@@ -196,9 +187,9 @@ class Streams:
                         yield chunk
                         await rights.hold()
                     self._told[stream] = mark
-                    await asyncio.sleep(timing.between_changes_s)
+                    await asyncio.sleep(self.between_changes_s)
                 if time.monotonic() >= pulse_at:
-                    pulse_at = time.monotonic() + timing.pulse_s
+                    pulse_at = time.monotonic() + self.pulse_s
                     yield b'event: pulse\ndata: {"read":%b}\n\n' % self._read()
         except _EndedError:
             return
@@ -216,7 +207,7 @@ class Streams:
         try:
             await scope.learn(self._page_state.namespaces)
         except ApiError:
-            await asyncio.sleep(self._timing.pulse_s)
+            await asyncio.sleep(self.pulse_s)
 
     async def _one_by_one(self, chunks: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
         """Yield the chunks of an event. Of all streams one writes at a time, and between two chunks others have a turn.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from gpu_device_plugin.aio.worker import Backoff
 from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import NODES, PODS
-from gpu_device_plugin.cluster.reflector import Reflector
+from gpu_device_plugin.cluster.reflector import DEFAULT_TIMING, Reflector
 from gpu_device_plugin.features.claims.claim_objects import CLAIMS
 from gpu_device_plugin.view.following import FollowedCluster
 from gpu_device_plugin.view.objects import ABSENT, unseen
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.cluster.reflector import ReflectorTiming
     from gpu_device_plugin.features.claims.contract import Claim
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.view.following import FollowedNode, FollowedPod
@@ -37,16 +36,13 @@ class Watched:
     resources: InitVar[Sequence[Resource]]
     _namespace: str
     """Where pods are read if they cannot be read in all namespaces; empty: nowhere else."""
-    _timing: ReflectorTiming
 
     def __post_init__(self, resources: Sequence[Resource]) -> None:
         self.changed = asyncio.Event()
         """Something may have changed; whoever looks at it clears it."""
         self.cluster = FollowedCluster(resources, on_change=self._changed)
         self._serving = asyncio.Event()
-        self.nodes: Reflector[FollowedNode] = Reflector(
-            self._client, NODES, self.cluster.read_node, self.cluster.nodes, timing=self._timing
-        )
+        self.nodes: Reflector[FollowedNode] = Reflector(self._client, NODES, self.cluster.read_node, self.cluster.nodes)
         self.pods: Reflector[FollowedPod] | None = None
         """None until it is known where pods may be read."""
         self.claims: Reflector[Claim] | None = None
@@ -61,18 +57,11 @@ class Watched:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.nodes.run(), name="watch nodes")
             self.only = await self._where_pods_are_read()
-            self.pods = Reflector(
-                self._client, PODS, self.cluster.read_pod, self.cluster.pods, namespace=self.only, timing=self._timing
-            )
+            self.pods = Reflector(self._client, PODS, self.cluster.read_pod, self.cluster.pods, namespace=self.only)
             tasks.create_task(self.pods.run(), name="watch pods")
             await self._serving.wait()
             self.claims = Reflector(
-                self._client,
-                CLAIMS,
-                self.cluster.read_claim,
-                self.cluster.claims,
-                namespace=self.only,
-                timing=self._timing,
+                self._client, CLAIMS, self.cluster.read_claim, self.cluster.claims, namespace=self.only
             )
             await self.claims.run()
 
@@ -100,7 +89,7 @@ class Watched:
 
     async def _where_pods_are_read(self) -> str:
         """Return the namespace to follow, empty for all."""
-        backoff = Backoff(self._timing.first_retry_s, self._timing.longest_retry_s)
+        backoff = Backoff(DEFAULT_TIMING.first_retry_s, DEFAULT_TIMING.longest_retry_s)
         while self._namespace:
             try:
                 async for _ in self._client.pages(PODS, limit=1):

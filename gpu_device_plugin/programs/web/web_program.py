@@ -6,33 +6,27 @@ import asyncio
 import logging
 import os
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import __version__
-from gpu_device_plugin.aio.http import BROWSERS, ListenError, Page, page_at, serving_routes, written
+from gpu_device_plugin.aio.http import BROWSERS, ListenError, page_at, serving_routes, written
 from gpu_device_plugin.aio.waiting import for_ever, wait_within
-from gpu_device_plugin.cluster.client.api_client import Client, Timing
+from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.config import SERVICE_ACCOUNT, ClusterConfigError, config_for
-from gpu_device_plugin.cluster.reflector import ReflectorTiming
 from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE, Agents
 from gpu_device_plugin.lifetime import ReloadingProgram, tls_of
-from gpu_device_plugin.programs.api_reads import AgentReader
+from gpu_device_plugin.metrics import alive, probe
 from gpu_device_plugin.programs.web.callers import ReviewedCallers
-from gpu_device_plugin.programs.web.figures import (
-    DEFAULT_TIMING,
-    AgentFigures,
-    AgentHistory,
-    FiguresState,
-    FiguresTiming,
-)
+from gpu_device_plugin.programs.web.figures import AgentFigures, AgentHistory, FiguresState
 from gpu_device_plugin.programs.web.page_plans import PagePlans
 from gpu_device_plugin.programs.web.page_state import PageState
-from gpu_device_plugin.programs.web.streams import Streams, StreamTiming
+from gpu_device_plugin.programs.web.streams import Streams
 from gpu_device_plugin.programs.web.watched import Watched
 from gpu_device_plugin.programs.web.web_routes import HEADERS, LARGEST_VIEW, AboutPage, PageRoutes
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.web import WebSettings
+from gpu_device_plugin.view.agent_reader import AgentReader
 
 if TYPE_CHECKING:
     import ssl
@@ -53,28 +47,15 @@ _SOON_S = 0.02
 """Until the cluster has been read the page shows nothing, and waits for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class PageTimings:
-    """The timeouts and intervals of a server's parts, in seconds."""
-
-    api: Timing = field(default_factory=Timing)
-    follow: ReflectorTiming = field(default_factory=ReflectorTiming)
-    stream: StreamTiming = field(default_factory=StreamTiming)
-    refresh_s: float = 0.5
-    """Changes are batched for this long."""
-    hear_s: float = 4.0
-    """How often the API server is asked for its version while somebody looks."""
-    answer_s: float = 20.0
-    """How long a request may wait for the API server. A stream begins by then."""
-    look_s: float = 1.0
-    """How often what changes by time alone is looked at."""
-
-
-DEFAULT_TIMINGS = PageTimings()
-
-
 class PageServer:
     """Wires the parts of the page's server together."""
+
+    refresh_s = 0.5
+    """Changes are batched for this long."""
+    hear_s = 4.0
+    """How often the API server is asked for its version while somebody looks."""
+    look_s = 1.0
+    """How often what changes by time alone is looked at."""
 
     def __init__(
         self,
@@ -85,23 +66,19 @@ class PageServer:
         about: AboutPage,
         figures: AgentFigures | None = None,
         namespace: str = "",
-        timings: PageTimings = DEFAULT_TIMINGS,
     ) -> None:
         """Prepare; nothing is sent before `serving`.
 
         Pods are read in `namespace` if they cannot be read in all namespaces. Without `figures` the use of nodes is
         known only by their annotations.
         """
-        self._timings = timings
         self._figures = figures
-        self.watched = Watched(client, resources, namespace, timings.follow)
+        self.watched = Watched(client, resources, namespace)
         self.page_state = PageState(self.watched, self._figures_state)
-        self.streams = Streams(self.page_state, timings.stream)
+        self.streams = Streams(self.page_state)
         plans = PagePlans(client, self.page_state)
         history = AgentHistory(AgentReader(client, known=Agents({})) if figures is None else figures.reader)
-        self.routes = PageRoutes(
-            callers, self.page_state, self.streams, plans, history, client, about, timings.answer_s
-        )
+        self.routes = PageRoutes(callers, self.page_state, self.streams, plans, history, client, about)
 
     def _figures_state(self) -> FiguresState:
         if not self.watched.nodes_readable:
@@ -115,7 +92,7 @@ class PageServer:
         Raises:
             ListenError: the address cannot be listened on.
         """
-        routes = [*self.routes.all(), page_at("/healthz", _healthy), page_at("/readyz", self._ready)]
+        routes = [*self.routes.all(), page_at("/healthz", probe(alive)), page_at("/readyz", probe(self._unready))]
         async with (
             serving_routes(
                 *address,
@@ -142,7 +119,7 @@ class PageServer:
             tasks.create_task(self.watched.run(), name="watch the cluster")
             tasks.create_task(self.page_state.waiting.run(), name="explain waiting pods")
             tasks.create_task(self._refresh(), name="write changes")
-            hearing = self.watched.keep_hearing(lambda: bool(self.streams.readers), self._timings.hear_s)
+            hearing = self.watched.keep_hearing(lambda: bool(self.streams.readers), self.hear_s)
             tasks.create_task(hearing, name="hear the API server")
             if self._figures is not None:
                 following = self._figures.follow(
@@ -155,18 +132,12 @@ class PageServer:
 
     async def _refresh(self) -> NoReturn:
         while True:
-            await wait_within(
-                self._timings.look_s if self.page_state.complete else _SOON_S, self.page_state.dirty.wait()
-            )
+            await wait_within(self.look_s if self.page_state.complete else _SOON_S, self.page_state.dirty.wait())
             await self.page_state.refresh()
-            await asyncio.sleep(self._timings.refresh_s if self.page_state.complete else _SOON_S)
+            await asyncio.sleep(self.refresh_s if self.page_state.complete else _SOON_S)
 
-    async def _ready(self) -> Page:
-        return Page("ok\n") if self.page_state.complete else Page("the cluster is being read\n", status=503)
-
-
-async def _healthy() -> Page:
-    return Page("ok\n")
+    async def _unready(self) -> Sequence[str]:
+        return () if self.page_state.complete else ("the cluster is being read",)
 
 
 # --- In a cluster -----------------------------------------------------------------------------------------------------
@@ -194,8 +165,6 @@ class ClusterPage(ReloadingProgram[WebSettings]):
     config: ClusterConfig
     agents_in: str = AGENT_NAMESPACE
     """The namespace of the node agents."""
-    timings: PageTimings = DEFAULT_TIMINGS
-    figures_timing: FiguresTiming = DEFAULT_TIMING
     port: int = 0
     """The listening port, once open."""
 
@@ -214,14 +183,13 @@ class ClusterPage(ReloadingProgram[WebSettings]):
                 extra={"http": written(*settings.http)},
             )
         tls = tls_of(settings.tls_cert, settings.tls_key)
-        async with Client(self.config, timing=self.timings.api, connections=CONNECTIONS) as client:
+        async with Client(self.config, connections=CONNECTIONS) as client:
             server = PageServer(
                 client,
                 settings.offered,
                 ReviewedCallers(client),
                 about=AboutPage("cluster", dashboard=settings.dashboard),
-                figures=AgentFigures(client, namespace=self.agents_in, timing=self.figures_timing),
-                timings=self.timings,
+                figures=AgentFigures(client, namespace=self.agents_in),
             )
             try:
                 async with server.serving(settings.http, tls) as self.port:

@@ -20,11 +20,11 @@ from gpu_device_plugin.cluster.objects.decoding import PODS, UnreadableObjectErr
 from gpu_device_plugin.core.report.overview_document import containers_of, node_document
 from gpu_device_plugin.core.report.why.explanations import explain
 from gpu_device_plugin.features.history import contract
-from gpu_device_plugin.programs.api_reads import AgentUnreadableError, events_of, explained, histories_of
 from gpu_device_plugin.programs.web.callers import ALL_NAMESPACES, CallerScope
 from gpu_device_plugin.programs.web.figures import seen_history, seen_summary
+from gpu_device_plugin.view.agent_reader import AgentUnreadableError
 from gpu_device_plugin.view.poddetails import event_documents, events, pod_and_status
-from gpu_device_plugin.view.why_pod import on_gpus
+from gpu_device_plugin.view.why_pod import events_of, explained, histories_of, on_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -106,7 +106,7 @@ class AboutPage:
     """The address that the page links to for more than the last hour; empty: none."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PageRoutes:
     """Answers requests."""
 
@@ -117,8 +117,8 @@ class PageRoutes:
     history: AgentHistory
     client: Client
     about: AboutPage
-    within_s: float
-    """How long a request waits for the API server."""
+    answer_s: float = 20.0
+    """How long a request may wait for the API server. A stream begins by then."""
     files: Mapping[str, Page] = field(default_factory=static_files, repr=False)
     turns: Turns = field(default_factory=lambda: Turns(16))
 
@@ -144,7 +144,7 @@ class PageRoutes:
         method: str = "GET",
         within_s: float = 0.0,
     ) -> Route:
-        most_s = max(self.within_s, within_s)
+        most_s = max(self.answer_s, within_s)
 
         async def checked(request: Request) -> Page | Stream:
             if (refusal := self._wrong_host(request)) is not None:
@@ -336,12 +336,12 @@ class PageRoutes:
         `nodes` have all names; None: they cannot be read.
         """
         told, answers = await explained(
-            *(self.client, pod, status, self.page_state.watched.cluster.resources),
-            lambda: None if nodes is None else [*map(scope.of, nodes)],
+            *(self.client, pod, status, self.page_state.watched.cluster.resources, nodes),
             most=_MOST_EXPLAINED,
             claims=self.page_state.watched.claims_of(pod.namespace),
             histories=await self._histories(pod, status, scope.caller.user),
             may_see=scope.may_see,
+            shown=scope.of,
         )
         return [*told, *explain(answers, _MOST_EXPLAINED)]
 

@@ -7,11 +7,12 @@ unlink it, or remove `device_plugin_dir`.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import uuid
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar
 
 import grpc
 import grpc.aio
@@ -22,18 +23,139 @@ from gpu_device_plugin.model.pods import ContainerKind
 from gpu_device_plugin.testing.kubelet import kubelet_versions as versions
 from gpu_device_plugin.testing.kubelet.device_manager import Amount, DeviceManager, KubeletPanic
 from gpu_device_plugin.testing.kubelet.kubelet_files import CHECKPOINT, serve, wipe
-from gpu_device_plugin.testing.kubelet.kubelet_process import KubeletProcess
 from gpu_device_plugin.testing.kubelet.kubelet_services import PluginRegistry, PodResources
+from gpu_device_plugin.testing.kubelet.plugin_client import AdmissionError
 from gpu_device_plugin.testing.pod_specs import Container, NodePods, Pod, stopped
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
     from typing import Self
 
-    from gpu_device_plugin.testing.kubelet.kubelet_services import Registration
-    from gpu_device_plugin.testing.kubelet.plugin_client import DeviceStream
+    from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import RegisterRequest
     from gpu_device_plugin.testing.pod_specs import ContainerSpec, PodSpec
+
+# --- The process ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class KubeletProcess:
+    """The state that ends with one kubelet process."""
+
+    manager: DeviceManager
+    registry: PluginRegistry
+    servers: tuple[grpc.aio.Server, grpc.aio.Server]
+    pods: NodePods
+    refused: Callable[[Pod], tuple[str, str] | None]
+    before_start: Callable[[], Awaitable[None]]
+    on_panic: Callable[[KubeletPanic], Awaitable[None]]
+    """Called when a pod makes the process panic."""
+    seen: set[str] = field(default_factory=set)
+    """UIDs of the pods that its sources have delivered."""
+    sync_loop: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Pods are admitted and removed one by one, in one loop that waits for every answer of a plugin without a timeout.
+
+    This lock spans awaits, which our own code never does, because the real kubelet blocks like this.
+    """
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def seen_pods(self, *, active_only: bool) -> list[Pod]:
+        """Return the pods that its sources have delivered; with `active_only`, without ended pods."""
+        known = (self.pods.in_api.get(uid) for uid in sorted(self.seen))
+        return [pod for pod in known if pod is not None and (pod.active or not active_only)]
+
+    async def admit(self, pod: Pod) -> Pod:
+        """Allocate a pod's devices and start its containers, or refuse the pod; see `Kubelet.admit`."""
+        async with self.sync_loop:
+            if self.ended.is_set() or pod.uid not in self.pods.in_api:
+                return pod
+            self.seen.add(pod.uid)
+            rejected: tuple[str, str] | None
+            try:
+                for container in pod.containers:
+                    await self._or_die(self.manager.allocate(pod.uid, container.spec))
+            except _EndedError:
+                return self.pods.in_api.get(pod.uid, pod)
+            except AdmissionError as error:
+                rejected = ("UnexpectedAdmissionError", f"Allocate failed due to {error}, which is unexpected")
+            else:
+                rejected = self.refused(pod)
+            pod = self.pods.in_api[pod.uid]
+            if rejected:
+                reason, message = rejected
+                says_so = self.manager.minor in versions.SAYS_WAS_REJECTED
+                return self.pods.put(
+                    replace(
+                        stopped(pod),
+                        phase="Failed",
+                        reason=reason,
+                        message=f"{'Pod was rejected: ' if says_so else 'Pod '}{message}",
+                    )
+                )
+            for container in pod.containers:
+                self.pods.put_container(pod.uid, replace(container, devices=self._devices(pod.uid, container.name)))
+        await self.start_containers(pod.uid)
+        return self.pods.known(pod.uid) or pod
+
+    async def start_containers(self, uid: str) -> None:
+        """Start the containers of a pod that were not started yet, up to the first that fails."""
+        pods = self.pods
+        for container in pods.in_api[uid].containers:
+            if not container.started:
+                await self._start_container(uid, container.spec)
+            if (known := pods.known(uid)) is None or not known.container(container.name).started:
+                return
+        if uid in pods.in_api and not pods.in_api[uid].terminal:
+            pods.put(replace(pods.in_api[uid], phase="Running"))
+
+    async def _start_container(self, uid: str, spec: ContainerSpec) -> None:
+        await self.before_start()
+        try:
+            await self._or_die(self.manager.before_start(uid, spec))
+        except _EndedError:
+            return
+        except AdmissionError as error:
+            if known := self.pods.known(uid):
+                waiting = f"CreateContainerConfigError: {error}"
+                self.pods.put_container(uid, replace(known.container(spec.name), waiting=waiting))
+            return
+        if (known := self.pods.known(uid)) is None or known.terminal:
+            return
+        self.pods.put_container(
+            uid,
+            replace(
+                known.container(spec.name),
+                devices=self._devices(uid, spec.name),
+                received=self.manager.received(uid, spec.name),
+                started=True,
+                running=spec.kind is not ContainerKind.INIT,
+                waiting=None,
+            ),
+        )
+
+    def _devices(self, uid: str, container: str) -> Mapping[str, frozenset[str]]:
+        return {resource: grant.ids for resource, grant in self.manager.held(uid, container).items()}
+
+    async def _or_die(self, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except AdmissionError:
+            # The end of the process aborts its calls; that is not an answer of the plugin.
+            if self.ended.is_set():
+                raise _EndedError from None
+            raise
+        except KubeletPanic as panic:
+            await self.on_panic(panic)
+            raise
+        if self.ended.is_set():
+            raise _EndedError
+
+
+class _EndedError(Exception):
+    """The process ended while it worked on this."""
+
+
+# --- The node -------------------------------------------------------------------------------------------------------
 
 _LONGEST_SOCKET_PATH = 107
 """Bytes; sun_path of Linux has 108 with the zero at its end."""
@@ -45,9 +167,13 @@ class Kubelet:
     Deterministic: `seed` replaces the random order of Go's maps, and allocations do not depend on the number of queries
     in between. Belongs to one event loop. `async with` starts it and stops it for good.
 
-    Failures of a plugin or an agent never raise here: they show in the returned pods, in `registrations`, `streams`
-    and `panics`. Only a test's own mistakes raise, and `admit` raises `KubeletPanic`.
+    Failures of a plugin or an agent never raise here: they show in the returned pods. Only a caller's own mistakes
+    raise, and `admit` raises `KubeletPanic`.
     """
+
+    process_type: ClassVar[Callable[..., KubeletProcess]] = KubeletProcess
+    registry_type: ClassVar[Callable[..., PluginRegistry]] = PluginRegistry
+    pod_resources_type: ClassVar[Callable[..., PodResources]] = PodResources
 
     def __init__(
         self,
@@ -65,9 +191,6 @@ class Kubelet:
         self.checkpoint = self.device_plugin_dir / CHECKPOINT
         self.pod_resources_socket = root / "pod-resources" / "kubelet.sock"
         self._boot_id = root / "proc" / "sys" / "kernel" / "random" / "boot_id"
-        self.registrations: list[Registration] = []
-        self.streams: list[DeviceStream] = []
-        self.panics: list[KubeletPanic] = []
         self.node_status: dict[str, Amount] = {}
         """The node's status in the API, as of the last `publish`. A scheduler sees only this."""
         self._listening = root / "listening"
@@ -132,26 +255,16 @@ class Kubelet:
         )
         manager.read_checkpoint()
         wipe(self.device_plugin_dir, self.checkpoint, self.minor)
-        registry = PluginRegistry(
-            self.device_plugin_dir,
-            manager,
-            before_register=self.before_register,
-            dial_timeout_s=self._dial_timeout_s,
-            registrations=self.registrations,
-            streams=self.streams,
+        registry = self.registry_type(
+            self.device_plugin_dir, manager, self.before_register, dial_timeout_s=self._dial_timeout_s
         )
         registration, pod_resources = grpc.aio.server(), grpc.aio.server()
         add_RegistrationServicer_to_server(registry, registration)
-        lister = PodResources(manager, self._seen_in_any_order, self.before_pod_resources)
+        lister = self.pod_resources_type(manager, self._seen_in_any_order, self.before_pod_resources)
         add_PodResourcesListerServicer_to_server(lister, pod_resources)
-        self._process = KubeletProcess(
-            manager,
-            registry,
-            (registration, pod_resources),
-            self._pods,
-            lambda: self.node_status,
-            self.before_start,
-            self._panicked,
+        servers = registration, pod_resources
+        self._process = self.process_type(
+            manager, registry, servers, self._pods, self.refused, self.before_start, self._panicked
         )
         await serve(pod_resources, self.pod_resources_socket, self._listening)
         await serve(registration, self.registration_socket, self._listening)
@@ -170,23 +283,6 @@ class Kubelet:
         await process.registry.close()
         for server in process.servers:
             await server.stop(None)
-
-    async def restart(self, *, ready: bool = False) -> None:
-        """End the process and start another one; see `start` for `ready`."""
-        await self.stop()
-        await self.start(ready=ready)
-
-    async def reboot(self, *, ready: bool = False) -> None:
-        """Restart the node: no process survives, and no socket of a plugin that does not come back by itself.
-
-        The kernel draws another ID for the boot, in the file below `root` that stands for the node's in /proc.
-        """
-        await self.stop()
-        self._boot_id.unlink()
-        self._pods.left_behind.clear()
-        for known in self.pods:
-            self._pods.put(stopped(known))
-        await self.start(ready=ready)
 
     async def sources_ready(self) -> None:
         """Deliver all pods of the API to the process, oldest first, which admits them again.
@@ -207,11 +303,10 @@ class Kubelet:
 
     # Pods
 
-    async def admit(self, spec: PodSpec, *, rejected: tuple[str, str] | None = None) -> Pod:
+    async def admit(self, spec: PodSpec) -> Pod:
         """Bind a pod to the node, and return it when its containers have started or it is refused.
 
-        With `rejected`, a reason and a message, some later check refuses it, after Allocate: its devices stay booked
-        until the kubelet collects them. With no process, or if it ends meanwhile, the pod stays Pending for the next.
+        With no process, or if it ends meanwhile, the pod stays Pending for the next.
 
         KubeletPanic: the kubelet process died of this pod. ValueError: there is such a pod already.
         """
@@ -225,59 +320,20 @@ class Kubelet:
         if pod.uid in self._pods.in_api:
             raise ValueError(f"pod {pod.uid} exists already")
         self._pods.put(pod)
-        return await self._process.admit(pod, rejected) if self._process else pod
+        return await self._process.admit(pod) if self._process else pod
 
-    def finish(self, pod: Pod, phase: str = "Succeeded") -> Pod:
-        """Let all containers of a pod exit. Its devices stay booked until the kubelet collects them."""
-        self._require()
-        return self._pods.put(replace(stopped(self.pod(pod)), phase=phase, terminating=False))
-
-    def terminate(self, pod: Pod) -> Pod:
-        """Begin to delete a pod: it has its grace period, and holds its devices, until `delete` or `finish`."""
-        return self._pods.put(replace(self.pod(pod), terminating=not self.pod(pod).terminal))
-
-    async def delete(self, pod: Pod, *, force: bool = False) -> Pod:
+    async def delete(self, pod: Pod) -> Pod:
         """Remove a pod from the API, its grace period over; return what is left of it.
 
-        With `force` its processes are still running, until `process_ended`, while the kubelet's records forget it now.
-        Containers that are just starting do start (kubelet.go gives the runtime's SyncPod a context that the end of the
-        pod does not cancel), with whatever its records still say of their devices.
         The sync loop deletes, so this waits for an Allocate that hangs.
         """
         if self._process:
             async with self._process.sync_loop:
                 pass
-        gone = self._pods.remove(pod.uid, force=force)
+        gone = self._pods.remove(pod.uid)
         if self._process:
             self._process.seen.discard(gone.uid)
         return gone
-
-    def process_ended(self, pod: Pod) -> None:
-        """End the processes of a pod that was deleted by force. KeyError: there are none."""
-        del self._pods.left_behind[pod.uid]
-
-    async def restart_container(self, pod: Pod, name: str) -> Pod:
-        """Let a container exit and be started again: no Allocate, the old answers anew, PreStartContainer if wanted.
-
-        Also the next try for a container that waits because PreStartContainer failed. ValueError: it never came so far.
-        """
-        process = self._require()
-        container = self.pod(pod).container(name)
-        if not (container.started or container.waiting):
-            raise ValueError(f"container {name} of pod {pod.name} was never started: {self.pod(pod)}")
-        restarts = container.restarts + container.started
-        self._pods.put_container(pod.uid, replace(container, started=False, running=False, restarts=restarts))
-        await process.start_containers(pod.uid)
-        return self._pods.known(pod.uid) or pod
-
-    def pod(self, pod: Pod | str) -> Pod:
-        """Return a pod's current state, by an older state or by its name. KeyError: it is not in the API."""
-        if isinstance(pod, Pod):
-            return self._pods.in_api[pod.uid]
-        for known in self._pods.in_api.values():
-            if known.name == pod:
-                return known
-        raise KeyError(f"no pod {pod} on {self.node}")
 
     @property
     def pods(self) -> tuple[Pod, ...]:
@@ -286,8 +342,8 @@ class Kubelet:
 
     @property
     def running(self) -> tuple[Pod, ...]:
-        """All pods with a running process, including those that were deleted by force."""
-        return tuple(each for each in (*self.pods, *self._pods.left_behind.values()) if each.process_running)
+        """All pods with a running process."""
+        return tuple(each for each in self.pods if each.process_running)
 
     # Devices
 
@@ -305,11 +361,6 @@ class Kubelet:
             for resource, healthy in manager.healthy.items()
         }
 
-    @property
-    def allocated(self) -> Mapping[str, frozenset[str]]:
-        """The IDs that the kubelet will not allocate to another pod, by resource."""
-        return {resource: frozenset(ids) for resource, ids in self._require().manager.allocated.items() if ids}
-
     def publish(self) -> Mapping[str, Amount]:
         """Write the node's status, which a real kubelet does every ten seconds; return it."""
         self.node_status |= self.amounts
@@ -317,14 +368,18 @@ class Kubelet:
 
     # What may hold or refuse a step; RpcStatusError refuses a call
 
-    async def before_register(self) -> None:
-        """Every Register call waits for this."""
+    async def before_register(self, _request: RegisterRequest) -> None:
+        """Every Register call waits for this, which may also raise AdmissionError."""
 
     async def before_pod_resources(self) -> None:
         """Every PodResources call waits for this."""
 
     async def before_start(self) -> None:
         """Every start of a container waits for this, before the kubelet looks up what its devices bring."""
+
+    def refused(self, _pod: Pod) -> tuple[str, str] | None:
+        """Return reason and message if the kubelet refuses a pod after Allocate; it keeps the devices for a while."""
+        return None
 
     # Inside
 
@@ -333,8 +388,7 @@ class Kubelet:
             raise RuntimeError("this kubelet is down: start it first")
         return self._process
 
-    async def _panicked(self, panic: KubeletPanic) -> None:
-        self.panics.append(panic)
+    async def _panicked(self, _panic: KubeletPanic) -> None:
         await self.stop()
 
     def _seen(self, *, active_only: bool) -> list[Pod]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
@@ -23,10 +22,10 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import DevicePluginStub
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import Device, ListAndWatchResponse
+    from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ListAndWatchResponse
 
 T = TypeVar("T")
 
@@ -38,19 +37,6 @@ class AdmissionError(Exception):
 _RECEIVE_LIMIT = 4 * 1024 * 1024
 """The largest message that is read, bytes; the default of Go's gRPC, which no kubelet changes."""
 _PRE_START_TIMEOUT_S = 30
-
-
-@dataclass(slots=True)
-class DeviceStream:
-    """One ListAndWatch call, from its start to its end."""
-
-    resource: str
-    endpoint: str
-    """The socket's file name."""
-    lists: list[ListAndWatchResponse] = field(default_factory=list)
-    open: bool = True
-    error: str | None = None
-    """The error that ended it, in the words of Go's gRPC. None while it is open, or if the kubelet closed it."""
 
 
 def go_text(error: grpc.aio.AioRpcError) -> str:
@@ -89,21 +75,19 @@ class PluginClient:
         except AdmissionError as error:
             raise AdmissionError(f"failed to get device plugin options: {error}") from error
 
-    async def follow(self, stream: DeviceStream, believe: Callable[[Iterable[Device]], None]) -> None:
-        """Pass every list of the plugin to `believe`; return at the end of the stream."""
+    async def follow(self, believe: Callable[[ListAndWatchResponse], None]) -> str | None:
+        """Pass every list of the plugin to `believe`; return what ended the stream, None if the kubelet closed it."""
         self._lists = self._stub.ListAndWatch(Empty())
         try:
             async for answer in self._lists:
-                stream.lists.append(answer)
-                believe(answer.devices)
-            stream.error = "EOF"
+                believe(answer)
         except grpc.aio.AioRpcError as error:
-            stream.error = go_text(error)
+            return go_text(error)
         except asyncio.CancelledError:
             if _task_is_cancelled():
                 raise
-        finally:
-            stream.open = False
+            return None
+        return "EOF"
 
     def hang_up(self) -> None:
         """End the stream from this side, as a lost connection would."""

@@ -6,12 +6,12 @@ import json
 import logging
 from dataclasses import fields
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.features.audit.contract import LOGGER, MESSAGE, AuditKind, AuditRecord
 from gpu_device_plugin.logs import JsonFormatter
+from tests.features.audit.records import record_of
 
 TEXTS, NUMBERS = st.text(max_size=8), st.none() | st.integers(0, 1 << 20)
 _BY_TYPE = {"str": TEXTS, "int | None": NUMBERS, "bool | None": st.none() | st.booleans()}
@@ -40,7 +40,7 @@ def test_the_json_form_of_the_log_carries_every_field(record: AuditRecord) -> No
     log.addHandler(lines)
     record.write(log)
     (line,) = map(json.loads, lines.kept)
-    assert AuditRecord.of(line) == record
+    assert record_of(line) == record
     assert (line["level"], line["msg"]) == ("info", MESSAGE % record.kind)
 
 
@@ -71,17 +71,3 @@ def test_the_names_of_attributes_are_stable() -> None:
         "k8s.event.reason": "GPUMemoryResized",
         "gpushare.from": "2026-10-03T02:40:00Z",
     }
-
-
-@pytest.mark.parametrize(
-    "attributes",
-    [
-        {},
-        {"event.name": 3},
-        {"event.name": "gpushare.melted"},
-        {"event.name": "gpushare.ended", "k8s.pod.name": 7},
-        {"event.name": "gpushare.ended", "gpushare.shares": "7"},
-    ],
-)
-def test_a_line_that_is_no_record_that_we_know_is_none(attributes: dict[str, object]) -> None:
-    assert AuditRecord.of(attributes) is None

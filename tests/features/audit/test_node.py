@@ -8,6 +8,7 @@ from gpu_device_plugin.features.audit import node as audit_log
 from gpu_device_plugin.features.audit.contract import LOGGER, AuditKind, AuditRecord
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, RESIZE_BOUND
 from gpu_device_plugin.model.times import epoch_s
+from tests.features.audit.records import record_of
 from tests.node.cluster_harness import NODE, cluster, promise
 from tests.node.harness import pod, world
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 def records(caplog: pytest.LogCaptureFixture, *kinds: AuditKind) -> list[AuditRecord]:
     """Return the records written so far, of these kinds or all."""
-    found = [AuditRecord.of(vars(each)) for each in caplog.records if each.name == LOGGER]
-    return [each for each in found if each is not None and (not kinds or each.kind in kinds)]
+    found = [record_of(vars(each)) for each in caplog.records if each.name == LOGGER]
+    return [each for each in found if not kinds or each.kind in kinds]
 
 
 async def test_a_container_is_recorded_from_its_grant_to_its_end(caplog: pytest.LogCaptureFixture) -> None:

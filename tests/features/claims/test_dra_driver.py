@@ -249,7 +249,7 @@ async def test_slices_that_a_kubelet_removed_at_its_start_wait_until_it_knows_th
         await here.node.until(lambda: not here.dra.loop.reached.value)
         here.kubelet.looks.clear()
         await here.kubelet.start()
-        await here.node.until(lambda: not here.dra.offer.there)
+        await here.node.until(lambda: not here.dra.offer._found)
         await unchanged_slices(here, 0)
         here.kubelet.looks.set()
         await here.serves()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from contextlib import contextmanager
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -16,10 +14,7 @@ import pytest
 
 from gpu_device_plugin.cli import parse
 from gpu_device_plugin.core.cost import GIVEN, MEMORY
-from gpu_device_plugin.features.audit.contract import LOGGER, MESSAGE, AuditKind, AuditRecord
-from gpu_device_plugin.logs import JsonFormatter
 from gpu_device_plugin.programs.cost.cost_program import main
-from gpu_device_plugin.programs.cost.samples import audit_lines
 from gpu_device_plugin.settings.knobs import UsageError
 from tests.ports import free_ports
 
@@ -144,44 +139,6 @@ def test_rates_come_from_a_file_too(prometheus: str, tmp_path: Path, capsys: pyt
     assert (found["currency"], found["total"]["totalCost"]) == ("CHF", "5.00")
 
 
-def test_audit_records_say_who_had_what_and_who_owns_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    records = [
-        AuditRecord(AuditKind.OFFERED, "n1", gpu="a", model="T4", gpu_mib=16384, began="2024-10-01T00:00:00Z"),
-        AuditRecord(
-            AuditKind.GRANTED, "n1", "ml", "web", "u", "StatefulSet", "web", "main", "a", memory_mib=8192,
-            began="2024-10-01T00:00:00Z",
-        ),
-        AuditRecord(AuditKind.STARTED, "n1", began="2024-10-01T03:00:00Z", ended="2024-10-01T04:00:00Z"),
-    ]  # fmt: skip
-    lines = [
-        JsonFormatter().format(
-            logging.makeLogRecord({"name": LOGGER, "msg": MESSAGE % record.kind, **record.attributes()})
-        )
-        for record in records
-    ]
-    log = ["plain text about gpushare.", "{broken gpushare.", f"2024-10-01T00:00:00Z stderr F {lines[0]}", *lines[1:]]
-    (tmp_path / "log").write_text("\n".join(log), encoding="utf-8")
-    assert cost("--audit", str(tmp_path / "log"), *PERIOD, "-o", "json") == 0
-    found = json.loads(capsys.readouterr().out)
-    (row,) = found["rows"]
-    assert (row["ownerKind"], row["owner"], row["unmeasuredGpuHours"]) == ("StatefulSet", "web", "1.500000")
-    assert found["nobody"] == {
-        "freeGpuHours": "1.500000", "unobservedGpuHours": "1.000000", "borrowedGpuHours": "0.000000",
-    }  # fmt: skip
-
-
-def test_logs_may_have_the_newest_line_first() -> None:
-    grant = AuditRecord(AuditKind.GRANTED, "n1", pod_uid="u", gpu="a", began="2024-10-01T01:00:00Z")
-    records = [
-        AuditRecord(AuditKind.OFFERED, "n1", gpu="a", began="2024-10-01T00:00:00Z"),
-        grant,
-        replace(grant, kind=AuditKind.FOUND, pod="web"),
-        replace(grant, kind=AuditKind.ENDED, pod="web", ended="2024-10-01T02:00:00Z"),
-    ]
-    lines = [json.dumps({**each.attributes()}) for each in records]
-    assert audit_lines("\n".join(lines).encode()) == audit_lines("\n".join(lines[::-1]).encode()) == records
-
-
 def test_a_long_period_is_asked_for_in_parts_with_the_token(capsys: pytest.CaptureFixture[str]) -> None:
     with server(200, matrix()) as (url, asked):
         period, environ = ("--from", "2024-10-01", "--to", "2024-10-02", "--step", "1m"), {"PROMETHEUS_TOKEN": "word\n"}
@@ -226,7 +183,8 @@ def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "name what to read: --prometheus URL or --audit PATH"),
+        ([], "name what to read: --prometheus URL"),
+        (["--audit", "log"], "--audit: there is no such argument; see gpu-device-plugin cost --help"),
         (["--prometheus", "localhost:9090"], "no address such as http://prometheus.monitoring:9090"),
         (["--prometheus", "http://user:pw@x"], "no address such as"),
         (["--from", "3d", "--to", "5d"], "the period is empty: --from is "),
@@ -299,8 +257,6 @@ def test_an_answer_of_something_else_is_named(body: bytes, said: str, capsys: py
 @pytest.mark.parametrize(
     ("flag", "content", "said"),
     [
-        ("--audit", "hello\n", "has no audit records; agents write them with --log-format=json"),
-        ("--audit", None, "cannot be read: No such file or directory"),
         ("--token-file", None, "cannot be read: No such file or directory"),
         ("--ca", "no certificate", "cannot be used"),
     ],
@@ -311,8 +267,7 @@ def test_a_file_that_cannot_be_used_is_named(
     path = tmp_path / "file"
     if content is not None:
         path.write_text(content, encoding="utf-8")
-    more = () if flag == "--audit" else ("--prometheus", "http://127.0.0.1:1")
-    assert cost(flag, str(path), *more) == 1
+    assert cost(flag, str(path), "--prometheus", "http://127.0.0.1:1") == 1
     assert f"{path} " in (err := capsys.readouterr().err)
     assert said in err
 
@@ -366,68 +321,3 @@ def test_a_tenant_is_named_in_a_header_and_a_cluster_selected_in_every_query() -
     for query in queries:
         metrics = re.findall(r"(?:gpushare|kube)_\w+(?!\w)", query)
         assert len(metrics) == query.count('cluster="a",env=~"b|c"}'), query
-
-
-# --- Audit records in logs --------------------------------------------------------------------------------------------
-
-
-RECORD = AuditRecord(AuditKind.GRANTED, "n1", namespace="ml", gpu="GPU-a", began="2024-10-01T00:00:00Z")
-LINE = json.dumps({"ts": "x", "level": "info", "logger": LOGGER, "msg": MESSAGE, **RECORD.attributes()})
-CRI = f"2024-10-01T00:00:00.1Z stderr F {LINE}"
-NESTED = {"event": {"name": "gpushare.granted"}, "gpu": {"uuid": "GPU-a"}} | {
-    "k8s": {"node": {"name": "n1"}, "namespace": {"name": "ml"}},
-    "gpushare": {"from": "2024-10-01T00:00:00Z"},
-}
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        LINE,
-        CRI,
-        f"[pod/gpushare/agent-x/node] {LINE}",
-        json.dumps({"log": f"{LINE}\n", "stream": "stderr"}),
-        json.dumps({"log": CRI, "kubernetes": {"labels": {"a": "{b"}}}),
-        json.dumps({"log": json.dumps({"log": LINE})}),
-        json.dumps({"message": LINE, "tags": ["x"]}),
-        json.dumps({"log": "x", "log_processed": json.loads(LINE)}),
-        json.dumps({"jsonPayload": {**json.loads(LINE)}, "insertId": "a"}),
-        json.dumps({**json.loads(LINE), "stream": "stderr"}),
-        json.dumps({"_source": {"log": LINE}}),
-        json.dumps({"_source": NESTED}),
-        json.dumps({"labels": {}, "line": LINE, "timestamp": "x"}),
-        json.dumps({"data": {"result": [{"stream": {}, "values": [["1727740800000000000", LINE]]}]}}),
-        json.dumps({"events": [{"message": LINE}]}, indent=2),
-        json.dumps([{"body": {"stringValue": LINE}}], indent=2),
-    ],
-)
-def test_audit_records_are_found_in_what_collectors_make_of_a_line(line: str) -> None:
-    assert audit_lines(line.encode()) == [RECORD]
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        json.dumps({"ts": "x", "level": "warning", "logger": "pods", "msg": LINE, "why": LINE}),
-        json.dumps({"log": json.dumps({"ts": "x", "level": "info", "logger": "pods", "msg": "m", "annotation": LINE})}),
-        "[" * 100_000 + "gpushare.",
-        '{"gpushare.": ' * 5_000,
-        f"[gpushare.{{{LINE}",
-        "gpushare.",
-        json.dumps(RECORD.attributes()).replace("}", ""),
-    ],
-)
-def test_what_an_agent_quotes_in_another_line_is_no_record(line: str) -> None:
-    """Names and annotations of pods stand in its lines, too, and may be forged."""
-    assert audit_lines(line.encode()) == []
-
-
-def test_records_that_are_wrapped_without_end_are_passed_over() -> None:
-    deep: Any = LINE
-    for _ in range(14):
-        deep = [deep]
-    assert audit_lines(json.dumps(deep).encode()) == []
-    wide: Any = json.loads(LINE)
-    for _ in range(40):
-        wide = {"a": wide}
-    assert audit_lines(json.dumps(wide).encode()) == []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpu_device_plugin.cluster.objects.decoding import NodeReader, NodeRecord, PodReader
+from gpu_device_plugin.cluster.objects.decoding import NodeReader, PodReader
 from gpu_device_plugin.core.capacity.movable import Evictability
 from gpu_device_plugin.core.cluster.other_pods import OtherPod
 from gpu_device_plugin.fleet import Fleet
@@ -24,6 +24,8 @@ from tests.resources import RESOURCES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from gpu_device_plugin.model.nodes import NodeRecord
 
 
 def fleet() -> Fleet:

@@ -12,10 +12,10 @@ from gpu_device_plugin.cluster.client.errors import Call, ForbiddenError, NotFou
 from gpu_device_plugin.core.cluster.candidate import gpus_of_node
 from gpu_device_plugin.metrics import SAMPLE_MISSES
 from gpu_device_plugin.model.contract.keys import ALLOCATION, NODE_GPUS
+from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Amounts
 from gpu_device_plugin.programs.extender import nominating
-from gpu_device_plugin.programs.extender.followed import FollowedNode
 from gpu_device_plugin.programs.extender.nominating import SMALLEST_SAMPLE, Nominator
 from gpu_device_plugin.testing.builders import GPU_MEM, Json
 from tests.patience import eventually
@@ -124,7 +124,7 @@ def test_the_best_node_comes_first_and_none_that_the_scheduler_would_refuse() ->
         gpus = gpus_of_node({NODE_GPUS: node_gpus(size)}, {}, size, 1)
         world.fleet.put_node(name, gpus, Amounts(cpu, 4096))
     world.node("cordoned", 8)
-    world.verbs._followed.nodes["cordoned"] = FollowedNode("cordoned", "u", "1", unschedulable=True)
+    world.verbs._followed.nodes["cordoned"] = NodeRecord("cordoned", "u", "1", unschedulable=True)
     wanted = wanting(8)
     wanted["spec"]["containers"][0]["resources"]["requests"] = {GPU_MEM: "8", "cpu": "1"}
     assert [tried_next(world, wanted) for _ in range(3)] == ["small", "large", "small"]

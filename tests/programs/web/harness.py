@@ -13,8 +13,7 @@ import aiohttp
 from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.programs.web.callers import LocalCallers
-from gpu_device_plugin.programs.web.streams import StreamTiming
-from gpu_device_plugin.programs.web.web_program import PageServer, PageTimings
+from gpu_device_plugin.programs.web.web_program import PageServer
 from gpu_device_plugin.programs.web.web_routes import AboutPage
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.settings.forms import Address
@@ -28,15 +27,19 @@ if TYPE_CHECKING:
     from tests.cluster_double.api_server import ApiServer
 
 RESOURCES = ResourceSettings().offered
-QUICK = PageTimings(
-    api=Timing(connect_s=20, request_s=20, watch_s=30, silence_s=30),
-    stream=StreamTiming(
-        pulse_s=0.2, between_changes_s=0.01, first_s=QUIET_S, learn_s=QUIET_S, rights_s=0.1, confirm_s=QUIET_S
-    ),
-    refresh_s=0.01,
-    look_s=0.05,
-    hear_s=0.05,
-)
+PATIENT = Timing(connect_s=20, request_s=20, watch_s=30, silence_s=30)
+
+
+class QuickServer(PageServer):
+    """A page's server that waits briefly, but long for the answers of a busy machine."""
+
+    refresh_s, look_s, hear_s = 0.01, 0.05, 0.05
+
+    def __init__(self, *parts: Any, **named: Any) -> None:
+        super().__init__(*parts, **named)
+        streams = self.streams
+        streams.pulse_s, streams.between_changes_s, streams.rights_s = 0.2, 0.01, 0.1
+        streams.first_s = streams.learn_s = streams.confirm_s = QUIET_S
 
 
 class Stream:
@@ -115,12 +118,9 @@ class Page:
 
 
 @asynccontextmanager
-async def served(api: ApiServer, *, timings: PageTimings = QUICK, **more: Any) -> AsyncIterator[Page]:
+async def served(api: ApiServer, **more: Any) -> AsyncIterator[Page]:
     """Serve the page of a cluster; see `served_by`."""
-    async with (
-        Client(ClusterConfig(api.url), timing=timings.api) as client,
-        served_by(client, timings=timings, **more) as page,
-    ):
+    async with Client(ClusterConfig(api.url), timing=PATIENT) as client, served_by(client, **more) as page:
         yield page
 
 
@@ -133,18 +133,25 @@ async def served_by(
     namespace: str = "",
     mode: str = "kubeconfig",
     hosts: bool = False,
-    timings: PageTimings = QUICK,
+    answer_s: float = 20.0,
+    **stream: float,
 ) -> AsyncIterator[Page]:
-    """Serve the page of a cluster; a browser has the right token of local mode."""
+    """Serve the page of a cluster; a browser has the right token of local mode.
+
+    `stream` are attributes of the server's `Streams`.
+    """
     local = LocalCallers("alice")
-    server = PageServer(
+    server = QuickServer(
         client,
         RESOURCES,
         local if callers is None else callers,
         about=AboutPage(mode, "dev", frozenset({"127.0.0.1"} if hosts else ())),
         figures=figures,
         namespace=namespace,
-        timings=timings,
     )
+    server.routes.answer_s = answer_s
+    for name, value in stream.items():
+        assert hasattr(server.streams, name)
+        setattr(server.streams, name, value)
     async with aiohttp.ClientSession() as http, server.serving(Address("127.0.0.1", 0)) as port:
         yield Page(server, port, http, {"Authorization": f"Bearer {local.token}"})

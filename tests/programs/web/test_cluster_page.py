@@ -22,7 +22,6 @@ from gpu_device_plugin.settings.web import WebSettings
 from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.reviews import Account
 from tests.patience import eventually, stretched
-from tests.programs.web.harness import QUICK
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -37,7 +36,7 @@ async def api() -> AsyncIterator[ApiServer]:
 @asynccontextmanager
 async def running(api: ApiServer, **flags: str) -> AsyncIterator[ClusterPage]:
     settings = Sources(WebSettings, {"http": "127.0.0.1:0", **flags}, {}).read()
-    page = ClusterPage(settings, ClusterConfig(api.url), timings=QUICK)
+    page = ClusterPage(settings, ClusterConfig(api.url))
     task = asyncio.create_task(page.run())
     await eventually(lambda: page.port or task.done())
     if task.done():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +13,7 @@ from aiohttp import web
 from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.features.use.contract import SERVED, GpuUse, NodeUse, write_node_use
-from gpu_device_plugin.programs.web.figures import AgentFigures, FiguresTiming
+from gpu_device_plugin.programs.web.figures import AgentFigures
 from gpu_device_plugin.testing.builders import node, pod
 from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.troubles import Answer, Hang
@@ -27,7 +27,13 @@ if TYPE_CHECKING:
 
 
 LABELS = {"app.kubernetes.io/name": "gpushare", "app.kubernetes.io/component": "node"}
-QUICK = FiguresTiming(every_s=0.01, longest_s=0.05, round_s=0.01, lasts_s=0.3, pods_s=0.05, refused_s=0.05, idle_s=0.01)
+
+
+class QuickFigures(AgentFigures):
+    """Read as often as a test wants."""
+
+    every_s, longest_s, round_s, lasts_s = 0.01, 0.05, 0.01, 0.3
+    pods_s, refused_s, idle_s = 0.05, 0.05, 0.01
 
 
 def page(used: int | None = 3000, name: str = "a", **more: Any) -> str:
@@ -80,12 +86,15 @@ class World:
     async def following(
         self,
         nodes: Callable[[], Iterable[str]],
-        timing: FiguresTiming = QUICK,
         namespace: str = "gpushare",
         in_view: Callable[[], Iterable[str]] = tuple,
+        **times: Any,
     ) -> AsyncIterator[AgentFigures]:
         async with Client(ClusterConfig(self.api.url)) as client:
-            figures = AgentFigures(client, namespace=namespace, timing=timing)
+            figures = QuickFigures(client, namespace=namespace)
+            for name, value in times.items():
+                assert hasattr(figures, name)
+                setattr(figures, name, value)
             following = asyncio.create_task(figures.follow(lambda: list(nodes()), self.take, lambda: list(in_view())))
             try:
                 yield figures
@@ -119,7 +128,7 @@ async def test_the_page_shows_what_agents_say_and_else_the_annotation(world: Wor
     world.agent("gpu-1", page(6500, over_since=SINCE))
     async with (
         Client(ClusterConfig(world.api.url)) as client,
-        served_by(client, figures=AgentFigures(client, timing=QUICK)) as shown,
+        served_by(client, figures=QuickFigures(client)) as shown,
         shown.live() as stream,
     ):
         now = await stream.until(lambda known: known["nodes"]["gpu-1"].get("use", {}).get("live"))
@@ -151,7 +160,7 @@ async def test_nothing_is_asked_while_nobody_looks_and_old_figures_are_given_up(
     world.agent("gpu-1", page())
     wanted: list[str] = []
     async with world.following(lambda: wanted):
-        await asyncio.sleep(5 * QUICK.idle_s)
+        await asyncio.sleep(5 * QuickFigures.idle_s)
         assert world.asked == []
         assert world.api.requests == []
         wanted.append("gpu-1")
@@ -164,19 +173,18 @@ async def test_only_agents_of_wanted_nodes_are_asked_and_few_at_a_time(world: Wo
     names = [f"gpu-{number:02}" for number in range(30)]
     for name in (*names, "unwanted"):
         world.agent(name, page())
-    async with world.following(lambda: names, replace(QUICK, lasts_s=60.0)):
+    async with world.following(lambda: names, lasts_s=60.0):
         await eventually(lambda: len([name for name in names if world.latest(name)]) == 30)
     assert "unwanted" not in world.asked
-    assert 1 <= world.most_at_once <= QUICK.at_once
+    assert 1 <= world.most_at_once <= QuickFigures.at_once
 
 
 async def test_a_cluster_that_is_too_large_has_the_nodes_in_view_read_and_says_so(world: World) -> None:
     names = [f"gpu-{number}" for number in range(9)]
     for name in names:
         world.agent(name, page())
-    timing = replace(QUICK, at_once=2, round_s=0.02, lasts_s=0.06)
     view = ["gpu-7", "nowhere", "gpu-5"]
-    async with world.following(lambda: names, timing, in_view=lambda: view) as figures:
+    async with world.following(lambda: names, in_view=lambda: view, at_once=2, round_s=0.02, lasts_s=0.06) as figures:
         await eventually(lambda: min(map(world.asked.count, ("gpu-7", "gpu-5", "gpu-0"))) > 3)
         assert figures.state.why == "9 nodes are too many to read all; 3 are read, those in view first"
         assert set(world.asked) == {"gpu-7", "gpu-5", "gpu-0"}
@@ -206,9 +214,9 @@ async def test_without_the_right_the_figures_are_the_nodes_own_until_it_is_given
 async def test_a_refusal_is_not_asked_for_again_and_again(world: World) -> None:
     world.agent("gpu-1", page())
     world.api.allowed = frozenset({("list", "pods")})
-    async with world.following(lambda: ["gpu-1"], replace(QUICK, refused_s=3600.0)) as figures:
+    async with world.following(lambda: ["gpu-1"], refused_s=3600.0) as figures:
         await eventually(lambda: figures.state.why)
-        await asyncio.sleep(10 * QUICK.round_s)
+        await asyncio.sleep(10 * QuickFigures.round_s)
         assert world.api.count("get", "pods/proxy") == 1
 
 
@@ -261,8 +269,7 @@ async def test_an_agent_that_hangs_holds_up_nobody_for_long_and_is_asked_rarely(
     world.agent("gpu-1", page())
     world.agent("gpu-2", page())
     world.api.fail(Hang(), resources=["pods/proxy"], times=1)
-    timing = replace(QUICK, answer_s=0.2, lasts_s=60.0)
-    async with world.following(lambda: ["gpu-1", "gpu-2"], timing) as figures:
+    async with world.following(lambda: ["gpu-1", "gpu-2"], answer_s=0.2, lasts_s=60.0) as figures:
         await eventually(lambda: figures.state.why or world.latest("gpu-1"))
         await eventually(lambda: world.latest("gpu-1") and world.latest("gpu-2"))
         await eventually(lambda: figures.state.why == "")
@@ -270,7 +277,7 @@ async def test_an_agent_that_hangs_holds_up_nobody_for_long_and_is_asked_rarely(
 
 async def test_an_agent_that_was_replaced_is_found(world: World) -> None:
     world.agent("gpu-1", page())
-    async with world.following(lambda: ["gpu-1"], replace(QUICK, lasts_s=60.0)):
+    async with world.following(lambda: ["gpu-1"], lasts_s=60.0):
         await eventually(lambda: world.latest("gpu-1") is not None)
         world.api.delete("pods", "agent-gpu-1", "gpushare")
         world.agent("gpu-1", page(77))
@@ -305,7 +312,7 @@ async def test_who_does_not_see_everything_is_told_no_name_of_an_agent(world: Wo
     callers = Users(all={""}, some={"default"})
     async with (
         Client(ClusterConfig(world.api.url)) as client,
-        served_by(client, callers=callers, figures=AgentFigures(client, timing=QUICK)) as shown,
+        served_by(client, callers=callers, figures=QuickFigures(client)) as shown,
     ):
         async with shown.live(Authorization=bearer("all")) as stream:
             known = await stream.until(lambda known: "why" in known["figures"])
@@ -322,7 +329,7 @@ async def test_who_sees_no_nodes_is_told_nothing_of_agents(world: World) -> None
 
     async with (
         Client(ClusterConfig(world.api.url)) as client,
-        served_by(client, callers=WithoutNodes(some={"default"}), figures=AgentFigures(client, timing=QUICK)) as shown,
+        served_by(client, callers=WithoutNodes(some={"default"}), figures=QuickFigures(client)) as shown,
         shown.live(Authorization=bearer("some")) as stream,
     ):
         known = await stream.until(lambda known: known)

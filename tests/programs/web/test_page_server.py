@@ -7,7 +7,7 @@ import json
 import socket
 import sys
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,7 +24,7 @@ from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus, write
 from gpu_device_plugin.programs.web.callers import Caller, LocalCallers, ReviewedCallers
 from gpu_device_plugin.programs.web.figures import AgentFigures, FiguresState
 from gpu_device_plugin.programs.web.page_state import MOST_WAITING
-from gpu_device_plugin.programs.web.streams import Streams, StreamTiming
+from gpu_device_plugin.programs.web.streams import Streams
 from gpu_device_plugin.programs.web.web_program import CONNECTIONS
 from gpu_device_plugin.programs.web.web_routes import HEADERS
 from gpu_device_plugin.testing.builders import GPU_MEM, container, node, pod
@@ -32,7 +32,7 @@ from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.reviews import Account
 from tests.cluster_double.troubles import Answer, Hang
 from tests.patience import eventually, stretched
-from tests.programs.web.harness import QUICK, Page, Stream, served, served_by
+from tests.programs.web.harness import Page, Stream, served, served_by
 from tests.reports import part, written
 
 if TYPE_CHECKING:
@@ -650,8 +650,7 @@ async def test_it_is_ready_once_the_cluster_was_read(api: ApiServer) -> None:
 async def test_a_stream_that_begins_before_the_cluster_was_read_is_told_anew(api: ApiServer) -> None:
     api.add(node("gpu-1", mem=15, count=1))
     api.black_hole()
-    timings = replace(QUICK, stream=replace(QUICK.stream, first_s=0.01))
-    async with served(api, timings=timings) as page, page.live() as stream:
+    async with served(api, first_s=0.01) as page, page.live() as stream:
         name, event = await stream.next()
         assert (name, event["nodes"], event["read"]["live"]) == ("cluster", [], False)
         api.heal()
@@ -733,7 +732,6 @@ async def test_a_stream_ends_when_nobody_says_for_long_what_its_reader_may_see(a
 
 async def test_a_right_that_ends_ends_the_stream_of_a_reader_who_is_slow(api: ApiServer) -> None:
     """The first event has many parts, of which the reader takes one."""
-    timing = StreamTiming(pulse_s=60, first_s=stretched(), rights_s=0, confirm_s=stretched())
     for number in range(3):
         api.add(node(f"gpu-{number}", mem=15, count=1))
     users = Users(ann={""})
@@ -741,7 +739,10 @@ async def test_a_right_that_ends_ends_the_stream_of_a_reader_who_is_slow(api: Ap
         await eventually(lambda: page.server.page_state.complete)
         caller = await users.caller("ann")
         assert caller is not None
-        events = await Streams(page.server.page_state, timing, chunk=1).events(caller, lambda: users.caller("ann"))
+        streams = Streams(
+            page.server.page_state, chunk=1, pulse_s=60, first_s=stretched(), rights_s=0, confirm_s=stretched()
+        )
+        events = await streams.events(caller, lambda: users.caller("ann"))
         assert (await anext(events)).startswith(b"event: cluster")
         assert b"gpu-1" in await anext(events)
         del users.namespaces["ann"]
@@ -761,8 +762,7 @@ async def test_nobody_waits_for_the_page_until_all_namespaces_are_asked_about(
         api.add(node(name, mem=30, count=2))
     api.add(bound("mine", 5, "gpu-1", namespace="a"))
     api.add(bound("theirs", 5, "gpu-2", namespace="b"))
-    timings = replace(QUICK, stream=replace(QUICK.stream, learn_s=0.01, rights_s=1000))
-    async with served(api, callers=SlowUsers(ann={"a"}), timings=timings) as page:
+    async with served(api, callers=SlowUsers(ann={"a"}), learn_s=0.01, rights_s=1000) as page:
         page.headers["Authorization"] = bearer("ann")
         await eventually(lambda: page.server.page_state.complete)
         async with page.live() as stream:
@@ -788,8 +788,7 @@ async def test_a_stream_goes_on_where_the_api_server_does_not_say_whose_pods_may
     SlowUser.answers.set()
     api.add(node("gpu-1", mem=30, count=2))
     api.add(bound("mine", 5, "gpu-1", namespace="a"))
-    timings = replace(QUICK, stream=replace(QUICK.stream, rights_s=1000))
-    async with served(api, callers=SlowUsers(ann={"a"}), timings=timings) as page:
+    async with served(api, callers=SlowUsers(ann={"a"}), rights_s=1000) as page:
         page.headers["Authorization"] = bearer("ann")
         await eventually(lambda: page.server.page_state.complete)
         async with page.live() as stream:
@@ -825,11 +824,9 @@ async def test_two_hundred_tenants_at_once_are_one_question_each_about_each_name
         rights = {("list", "nodes", ""), ("get", "pods", f"space-{number}")}
         api.accounts[f"tenant-{number}"] = Account(f"tenant-{number}", rights=rights)
     api.accounts["admin"] = Account("admin", rights={("list", "nodes", ""), ("get", "pods", "")})
-    stream = replace(QUICK.stream, learn_s=0.5, rights_s=1000)
-    timings = replace(QUICK, stream=stream, answer_s=stretched())
     async with (
         Client(ClusterConfig(api.url), connections=CONNECTIONS) as client,
-        served_by(client, callers=ReviewedCallers(client), timings=timings) as page,
+        served_by(client, callers=ReviewedCallers(client), answer_s=stretched(), learn_s=0.5, rights_s=1000) as page,
         AsyncExitStack() as stack,
     ):
         await eventually(lambda: page.server.page_state.complete)
@@ -856,10 +853,9 @@ async def test_two_hundred_tenants_at_once_are_one_question_each_about_each_name
 async def test_a_request_does_not_wait_for_ever_for_the_api_server(api: ApiServer) -> None:
     api.accounts["t"] = Account("ann")
     api.fail(Hang(), resources=["subjectaccessreviews"])
-    timings = replace(QUICK, answer_s=0.1)
     async with (
         Client(ClusterConfig(api.url)) as client,
-        served_by(client, callers=ReviewedCallers(client), timings=timings) as page,
+        served_by(client, callers=ReviewedCallers(client), answer_s=0.1) as page,
     ):
         assert await page.get("api/v1/live", Authorization=bearer("t")) == (
             502,
@@ -875,7 +871,7 @@ async def test_of_many_streams_that_begin_at_once_one_writes_at_a_time(api: ApiS
         await eventually(lambda: page.server.page_state.complete)
         caller = await users.caller("ann")
         assert caller is not None
-        streams = Streams(page.server.page_state, StreamTiming())
+        streams = Streams(page.server.page_state)
         events = [await streams.events(caller, lambda: users.caller("ann")) for _ in range(20)]
         turn = 0
         written: list[int] = []

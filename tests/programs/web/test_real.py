@@ -14,7 +14,7 @@ from gpu_device_plugin.cluster.objects.decoding import NODES, PODS, ObjectKind
 from gpu_device_plugin.programs.web.callers import ReviewedCallers
 from gpu_device_plugin.testing.builders import GPU_MEM, container, pod
 from tests.patience import REAL_S
-from tests.programs.web.harness import QUICK, Page, Stream, served_by
+from tests.programs.web.harness import Page, Stream, served_by
 from tests.programs.web.test_kubeconfig import Command, Home, running
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ async def test_the_page_over_a_real_cluster(real: RealServer, home: Home, tmp_pa
             assert "the right to list nodes in the whole cluster" in shown["notes"][0].lower()
             assert "the right to list pods in the namespace default" in shown["notes"][1].lower()
 
-        async with served_by(client, callers=ReviewedCallers(client), mode="cluster", timings=QUICK) as page:
+        async with served_by(client, callers=ReviewedCallers(client), mode="cluster") as page:
             await tokens_of_the_cluster(page)
 
 

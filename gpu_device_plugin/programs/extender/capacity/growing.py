@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.writers.events import EventWriter
     from gpu_device_plugin.core.capacity.node_kinds import Needs
     from gpu_device_plugin.core.capacity.terms import Terms
+    from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.programs.extender.capacity.known_kinds import KnownKinds
     from gpu_device_plugin.programs.extender.capacity.waiters import Waiter, Waiters
     from gpu_device_plugin.programs.extender.controller_context import ControllerContext
-    from gpu_device_plugin.programs.extender.followed import Followed, FollowedNode
+    from gpu_device_plugin.programs.extender.followed import Followed
 
     _Node: TypeAlias = tuple[Wanted, Sequence[Waiter]]
     """A new node, and the pods that it is for."""
@@ -154,14 +155,17 @@ class Grower:
         self._guessed = {asker: before.get(asker, other) for asker in askers}
         return [(Wanted(terms, other), pods) for terms, pods in found.items()]
 
-    def _young_nodes(self) -> Iterator[tuple[FollowedNode, NodeKind | None]]:
+    def _young_nodes(self) -> Iterator[tuple[NodeRecord, NodeKind | None]]:
         """Yield the nodes that may still be starting, each as it is now; None: its agent does not list GPUs yet."""
         for itself in self._followed.young(self._context.wall() - self._node_start_s):
             node = self._context.fleet.candidates.get(itself.name)
             if node is None or not node.rooms or node.gpus.problem:
                 yield itself, None
             else:
-                yield itself, NodeKind(node, itself.labels, lasting(itself.taints), itself.others)
+                yield (
+                    itself,
+                    NodeKind(node=node, labels=itself.labels, taints=lasting(itself.taints), others=itself.others),
+                )
 
     # --- Nodes that came in vain --------------------------------------------------------------------------------------
 
@@ -207,7 +211,7 @@ class Grower:
         _log.warning("a new node did not help", extra={"pod": str(waiter), "why": note})
 
 
-def _takes(node: FollowedNode) -> bool:
+def _takes(node: NodeRecord) -> bool:
     """Return whether kube-scheduler can place pods on a node whose agent lists GPUs."""
     return node.open and node.offers and all(taint.key != STARTUP_TAINT for taint in node.taints)
 
@@ -231,7 +235,7 @@ async def _packed(
 
 
 async def _without(
-    nodes: Sequence[_Node], starting: Iterable[FollowedNode], kinds: Sequence[NodeKind]
+    nodes: Sequence[_Node], starting: Iterable[NodeRecord], kinds: Sequence[NodeKind]
 ) -> Sequence[_Node]:
     """Leave out of the wanted nodes what new ones may be whose agents do not list their GPUs yet."""
     left = list(nodes)

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.client.answers import ApiAnswer
     from gpu_device_plugin.core.capacity.movable import Move, Resident, Residents
+    from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.programs.extender.controller_context import ControllerContext
-    from gpu_device_plugin.programs.extender.followed import Followed, FollowedNode
+    from gpu_device_plugin.programs.extender.followed import Followed
 
     Changes = Mapping[str, str | None]
 
@@ -61,7 +62,7 @@ class Keeper:
     _followed: Followed
     latest: Leaving = field(default_factory=Leaving, init=False)
     """The latest decision, without the nodes that had to be marked since: what is in force for all without a mark."""
-    _written: dict[str, FollowedNode] = field(default_factory=dict, init=False)
+    _written: dict[str, NodeRecord] = field(default_factory=dict, init=False)
     """By name, nodes as they were written last, until the watch shows them so."""
     _doubted: dict[str, str] = field(default_factory=dict, init=False)
     """By name of a node, the version on which the removal of its mark got no answer, and may still be made."""
@@ -161,7 +162,7 @@ class Keeper:
         nodes = ((self._as_is(name), why) for name, why in reasons.items())
         return [(node.name, why) for node, why in nodes if node is not None and self._change(node, why)]
 
-    def _change(self, node: FollowedNode, why: str) -> Changes:
+    def _change(self, node: NodeRecord, why: str) -> Changes:
         notes, latest = node.annotations, self.latest
         if why:
             # In doubt it is written again, so that a removal of that state of the node cannot be made any more.
@@ -170,7 +171,7 @@ class Keeper:
         may_go = node.name in latest.may_go or not (node.name in latest.stay or self._context.fleet.on_node(node.name))
         return let_go(notes) if may_go else {}
 
-    def _as_is(self, name: str) -> FollowedNode | None:
+    def _as_is(self, name: str) -> NodeRecord | None:
         """Return a node as it was written or seen last, whichever is newer; None: it is gone."""
         seen, written = self._followed.nodes.get(name), self._written.get(name)
         if (
@@ -219,7 +220,7 @@ class Keeper:
             _log.info("a node is kept from autoscalers", extra={"node": name, "why": why})
         return True
 
-    def _noted(self, node: FollowedNode, answer: ApiAnswer) -> FollowedNode:
+    def _noted(self, node: NodeRecord, answer: ApiAnswer) -> NodeRecord:
         meta = answer.read(read_metadata)
         notes = {key: text for key, text in (meta.annotations or {}).items() if key in {KEPT_NODE, *KEEPS}}
         self._written[node.name] = now = replace(node, annotations=notes, resource_version=meta.resource_version)

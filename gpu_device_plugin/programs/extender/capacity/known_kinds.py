@@ -172,4 +172,4 @@ def read_kind(text: str) -> NodeKind | None:
         node = candidate("", read_node_gpus(kept.gpus), (), kept.allocatable)
     except (msgspec.DecodeError, RecursionError, MalformedAnnotationError):
         return None
-    return NodeKind(node, kept.labels, kept.taints, frozenset(kept.others))
+    return NodeKind(node=node, labels=kept.labels, taints=kept.taints, others=frozenset(kept.others))

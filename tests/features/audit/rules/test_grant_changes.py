@@ -15,6 +15,7 @@ from gpu_device_plugin.model.gpus import Gpu, Inventory
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.pods import Owner, Pod
 from gpu_device_plugin.model.shares import Shares
+from tests.features.audit.records import record_of
 from tests.mig import inventory, mig_node
 from tests.nodes import uuid
 
@@ -42,7 +43,7 @@ def test_a_grant_names_pod_owner_gpu_and_shares() -> None:
         AuditKind.GRANTED, "n1", "ml", "web-0", "a", "StatefulSet", "web", "main", uuid(0),
         SHARES.gpus[0].gpu.product, 16384, shares=4, share_mib=1024, memory_mib=4096, whole=False, began=T0,
     )  # fmt: skip
-    assert AuditRecord.of(found.attributes()) == found
+    assert record_of(found.attributes()) == found
 
 
 def test_a_whole_gpu_has_all_its_shares() -> None:

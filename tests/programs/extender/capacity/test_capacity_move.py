@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
-from gpu_device_plugin.features.audit.contract import LOGGER, AuditKind, AuditRecord
+from gpu_device_plugin.features.audit.contract import LOGGER, AuditKind
 from gpu_device_plugin.model.contract.keys import HELD_ROOM, MOVE_TO
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.testing import builders
 from tests.cluster_double import owned as owned_objects
 from tests.cluster_double.troubles import Answer
+from tests.features.audit.records import record_of
 from tests.patience import rounds
 from tests.programs.extender.capacity.capacity_world import (
     GRANTED,
@@ -103,8 +104,7 @@ async def test_a_pod_may_be_moved_within_its_node(caplog: pytest.LogCaptureFixtu
         wants(w, "p", "a", gpu=1)
         assert await replaced(w, "p", "p-2") == "a"
         assert w.places("p-2") == {1: 4}
-    (record,) = [AuditRecord.of(vars(each)) for each in caplog.records if each.name == LOGGER]
-    assert record is not None
+    (record,) = [record_of(vars(each)) for each in caplog.records if each.name == LOGGER]
     assert (record.kind, record.pod, record.node, record.to_node) == (AuditKind.MOVED, "p", "a", "a")
     assert record.owner_kind == "ReplicaSet"
 

@@ -12,12 +12,12 @@ import pytest
 from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.client.errors import ForbiddenError, UnavailableError
-from gpu_device_plugin.cluster.objects.decoding import NodeRecord
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.contract.moves import HeldRoom, write_held
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.model.contract.keys import ALLOCATION, HELD_ROOM
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Container, ContainerKind, Owner, Pod
 from gpu_device_plugin.model.resources import Kind

@@ -13,12 +13,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gpu_device_plugin.cluster.client.answers import ApiAnswer
 from gpu_device_plugin.cluster.client.errors import ApiError, Call, ForbiddenError, UnavailableError
-from gpu_device_plugin.cluster.objects.decoding import NodeRecord
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.contract.moves import HeldRoom, read_held
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.model.contract.keys import HELD_ROOM
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Owner, Pod
 from gpu_device_plugin.model.resources import Kind
