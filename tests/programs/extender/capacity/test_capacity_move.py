@@ -76,10 +76,6 @@ async def test_a_pod_is_moved_to_the_gpu_that_was_named() -> None:
         assert w.only.free("b") == [6, 4]
 
 
-def leads(running: Running) -> bool:
-    return running.extender.capacity._term is not None
-
-
 async def test_a_pod_is_moved_to_the_gpu_that_was_named_also_where_another_pod_has_just_ended() -> None:
     """Its GPU is closed to pods with whole GPUs for a while, and open to others; it is not the GPU that is held."""
     async with capacity_world(timings=replace(QUICK, settle_s=1000)) as w:
