@@ -76,6 +76,11 @@ class NodeRecord:
         return any(taint.key in _GOING for taint in self.taints)
 
     @property
+    def draining(self) -> bool:
+        """Whether it is cordoned, or an autoscaler is about to remove it."""
+        return self.unschedulable or self.going
+
+    @property
     def open(self) -> bool:
         """Whether pods may come to it."""
-        return self.ready and not self.unschedulable and not self.going
+        return self.ready and not self.draining

@@ -35,7 +35,7 @@ def pods(asked: Ask, number: int = 1, amounts: Amounts = NO_AMOUNTS, on: int | N
 
 
 def kinds_of(nodes: Iterable[Candidate]) -> list[NodeKind]:
-    return [NodeKind(node, {"place": str(place)}) for place, node in enumerate(nodes)]
+    return [NodeKind(node=node, labels={"place": str(place)}) for place, node in enumerate(nodes)]
 
 
 def number(
