@@ -257,7 +257,7 @@ class Resizes:
     async def run(
         self, term: Callable[[], Awaitable[Hashable | None]], catch_up: Callable[[], Awaitable[None]]
     ) -> NoReturn:
-        """Answer wishes while there is a `term` (see `Leadership.term`). Ends only by cancellation.
+        """Answer wishes while there is a `term` (see `Readiness.active_term`). Ends only by cancellation.
 
         `catch_up` returns once the fleet has all bindings that other extenders have made; it raises ApiError or
         TimeoutError.
