@@ -23,7 +23,7 @@ from gpu_device_plugin.programs.extender.binding import LATEST_COMMIT_S, Binding
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container
 from gpu_device_plugin.testing.cluster.cluster_kinds import PODS, StatusError
-from gpu_device_plugin.testing.cluster.cluster_store import Store
+from tests.cluster_double.store import Store
 from tests.cluster_double.troubles import Answer, Late
 from tests.programs.extender.harness import HASTY, held, world
 from tests.resources import RESOURCES
